@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.schedule import Schedule
     from nsqext.broker.engine.storage.delayed_queue import Delayed, Journal
     from nsqext.broker.engine.storage.memory_budget import MemoryBudget
-    from nsqext.broker.engine.storage.segments import Recovery
+    from nsqext.broker.engine.storage.recovery import Recovery
 
 __all__ = ("NewMessage", "Partition", "PartitionOptions", "Stored")
 

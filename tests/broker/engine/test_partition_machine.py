@@ -54,7 +54,7 @@ def full_disk(takes: int = 0) -> Iterator[None]:
 
     with (
         patch("nsqext.broker.engine.storage.segments.os.write", fill),
-        patch("nsqext.broker.engine.storage.segments.write_atomically", refuse),
+        patch("nsqext.broker.engine.storage.segment_files.write_atomically", refuse),
         patch("nsqext.broker.engine.storage.partition_store.write_atomically", refuse),
     ):
         yield

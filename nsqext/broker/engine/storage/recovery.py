@@ -1,4 +1,4 @@
-"""Read the files of a queue after a restart: find the end, and the whole records behind damaged bytes.
+"""Find the whole records in the bytes of a file: its end, and those behind damaged bytes.
 
 Only bytes behind the last known end of the queue may be torn: a record that was never acknowledged. Everything else
 that cannot be read is damage. It is reported, the damaged file is kept, and reading continues at the next whole record.

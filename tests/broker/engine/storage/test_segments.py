@@ -180,7 +180,7 @@ def test_a_failed_restart_changes_nothing(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("nsqext.broker.engine.storage.segments.write_atomically", refuse)
+        patch.setattr("nsqext.broker.engine.storage.segment_files.write_atomically", refuse)
         with pytest.raises(Refusal, match="No space left"):
             bench.partition.log.restart(3200, 100)
     bench.publish("m1")

@@ -1,0 +1,237 @@
+"""Read the files of a queue when it is opened, repair them, and report what is lost.
+
+A torn end is cut off. A file with damaged bytes is split into one file per run of whole records, and a copy of it is
+kept. A file whose begin is unknown, or that overlaps with another one, is renamed and kept. Records that are missing
+between two files are reported once: the begin of the later file then says where the queue ended before it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from nsqext.broker.engine.storage.recovery import Recovery, Run, keep_aside, scan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from nsqext.broker.engine.storage.log import Entry
+    from nsqext.broker.engine.storage.segment_files import SegmentFile, SegmentFolder
+
+__all__ = ("SegmentRecovery",)
+
+_LOG = logging.getLogger(__name__)
+_CHUNK = 1024
+
+
+class SegmentRecovery:
+    """The files of a queue while it is opened.
+
+    Args:
+        folder: the files.
+        recovery: records what is found.
+        known_end: offset and number of messages where the queue ended at least; only bytes behind it may be torn.
+
+    Attributes:
+        files: the files of the queue in the order of their offsets, once `read` has ended.
+        last_number: the largest number of a file; -1 for none.
+        end: offset behind the last record, and messages up to there.
+    """
+
+    def __init__(self, folder: SegmentFolder, recovery: Recovery, known_end: tuple[int, int]) -> None:
+        self.files: list[SegmentFile] = []
+        self.last_number: int = -1
+        self.end: tuple[int, int] = (0, 0)
+        self._folder = folder
+        self._recovery = recovery
+        self._known_end = known_end
+        self._missing: list[SegmentFile] = []
+        self._read = (-1, -1)  # offset behind the records that were read, and messages up to there
+        self._scanned = ""  # the file that was read last
+        self._accounted = 0  # offset up to which lost bytes were counted
+
+    def read(self, begins: Mapping[int, tuple[int, int]]) -> Iterator[list[Entry]]:
+        """Return all records in runs; an offset that does not follow on the last one stands for lost records.
+
+        Everything but whole files is logged.
+
+        Args:
+            begins: offset and number of messages at which files begin, by their numbers, where that is known.
+        """
+        numbers = self._folder.numbers()
+        self.last_number = max(numbers, default=-1)
+        self._missing = self._missing_files(numbers)
+        for file in self._with_begins(numbers, begins):
+            if file.offset < self.end[0]:
+                self._set_aside(file, "overlaps with the file before it")
+                continue
+            before = self._read[0]
+            if self._note_gap(file.offset, file.count, file.follows) and before >= 0:
+                file.follows = before
+                self._folder.write_begin(file)
+            for run in self._scan(file, before):
+                self._recovery.messages += len(run.entries)
+                for first in range(0, len(run.entries), _CHUNK):
+                    yield run.entries[first : first + _CHUNK]
+                last = run.entries[-1]
+                self.end = last.offset + last.size, last.count
+                self._read = max(self._read, self.end)
+        self._note_end(was_empty=not numbers)
+
+    # Begins of files
+
+    def _with_begins(self, numbers: list[int], begins: Mapping[int, tuple[int, int]]) -> list[SegmentFile]:
+        """Return the files in the order of their offsets; a file whose begin is unknown is renamed and kept."""
+        files: dict[int, SegmentFile] = {}
+        for number in numbers:
+            base = self._folder.base_path(number)
+            try:
+                files[number] = self._folder.read_begin(number)
+            except (OSError, ValueError, TypeError, KeyError) as error:
+                kept = keep_aside(base, "damaged", move=True) if base.exists() else base
+                self._recovery.damaged_files.append(kept.name)
+                file = self._follow(number, files.get(number - 1), begins.get(number))
+                if file is None:
+                    self._set_aside(self._folder.file(number, 0, 0), "begins at an unknown offset")
+                    continue
+                files[number] = file
+                _LOG.warning("%s cannot be read (%r); the records begin at offset %d", base, error, file.offset)
+                self._folder.write_begin(file)
+        return sorted(files.values(), key=lambda file: file.offset)
+
+    def _follow(self, number: int, before: SegmentFile | None, begin: tuple[int, int] | None) -> SegmentFile | None:
+        """Return a file that begins at a known position, or where the one before it ends; None if both are unknown."""
+        if begin is not None:
+            return self._folder.file(number, *begin)
+        if before is not None:
+            runs, size = scan(before.path.read_bytes(), (before.offset, before.count), self._folder.partition)
+            count = runs[-1].count + len(runs[-1].entries) if runs else before.count
+            return self._folder.file(number, before.offset + size, count)
+        if number == 0:
+            return self._folder.file(number, 0, 0)
+        return None
+
+    def _set_aside(self, file: SegmentFile, reason: str) -> None:
+        """Rename a file that cannot be a part of the queue."""
+        kept = keep_aside(file.path, "lost", move=True)
+        self._recovery.damaged_files.append(kept.name)
+        _LOG.warning("%s %s; renamed to %s", file.path, reason, kept.name)
+
+    def _missing_files(self, numbers: list[int]) -> list[SegmentFile]:
+        """Return the files of which only the begin is stored; it is renamed and kept."""
+        missing = []
+        for number in self._folder.numbers("base.json"):
+            self.last_number = max(self.last_number, number)
+            if number not in numbers:
+                missing.append(self._begin_of_missing(number))
+        return sorted(missing, key=lambda file: file.offset)
+
+    def _begin_of_missing(self, number: int) -> SegmentFile:
+        try:
+            file = self._folder.read_begin(number)
+        except (OSError, ValueError, TypeError, KeyError):
+            file = self._folder.file(number, 0, 0)
+        keep_aside(self._folder.base_path(number), "lost", move=True)
+        return file
+
+    # Lost records
+
+    def _note_gap(self, offset: int, count: int, follows: int = -1) -> bool:
+        """Report that records before a position are lost, and the file that had them.
+
+        Args:
+            offset: the position.
+            count: messages before it.
+            follows: where the queue ended before a gap that was reported earlier; -1 without one.
+
+        Returns:
+            Whether there is a gap that was not reported earlier.
+        """
+        gone = [file for file in self._missing if file.offset < offset]
+        self._missing = self._missing[len(gone) :]
+        if self._read == (-1, -1):
+            self._read = (gone[0].offset, gone[0].count) if gone else (offset, count)
+        self._accounted = max(self._accounted, self._read[0])
+        lost, messages = max(offset - self._accounted, 0), max(count - self._read[1], 0)
+        is_known = follows == self._read[0]
+        self._read, self._accounted = max(self._read, (offset, count)), max(self._accounted, offset)
+        if is_known or not (lost or messages or gone):
+            return False
+        recovery, names = self._recovery, [file.path.name for file in gone]
+        recovery.lost_bytes += lost
+        recovery.lost_messages += messages
+        if not names and self._scanned and not any(name.startswith(self._scanned) for name in recovery.damaged_files):
+            names = [self._scanned]
+        recovery.damaged_files += names
+        _LOG.warning(
+            "%s: %d bytes with %d messages before offset %d are missing%s",
+            self._folder, lost, messages, offset, f", of {', '.join(names)}" if names else "",
+        )  # fmt: skip
+        return True
+
+    def _note_end(self, *, was_empty: bool) -> None:
+        """Report records and files that are missing at the end of the queue."""
+        end, messages = self._known_end
+        if was_empty and end:
+            _LOG.warning("%s: all files of the queue are missing; it had %d messages", self._folder.path, messages)
+            if not self._missing:
+                self._recovery.lost_bytes += end
+                return
+        self._note_gap(end, messages)
+        for file in self._missing:
+            _LOG.warning("%s is missing; nothing is known of its messages", file.path)
+
+    # Damaged bytes
+
+    def _scan(self, file: SegmentFile, before: int) -> list[Run]:
+        """Read a file and repair it: a torn end is cut off; damaged bytes split the file, and a copy of it is kept.
+
+        Args:
+            file: the file.
+            before: where the queue ended before it; -1 for the first file.
+        """
+        data = file.path.read_bytes()
+        self._scanned = file.path.name
+        runs, end = scan(data, (file.offset, file.count), self._folder.partition)
+        torn = len(data) - end
+        starts_late = bool(runs) and runs[0].position > 0
+        if len(runs) > 1 or starts_late or (torn > 0 and file.offset + end < self._known_end[0]):
+            self._note_damage(file, data, runs)
+            self._split(file, data, runs, before)
+            return runs
+        file.size = end
+        if torn:
+            os.truncate(file.path, end)
+            self._recovery.torn_file, self._recovery.torn_bytes = file.path.name, torn
+            _LOG.warning(
+                "%s: removed a torn record of %d bytes at the end, which was not acknowledged", file.path, torn
+            )
+        self.files.append(file)
+        return runs
+
+    def _note_damage(self, file: SegmentFile, data: bytes, runs: list[Run]) -> None:
+        """Report a damaged file, and keep a copy of it."""
+        kept = keep_aside(file.path, "damaged", move=False)
+        self._recovery.damaged_files.append(kept.name)
+        self._accounted = file.offset + len(data)
+        messages = runs[-1].entries[-1].count - file.count - sum(len(run.entries) for run in runs) if runs else 0
+        lost = len(data) - sum(run.end - run.position for run in runs)
+        self._recovery.lost_bytes += lost
+        self._recovery.lost_messages += messages
+        _LOG.warning(
+            "%s is damaged: %d bytes with about %d messages are lost, %d messages are readable; the file is kept as %s",
+            file.path, lost, messages, sum(len(run.entries) for run in runs), kept.name,
+        )  # fmt: skip
+
+    def _split(self, file: SegmentFile, data: bytes, runs: list[Run], before: int) -> None:
+        """Replace a damaged file by one file per run; they are written before the damaged one is removed."""
+        for run in runs:
+            self.last_number += 1
+            part = self._folder.file(self.last_number, file.offset + run.position, run.count, run.end - run.position)
+            if before not in (-1, part.offset):
+                part.follows = before
+            before = part.end
+            self._folder.write(part, data[run.position : run.end])
+            self.files.append(part)
+        self._folder.remove(file)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from nsqext.client.consumer.handlers.batches import BatchHandler
 from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues, FailurePolicy
 from nsqext.client.consumer.handlers.in_flight import HeldMessages, touch_due
-from nsqext.client.consumer.handlers.key_lanes import KeyLaneOwner, KeyLanes, key_reader
+from nsqext.client.consumer.handlers.key_lanes import KeyLanes
+from nsqext.client.consumer.handlers.lane_owner import KeyLaneOwner
+from nsqext.client.consumer.handlers.message_key import key_reader
 from nsqext.client.consumer.handlers.message_queue import MessageQueue
 from nsqext.client.consumer.handlers.stall import StallWatch
 from nsqext.client.consumer.handlers.workers import Workers
@@ -216,7 +218,7 @@ class MessageDispatcher:
             if message.answered or message.in_order or message.expired:
                 continue
             if isinstance(message.owner, KeyLaneOwner):
-                message.owner.send_requeue([message])
+                message.owner.send_requeue(message)
             else:
                 message.requeue_now(0.0, backoff=False)
         self.held.requeue()

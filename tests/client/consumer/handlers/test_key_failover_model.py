@@ -22,7 +22,8 @@ from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.options import PartitionOptions
 from nsqext.broker.engine.partition import NewMessage, Partition
 from nsqext.client.consumer.handlers.in_flight import touch_due
-from nsqext.client.consumer.handlers.key_lanes import KeyLanes, key_reader
+from nsqext.client.consumer.handlers.key_lanes import KeyLanes
+from nsqext.client.consumer.handlers.message_key import key_reader
 from nsqext.client.consumer.message import Message
 from nsqext.client.consumer.options import DeliveryOptions
 from nsqext.errors import MessageNotInFlight

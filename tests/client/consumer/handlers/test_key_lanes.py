@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any
-
 import anyio
 import pytest
 
 from nsqext.client.consumer.handlers import key_lanes
-from nsqext.client.consumer.handlers.key_lanes import KeyLanes, key_reader, lane_number
+from nsqext.client.consumer.handlers.key_lanes import KeyLanes
+from nsqext.client.consumer.handlers.message_key import key_reader
 from nsqext.client.consumer.handlers.partition_order import is_lost
 from nsqext.client.consumer.message import Message
 from nsqext.client.consumer.options import DeliveryOptions
-from nsqext.dispatch import position_of
 from nsqext.errors import InvalidInput, MessageNotInFlight
-from nsqext.protocol.messages import EXT_JSON
 
 
 class Owner:
@@ -543,15 +539,6 @@ def test_messages_lost_to_other_consumers_are_bounded() -> None:
         assert (("reset", b"") in bench.owner.commands) == (number == 6)
 
 
-def test_lanes_divide_the_keys_of_one_consumer_evenly() -> None:
-    """A consumer of a key_failover channel serves a part of the hash space, and uses all of its lanes."""
-    keys = [b"key-%d" % number for number in range(4000)]
-    mine = [key for key in keys if position_of(key) < 1 << 30]
-    counts = Counter(lane_number(key, 8) for key in mine)
-    assert len(counts) == 8
-    assert max(counts.values()) < 1.4 * len(mine) / 8
-
-
 @pytest.mark.anyio
 async def test_no_message_is_handed_out_after_the_stop() -> None:
     bench = Bench(1)
@@ -582,37 +569,12 @@ async def test_remaining_messages_are_requeued_with_the_rest_of_their_delay() ->
     assert a1.answered
 
 
-def test_a_key_that_cannot_be_had_is_an_error() -> None:
+def test_a_key_function_that_fails_is_an_error() -> None:
     bench = Bench()
     bench.lanes = KeyLanes(2, key_reader(lambda message: {b"good": "k"}[message.body]), bench.clock, DeliveryOptions())
     with pytest.raises(InvalidInput, match="must return str, bytes or None"):
         bench.put("good", "bad", "good")
     assert [message.body for message in bench.lanes.queued()] == [b"good"]
-
-
-@pytest.mark.parametrize(
-    ("header", "key"),
-    [
-        (b'{"##key":"ann"}', b"ann"),
-        (b'{"##key":7}', b"7"),
-        (b'{"##key":true}', b"id"),
-        (b'{"##key":""}', b"id"),
-        (b'{"other":"x"}', b"id"),
-        (b"[1]", b"id"),
-        (b"broken", b"id"),
-    ],
-)
-def test_the_key_in_a_header(header: bytes, key: bytes) -> None:
-    message = Message(Owner())
-    message.id, message.header, message.version = b"id", header, EXT_JSON
-    assert key_reader("##key")(message) == key
-
-
-@pytest.mark.parametrize(("value", "key"), [("ä", "ä".encode()), (b"x", b"x"), (None, b"id")])
-def test_the_key_by_a_function(value: Any, key: bytes) -> None:
-    message = Message(Owner())
-    message.id = b"id"
-    assert key_reader(lambda _: value)(message) == key
 
 
 @pytest.mark.anyio

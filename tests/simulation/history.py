@@ -116,7 +116,8 @@ class History:
         rdy_exceeded: messages that a node sent beyond the RDY count of a connection.
         samples: time, and numbers of tasks, sockets and sessions, while clients ran.
         recreated: the topic ``recreated`` was deleted and created again, its messages were lost.
-        due: topic, channel and body of the messages that were stored, or whose handler raised, and not handled so far.
+        due: messages that were not handled so far: topic, channel and body of what was stored, with partition and id of
+            what was delivered.
     """
 
     on_unknown: Literal["retry", "raise"] = "retry"
@@ -137,8 +138,8 @@ class History:
     rdy_exceeded: list[str] = field(factory=list)
     samples: list[tuple[float, int, int, int]] = field(factory=list)
     recreated: bool = False
-    due: dict[tuple[str, str, bytes], None] = field(factory=dict)
-    _handled: set[tuple[str, str, bytes]] = field(factory=set)
+    due: dict[tuple[str | bytes | int, ...], None] = field(factory=dict)
+    _handled: set[tuple[str | bytes | int, ...]] = field(factory=set)
 
     def missing(self) -> int:
         """Return how many deliveries are due, of a history that was not noted with `stored` and `handled`."""
@@ -167,15 +168,19 @@ class History:
         if self.is_of_new_topic(publish) and place not in self._handled:
             self.due[place] = None
 
-    def failed(self, delivery: Delivery) -> None:
-        """Note that a handler raised: its channel has to deliver the message again, whatever its publisher knows."""
-        place = delivery.topic, delivery.channel, delivery.body
-        promised = any((channel.topic, channel.name) == place[:2] for channel in self.channels)
-        if promised and place not in self._handled:
-            self.due[place] = None
+    def begun(self, delivery: Delivery) -> None:
+        """Note that a handler begins: a message is due until a handler returns, also a copy of one that was handled."""
+        self.deliveries.append(delivery)
+        promised = any((channel.topic, channel.name) == (delivery.topic, delivery.channel) for channel in self.channels)
+        if promised and self._copy(delivery) not in self._handled:
+            self.due[self._copy(delivery)] = None
 
     def handled(self, delivery: Delivery) -> None:
         """Note that a handler returned."""
-        place = delivery.topic, delivery.channel, delivery.body
-        self._handled.add(place)
-        self.due.pop(place, None)
+        for place in ((delivery.topic, delivery.channel, delivery.body), self._copy(delivery)):
+            self._handled.add(place)
+            self.due.pop(place, None)
+
+    @staticmethod
+    def _copy(delivery: Delivery) -> tuple[str, str, bytes, int, int]:
+        return delivery.topic, delivery.channel, delivery.body, delivery.partition, delivery.message_id

@@ -116,11 +116,18 @@ class Schedule:
                     history.disturbances.append((began, world.now))
             await operators.resume_channels()
             await self._publish_afterwards()
-            with anyio.move_on_after(DRAIN):
-                while history.due:  # noqa: ASYNC110 - handlers write the history
-                    await anyio.sleep(0.25)
-                await anyio.sleep(2.0)
+            await self._drain()
         history.left_over += await self._leftovers()
+
+    async def _drain(self) -> None:
+        """Wait until all messages are handled; give up when nothing was handled for DRAIN seconds."""
+        history, world = self.history, self.world
+        fewest, since = len(history.due), world.now
+        while history.due and world.now < since + DRAIN:
+            await anyio.sleep(0.25)
+            if len(history.due) < fewest:
+                fewest, since = len(history.due), world.now
+        await anyio.sleep(2.0)
 
     async def _create_topics(self) -> None:
         history, cluster, plan = self.history, self.world.cluster, self.plan
@@ -196,7 +203,7 @@ class Schedule:
                 message.attempts,
                 world.now,
             )
-            history.deliveries.append(delivery)
+            history.begun(delivery)
             self._check_headers(message)
             try:
                 chance = random.random()
@@ -208,7 +215,6 @@ class Schedule:
                     await anyio.sleep(random.uniform(1.0, 8.0))
                 if random.random() < self._failing:
                     delivery.outcome = "raised"
-                    history.failed(delivery)
                     if "delays" in self.plan.habits:
                         raise Requeue(delay=random.choice((0.0, 0.3, 2.0)))
                     raise HandlerFailed

@@ -90,7 +90,7 @@ class Anchors:
         self._times = (
             parse_times(options.starting_offsets_by_timestamp, "startingOffsetsByTimestamp")
             if options.starting_offsets_by_timestamp is not None
-            else {}
+            else None
         )
         self._starting = starting_offsets_of(options)
         self._reset = options.reset_channel
@@ -154,12 +154,8 @@ class Anchors:
     async def _start(self, key: Key, bounds: Bounds) -> int:
         topic, partition = key
         if self._starting is None:
-            times = self._times.get(topic, {})
-            if self._times and partition not in times:
-                raise InvalidSetting(
-                    "startingOffsetsByTimestamp has no time for this partition", topic=topic, partition=partition
-                )
-            count = await self._admin.bounds.count_at(topic, partition, times.get(partition, self._timestamp or 0))
+            since = self._timestamp or 0 if self._times is None else self._times.of(topic, partition)
+            count = await self._admin.bounds.count_at(topic, partition, since)
         else:
             count = _start_count(self._starting, topic, partition, bounds)
         if count < bounds.start and self._strict:
@@ -181,8 +177,9 @@ class Anchors:
                     raise InvalidPartition(
                         "the option assign has a partition that does not exist", topic=topic, partition=partition
                     )
-        if self._starting is not None:
-            self._starting.check(read)
+        for spec in (self._starting, self._times):
+            if spec is not None:
+                spec.check(read)
 
     async def create(self, key: Key, count: int) -> None:
         """Create the anchor of a partition that has none.

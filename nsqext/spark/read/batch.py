@@ -100,8 +100,8 @@ class _Limits:
     ending: OffsetSpec | None
     since: int | None
     until: int | None
-    since_by_partition: Mapping[str, Mapping[int, int]]
-    until_by_partition: Mapping[str, Mapping[int, int]]
+    since_by_partition: OffsetSpec | None
+    until_by_partition: OffsetSpec | None
 
     @classmethod
     def of(cls, options: SourceOptions) -> _Limits:
@@ -119,34 +119,27 @@ class _Limits:
             else None,
             options.starting_timestamp,
             options.ending_timestamp,
-            parse_times(since, "startingOffsetsByTimestamp") if since is not None else {},
-            parse_times(until, "endingOffsetsByTimestamp") if until is not None else {},
+            parse_times(since, "startingOffsetsByTimestamp") if since is not None else None,
+            parse_times(until, "endingOffsetsByTimestamp") if until is not None else None,
         )
 
     def times(self, topic: str, partition: int) -> tuple[int | None, int | None]:
         """Return the first time to read and the first time not to read, in milliseconds since 1970."""
+        since, until = self.since_by_partition, self.until_by_partition
         return (
-            self.since_by_partition.get(topic, {}).get(partition, self.since),
-            self.until_by_partition.get(topic, {}).get(partition, self.until),
+            self.since if since is None else since.of(topic, partition),
+            self.until if until is None else until.of(topic, partition),
         )
 
     def check(self, read: Mapping[str, Iterable[int]]) -> None:
-        """Check that the offsets name exactly the partitions that are read."""
-        for spec in (self.starting, self.ending):
+        """Check that offsets and times name exactly the partitions that are read."""
+        for spec in (self.starting, self.ending, self.since_by_partition, self.until_by_partition):
             if spec is None:
                 continue
             spec.check(read)
             for topic, partitions in read.items():
                 for partition in partitions:
                     spec.of(topic, partition)
-        for option, times in (
-            ("startingOffsetsByTimestamp", self.since_by_partition),
-            ("endingOffsetsByTimestamp", self.until_by_partition),
-        ):
-            OffsetSpec(option, None, times).check(read)
-            for topic, partitions in read.items() if times else ():
-                for partition in partitions:
-                    OffsetSpec(option, None, times).of(topic, partition)
 
 
 async def plan(options: SourceOptions, pruning: Pruning) -> list[Range]:
@@ -211,7 +204,9 @@ async def _plan_one(
     if limits.ending is not None:
         end = _end(limits.ending.of(topic, partition), bounds, topic, partition)
     if start > end:
-        raise InvalidSetting(f"the start, {start}, is after the end, {end}", topic=topic, partition=partition)
+        raise InvalidSetting(
+            f"startingOffsets is {start}, after endingOffsets, {end}", topic=topic, partition=partition
+        )
     start = max(start, pruning.start)
     end = end if pruning.end is None else min(end, pruning.end)
     first, last = limits.times(topic, partition)

@@ -6,7 +6,7 @@ An offset is the number of messages that were read from a partition: the number,
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 from attrs import field, frozen
@@ -78,38 +78,41 @@ class Range:
 
 @frozen
 class OffsetSpec:
-    """Value of the option startingOffsets or endingOffsets.
+    """Value of an option with offsets, or with times, for partitions.
 
     Attributes:
         option: name of the option, for errors.
         default: `EARLIEST` or `LATEST`, for all partitions; None if the value is JSON.
-        named: offsets by topic and partition, which may be `EARLIEST` or `LATEST`.
+        named: offsets by topic and partition, which may be `EARLIEST` or `LATEST`; or times in milliseconds since 1970.
+        noun: what the numbers are, for errors: ``offset`` or ``time``.
     """
 
     option: str
     default: int | None
     named: Mapping[str, Mapping[int, int]] = field(factory=dict)
+    noun: Literal["offset", "time"] = "offset"
 
     def of(self, topic: str, partition: int) -> int:
-        """Return the offset of a partition: a count, `EARLIEST` or `LATEST`.
+        """Return the number of a partition: a count, `EARLIEST` or `LATEST`, or a time.
 
         Raises:
-            InvalidSetting: the JSON has no offset for the partition.
+            InvalidSetting: the JSON has no number for the partition.
         """
         if self.default is not None:
             return self.default
         found = self.named.get(topic, {}).get(partition)
         if found is None:
+            special = "; -2 is the earliest message, -1 the latest" if self.noun == "offset" else ""
             raise InvalidSetting(
-                f"{self.option} has no offset for this partition",
+                f"{self.option} has no {self.noun} for this partition",
                 topic=topic,
                 partition=partition,
-                hint="add every partition that is read; -2 is the earliest message, -1 the latest",
+                hint=f"add every partition that is read{special}",
             )
         return found
 
     def check(self, read: Mapping[str, Iterable[int]]) -> None:
-        """Check that the query reads every partition that has an offset.
+        """Check that the query reads every partition that has a number.
 
         Raises:
             InvalidSetting: it does not read one of them.
@@ -119,7 +122,7 @@ class OffsetSpec:
             for partition in partitions:
                 if partition not in known:
                     raise InvalidSetting(
-                        f"{self.option} has an offset for a partition that is not read",
+                        f"{self.option} names a partition that is not read",
                         topic=topic,
                         partition=partition,
                     )
@@ -203,23 +206,31 @@ def parse_starting(text: str, option: str = "startingOffsets") -> OffsetSpec:
     if word is not None:
         return OffsetSpec(option, word)
     try:
-        return OffsetSpec(option, None, _named(orjson.loads(text)))
-    except InvalidSetting:
-        raise
-    except (AttributeError, TypeError, ValueError, InvalidInput) as error:
-        reason = "it is not JSON" if isinstance(error, orjson.JSONDecodeError) else str(error)
+        return OffsetSpec(option, None, _named(_json(text)))
+    except (TypeError, ValueError, InvalidInput) as error:
         raise InvalidSetting(
-            f"{option}={text[:_SHOWN]!r} is invalid: {reason}",
+            f"{option}={text[:_SHOWN]!r} is invalid: {error}",
             hint='write earliest, latest, or JSON as {"topic": {"0": 23, "1": -2}}; -2 is earliest, -1 latest',
         ) from None
 
 
+def _json(text: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        raise ValueError("it is not JSON") from None
+
+
 def _named(data: Any) -> Offsets:
+    if isinstance(data, Mapping) and "v" in data and "topics" in data:
+        return load(data)
+    return _by_topic(data, lowest=EARLIEST)
+
+
+def _by_topic(data: Any, lowest: int) -> Offsets:
     if not isinstance(data, Mapping):
         raise TypeError("it is not an object of topics")
-    if "v" in data and "topics" in data:
-        return load(data)
-    return {topic: dict(_pairs(topic, partitions, EARLIEST)) for topic, partitions in data.items()}
+    return {topic: dict(_pairs(topic, partitions, lowest)) for topic, partitions in data.items()}
 
 
 def parse_ending(text: str, option: str = "endingOffsets") -> OffsetSpec:
@@ -234,16 +245,15 @@ def parse_ending(text: str, option: str = "endingOffsets") -> OffsetSpec:
     return spec
 
 
-def parse_times(text: str, option: str) -> Mapping[str, Mapping[int, int]]:
+def parse_times(text: str, option: str) -> OffsetSpec:
     """Parse times in milliseconds since 1970 by topic and partition: ``{"orders": {"0": 1700000000000}}``.
 
     Raises:
         InvalidSetting: the text has another form.
     """
     try:
-        data = orjson.loads(text)
-        return {topic: dict(_pairs(topic, partitions, 0)) for topic, partitions in data.items()}
-    except (AttributeError, TypeError, ValueError, InvalidInput) as error:
+        return OffsetSpec(option, None, _by_topic(_json(text), lowest=0), "time")
+    except (TypeError, ValueError, InvalidInput) as error:
         raise InvalidSetting(
             f"{option}={text[:_SHOWN]!r} is invalid: {error}",
             hint='write JSON as {"topic": {"0": 1700000000000}}: milliseconds since 1970 by partition',

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,7 +13,7 @@ from attrs import define, field, frozen
 
 from nsqext import OutgoingMessage
 from nsqext.client.producer.batch import TracedBodies
-from nsqext.errors import InvalidBody, InvalidInput, InvalidName, InvalidPartition
+from nsqext.errors import InvalidBody, InvalidHeader, InvalidInput, InvalidName, InvalidPartition
 from nsqext.protocol.names import check_partition, check_topic
 
 if TYPE_CHECKING:
@@ -112,6 +112,13 @@ class RowRules:
     header: str
     max_bytes: int
     max_count: int
+
+
+class _Pair(TypedDict):
+    """A header of a row that has its headers as an array."""
+
+    key: str | None
+    value: bytes | None
 
 
 class RowMapper:
@@ -222,7 +229,7 @@ class RowMapper:
             _values(found.get("topic")),
             _bytes(found.get("key")),
             _values(found.get("partition")),
-            _headers(found.get("headers")),
+            _values(found.get("headers")),
             _values(found.get("trace_id")),
             _values(found.get("tag")),
         ]
@@ -233,11 +240,11 @@ class RowMapper:
         topic: str | None,
         key: bytes | None,
         partition: int | None,
-        headers: Mapping[str, str] | None,
+        headers: Mapping[str, str] | list[_Pair | None] | None,
         trace_id: int | None,
         tag: str | None,
     ) -> tuple[Target, bytes | OutgoingMessage, int]:
-        topic = topic or self._rules.topic
+        topic = self._rules.topic if topic is None else topic
         try:
             meta = self._metas.get(topic) if topic is not None else None
             if meta is None or topic is None:
@@ -252,6 +259,8 @@ class RowMapper:
                         topic=topic,
                         hint="set one of them to null, or drop a column",
                     )
+            if isinstance(headers, list):
+                headers = _as_mapping(headers)
         except InvalidInput as error:
             raise self._located(error, topic) from error.__cause__
         trace = trace_id & _U64 if trace_id else None
@@ -288,15 +297,24 @@ def _values(column: pa.Array | None) -> Iterable[Any]:
     return list(column.to_pylist(maps_as_pydicts="strict"))
 
 
-def _headers(column: pa.Array | None) -> Iterable[Any]:
-    """Return the values of a column of maps, or of arrays of key and value, as dicts; only None without a column."""
-    if column is None or pa.types.is_map(column.type):
-        return _values(column)
-    return [None if row is None else {pair["key"]: _text(pair["value"]) for pair in row} for row in column.to_pylist()]
+def _as_mapping(pairs: Iterable[_Pair | None]) -> dict[str, str]:
+    """Return the headers of a row that has them as an array of key and value.
 
-
-def _text(value: bytes | None) -> str | None:
-    return None if value is None else value.decode("utf-8", "replace")
+    Raises:
+        InvalidHeader: extend headers, which are a JSON object of text, cannot represent them.
+    """
+    headers: dict[str, str] = {}
+    for pair in pairs:
+        name, value = (pair["key"], pair["value"]) if pair is not None else (None, None)
+        if name is None or value is None:
+            raise InvalidHeader(f"the header {name!r} is null" if name else "a header has no key")
+        if name in headers:
+            raise InvalidHeader(f"the header {name!r} occurs twice", hint="a message has one value of each header")
+        try:
+            headers[name] = value.decode()
+        except UnicodeDecodeError:
+            raise InvalidHeader(f"the header {name!r} is not UTF-8", hint="convert it to text: base64(value)") from None
+    return headers
 
 
 def _bytes(column: pa.Array | None) -> Any:

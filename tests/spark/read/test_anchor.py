@@ -110,11 +110,15 @@ async def test_a_start_before_the_retained_messages() -> None:
         ({"startingOffsets": '{"orders": {"0": 51, "1": 0}}'}, InvalidSetting, "the partition ends at 50"),
         ({"startingOffsets": '{"orders": {"0": 50}}'}, InvalidSetting, "has no offset for this partition"),
         ({"startingOffsets": '{"orders": {"0": 50, "1": 0, "2": 0}}'}, InvalidSetting, "partition that is not read"),
+        ({"startingOffsetsByTimestamp": '{"orders": {"0": 50}}'}, InvalidSetting, "has no time for this partition"),
+        ({"startingOffsetsByTimestamp": '{"orders": {"0": 1, "1": 1, "2": 1}}'}, InvalidSetting, "that is not read"),
+        ({"startingOffsetsByTimestamp": "{}"}, InvalidSetting, "has no time for this partition"),
         ({"assign": '{"orders": [0, 2]}'}, InvalidPartition, "assign has a partition that does not exist"),
     ],
 )
 async def test_starts_that_cannot_be(given: dict[str, str], kind: type[Exception], text: str) -> None:
     servers = pretended()
+    servers.times[50] = 20
     with pytest.raises(kind, match=text):
         await Anchors(servers.admin, options(**given)).begin()
 

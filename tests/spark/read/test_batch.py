@@ -151,6 +151,8 @@ def test_filters_skip_partitions_that_cannot_match(
             InvalidSetting,
             "not read .*partition 1",
         ),
+        ({"startingOffsetsByTimestamp": '{"T": {"0": 5}}'}, InvalidSetting, "no time for this partition .*partition 1"),
+        ({"endingOffsetsByTimestamp": "{}"}, InvalidSetting, "no time for this partition .*partition 0"),
         (
             {"assign": '{"T": [0]}', "startingOffsets": '{"T": {"0": 101}}'},
             InvalidSetting,
@@ -164,7 +166,7 @@ def test_filters_skip_partitions_that_cannot_match(
         (
             {"assign": '{"T": [0]}', "startingOffsets": '{"T": {"0": 9}}', "endingOffsets": '{"T": {"0": 8}}'},
             InvalidSetting,
-            "the start, 9, is after the end, 8 .*partition 0",
+            "startingOffsets is 9, after endingOffsets, 8 .*partition 0",
         ),
     ],
 )

@@ -93,9 +93,7 @@ def test_places_by_partition() -> None:
     assert [places.of("t", partition) for partition in range(3)] == [23, LATEST, EARLIEST]
     with pytest.raises(InvalidSetting, match=r"startingOffsets has no offset .*topic t, partition 3"):
         places.of("t", 3)
-    with pytest.raises(
-        InvalidSetting, match=r"has an offset for a partition that is not read \(topic t, partition 2\)"
-    ):
+    with pytest.raises(InvalidSetting, match=r"names a partition that is not read \(topic t, partition 2\)"):
         places.check({"t": [0, 1]})
     places.check({"t": [0, 1, 2], "u": [0]})
     assert parse_starting(json.dumps(dump({"t": {0: 4}}))) == OffsetSpec("startingOffsets", None, {"t": {0: 4}})
@@ -172,7 +170,12 @@ def test_small_partitions_share_a_task_and_large_ones_are_split() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("x", "startingOffsetsByTimestamp='x' is invalid"), ("[]", "is invalid")]
+    ("text", "expected"),
+    [
+        ("x", "startingOffsetsByTimestamp='x' is invalid: it is not JSON"),
+        ("[]", "is invalid: it is not an object of topics"),
+        ('{"t": {"0": -2}}', "is invalid: -2 is not a valid number"),
+    ],
 )
 def test_times_that_are_invalid(text: str, expected: str) -> None:
     with pytest.raises(InvalidSetting, match="milliseconds since 1970") as caught:
@@ -181,4 +184,8 @@ def test_times_that_are_invalid(text: str, expected: str) -> None:
 
 
 def test_times() -> None:
-    assert parse_times('{"t": {"0": 5, "3": 1700000000000}}', "x") == {"t": {0: 5, 3: 1_700_000_000_000}}
+    times = parse_times('{"t": {"0": 5, "3": 1700000000000}}', "startingOffsetsByTimestamp")
+    assert [times.of("t", partition) for partition in (0, 3)] == [5, 1_700_000_000_000]
+    with pytest.raises(InvalidSetting, match="has no time for this partition") as caught:
+        times.of("t", 1)
+    assert "-2" not in str(caught.value)

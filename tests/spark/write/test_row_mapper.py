@@ -10,7 +10,7 @@ import pytest
 
 from nsqext import OutgoingMessage
 from nsqext.client.producer.batch import TracedBodies
-from nsqext.errors import InvalidInput
+from nsqext.errors import InvalidHeader, InvalidInput
 from nsqext.spark.write.row_id import Origin
 from nsqext.spark.write.row_mapper import Chunk, RowMapper, RowRules
 from nsqext.types import TopicMeta
@@ -96,7 +96,7 @@ def test_rows_are_grouped_by_topic_and_partition() -> None:
     ]
     second: list[dict[str, Any]] = [
         {"value": b"4", "topic": "original", "partition": None},
-        {"value": b"5", "topic": "", "partition": 1},
+        {"value": b"5", "topic": None, "partition": 1},
     ]
     (chunk,) = rows.chunks(first, second)
     groups = {place: group.rows for place, group in chunk.groups.items()}
@@ -148,10 +148,29 @@ def test_headers_may_be_an_array() -> None:
 
 
 @pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [
+        ([("a", b"b"), ("a", b"c")], "row 0 of Spark partition 2: the header 'a' occurs twice"),
+        ([("a", b"\xff")], "the header 'a' is not UTF-8"),
+        ([("a", None)], "the header 'a' is null"),
+        ([(None, b"b")], "a header has no key"),
+        ([None], "a header has no key"),
+    ],
+)
+def test_an_array_that_headers_cannot_represent(pairs: list[tuple[str, bytes] | None], expected: str) -> None:
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    headers = [pair and {"key": pair[0], "value": pair[1]} for pair in pairs]
+    with pytest.raises(InvalidHeader) as caught:
+        Rows("extend").chunks([{"value": b"x", "headers": headers}], types={**TYPES, "headers": kind})
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("row", "expected"),
     [
         ({"value": None, "topic": "plain"}, "row 1 of Spark partition 2: the value is null (topic plain)"),
         ({"value": b"x", "topic": None}, "row 1 of Spark partition 2: the row has no topic: fill the column topic"),
+        ({"value": b"x", "topic": ""}, "row 1 of Spark partition 2: topic name '' is not valid"),
         ({"value": b"x", "topic": "a b"}, "row 1 of Spark partition 2: "),
         ({"value": b"x", "topic": "plain", "partition": -1}, "partition -1 is not valid (topic plain)"),
         ({"value": b"x", "topic": "plain", "partition": 1, "key": "k"}, "the row has a key and a partition"),

@@ -125,7 +125,7 @@ class AdminApi:
         """Answer `/topic/partition/move` after the move."""
         topic = call.arg("topic", "MISSING_ARG_TOPIC")
         wanted = call.arg("partition", "MISSING_ARG_TOPIC_PARTITION")
-        partition = read_ranged(wanted, -1, 254, "INVALID_ARG_TOPIC_PARTITION_NUM")
+        partition = read_ranged(wanted, 0, 254, "INVALID_ARG_TOPIC_PARTITION_NUM")
         source, target = self._name(call.arg("move_from")), self._name(call.arg("move_to"))
         if not self.coordinator.stable:
             raise HttpFault(400, admin.UNSTABLE)

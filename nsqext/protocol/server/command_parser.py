@@ -13,10 +13,16 @@ from typing import NamedTuple, Protocol
 from nsqext.protocol.server.publish_bodies import PUBLISH_VERBS, BatchReader, PublishItem
 from nsqext.protocol.server.request_error import RequestError
 
-__all__ = ("BODY_VERBS", "MAX_LINE", "BodyRules", "Command", "CommandParser")
+__all__ = ("BODY_VERBS", "MAX_LINE", "MAX_LINE_CLASSIC", "BodyRules", "Command", "CommandParser")
 
-MAX_LINE = 16 * 1024
-"""Longest command line, in bytes; a server closes the connection after as many bytes without a newline."""
+MAX_LINE = 4 * 1024
+"""Longest command line of the redesigned server, in bytes with its newline.
+
+A server closes the connection without an error frame after as many bytes without a newline.
+"""
+
+MAX_LINE_CLASSIC = 16 * 1024
+"""Longest command line of the original server."""
 
 _I32 = Struct(">i")
 
@@ -64,11 +70,12 @@ class CommandParser:
             at the first newline like any other (original server).
     """
 
-    __slots__ = ("_batch", "_buffer", "_need", "_position", "_raw_ids", "_rules", "_size", "_words")
+    __slots__ = ("_batch", "_buffer", "_max_line", "_need", "_position", "_raw_ids", "_rules", "_size", "_words")
 
     def __init__(self, rules: BodyRules, *, raw_ids: bool = True) -> None:
         self._rules = rules
         self._raw_ids = raw_ids
+        self._max_line = MAX_LINE if raw_ids else MAX_LINE_CLASSIC
         self._buffer = bytearray()
         self._position = 0
         self._need = 0
@@ -179,8 +186,8 @@ class CommandParser:
         return (line[:-1] if line.endswith(b"\r") else line).split(b" ")
 
     def _find_newline(self, start: int) -> int:
-        newline = self._buffer.find(b"\n", start, self._position + MAX_LINE)
-        if newline < 0 and len(self._buffer) - self._position >= MAX_LINE:
+        newline = self._buffer.find(b"\n", start, self._position + self._max_line)
+        if newline < 0 and len(self._buffer) - self._position >= self._max_line:
             raise RequestError("", "command line too long")
         return newline
 

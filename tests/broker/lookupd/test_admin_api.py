@@ -18,6 +18,7 @@ ERRORS = [
     ("/topic/partition/move", 400, "MISSING_ARG_TOPIC"),
     ("/topic/partition/move?topic=a", 400, "MISSING_ARG_TOPIC_PARTITION"),
     ("/topic/partition/move?topic=a&partition=x", 400, "INVALID_ARG_TOPIC_PARTITION_NUM"),
+    ("/topic/partition/move?topic=a&partition=-1&move_from=a&move_to=b", 400, "INVALID_ARG_TOPIC_PARTITION_NUM"),
     ("/topic/partition/move?topic=a&partition=0&move_from=a&move_to=b", 400, "Key not found"),
 ]
 

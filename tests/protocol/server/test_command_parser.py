@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsqext.protocol.client import commands
-from nsqext.protocol.server.command_parser import MAX_LINE, Command, CommandParser
+from nsqext.protocol.server.command_parser import MAX_LINE, MAX_LINE_CLASSIC, Command, CommandParser
 from nsqext.protocol.server.request_error import RequestError
 from tests.support.command_reader import OpenRules, read_commands
 from tests.support.commands import multi_body
@@ -126,10 +126,11 @@ def test_an_endless_line_ends_the_connection_silently(start: bytes, piece: int) 
     assert not reading.commands
 
 
-def test_a_line_may_take_all_of_the_servers_buffer() -> None:
-    line = b"x" * (MAX_LINE - 1) + b"\n"
-    assert _words(line) == [[line[:-1]]]
-    assert read_commands([b"x" + line]).error is not None
+@pytest.mark.parametrize(("longest", "raw_ids"), [(MAX_LINE, True), (MAX_LINE_CLASSIC, False)])
+def test_a_line_may_take_all_of_the_servers_buffer(longest: int, raw_ids: bool) -> None:
+    line = b"x" * (longest - 1) + b"\n"
+    assert [command.words for command in read_commands([line], raw_ids=raw_ids).commands] == [[line[:-1]]]
+    assert read_commands([b"x" + line], raw_ids=raw_ids).error is not None
 
 
 def test_remaining_bytes_belong_to_the_next_layer() -> None:

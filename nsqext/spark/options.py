@@ -15,7 +15,7 @@ from attrs import frozen
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import parse_lookup_addresses
 from nsqext.protocol.names import check_topic
-from nsqext.spark.cluster.client_config import PREFIX, ClientConfig, unknown
+from nsqext.spark.cluster.client_config import PREFIX, ClientConfig, misplaced, unknown
 from nsqext.spark.cluster.ephemeral_channel import MARK
 from nsqext.spark.option_values import (
     ALL_COLUMNS,
@@ -145,7 +145,7 @@ _EXCLUDING = (
 def _unknown(name: str, kind: str) -> InvalidSetting:
     other = next((option.name for option in _NAMES[_OTHER[kind]] if option.name.lower() == name), None)
     if other is not None:
-        return InvalidSetting(f"option {other} cannot be used to {kind}", hint=f"it belongs to {_OTHER[kind]} options")
+        return misplaced(other, kind, _OTHER[kind])
     return unknown(name, (option.name for option in _NAMES[kind]))
 
 

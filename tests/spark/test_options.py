@@ -109,7 +109,8 @@ def test_options_added_by_spark_are_ignored() -> None:
         ({"maxOffsetsPerTrigger": "1"}, "option maxOffsetsPerTrigger is for streaming reads only"),
         ({"readMode": "channel"}, "option readMode is for streaming reads only"),
         ({"nsqext.connection_tlss": "true"}, "do you mean nsqext.connection_tls?"),
-        ({"nsqext.on_unknown": "raise"}, "option nsqext.on_unknown is unknown"),
+        ({"nsqext.on_unknown": "raise"}, "nsqext.on_unknown cannot be used to read: it belongs to write"),
+        ({"nsqext.max_in_flight": "7"}, "option nsqext.max_in_flight is unknown"),
         ({"nsqext.connection_connect_timeout": "soon"}, "option nsqext.connection_connect_timeout='soon' cannot be"),
         ({"nsqext.connection_connect_timeout": "-1"}, "option nsqext.connection_connect_timeout=-1.0 is not a p"),
         ({"nsqext.lookup_poll_jitter": "2"}, "option nsqext.lookup_poll_jitter=2.0 is not within 0..1"),
@@ -175,7 +176,7 @@ def test_a_streaming_read_is_refused(change: dict[str, str], expected: str) -> N
         ({"idempotenceHeader": "##own"}, "is reserved"),
         ({"idempotenceHeader": "a b"}, "is not valid"),
         ({"ackBatchBytes": "6000000"}, "is more than servers accept in one batch"),
-        ({"nsqext.delivery_decompress": "true"}, "option nsqext.delivery_decompress is unknown"),
+        ({"nsqext.delivery_decompress": "true"}, "delivery_decompress cannot be used to write: it belongs to read"),
         ({"nsqext.on_unknown": "perhaps"}, "on_unknown='perhaps'"),
     ],
 )

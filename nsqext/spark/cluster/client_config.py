@@ -19,7 +19,7 @@ from nsqext.transport.options import ConnectionOptions
 if TYPE_CHECKING:
     from nsqext.settings import Setting
 
-__all__ = ("PREFIX", "ClientConfig", "unknown")
+__all__ = ("PREFIX", "ClientConfig", "misplaced", "unknown")
 
 T = TypeVar("T")
 
@@ -104,8 +104,10 @@ class ClientConfig:
         Raises:
             InvalidSetting: a setting is unknown or invalid.
         """
-        known = _client_settings(kind)
+        known, other_kind = _client_settings(kind), "read" if kind == "write" else "write"
         for name in self.settings:
+            if name not in known and name in _client_settings(other_kind):
+                raise misplaced(f"{PREFIX}{name}", kind, other_kind)
             if name not in known:
                 raise unknown(f"{PREFIX}{name}", (f"{PREFIX}{other}" for other in known))
         self._read(kind)
@@ -140,6 +142,11 @@ def _value(text: str, name: str, kind: str) -> Any:
     except ValueError as error:
         shown = _shown({name: text})[name]
         raise InvalidSetting(f"option {PREFIX}{name}={shown!r} cannot be read: {error}") from None
+
+
+def misplaced(name: str, kind: str, other_kind: str) -> InvalidSetting:
+    """Return the error for an option to read in a write, or the reverse."""
+    return InvalidSetting(f"option {name} cannot be used to {kind}", hint=f"it belongs to {other_kind} options")
 
 
 def unknown(name: str, known: Iterable[str]) -> InvalidSetting:

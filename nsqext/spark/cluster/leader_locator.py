@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -22,12 +23,18 @@ if TYPE_CHECKING:
 
 __all__ = ("FIRST_CONTACT", "LeaderLocator")
 
+logger: logging.Logger = logging.getLogger("nsqext.spark")
+
 T = TypeVar("T")
 
 FIRST_CONTACT = 5.0
 """Seconds after which a query fails whose lookup nodes have never answered, probably for wrong addresses."""
 _FIRST_PAUSE = 0.02
 _LAST_PAUSE = 0.5
+_QUIET = 3.0
+"""Seconds for which errors that are retried are not logged: most leader changes take less time."""
+_LOG_INTERVAL = 10.0
+"""Seconds between two log records about errors that are retried."""
 
 
 def _is_worth_retrying(error: BaseException) -> bool:
@@ -58,6 +65,7 @@ class LeaderLocator:
         self._failed: dict[tuple[str, int], PartitionMap] = {}
         self._http = LookupHttp(config.lookup())
         self.nodes: Nodes = Nodes(self._http)
+        self._logged_at = float("-inf")
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -144,6 +152,7 @@ class LeaderLocator:
             retry=retry_if_exception(_is_worth_retrying),
             stop=self._is_over,
             wait=wait_random_exponential(multiplier=_FIRST_PAUSE, max=_LAST_PAUSE),
+            before_sleep=self._log_attempt,
             reraise=True,
         )
 
@@ -157,9 +166,29 @@ class LeaderLocator:
                 error.hint = "check the option lookupd: it takes the HTTP addresses of nsqlookupd, host:port"
             raise
 
+    @property
+    def _limit(self) -> float:
+        return self._first_contact if self._metadata.answer_age is None else self._timeout
+
     def _is_over(self, state: RetryCallState) -> bool:
-        limit = self._first_contact if self._metadata.answer_age is None else self._timeout
-        return (state.seconds_since_start or 0.0) >= limit
+        return (state.seconds_since_start or 0.0) >= self._limit
+
+    def _log_attempt(self, state: RetryCallState) -> None:
+        if state.outcome is not None:
+            self.log_retry(state.seconds_since_start or 0.0, self._limit, state.outcome.exception())
+
+    def log_retry(self, waited: float, limit: float, error: BaseException | None) -> None:
+        """Log an error after which a request is repeated: the first time after some seconds, then at intervals.
+
+        Args:
+            waited: seconds without success.
+            limit: seconds after which the error is raised.
+            error: the last error.
+        """
+        now = anyio.current_time()
+        if waited >= _QUIET and now - self._logged_at >= _LOG_INTERVAL:
+            self._logged_at = now
+            logger.warning("no success for %.0f s, trying again until %.0f s are over: %s", waited, limit, error)
 
 
 def _leader(view: PartitionMap, partition: int) -> Leader:

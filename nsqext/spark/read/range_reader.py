@@ -152,6 +152,7 @@ class RangeReader:
                 except NsqError as error:
                     errors = [*errors, error] if self._reassembler.count == before else [error]
                     self._raise_if_final(errors)
+                    self._admin.leaders.log_retry(_clock() - self._progress, self._timeout, error)
                     await anyio.sleep(min(_FIRST_PAUSE * len(errors), _LAST_PAUSE))
         except NsqError as error:
             self._failure = error

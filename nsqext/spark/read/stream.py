@@ -233,12 +233,14 @@ class StreamPlanner:
 
     async def _catch_up(self, start: Offsets, end: Offsets) -> None:
         """Wait until the servers have the messages of a stored batch; a new leader may need some time."""
-        with anyio.move_on_after(self._options.read_timeout):
-            while True:
-                self._states = await self._anchors.survey()
-                if not self._is_missing(start, end):
-                    return
+        timeout = self._options.read_timeout
+        with anyio.move_on_after(timeout):
+            self._states = await self._anchors.survey()
+            if self._is_missing(start, end):
+                logger.warning("the servers do not have all messages of the next batch: waiting, %g s at most", timeout)
+            while self._is_missing(start, end):
                 await anyio.sleep(_PAUSE)
+                self._states = await self._anchors.survey()
 
     def _is_missing(self, start: Offsets, end: Offsets) -> bool:
         """Return whether the servers do not have a message of the batch."""

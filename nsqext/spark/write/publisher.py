@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from itertools import groupby
 from operator import attrgetter
 from types import TracebackType
@@ -29,9 +31,14 @@ if TYPE_CHECKING:
     from nsqext.spark.write.row_mapper import Chunk, Group, Target
     from nsqext.types import Receipt, TopicMeta
 
-__all__ = ("Publisher", "Tally", "publish_chunks")
+__all__ = ("Publisher", "Tally", "publish_chunks", "wait_logging")
+
+logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 Tallies = dict[tuple[str, int], "Tally"]
+
+_LOG_INTERVAL = 5.0
+"""Seconds without an acknowledgement between two log records."""
 
 
 @define
@@ -169,12 +176,24 @@ def publish_chunks(
         try:
             for chunk in chunks_of(lambda topic: call(portal, "sink", publisher.meta, topic)):
                 if pending is not None:
-                    pending.result()
+                    wait_logging(pending, task)
                 pending = portal.start_task_soon(publisher.publish, chunk)
             if pending is not None:
-                pending.result()
+                wait_logging(pending, task)
         except BaseException:
             if pending is not None:
                 pending.cancel()
             raise
     return publisher.tallies
+
+
+def wait_logging(pending: Future[None], task: int) -> None:
+    """Wait until a chunk is published, and log that it takes long: the producer repeats failed publishes silently."""
+    began = time.monotonic()
+    while not wait([pending], timeout=_LOG_INTERVAL).done:
+        logger.warning(
+            "Spark partition %d: messages were not acknowledged for %.0f s; the producer tries again",
+            task,
+            time.monotonic() - began,
+        )
+    pending.result()

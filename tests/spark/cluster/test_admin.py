@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from importlib.util import find_spec
@@ -26,6 +27,7 @@ from nsqext.errors import (
 )
 from nsqext.errors.server import ChannelNotRegistered
 from nsqext.spark.cluster import admin as admin_module
+from nsqext.spark.cluster import leader_locator
 from nsqext.spark.cluster.admin import Admin
 from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.spark.cluster.ephemeral_channel import ephemeral_name, setup_mark
@@ -439,10 +441,18 @@ async def test_lookup_that_has_never_answered_fails_soon() -> None:
             await admin.leaders.partitions("orders")
 
 
-async def test_lookup_that_has_answered_before_is_waited_for() -> None:
+async def test_lookup_that_has_answered_before_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A record says so, one for all requests."""
+    monkeypatch.setattr(leader_locator, "_QUIET", 0.0)
     async with scripted_lookup() as node, Admin(access([node], timeout=0.8), first_contact=0.1) as admin:
         node.set_leaders({0: node.address}, num=2)  # the second partition has no leader
         began = anyio.current_time()
         with pytest.raises(PartitionUnavailable):
             await admin.leaders.partitions("t")
         assert anyio.current_time() - began >= 0.7
+    (record,) = [found for found in caplog.records if found.name == "nsqext.spark"]
+    assert re.fullmatch(
+        r"no success for \d s, trying again until 1 s are over: lookup returned no leader .*", record.message
+    )

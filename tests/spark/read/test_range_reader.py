@@ -27,6 +27,7 @@ from nsqext.errors import (
 )
 from nsqext.errors.server import ChannelNotRegistered
 from nsqext.protocol.server.negotiate import ServerLimits
+from nsqext.spark.cluster import leader_locator
 from nsqext.spark.cluster.admin import Admin
 from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.spark.read import range_reader as ranges
@@ -285,13 +286,18 @@ async def _until_error(reader: SingleReader, kind: type[NsqError]) -> NsqError:
     return caught.value
 
 
-async def test_a_partition_without_a_leader(cluster: Cluster) -> None:
+async def test_a_partition_without_a_leader(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = await made(cluster)
     leader = cluster.leader(topic)
     await anyio.to_thread.run_sync(cluster.kill, leader)
     try:
         reader = SingleReader(access(cluster), Range(topic, 0, 0, COUNT), timeout=1.0)
         await _until_error(reader, RangeIncomplete)
+        logged = anyio.Event()
+        monkeypatch.setattr(leader_locator, "_QUIET", 0.0)
+        monkeypatch.setattr(leader_locator.logger, "warning", lambda *_: logged.set())
+        async with SingleReader(access(cluster), Range(topic, 0, 0, COUNT), timeout=60.0):
+            await logged.wait()
     finally:
         cluster.restart(leader)
 

@@ -179,12 +179,13 @@ async def test_a_topic_that_was_deleted() -> None:
 
 
 @anyio_only
-async def test_a_batch_that_was_rolled_back() -> None:
+async def test_a_batch_that_was_rolled_back(caplog: pytest.LogCaptureFixture) -> None:
     servers = two()
     servers.logs["orders", 0] = Log(0, 45, anchor=40)
     strict = batches(servers, readTimeoutMs="100")
     with pytest.raises(DataLoss, match="the batch ends at 50, but the partition has only 45"):
         await strict.ranges({"orders": {0: 40}}, {"orders": {0: 50}})
+    assert "do not have all messages of the next batch: waiting, 0.1 s at most" in caplog.text
     lenient = batches(servers, readTimeoutMs="100", failOnDataLoss="false")
     assert await lenient.ranges({"orders": {0: 40}}, {"orders": {0: 50}}) == [Range("orders", 0, 40, 45)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,8 @@ from nsqext import OutgoingMessage
 from nsqext.broker import Cluster, ClusterOptions
 from nsqext.errors import InvalidInput, InvalidPartition, NsqError, PublishFailed, TopicNotFound, TopicNotReady
 from nsqext.spark.options import ClientConfig
-from nsqext.spark.write.publisher import Tally, publish_chunks
+from nsqext.spark.write import publisher
+from nsqext.spark.write.publisher import Tally, publish_chunks, wait_logging
 from nsqext.spark.write.row_mapper import Chunk
 from nsqext.sync import Consumer
 from nsqext.types import Receipt, TopicMeta
@@ -66,6 +68,24 @@ def test_receipts_locate_traced_messages(servers: Servers) -> None:
     assert tallies == {
         (topic, 0): Tally(8, found[0].offset, found[-1].offset, found[0].internal_id, found[-1].internal_id)
     }
+
+
+def test_a_task_that_waits_for_the_servers_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    pending: Future[None] = Future()
+    records: list[str] = []
+
+    def log(text: str, *values: object) -> None:
+        records.append(text % values)
+        pending.set_result(None)
+
+    monkeypatch.setattr(publisher, "_LOG_INTERVAL", 0.01)
+    monkeypatch.setattr(publisher.logger, "warning", log)
+    wait_logging(pending, 5)
+    assert records == ["Spark partition 5: messages were not acknowledged for 0 s; the producer tries again"]
+    failed: Future[None] = Future()
+    failed.set_exception(InvalidInput("a body"))
+    with pytest.raises(InvalidInput, match="a body"):
+        wait_logging(failed, 5)
 
 
 def test_a_tally_of_receipts() -> None:

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Never, Self
 
 import anyio
 
 from nsqext.admin.peek import newest_messages
-from nsqext.admin.requests import ClusterRequests, generation_of, generation_of_node, http_of, unsupported
+from nsqext.admin.requests import ClusterRequests, generation_of, generation_of_node, http_of, unsupported, within
 from nsqext.admin.results import NodeStatus, StoredMessage, TopicInfo, TopicStats
 from nsqext.admin.stats import cluster_stats, read_replicas, topic_stats
+from nsqext.admin.topic_creation import NewTopic, create_topic, wait_writable
 from nsqext.arguments import options_of, unknown_arguments
-from nsqext.errors import (
-    InvalidInput,
-    InvalidState,
-    LookupFailed,
-    NsqError,
-    PartitionUnavailable,
-    TopicNotFound,
-)
+from nsqext.errors import InvalidInput, InvalidState, PartitionUnavailable, TopicNotFound
 from nsqext.lookup.client import LookupClient
 from nsqext.lookup.options import LookupOptions
 from nsqext.protocol.names import MAX_PARTITIONS, check_channel, check_topic
@@ -97,25 +90,12 @@ class Admin:
         Raises:
             LookupFailed: no lookup node returned a usable response.
         """
-        names = await self._open().client.topics()
-        found: dict[str, TopicInfo] = {}
-        failed: list[NsqError] = []
-        limit = anyio.Semaphore(16)
-
-        async def look_up(name: str) -> None:
-            async with limit:
-                try:
-                    found[name] = await self.topic(name)
-                except TopicNotFound:
-                    pass  # deleted since it was listed
-                except NsqError as error:  # raised below: a task group would wrap it in an exception group
-                    failed.append(error)
-
-        async with anyio.create_task_group() as tasks:
-            for name in names:
-                tasks.start_soon(look_up, name)
-        if failed:
-            raise failed[0]
+        requests = self._open()
+        names = await requests.client.topics()
+        found, failed = await requests.ask_all(names, self.topic)
+        for error in failed.values():
+            if not isinstance(error, TopicNotFound):  # deleted since it was listed
+                raise error
         return {name: found[name] for name in names if name in found}
 
     async def topic(self, topic: str) -> TopicInfo:
@@ -176,32 +156,18 @@ class Admin:
         names = [check_channel(channel) for channel in channels]
         if names and wait <= 0:
             raise InvalidInput("channels are created once the topic has leaders", topic=topic, hint="give wait > 0")
-        params: dict[str, str | int] = {
-            "topic": check_topic(topic),
-            "partition_num": _within("partitions", partitions, MAX_PARTITIONS),
-            "replicator": _within("replicas", replicas, 5),
-        }
-        flags = {"extend": extend, "orderedmulti": ordered, "multipart": multipart}
-        params |= {name: "true" for name, value in flags.items() if value}
-        exists = InvalidInput("the topic exists", topic=topic, hint="pass exist_ok=True to keep it as it is")
-        if not exist_ok:
-            # the server accepts an existing topic with the same numbers and flags (captured: topic_create)
-            with suppress(TopicNotFound):
-                await requests.find(topic)
-                raise exists
-        try:
-            await requests.change_lookup("/topic/create", params)
-        except LookupFailed as error:
-            if "No node is available" in error.message and not (multipart or ordered):
-                raise await self._too_few_nodes(error, topic, partitions, replicas) from error
-            if "already exist" not in error.message:
-                raise
-            if not exist_ok:
-                raise exists from error
+        new = NewTopic(
+            check_topic(topic),
+            within("partitions", partitions, MAX_PARTITIONS),
+            within("replicas", replicas, 5),
+            extend=extend,
+            ordered=ordered,
+            multipart=multipart,
+        )
+        await create_topic(requests, new, exist_ok=exist_ok)
         if wait > 0:
             with anyio.move_on_after(wait) as scope:
-                await self._create_on_classic_nodes(topic)
-                await self._wait_writable(topic)
+                await wait_writable(requests, topic)
                 for name in names:
                     await self.create_channel(topic, name)
             if scope.cancelled_caught:
@@ -210,45 +176,6 @@ class Admin:
                     topic=topic,
                     hint="are enough nodes up?",
                 )
-
-    async def _too_few_nodes(self, error: LookupFailed, topic: str, partitions: int, replicas: int) -> LookupFailed:
-        nodes = len(await self._requests.client.nodes())
-        needed = f"{partitions} partitions with {replicas} replicas" if replicas > 1 else f"{partitions} partitions"
-        if replicas > nodes:
-            return LookupFailed(
-                f"{replicas} replicas need {replicas} nodes, but the cluster has {nodes}",
-                topic=topic,
-                hint="use fewer replicas",
-            )
-        if partitions * replicas <= nodes:
-            return error
-        return LookupFailed(
-            f"{needed} need {partitions * replicas} nodes, but the cluster has {nodes}",
-            topic=topic,
-            hint="allow several partitions on one node (multipart, --multipart), or use fewer",
-        )
-
-    async def _create_on_classic_nodes(self, topic: str) -> None:
-        for info in await self._requests.client.nodes():
-            if generation_of_node(info) == "nsq" and info.http is not None:
-                await self._requests.post(info.http, "/topic/create", {"topic": topic})
-
-    async def _wait_writable(self, topic: str) -> None:
-        async def check() -> None:
-            where = await self._requests.led(topic)
-            for number, node in where.leaders.items():
-                params: dict[str, str | int] = {"topic": topic, "partition": number}
-                try:
-                    # the leader refuses the missing trace id; other nodes refuse earlier (captured: http_pubtrace)
-                    await self._requests.post(http_of(where, node), "/pubtrace", params, b"x")
-                except InvalidInput:
-                    continue
-
-        while True:
-            try:
-                return await self._requests.settled(check, topic)
-            except (PartitionUnavailable, TopicNotFound):
-                await anyio.sleep(0.2)
 
     async def delete_topic(self, topic: str, *, missing_ok: bool = False) -> None:
         """Delete a topic with all its messages and channels.
@@ -306,7 +233,7 @@ class Admin:
             OperationNotSupported: the topic is on the original generation.
             LookupFailed: refused, or no lookup node responds.
         """
-        number = _within("partitions", partitions, MAX_PARTITIONS)
+        number = within("partitions", partitions, MAX_PARTITIONS)
         if generation_of(await self._open().find(topic)) == "nsq":
             raise unsupported("expand_topic", "the original NSQ has no partitions", topic)
         await self._requests.change_lookup("/topic/partition/expand", {"topic": topic, "partition_num": number})
@@ -377,7 +304,7 @@ class Admin:
         if where.meta.disable_channel_auto_create or not where.leaders:
             await self._requests.change_lookup("/channel/create", {"topic": topic, "channel": channel})
         if not where.meta.disable_channel_auto_create:
-            await self._change_channel("create", topic, channel)
+            await self._open().change_channel("create", topic, channel)
 
     async def delete_channel(self, topic: str, channel: str, *, missing_ok: bool = False) -> None:
         """Delete a channel with its position and its waiting messages, on every partition.
@@ -396,7 +323,7 @@ class Admin:
         where = await self._open().find(topic)
         if missing_ok and channel not in await self.channels(topic):
             return
-        await self._change_channel("delete", topic, channel)
+        await self._open().change_channel("delete", topic, channel)
         if where.meta.disable_channel_auto_create or where.nodes:
             await self._requests.change_lookup("/channel/delete", {"topic": topic, "channel": channel})
 
@@ -408,15 +335,15 @@ class Admin:
             TopicNotFound: lookup does not know the topic.
             PartitionUnavailable: a partition has no leader in time.
         """
-        await self._change_channel("pause", topic, channel)
+        await self._open().change_channel("pause", topic, channel)
 
     async def unpause_channel(self, topic: str, channel: str) -> None:
         """Resume delivery from a channel; raises the errors of `pause_channel`."""
-        await self._change_channel("unpause", topic, channel)
+        await self._open().change_channel("unpause", topic, channel)
 
     async def empty_channel(self, topic: str, channel: str) -> None:
         """Discard the messages that wait in a channel; raises the errors of `pause_channel`."""
-        await self._change_channel("empty", topic, channel)
+        await self._open().change_channel("empty", topic, channel)
 
     async def skip_channel(self, topic: str, channel: str) -> None:
         """Make a channel of the redesigned NSQ finish every message without delivery, until `unskip_channel`.
@@ -425,11 +352,11 @@ class Admin:
             OperationNotSupported: the topic is on the original generation.
             InvalidInput, TopicNotFound, PartitionUnavailable: see `pause_channel`.
         """
-        await self._change_channel("skip", topic, channel, ha_only=True)
+        await self._open().change_channel("skip", topic, channel, ha_only=True)
 
     async def unskip_channel(self, topic: str, channel: str) -> None:
         """Make a channel deliver messages again; raises the errors of `skip_channel`."""
-        await self._change_channel("unskip", topic, channel, ha_only=True)
+        await self._open().change_channel("unskip", topic, channel, ha_only=True)
 
     async def seek_channel(
         self, topic: str, channel: str, position: Position, *, partitions: Sequence[int] | None = None
@@ -453,28 +380,6 @@ class Admin:
             await move_channel(http_of(where, node), topic, number, channel, position)
 
         await self._open().at_leaders(topic, channel, move, partitions=partitions, operation="seek_channel")
-
-    async def _change_channel(self, action: str, topic: str, channel: str, *, ha_only: bool = False) -> None:
-        changed, missing = 0, None
-
-        async def change(where: PartitionMap, number: int, node: Address) -> None:
-            nonlocal changed, missing
-            params: dict[str, str | int] = {"topic": topic, "channel": channel}
-            if number >= 0:
-                params["partition"] = number
-            try:
-                await self._requests.post(http_of(where, node), f"/channel/{action}", params)
-            except InvalidInput as error:
-                # partitions added later lack the channel until a consumer subscribes to them
-                if action not in ("empty", "delete") or "CHANNEL_NOT_FOUND" not in error.message:
-                    raise
-                missing = error
-            else:
-                changed += 1
-
-        await self._open().at_leaders(topic, channel, change, operation=f"{action}_channel" if ha_only else None)
-        if missing is not None and not changed:
-            raise missing
 
     # Nodes and statistics
 
@@ -572,7 +477,7 @@ class Admin:
             PartitionUnavailable: a partition has no leader.
             ConnectionFailed: a leader does not respond.
         """
-        wanted = _within("count", count, 1000)
+        wanted = within("count", count, 1000)
         where = await self._open().led(topic)
         if where.nodes:
             raise unsupported("peek", "the original NSQ cannot read messages without consuming them", topic)
@@ -584,9 +489,3 @@ class Admin:
             if part.partition is not None and partition in (None, part.partition)
         ]
         return await newest_messages(self._requests, topic, chosen, wanted)
-
-
-def _within(name: str, value: int, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise InvalidInput(f"{name}={value!r} is not within 1..{most}")
-    return value

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import anyio
-
 from nsqext.admin.results import StoredMessage
-from nsqext.errors import NsqError, ProtocolError
+from nsqext.errors import ProtocolError
 from nsqext.lookup.responses import unwrap
 from nsqext.protocol.headers import KEY_HEADER, RESERVED_PREFIX, decode_headers, header_text, tag_of
 
@@ -17,8 +15,6 @@ if TYPE_CHECKING:
     from nsqext.types import Address
 
 __all__ = ("newest_messages", "read_message")
-
-_AT_ONCE = 16  # concurrent requests
 
 
 async def newest_messages(
@@ -36,27 +32,21 @@ async def newest_messages(
         ConnectionFailed: a leader does not respond.
         ProtocolError: a response is invalid.
     """
+
+    async def read(at: tuple[int, Address, int]) -> StoredMessage | None:
+        number, http, position = at
+        return await _message_at(requests, http, topic, number, position)
+
+    wanted = (
+        (number, http, position)
+        for number, http, messages in partitions
+        for position in range(messages, max(messages - count, 0), -1)
+    )
+    messages, failed = await requests.ask_all(wanted, read)
+    for error in failed.values():
+        raise error
     # by partition and offset: for any message of a batch, real servers return the first one
-    found: dict[tuple[int, int], StoredMessage] = {}
-    failed: list[NsqError] = []
-    limit = anyio.Semaphore(_AT_ONCE)
-
-    async def read(http: Address, number: int, position: int) -> None:
-        async with limit:
-            try:
-                message = await _message_at(requests, http, topic, number, position)
-            except NsqError as error:
-                failed.append(error)
-                return
-        if message is not None:
-            found[number, message.offset] = message
-
-    async with anyio.create_task_group() as tasks:
-        for number, http, messages in partitions:
-            for position in range(messages, max(messages - count, 0), -1):
-                tasks.start_soon(read, http, number, position)
-    if failed:
-        raise failed[0]
+    found = {(message.partition, message.offset): message for message in messages.values() if message is not None}
     newest = sorted(found.values(), key=lambda one: (one.timestamp, one.offset), reverse=True)
     return tuple(newest[:count])
 

@@ -27,13 +27,14 @@ if TYPE_CHECKING:
     from nsqext.lookup.responses import NodeInfo
     from nsqext.types import Address
 
-__all__ = ("ClusterRequests", "generation_of", "generation_of_node", "http_of", "unsupported")
+__all__ = ("ClusterRequests", "generation_of", "generation_of_node", "http_of", "unsupported", "within")
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 _PAUSE = 0.25  # seconds between two attempts while leaders are elected
 _LONGEST_PAUSE = 2.0
-_AT_ONCE = 16  # concurrent requests to nodes
+_AT_ONCE = 16  # concurrent requests
 
 # error codes of a node that is not the leader of the partition, or not yet
 _UNSETTLED = ("E_FAILED_ON_NOT_LEADER", "E_FAILED_ON_NOT_WRITABLE", "E_TOPIC_NOT_EXIST", "TOPIC_NOT_FOUND")
@@ -202,6 +203,36 @@ class ClusterRequests:
 
         await self.settled(attempt, topic)
 
+    async def change_channel(self, action: str, topic: str, channel: str, *, ha_only: bool = False) -> None:
+        """Change a channel on the leader of each partition, or on each node of a topic of the original NSQ.
+
+        Args:
+            action: last part of the path of the request.
+            topic: the topic.
+            channel: the channel.
+            ha_only: the original NSQ cannot do this.
+        """
+        changed, missing = 0, None
+
+        async def change(where: PartitionMap, number: int, node: Address) -> None:
+            nonlocal changed, missing
+            params: dict[str, str | int] = {"topic": topic, "channel": channel}
+            if number >= 0:
+                params["partition"] = number
+            try:
+                await self.post(http_of(where, node), f"/channel/{action}", params)
+            except InvalidInput as error:
+                # partitions added later lack the channel until a consumer subscribes to them
+                if action not in ("empty", "delete") or "CHANNEL_NOT_FOUND" not in error.message:
+                    raise
+                missing = error
+            else:
+                changed += 1
+
+        await self.at_leaders(topic, channel, change, operation=f"{action}_channel" if ha_only else None)
+        if missing is not None and not changed:
+            raise missing
+
     async def led(self, topic: str) -> PartitionMap:
         """Return the partition map of a topic; raise `PartitionUnavailable` unless every partition has a leader."""
         where = await self.find(topic)
@@ -213,23 +244,23 @@ class ClusterRequests:
         return where
 
     async def ask_all(
-        self, addresses: Iterable[Address], ask: Callable[[Address], Awaitable[T]]
-    ) -> tuple[dict[Address, T], dict[Address, NsqError]]:
-        """Send requests to nodes concurrently; return results and errors by address."""
-        found: dict[Address, T] = {}
-        failed: dict[Address, NsqError] = {}
+        self, items: Iterable[K], ask: Callable[[K], Awaitable[T]]
+    ) -> tuple[dict[K, T], dict[K, NsqError]]:
+        """Send requests about nodes, topics or positions concurrently; return results and errors by item."""
+        found: dict[K, T] = {}
+        failed: dict[K, NsqError] = {}
         limit = anyio.Semaphore(_AT_ONCE)
 
-        async def ask_one(address: Address) -> None:
+        async def ask_one(item: K) -> None:
             async with limit:
                 try:
-                    found[address] = await ask(address)
+                    found[item] = await ask(item)
                 except NsqError as error:
-                    failed[address] = error
+                    failed[item] = error
 
         async with anyio.create_task_group() as tasks:
-            for address in dict.fromkeys(addresses):
-                tasks.start_soon(ask_one, address)
+            for item in dict.fromkeys(items):
+                tasks.start_soon(ask_one, item)
         return found, failed
 
 
@@ -263,3 +294,10 @@ def generation_of_node(info: NodeInfo) -> Generation:
 def unsupported(operation: str, reason: str, topic: str) -> NsqError:
     """Return the error of an operation that the topic's generation does not support."""
     return OperationNotSupported(f"{operation} is not supported: {reason}", topic=topic)
+
+
+def within(name: str, value: int, most: int) -> int:
+    """Return a number from 1 to a limit; raise `InvalidInput` for any other value of the argument."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise InvalidInput(f"{name}={value!r} is not within 1..{most}")
+    return value

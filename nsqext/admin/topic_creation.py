@@ -1,0 +1,119 @@
+"""Create a topic, and wait until it accepts publishes."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import anyio
+from attrs import frozen
+
+from nsqext.admin.requests import generation_of_node, http_of
+from nsqext.errors import InvalidInput, LookupFailed, PartitionUnavailable, TopicNotFound
+
+if TYPE_CHECKING:
+    from nsqext.admin.requests import ClusterRequests
+
+__all__ = ("NewTopic", "create_topic", "wait_writable")
+
+_PAUSE = 0.2  # seconds between two attempts while a topic is created
+
+
+@frozen
+class NewTopic:
+    """A topic to create.
+
+    Attributes:
+        name: its name.
+        partitions: number of partitions.
+        replicas: copies of each partition.
+        extend: messages may carry JSON extend headers.
+        ordered: consumers receive the messages of a partition in order; one node may hold several partitions.
+        multipart: one node may hold several partitions.
+    """
+
+    name: str
+    partitions: int
+    replicas: int
+    extend: bool = False
+    ordered: bool = False
+    multipart: bool = False
+
+    @property
+    def params(self) -> dict[str, str | int]:
+        """The arguments of ``/topic/create``."""
+        flags = {"extend": self.extend, "orderedmulti": self.ordered, "multipart": self.multipart}
+        return {
+            "topic": self.name,
+            "partition_num": self.partitions,
+            "replicator": self.replicas,
+            **{name: "true" for name, value in flags.items() if value},
+        }
+
+
+async def create_topic(requests: ClusterRequests, topic: NewTopic, *, exist_ok: bool) -> None:
+    """Register a topic at the lookup service.
+
+    Args:
+        requests: client of the cluster.
+        topic: the topic.
+        exist_ok: an existing topic is not an error.
+
+    Raises:
+        InvalidInput: the topic exists.
+        LookupFailed: the cluster refused to create the topic, or no lookup node responded.
+    """
+    exists = InvalidInput("the topic exists", topic=topic.name, hint="pass exist_ok=True to keep it as it is")
+    if not exist_ok:
+        # the server accepts an existing topic with the same numbers and flags (captured: topic_create)
+        with suppress(TopicNotFound):
+            await requests.find(topic.name)
+            raise exists
+    try:
+        await requests.change_lookup("/topic/create", topic.params)
+    except LookupFailed as error:
+        if "No node is available" in error.message and not (topic.multipart or topic.ordered):
+            raise _too_few_nodes(error, topic, len(await requests.client.nodes())) from error
+        if "already exist" not in error.message:
+            raise
+        if not exist_ok:
+            raise exists from error
+
+
+def _too_few_nodes(error: LookupFailed, topic: NewTopic, nodes: int) -> LookupFailed:
+    partitions, replicas = topic.partitions, topic.replicas
+    if replicas > nodes:
+        return LookupFailed(
+            f"{replicas} replicas need {replicas} nodes, but the cluster has {nodes}",
+            topic=topic.name,
+            hint="use fewer replicas",
+        )
+    if partitions * replicas <= nodes:
+        return error
+    needed = f"{partitions} partitions with {replicas} replicas" if replicas > 1 else f"{partitions} partitions"
+    return LookupFailed(
+        f"{needed} need {partitions * replicas} nodes, but the cluster has {nodes}",
+        topic=topic.name,
+        hint="allow several partitions on one node (multipart, --multipart), or use fewer",
+    )
+
+
+async def wait_writable(requests: ClusterRequests, topic: str) -> None:
+    """Create a topic on nodes of the original generation, then wait until each partition's leader accepts publishes."""
+    for info in await requests.client.nodes():
+        if generation_of_node(info) == "nsq" and info.http is not None:
+            await requests.post(info.http, "/topic/create", {"topic": topic})
+
+    async def check() -> None:
+        where = await requests.led(topic)
+        for number, node in where.leaders.items():
+            params: dict[str, str | int] = {"topic": topic, "partition": number}
+            # the leader refuses the missing trace id; other nodes refuse earlier (captured: http_pubtrace)
+            with suppress(InvalidInput):
+                await requests.post(http_of(where, node), "/pubtrace", params, b"x")
+
+    while True:
+        try:
+            return await requests.settled(check, topic)
+        except (PartitionUnavailable, TopicNotFound):
+            await anyio.sleep(_PAUSE)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from nsqext.broker.engine.channel.client import Client, Subscriber
 from nsqext.broker.engine.channel.cursor import Cursor
 from nsqext.broker.engine.channel.kind import PLAIN
+from nsqext.broker.engine.channel.requeue_rules import NOT_IN_FLIGHT, RequeueRules, not_owned
 from nsqext.broker.engine.channel.stats import ChannelStats, Latencies
 from nsqext.broker.engine.channel.tag_selector import TagSelector
 from nsqext.broker.engine.errors import Refusal
@@ -28,14 +29,6 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.storage.delayed_queue import Delayed
 
 __all__ = ("Channel",)
-
-_MANY_ATTEMPTS = 100
-_NOT_IN_FLIGHT = "Message ID not in flight"
-
-
-def _not_owned(delivery: Delivery, subscriber: Subscriber, internal_id: str = "") -> str:
-    owner = delivery.owner.subscriber.id if delivery.owner is not None else 0
-    return f"client does not own message {internal_id}: {owner} vs {subscriber.id}"
 
 
 class Channel:
@@ -76,6 +69,7 @@ class Channel:
         self._clock = partition.options.clock
         self._in_flight = self.cursor.in_flight
         self._selector = TagSelector()
+        self._requeue_rules = RequeueRules(partition.options, self.cursor, on_disk=not self.ephemeral)
         self._pumping = False
         self._closed = False
 
@@ -219,7 +213,7 @@ class Channel:
                 if delivery is None:
                     delivery = self.read_ahead = self._take()
                 elif self.skipped:
-                    self._skip_queue()
+                    self.cursor.skip_queue()
                 if delivery is None or self.paused:
                     return
                 client = selector.pick(delivery.tag if selector.tagged else "")
@@ -235,15 +229,9 @@ class Channel:
         if self._closed or self._partition.suspended:
             return None
         if self.skipped:
-            self._skip_queue()
+            self.cursor.skip_queue()
             return None
         return self.cursor.take()
-
-    def _skip_queue(self) -> None:
-        """Discard the queue of a skipped channel, also behind a message that was read ahead."""
-        partition = self._partition
-        if self.cursor.count < partition.readable:
-            self.cursor.jump(partition.readable_offset, partition.readable)
 
     def _deliver(self, client: Client, delivery: Delivery) -> None:
         subscriber = client.subscriber
@@ -289,7 +277,7 @@ class Channel:
         delivery = self._in_flight.table.get(internal_id)
         client = self.clients.get(subscriber.id)
         if delivery is None or client is None or delivery.owner is not client:
-            raise self._refused(client, _NOT_IN_FLIGHT if delivery is None else _not_owned(delivery, subscriber))
+            raise self._refused(client, NOT_IN_FLIGHT if delivery is None else not_owned(delivery, subscriber))
         self._in_flight.remove(internal_id)
         self.cursor.acknowledge(delivery)
         self.latencies.add(self._clock() - delivery.delivered, self._options.wall() - delivery.entry.record.timestamp)
@@ -308,7 +296,7 @@ class Channel:
         """
         delivery = self._in_flight.table.get(internal_id)
         if delivery is None:
-            raise Refusal(_NOT_IN_FLIGHT)
+            raise Refusal(NOT_IN_FLIGHT)
         self._in_flight.remove(internal_id)
         self.cursor.acknowledge(delivery)
         self._dropped(delivery)
@@ -336,45 +324,18 @@ class Channel:
         delivery = self._in_flight.table.get(internal_id)
         client = self.clients.get(subscriber.id)
         if delivery is None or client is None:
-            raise self._refused(client, _NOT_IN_FLIGHT)
+            raise self._refused(client, NOT_IN_FLIGHT)
         now = self._clock()
-        refusal = self._requeue_refusal(delivery, client, delay, now)
+        refusal = self._requeue_rules.refusal(delivery, client, delay, now)
         if refusal:
             raise self._refused(client, refusal)
         self._in_flight.remove(internal_id)
         self._dropped(delivery)
         if delay <= 0:
             self.cursor.requeue(delivery)
-        elif not (self._belongs_to_delayed(delivery, delay, now) and self.cursor.delay(delivery, delay)):
-            if delivery.attempts > _MANY_ATTEMPTS and now + delay - delivery.delivered < 1:
-                delay += 1
-            self._in_flight.defer(delivery, now + delay)
+        elif not (self._requeue_rules.leaves_memory(delivery, delay, now) and self.cursor.delay(delivery, delay)):
+            self._in_flight.defer(delivery, self._requeue_rules.deferred_until(delivery, delay, now))
         self.pump()
-
-    def _requeue_refusal(self, delivery: Delivery, client: Client, delay: float, now: float) -> str:
-        """Return the text of the refusal, "" for none; checks in the real server's order (captured: many_attempts)."""
-        if delay <= 0:
-            too_soon = delivery.attempts > _MANY_ATTEMPTS and now - delivery.delivered < 0.1
-            if too_soon or delivery.attempts >= MAX_ATTEMPTS // 2:
-                return "Message too much requeue"
-            return "" if delivery.owner is client else _not_owned(delivery, client.subscriber)
-        if delivery.deferred:
-            return "Message is deferred"
-        if delivery.owner is not client:
-            return _not_owned(delivery, client.subscriber, str(delivery.entry.record.internal_id))
-        if (
-            self.cursor.is_full()
-            and now + delay >= delivery.deadline
-            and not self._belongs_to_delayed(delivery, delay, now)
-        ):
-            return "Too much deferred messages in flight"
-        return ""
-
-    def _belongs_to_delayed(self, delivery: Delivery, delay: float, now: float) -> bool:
-        if self.ephemeral or delivery.delayed or not self.cursor.takes_delayed():
-            return False
-        longest = self._options.limits.max_req_timeout
-        return delay > self._options.rules.delayed_threshold or now + delay - delivery.delivered >= longest
 
     def touch(self, subscriber: Subscriber, internal_id: int) -> None:
         """Restart the timeout of a message, up to the longest time that a message may be in flight.
@@ -385,9 +346,9 @@ class Channel:
         delivery = self._in_flight.table.get(internal_id)
         client = self.clients.get(subscriber.id)
         if delivery is None or client is None:
-            raise Refusal(_NOT_IN_FLIGHT)
+            raise Refusal(NOT_IN_FLIGHT)
         if delivery.owner is not client:
-            raise Refusal(_not_owned(delivery, subscriber))
+            raise Refusal(not_owned(delivery, subscriber))
         longest = delivery.delivered + self._options.limits.max_msg_timeout
         delivery.deadline = min(self._clock() + subscriber.touch_timeout, longest)
         self._in_flight.deadline_changed(delivery)
@@ -538,13 +499,9 @@ class Channel:
             delayed: content of the delayed queue.
         """
         log = self._partition.log
-        # records may have been removed before the position was written, when the disk was full
-        offset, count = max((state.offset, state.count), (log.start_offset, log.start_count))
         self.paused = state.paused
         self.skipped = state.skipped
-        self.acked.restore(offset, count, state.intervals)
-        for message in delayed:
-            self.cursor.delayed.restore(message)
+        self.cursor.restore(state, delayed)
         self.cut(log.end_offset, log.end_count)
         self._partition.note_restored()
 
@@ -556,35 +513,10 @@ class Channel:
 
     def stats(self) -> ChannelStats:
         """Return the counters."""
-        cursor, partition = self.cursor, self._partition
-        acked, in_flight = cursor.acked, cursor.in_flight
-        depth = partition.readable - acked.count
-        return ChannelStats(
-            self.name,
-            depth=depth,
-            depth_size=partition.readable_offset - acked.offset,
-            depth_timestamp=cursor.timestamp,
-            backend_depth=depth,
-            backlogs=depth if self.ordered else in_flight.deferred + max(partition.readable - cursor.count, 0),
-            in_flight_count=len(in_flight.table),
-            deferred_count=in_flight.deferred,
-            deferred_from_delay_count=len(cursor.from_delayed),
-            message_count=partition.readable,
-            requeue_count=cursor.requeues,
-            timeout_count=self.timeouts,
-            clients=[client.stats() for client in self.clients.values()],
-            paused=self.paused,
-            skipped=self.skipped,
-            ordered=self.ordered,
-            delayed_queue_count=len(cursor.delayed.messages),
-            delayed_queue_recent=cursor.delayed.first_due,
-            read_offset=cursor.offset,
-            read_count=cursor.count,
-            acked_offset=acked.offset,
-            acked_count=acked.count,
-            end_offset=partition.readable_offset,
-            end_count=partition.readable,
-            intervals=acked.intervals,
-            consume_latency=list(self.latencies.consume),
-            delivery_latency=list(self.latencies.delivery),
-        )
+        stats = self.cursor.stats()
+        stats.timeout_count = self.timeouts
+        stats.clients = [client.stats() for client in self.clients.values()]
+        stats.paused, stats.skipped = self.paused, self.skipped
+        stats.consume_latency = list(self.latencies.consume)
+        stats.delivery_latency = list(self.latencies.delivery)
+        return stats

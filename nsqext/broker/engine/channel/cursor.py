@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING
 
 from nsqext.broker.engine.channel.ack_tracker import AckTracker
 from nsqext.broker.engine.channel.in_flight import Delivery, InFlight
+from nsqext.broker.engine.channel.stats import ChannelStats
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.storage.delayed_queue import Delayed, DelayedQueue, Journal
 from nsqext.protocol.names import is_ephemeral
 from nsqext.protocol.record import MAX_ATTEMPTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from nsqext.broker.engine.channel.partition_view import PartitionView
+    from nsqext.broker.engine.storage.partition_store import ChannelState
 
 __all__ = ("Cursor",)
 
@@ -39,6 +41,7 @@ class Cursor:
         on_dropped: called with each message in flight when the position is moved.
 
     Attributes:
+        channel: name of the channel.
         offset: offset of the next record to read.
         count: messages before it.
         timestamp: time stamp (ns) of the message that was read last; 0 for none.
@@ -58,6 +61,7 @@ class Cursor:
         position: tuple[int, int],
         on_dropped: Callable[[Delivery], None],
     ) -> None:
+        self.channel: str = channel
         self.offset: int = position[0]
         self.count: int = position[1]
         self.timestamp: int = 0
@@ -266,6 +270,12 @@ class Cursor:
         self.offset, self.count = self.acked.offset, self.acked.count
         self.drain()
 
+    def skip_queue(self) -> None:
+        """Move to the end of the queue, unless it is the position."""
+        partition = self._partition
+        if self.count < partition.readable:
+            self.jump(partition.readable_offset, partition.readable)
+
     def drain(self) -> None:
         """Discard everything in flight."""
         for delivery in self.in_flight.clear():
@@ -276,6 +286,15 @@ class Cursor:
         self.from_delayed.clear()
         self.timestamp = 0
 
+    def restore(self, state: ChannelState, delayed: Iterable[Delayed]) -> None:
+        """Load the acknowledged position and the delayed queue."""
+        log = self._partition.log
+        # records may have been removed before the position was written, when the disk was full
+        offset, count = max((state.offset, state.count), (log.start_offset, log.start_count))
+        self.acked.restore(offset, count, state.intervals)
+        for message in delayed:
+            self.delayed.restore(message)
+
     def cut(self, offset: int, count: int) -> None:
         """Discard everything behind the end of a queue that was truncated."""
         self.acked.cut(offset, count)
@@ -283,3 +302,31 @@ class Cursor:
             if delayed.entry.offset >= offset:
                 self.delayed.remove(internal_id)
         self._apply_rewind(False)
+
+    def stats(self) -> ChannelStats:
+        """Return the counters of the queue and of what is in flight."""
+        partition, acked, in_flight, delayed = self._partition, self.acked, self.in_flight, self.delayed
+        depth = partition.readable - acked.count
+        return ChannelStats(
+            self.channel,
+            depth=depth,
+            depth_size=partition.readable_offset - acked.offset,
+            depth_timestamp=self.timestamp,
+            backend_depth=depth,
+            backlogs=depth if self.ordered else in_flight.deferred + max(partition.readable - self.count, 0),
+            in_flight_count=len(in_flight.table),
+            deferred_count=in_flight.deferred,
+            deferred_from_delay_count=len(self.from_delayed),
+            message_count=partition.readable,
+            requeue_count=self.requeues,
+            ordered=self.ordered,
+            delayed_queue_count=len(delayed.messages),
+            delayed_queue_recent=delayed.first_due,
+            read_offset=self.offset,
+            read_count=self.count,
+            acked_offset=acked.offset,
+            acked_count=acked.count,
+            end_offset=partition.readable_offset,
+            end_count=partition.readable,
+            intervals=acked.intervals,
+        )

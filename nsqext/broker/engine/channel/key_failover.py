@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from nsqext.broker.engine.channel.channel import Channel
 from nsqext.broker.engine.channel.cursor import Cursor
 from nsqext.broker.engine.channel.key_selector import KeySelector
+from nsqext.broker.engine.channel.requeue_rules import RequeueRules
 from nsqext.broker.engine.channel.stats import ChannelStats, KeyRangeStats
 from nsqext.broker.engine.errors import Refusal
 
@@ -78,6 +79,8 @@ class KeyFailoverChannel(Channel):
         super().__init__(partition, name, offset, count)
         self.kind = kind
         self._selector = self.keys
+        # later messages of a key wait for a requeued one, so it stays in memory
+        self._requeue_rules = RequeueRules(partition.options, self.cursor, on_disk=False)
 
     def _make_cursor(self, partition: PartitionView, position: tuple[int, int]) -> KeyFailoverCursor:
         return KeyFailoverCursor(partition, position, self)
@@ -115,9 +118,6 @@ class KeyFailoverChannel(Channel):
     def _dropped(self, delivery: Delivery) -> None:
         self.keys.block(delivery)
         super()._dropped(delivery)
-
-    def _belongs_to_delayed(self, delivery: Delivery, delay: float, now: float) -> bool:
-        return False  # later messages of its key wait for it, so it stays in memory
 
     def pump(self) -> None:
         """Deliver messages, and read further while any client can take more."""

@@ -1,0 +1,74 @@
+"""When the redesigned server refuses REQ, and which delayed messages leave the memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nsqext.protocol.record import MAX_ATTEMPTS
+
+if TYPE_CHECKING:
+    from nsqext.broker.engine.channel.client import Client, Subscriber
+    from nsqext.broker.engine.channel.cursor import Cursor
+    from nsqext.broker.engine.channel.in_flight import Delivery
+    from nsqext.broker.engine.options import PartitionOptions
+
+__all__ = ("NOT_IN_FLIGHT", "RequeueRules", "not_owned")
+
+NOT_IN_FLIGHT = "Message ID not in flight"
+_MANY_ATTEMPTS = 100
+
+
+def not_owned(delivery: Delivery, subscriber: Subscriber, internal_id: str = "") -> str:
+    """Return the text of the refusal of a response from a client that does not have the message."""
+    owner = delivery.owner.subscriber.id if delivery.owner is not None else 0
+    return f"client does not own message {internal_id}: {owner} vs {subscriber.id}"
+
+
+class RequeueRules:
+    """The rules of one channel for REQ.
+
+    Args:
+        options: settings of the partition.
+        cursor: messages of the channel.
+        on_disk: messages with a long delay move to the delayed queue on disk.
+    """
+
+    def __init__(self, options: PartitionOptions, cursor: Cursor, *, on_disk: bool) -> None:
+        self._options = options
+        self._cursor = cursor
+        self._on_disk = on_disk
+
+    def refusal(self, delivery: Delivery, client: Client, delay: float, now: float) -> str:
+        """Return the text of the refusal, "" for none; checks in the real server's order (captured: many_attempts).
+
+        Args:
+            delivery: the message.
+            client: the client that sent REQ.
+            delay: seconds until redelivery.
+            now: clock time.
+        """
+        if delay <= 0:
+            too_soon = delivery.attempts > _MANY_ATTEMPTS and now - delivery.delivered < 0.1
+            if too_soon or delivery.attempts >= MAX_ATTEMPTS // 2:
+                return "Message too much requeue"
+            return "" if delivery.owner is client else not_owned(delivery, client.subscriber)
+        if delivery.deferred:
+            return "Message is deferred"
+        if delivery.owner is not client:
+            return not_owned(delivery, client.subscriber, str(delivery.entry.record.internal_id))
+        if self._cursor.is_full() and now + delay >= delivery.deadline and not self.leaves_memory(delivery, delay, now):
+            return "Too much deferred messages in flight"
+        return ""
+
+    def leaves_memory(self, delivery: Delivery, delay: float, now: float) -> bool:
+        """Return whether a requeued message moves to the delayed queue on disk."""
+        if not self._on_disk or delivery.delayed or not self._cursor.takes_delayed():
+            return False
+        longest = self._options.limits.max_req_timeout
+        return delay > self._options.rules.delayed_threshold or now + delay - delivery.delivered >= longest
+
+    def deferred_until(self, delivery: Delivery, delay: float, now: float) -> float:
+        """Return when a message that waits in memory is redelivered; after many attempts at least after a second."""
+        if delivery.attempts > _MANY_ATTEMPTS and now + delay - delivery.delivered < 1:
+            delay += 1
+        return now + delay

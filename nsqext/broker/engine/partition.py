@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.options import PartitionOptions
 from nsqext.broker.engine.publish import NewMessage, Stored, as_entries, counter_of
 from nsqext.broker.engine.storage.log import FIRST_COUNTER, Entry, Log
-from nsqext.broker.engine.storage.partition_store import ChannelState, PartitionStore, StoredPartition
+from nsqext.broker.engine.storage.partition_store import PartitionStore, StoredPartition
 from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.protocol.names import is_ephemeral
 
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.storage.recovery import Recovery
 
 __all__ = ("NewMessage", "Partition", "PartitionOptions", "Stored")
-
-_LOG = logging.getLogger(__name__)
 
 
 class Partition:
@@ -118,9 +115,9 @@ class Partition:
         delayed = storage.load_delayed(state)
         self.extend = self.extend or state.extend
         self.paused = state.paused
+        if storage.store.recovery.is_damaged:
+            state.renumber(log)
         for stored in state.channels:
-            if storage.store.recovery.is_damaged:
-                self._renumber(stored)
             kind = ChannelKind(stored.dispatch, stored.key_header, stored.fixed_dispatch)
             channel = self._make_channel(stored.name, stored.offset, stored.count, kind)
             channel.restore(stored, delayed.get(stored.name, {}).values())
@@ -131,22 +128,6 @@ class Partition:
                 if isinstance(channel, ClassicChannel):
                     channel.reset_counters()
             self._pass_to_channels()
-
-    def _renumber(self, state: ChannelState) -> None:
-        """Count the messages before a stored position again, because the numbers of lost messages are estimated.
-
-        Without that, a channel could continue behind messages that are published later.
-        """
-        log = self.log
-        if state.offset < log.start_offset:
-            _LOG.warning(
-                "channel %s of topic %s partition %d: the queue starts at offset %d, behind its position %d; "
-                "%d bytes of unfinished messages are lost",
-                state.name, self.topic, self.partition, log.start_offset, state.offset, log.start_offset - state.offset,
-            )  # fmt: skip
-        state.offset = log.find_offset(state.offset)
-        state.count = log.count_before(state.offset)
-        state.intervals = [(first, end, log.count_before(end)) for first, end, _ in state.intervals]
 
     @property
     def recovery(self) -> Recovery | None:
@@ -236,15 +217,10 @@ class Partition:
         Raises:
             Refusal: the disk cannot be written.
         """
-        log, first = self.log, 0
+        log = self.log
         if entries[0].offset != log.end_offset and (leader_start is None or leader_start > log.end_offset):
             log.restart(entries[0].offset, entries[0].count - 1)
-        for stop in range(1, len(entries) + 1):
-            if stop == len(entries) or entries[stop].offset != entries[stop - 1].offset + entries[stop - 1].size:
-                if entries[first].offset != log.end_offset:
-                    log.append_gap(entries[first].offset, entries[first].count - 1)
-                log.append(entries[first:stop] if stop - first < len(entries) else entries)
-                first = stop
+        log.append_runs(entries)
         self._continue_counter()
         self._follow_end()
         self.touch()

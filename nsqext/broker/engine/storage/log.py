@@ -200,6 +200,16 @@ class Log:
         gap.end_offset, gap.end_count = self.end_offset, self.end_count = offset, count
         self._segments.append(gap)
 
+    def append_runs(self, entries: Sequence[Entry]) -> None:
+        """Append records of another log; a jump between them, or before the first one, is a gap."""
+        first = 0
+        for stop in range(1, len(entries) + 1):
+            if stop == len(entries) or entries[stop].offset != entries[stop - 1].offset + entries[stop - 1].size:
+                if entries[first].offset != self.end_offset:
+                    self.append_gap(entries[first].offset, entries[first].count - 1)
+                self.append(entries[first:stop] if stop - first < len(entries) else entries)
+                first = stop
+
     # reading
 
     def at(self, count: int) -> Entry | None:

@@ -128,6 +128,23 @@ class StoredPartition:
             raise ValueError(f"there is no partition {state.partition}")
         return state
 
+    def renumber(self, log: Log) -> None:
+        """Count the messages before the channels' positions again, because the numbers of lost messages are estimated.
+
+        Without that, a channel could continue behind messages that are published later.
+        """
+        for channel in self.channels:
+            lost = log.start_offset - channel.offset
+            if lost > 0:
+                _LOG.warning(
+                    "channel %s of topic %s partition %d: the queue starts at offset %d, behind its position %d; "
+                    "%d bytes of unfinished messages are lost",
+                    channel.name, self.topic, self.partition, log.start_offset, channel.offset, lost,
+                )  # fmt: skip
+            channel.offset = log.find_offset(channel.offset)
+            channel.count = log.count_before(channel.offset)
+            channel.intervals = [(first, end, log.count_before(end)) for first, end, _ in channel.intervals]
+
 
 def _copy_of(path: Path) -> Path:
     return path.with_name(path.name + _COPY)

@@ -503,7 +503,7 @@ async def test_closing_waits_for_batches_that_wait_for_the_lookup_service(up: bo
         lookup.set_response("/nodes", {"producers": []})
         async with (
             anyio.create_task_group() as tasks,
-            Producer(str(lookup), options=options_of(close_timeout=3.0 if up else 0.05)) as producer,
+            Producer(str(lookup), options=options_of(timeout=30.0, close_timeout=3.0 if up else 0.05)) as producer,
         ):
             tasks.start_soon(publish, producer)
             await until(lambda: sum(question.startswith("/nodes") for question in lookup.questions) > 1)

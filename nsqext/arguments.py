@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import NoneType
 from typing import TYPE_CHECKING, TypeVar
 
 import attrs
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 __all__ = (
     "check_groups",
     "check_handler_function",
+    "check_kinds",
     "check_positive",
+    "check_time",
     "is_coroutine_function",
     "options_of",
     "suggest",
@@ -103,6 +106,45 @@ def check_positive(name: str, value: object) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidSetting(f"{name}={value!r} is not a positive number")
+
+
+def check_time(name: str, value: object, *, zero: bool = True) -> None:
+    """Check that a setting is a time in seconds; infinity is one.
+
+    Args:
+        name: name of the setting, for the error.
+        value: its value.
+        zero: whether it may be 0.
+
+    Raises:
+        InvalidSetting: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (value >= 0 if zero else value > 0):
+        raise InvalidSetting(f"{name}={value!r} is {'negative' if zero else 'not positive'}, or no time in seconds")
+
+
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "bool": (bool,),
+    "bool | None": (bool, NoneType),
+    "str | None": (str, NoneType),
+}
+
+
+def check_kinds(options: AttrsInstance) -> None:
+    """Check the members of options that are True or False, or text: other values fail late, or count as True.
+
+    Values of text are not shown: some are secrets.
+
+    Raises:
+        InvalidSetting: a member has a value of another kind.
+    """
+    for member in attrs.fields(type(options)):
+        kinds, value = _KINDS.get(str(member.type)), getattr(options, member.name)
+        if kinds is None or isinstance(value, kinds):
+            continue
+        if bool in kinds:
+            raise InvalidSetting(f"{member.name}={value!r} is not True or False")
+        raise InvalidSetting(f"{member.name} is a {type(value).__name__}", hint="give text")
 
 
 def is_coroutine_function(function: object) -> bool:

@@ -200,6 +200,8 @@ def _from_url(url: str, known: Container[str]) -> dict[str, str]:
 
 
 def _split(url: str) -> SplitResult:
+    if not isinstance(url, str):
+        raise InvalidSetting(f"a URL that is a {type(url).__name__}", hint="write nsq://lookupd:4161")
     try:
         # some versions of Python refuse brackets that do not enclose the whole host
         parts = urlsplit(url.replace("[", "%5B").replace("]", "%5D"))

@@ -22,8 +22,8 @@ ROOT = "nsqext"  # the package itself: its public names
 
 BASE = {"errors", "types"}
 PROTOCOL = BASE | {"protocol"}
-TRANSPORT = PROTOCOL | {"transport"}
-LOOKUP = TRANSPORT | {"arguments", "lookup"}
+TRANSPORT = PROTOCOL | {"arguments", "transport"}
+LOOKUP = TRANSPORT | {"lookup"}
 CLIENT = LOOKUP | {"client", "dispatch", "settings"}
 PUBLIC = CLIENT | {"admin", ROOT}
 
@@ -35,9 +35,9 @@ ALLOWED: dict[str, set[str]] = {
     "types": {"errors"},
     "dispatch": {"errors", "protocol"},  # one hash for partitions and key ranges: nsqext.protocol.hashing, see below
     "protocol": BASE,
-    "transport": PROTOCOL,
+    "transport": PROTOCOL | {"arguments"},
     "arguments": BASE,
-    "lookup": TRANSPORT | {"arguments"},
+    "lookup": TRANSPORT,
     "settings": BASE | {"arguments"},
     "client": CLIENT,
     "admin": CLIENT,

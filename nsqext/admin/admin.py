@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Never, Self
 
 import anyio
+from anyio.lowlevel import current_token
 
 from nsqext.admin.peek import newest_messages
 from nsqext.admin.requests import ClusterRequests, generation_of, generation_of_node, http_of, unsupported, within
 from nsqext.admin.results import NodeStatus, StoredMessage, TopicInfo, TopicStats
 from nsqext.admin.stats import cluster_stats, read_replicas, topic_stats
 from nsqext.admin.topic_creation import NewTopic, create_topic, wait_writable
-from nsqext.arguments import options_of, unknown_arguments
+from nsqext.arguments import check_time, options_of, unknown_arguments
 from nsqext.errors import InvalidInput, InvalidState, PartitionUnavailable, TopicNotFound
 from nsqext.lookup.client import LookupClient
 from nsqext.lookup.options import LookupOptions
@@ -46,7 +47,7 @@ class Admin:
         options: time and size limits of a single request.
 
     Raises:
-        InvalidSetting: no address, an invalid one, or options of another class.
+        InvalidSetting: no address, an invalid one, no time, or options of another class.
         TypeError: an unknown argument; the error suggests the right one.
     """
 
@@ -61,8 +62,11 @@ class Admin:
         if unknown:
             raise unknown_arguments(Admin, unknown, options=LookupOptions)
         options = _OPTIONS if options is None else options_of(options, LookupOptions)
+        check_time("timeout", timeout)
         self._requests = ClusterRequests(LookupClient(lookupd, options), timeout)
         self._closed = False
+        self._loop: object = None
+        """The event loop of the first call, which has the connections."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -80,6 +84,14 @@ class Admin:
     def _open(self) -> ClusterRequests:
         if self._closed:
             raise InvalidState("the admin client is closed", hint="create a new one")
+        loop = current_token().native_token
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise InvalidState(
+                "the admin client is used from another event loop than before",
+                hint="create one for each event loop; nsqext.sync.Admin serves threads",
+            )
         return self._requests
 
     # Topics
@@ -153,6 +165,8 @@ class Admin:
             PartitionUnavailable: the topic was created, but did not accept publishes in time.
         """
         requests = self._open()
+        if isinstance(channels, str):
+            raise InvalidInput(f"channels={channels!r} is one text", topic=topic, hint=f"give channels=[{channels!r}]")
         names = [check_channel(channel) for channel in channels]
         if names and wait <= 0:
             raise InvalidInput("channels are created once the topic has leaders", topic=topic, hint="give wait > 0")
@@ -283,10 +297,17 @@ class Admin:
             node: ``host:port`` of the node's HTTP side.
 
         Raises:
+            InvalidInput: lookup knows no such node.
             TopicNotFound: lookup does not know the topic.
             LookupFailed: refused, or no lookup node responds.
         """
-        await self._open().find(topic)
+        requests = self._open()
+        await requests.find(topic)
+        known = sorted(str(info.http) for info in await requests.client.nodes())
+        if node not in known:  # servers ignore an unknown node
+            raise InvalidInput(
+                f"no node has the HTTP address {node!r}", topic=topic, hint=f"known are {', '.join(known)}"
+            )
         await self._requests.change_lookup("/topic/tombstone", {"topic": topic, "node": node})
 
     # Channels
@@ -371,10 +392,12 @@ class Admin:
 
         Raises:
             OperationNotSupported: the topic is on the original generation.
-            InvalidInput: the channel or a partition does not exist.
+            InvalidInput: the channel or a partition does not exist, or no position.
             PartitionUnavailable: a partition has no leader in time, or refused the position.
         """
-        from nsqext.client.consumer.position import move_channel
+        from nsqext.client.consumer.position import check_position, move_channel
+
+        check_position(position)
 
         async def move(where: PartitionMap, number: int, node: Address) -> None:
             await move_channel(http_of(where, node), topic, number, channel, position)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, Self
 
 import anyio
+from anyio.lowlevel import current_token
 
 from nsqext.app.health import Health, HealthEndpoint
 from nsqext.app.router import HandlerSpec, Router
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 __all__ = ("App",)
 
 logger: logging.Logger = logging.getLogger("nsqext.app")
+
+_DEFAULTS = ("tag", "max_in_flight", "concurrency")
 
 
 class App(Router):
@@ -81,7 +84,7 @@ class App(Router):
             options_of(consumer_options, ConsumerOptions, "consumer_options"),
         )
         self._middleware = check_middleware(middleware)
-        self._handler_defaults = dict(handler_defaults or {})
+        self._handler_defaults = _checked_defaults(handler_defaults or {})
         self._test: AppTest | None = None
         self._running = self._used = False
         self._unstarted = 0
@@ -232,8 +235,12 @@ class App(Router):
             backend_options: see `anyio.run`, for example ``{"use_uvloop": True}``.
 
         Raises:
+            InvalidState: called in a running event loop; use `serve` there.
             NsqError: as for `serve`.
         """
+        with suppress(RuntimeError):
+            current_token()
+            raise InvalidState("run() starts an event loop, and one is running", hint="await app.serve() in it")
         anyio.run(partial(self.serve, signals=True), backend=backend, backend_options=backend_options)
 
     async def serve(self, *, signals: bool = False) -> None:
@@ -278,8 +285,11 @@ class App(Router):
         """After `start`: wait until `stop` is called or a consumer fails; then drain and close.
 
         Raises:
+            InvalidState: it was not started.
             NsqError: a consumer failed.
         """
+        if self._tasks is None and not self._running:
+            raise InvalidState("the app is not running", hint="use 'async with' or await app.start() first")
         try:
             await self._stopping.wait()
         finally:
@@ -316,6 +326,8 @@ class App(Router):
         for function in self.publishers.keys() - {spec.function for spec in self.specs if spec.batch is None}:
             raise InvalidSetting(f"the publisher {function!r} is not a handler", hint="decorate it with @app.handler")
         self._check_loops()
+        if self._test is not None and self._test.direct:
+            raise InvalidState("the app is tested without a server", hint="give one: app.test(cluster.lookupd)")
         if self._running:
             raise InvalidState("the app is running already")
         if self._used:
@@ -427,11 +439,28 @@ class App(Router):
         """Create the clients for a test; with None, those of the app.
 
         Raises:
-            InvalidState: the app is running.
+            InvalidState: the app is running, or has a test already.
+            InvalidSetting: the addresses of the test are not valid.
         """
         self._check_changeable()
-        self._test = test
-        self._make_clients()
+        if test is not None and self._test is not None:
+            raise InvalidState("the app is being tested already", hint="end the other test first")
+        before, self._test = self._test, test
+        try:
+            self._make_clients()
+        except BaseException:
+            self._test = before
+            raise
+
+
+def _checked_defaults(defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return defaults of handlers; raise `InvalidSetting` for one that handlers do not have."""
+    if not isinstance(defaults, Mapping):
+        raise InvalidSetting(f"handler_defaults={defaults!r} is no mapping", hint="give a dict")
+    for name in defaults:
+        if name not in _DEFAULTS:
+            raise InvalidSetting(f"handler_defaults has no member {name!r}", hint=f"it has {', '.join(_DEFAULTS)}")
+    return dict(defaults)
 
 
 def _reason(consumer: Consumer) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Never, TypeVar
@@ -202,8 +203,16 @@ class Router:
 
         It is called with the app before the first message is received, and resumed after its ``yield`` when the last
         handler has ended. Several lifespans end in the reverse order of their start.
+
+        Raises:
+            InvalidSetting: not an asynchronous generator function.
         """
         self._check_changeable()
+        if not (inspect.isasyncgenfunction(function) or inspect.isasyncgenfunction(type(function).__call__)):
+            raise InvalidSetting(
+                f"the lifespan {function!r} is not an asynchronous generator function",
+                hint="declare it with 'async def' and one 'yield', without @asynccontextmanager",
+            )
         self.lifespans.append(asynccontextmanager(function))
         return function
 
@@ -211,9 +220,11 @@ class Router:
         """Add the handlers, publishers and lifespans of a router.
 
         Raises:
-            InvalidSetting: a router includes itself.
+            InvalidSetting: no router, or a router includes itself.
         """
         self._check_changeable()
+        if not isinstance(router, Router):
+            raise InvalidSetting(f"{router!r} is not a router", hint="give an object of nsqext.Router")
         if router is self:
             raise InvalidSetting("a router cannot include itself")
         for spec in router.specs:

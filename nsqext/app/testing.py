@@ -12,12 +12,16 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 import anyio
 from attrs import frozen
 
+from nsqext.arguments import check_positive
 from nsqext.client.consumer.message import Message
 from nsqext.client.consumer.typed.body import decode_body, encode_body
+from nsqext.client.producer.options import ProducerOptions
+from nsqext.client.producer.request import MessageRequest
 from nsqext.errors import InvalidInput, InvalidState
 from nsqext.middleware.base import Middleware, Publishing, SendNext
 from nsqext.protocol.headers import KEY_HEADER, encode_headers
 from nsqext.protocol.messages import EXT_JSON, EXT_NONE
+from nsqext.protocol.names import check_trace_id
 from nsqext.types import Receipt
 
 if TYPE_CHECKING:
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ("AppTest", "Published")
 
 T = TypeVar("T")
+
+_OPTIONS = ProducerOptions()
 
 
 @frozen
@@ -62,10 +68,12 @@ class _Recorder(Middleware):
         self._send = send
 
     async def publish(self, publishing: Publishing, send_next: SendNext) -> Sequence[Receipt]:
-        """Record the messages once they are stored; in direct tests they are not sent."""
+        """Record the messages once they are stored; in direct tests they are checked and not sent."""
         if self._send:
             receipts = await send_next(publishing)
         else:
+            for message in publishing.messages:
+                MessageRequest(_OPTIONS, publishing.topic, message, delay=publishing.delay).check()
             receipts = [Receipt(publishing.topic, 0, "test") for _ in publishing.messages]
         self.published += [Published(publishing.topic, message) for message in publishing.messages]
         self.changed.set()
@@ -110,11 +118,17 @@ class AppTest:
         self._lookupd = lookupd
         self._stack = AsyncExitStack()
         self._number = 0
+        self._entered = False
 
     @property
     def addresses(self) -> tuple[str | Sequence[str] | Lookup, str | Sequence[str]]:
         """Lookup and nsqd addresses of the clients; direct tests never connect."""
         return self._lookupd or "127.0.0.1:1", ()
+
+    @property
+    def direct(self) -> bool:
+        """Whether handlers are called without a server."""
+        return not self._lookupd
 
     @property
     def published(self) -> list[Published]:
@@ -124,12 +138,14 @@ class AppTest:
     async def __aenter__(self) -> Self:
         self._app.use_test(self)
         try:
+            self._entered = True
             if self._lookupd:
                 await self._app.start()
             else:
                 for lifespan in self._app.lifespans:
                     await self._stack.enter_async_context(lifespan(self._app))
         except BaseException:
+            self._entered = False
             await self._stack.aclose()
             self._app.use_test(None)
             raise
@@ -138,6 +154,7 @@ class AppTest:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._entered = False
         try:
             await self._stack.__aexit__(kind, error, trace)
             await self._app.aclose()
@@ -169,12 +186,18 @@ class AppTest:
             attempts: number of deliveries of the message.
 
         Raises:
-            InvalidInput: the app has no such handler.
-            InvalidState: the test runs on a cluster; publish the message instead.
+            InvalidInput: the app has no such handler, or a part of the message is not valid.
+            InvalidState: the test has not begun or has ended, or runs on a cluster; publish the message instead.
             BaseException: an exception of a handler, `nsqext.Requeue` and `nsqext.Reject` included.
         """
         if self._lookupd:
             raise InvalidState("deliver() is for tests without a cluster", hint="publish the message with app.publish")
+        if not self._entered:
+            raise InvalidState("the test has not begun, or has ended", hint="use 'async with app.test() as test'")
+        check_positive("attempts", attempts)
+        check_trace_id(trace_id)
+        if key is not None and not isinstance(key, str):
+            raise InvalidInput(f"a key is received as text, not as {type(key).__name__}", topic=topic)
         specs = [spec for spec in self._app.specs if spec.topics.matches(topic) and channel in (None, spec.channel)]
         if not specs:
             raise InvalidInput(f"the app has no handler of {topic}/{channel or '*'}", topic=topic)

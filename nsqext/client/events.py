@@ -8,6 +8,9 @@ from typing import Literal
 
 from attrs import frozen
 
+from nsqext.arguments import is_coroutine_function
+from nsqext.errors import InvalidSetting
+
 __all__ = ("ClientEvent", "ClientEvents", "EventKind")
 
 logger: logging.Logger = logging.getLogger("nsqext.client")
@@ -41,6 +44,16 @@ class ClientEvents:
 
     def __init__(self) -> None:
         self.callbacks: list[Callable[[ClientEvent], object]] = []
+
+    def add(self, callback: Callable[[ClientEvent], object]) -> None:
+        """Call a function on each event from now on.
+
+        Raises:
+            InvalidSetting: it cannot be called, or is a coroutine function, which would never run.
+        """
+        if not callable(callback) or is_coroutine_function(callback):
+            raise InvalidSetting(f"the callback {callback!r} is not a function", hint="declare it with 'def'")
+        self.callbacks.append(callback)
 
     def emit(self, kind: EventKind, topic: str | None, partition: int | None, node: str, detail: str = "") -> None:
         """Call all callbacks; their errors are logged."""

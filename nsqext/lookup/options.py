@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
+from nsqext.arguments import check_kinds, check_positive, check_time
 from nsqext.errors import InvalidSetting
 from nsqext.errors.redaction import redact_url
 from nsqext.transport.options import make_tls_context
@@ -109,17 +110,15 @@ class LookupOptions:
     ca: str | ssl.SSLContext | None = None
 
     def __attrs_post_init__(self) -> None:
+        check_kinds(self)
         for name in ("poll_interval", "max_poll_interval", "request_timeout", "retry_failed"):
-            if not getattr(self, name) > 0:
-                raise InvalidSetting(f"{name}={getattr(self, name)!r} is not a positive time in seconds")
-        for name in ("straggler_timeout", "max_pause"):
-            if not getattr(self, name) >= 0:
-                raise InvalidSetting(f"{name}={getattr(self, name)!r} is negative")
+            check_time(name, getattr(self, name), zero=False)
+        for name in ("straggler_timeout", "max_pause", "poll_jitter"):
+            check_time(name, getattr(self, name))
         if not 0 <= self.poll_jitter < 1:
             raise InvalidSetting(f"poll_jitter={self.poll_jitter!r} is not within 0..1 (1 excluded)")
         for name in _COUNTS:
-            if not getattr(self, name) >= 1:
-                raise InvalidSetting(f"{name}={getattr(self, name)!r} is less than 1")
+            check_positive(name, getattr(self, name))
         if self.auth_secret is not None and not (self.auth_secret.isascii() and self.auth_secret.isprintable()):
             raise InvalidSetting("auth_secret has characters that are not allowed in HTTP headers")
         if isinstance(self.ca, bool):
@@ -179,7 +178,7 @@ def parse_addresses(given: Sequence[str] | str, setting: str) -> tuple[Address, 
 def _split(given: Sequence[str] | str, setting: str) -> Iterable[str]:
     if isinstance(given, str):
         return [text for text in given.split(",") if text.strip()]
-    if isinstance(given, bytes) or not isinstance(given, Iterable):
+    if isinstance(given, (bytes, Mapping)) or not isinstance(given, Iterable):
         raise _not_an_address(given, setting, "write text such as 127.0.0.1:4161, or a list of texts")
     return given
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -109,8 +109,10 @@ def check_middleware(middleware: Sequence[Middleware]) -> tuple[Middleware, ...]
     """Return the middleware as a tuple.
 
     Raises:
-        InvalidSetting: one of the objects is not a `Middleware`.
+        InvalidSetting: it is no list, or one of the objects is not a `Middleware`.
     """
+    if not isinstance(middleware, Iterable):
+        raise InvalidSetting(f"middleware={middleware!r} is no list", hint="give middleware=[...]")
     for one in middleware:
         if not isinstance(one, Middleware):
             raise InvalidSetting(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
+from nsqext.arguments import check_kinds, check_positive, check_time
 from nsqext.errors import InvalidSetting
 from nsqext.protocol.frames import DEFAULT_MAX_FRAME_SIZE
 from nsqext.protocol.layers import MAX_DECODED
@@ -86,15 +87,16 @@ class ConnectionOptions:
     topology_zone: str | None = None
 
     def __attrs_post_init__(self) -> None:
+        check_kinds(self)
         for name in ("connect_timeout", "request_timeout"):
-            if not getattr(self, name) > 0:
-                raise InvalidSetting(f"{name}={getattr(self, name)!r} is not a positive time in seconds")
+            check_time(name, getattr(self, name), zero=False)
         for name in ("max_frame_size", "max_decompressed_size"):
-            if not getattr(self, name) >= 1:
-                raise InvalidSetting(f"{name}={getattr(self, name)!r} is less than 1 byte")
+            check_positive(name, getattr(self, name))
+        check_time("heartbeat_interval", self.heartbeat_interval)
         if not 1 <= self.heartbeat_interval <= 60:
             raise InvalidSetting(f"heartbeat_interval={self.heartbeat_interval!r} is not within 1..60 seconds")
-        if not 0 <= self.deflate_level <= 9:
+        level = self.deflate_level
+        if isinstance(level, bool) or not isinstance(level, int) or not 0 <= level <= 9:
             raise InvalidSetting(f"deflate_level={self.deflate_level!r} is not within 0..9")
         if self.snappy and self.deflate_level:
             raise InvalidSetting("snappy and deflate cannot be used together", hint="choose one")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Never, Self, TypeVar, overload
 
 from attrs import evolve
 
-from nsqext.arguments import check_handler_function, check_positive, options_of, unknown_arguments
+from nsqext.arguments import check_handler_function, check_positive, check_time, options_of, unknown_arguments
 from nsqext.client.consumer.handlers.batches import BatchHandler, BatchLimits, MessageBatch, MessageBatches
 from nsqext.client.consumer.handlers.workers import MessageHandler
 from nsqext.client.consumer.options import ConsumerOptions
@@ -283,6 +283,7 @@ class Consumer:
         """After `start`: wait until the consumer was stopped or cannot continue; then drain and close.
 
         Raises:
+            InvalidState: it was not started, or another event loop opened it.
             NsqError: the consumer cannot continue.
 
         Cancellation drains and closes it.
@@ -379,7 +380,7 @@ class Consumer:
 
         It is called in the event loop and must not block; its errors are logged.
         """
-        self._session.events.callbacks.append(callback)
+        self._session.events.add(callback)
         return callback
 
     async def seek(
@@ -398,7 +399,7 @@ class Consumer:
         Raises:
             InvalidState: the consumer is not open.
             InvalidPartition: a partition that this consumer does not consume.
-            InvalidInput: a topic that it does not consume, or partitions without ``topic``.
+            InvalidInput: no position, a topic that it does not consume, or partitions without ``topic``.
             InvalidSetting: the original NSQ cannot seek.
 
         It waits for partitions without a leader. Cancellation does not revoke the move, which continues later.
@@ -465,6 +466,8 @@ class Consumer:
             NsqError: the consumer cannot continue.
         """
         limits = self._batch_limits(n, float("inf"))
+        if timeout is not None:
+            check_time("timeout", timeout)
         try:
             return await self._session.next_batch(limits, timeout)
         except StopAsyncIteration:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from attrs import field, frozen
 
-from nsqext.arguments import check_groups, check_positive
+from nsqext.arguments import check_groups, check_kinds, check_positive, check_time
 from nsqext.client.consumer.handler_signals import MAX_DELAY
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import LookupOptions
@@ -19,6 +19,7 @@ from nsqext.protocol.identify import (
     FILTER_MULTI,
     FILTER_REGEXP,
     KEY_FAILOVER,
+    ExtFilter,
 )
 from nsqext.protocol.names import check_partition, check_topic
 from nsqext.transport.options import ConnectionOptions
@@ -26,7 +27,6 @@ from nsqext.transport.options import ConnectionOptions
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.position import Position
-    from nsqext.protocol.identify import ExtFilter
 
 __all__ = ("BackoffOptions", "ConsumerOptions", "DeliveryOptions", "FailureOptions", "KeyOf")
 
@@ -38,13 +38,13 @@ KeyOf = Callable[["Message"], str | bytes | None]
 
 def _check_times(settings: object, *names: str, zero: bool = True) -> None:
     for name in names:
-        value = getattr(settings, name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not (value >= 0 if zero else value > 0):
-            raise InvalidSetting(f"{name}={value!r} is {'negative' if zero else 'not positive'}, or no time in seconds")
+        check_time(name, getattr(settings, name), zero=zero)
 
 
 def _check_filter(wanted: ExtFilter) -> None:
     """Raise for an invalid filter: servers ignore it and only log this."""
+    if not isinstance(wanted, ExtFilter):
+        raise InvalidSetting(f"ext_filter={wanted!r} is not a filter", hint="give nsqext.ExtFilter(...)")
     if wanted.type == FILTER_MULTI:
         if wanted.key not in ("any", "all") or not wanted.pairs or not all(map(all, wanted.pairs)):
             raise InvalidSetting(
@@ -78,6 +78,7 @@ class BackoffOptions:
     def __attrs_post_init__(self) -> None:
         if self.mode not in ("consumer", "connection", "off"):
             raise InvalidSetting(f"mode={self.mode!r} is none of 'consumer', 'connection' and 'off'")
+        check_kinds(self)
         _check_times(self, "base", "max_wait", zero=False)
         if self.mode != "off" and self.max_wait < 2 * self.base:
             raise InvalidSetting(
@@ -112,6 +113,7 @@ class FailureOptions:
     report_attempts: int = 10
 
     def __attrs_post_init__(self) -> None:
+        check_kinds(self)
         _check_times(self, "requeue_delay", "max_requeue_delay")
         if self.max_requeue_delay > MAX_DELAY:
             raise InvalidSetting(f"max_requeue_delay={self.max_requeue_delay!r} is longer than servers accept (3 days)")
@@ -163,6 +165,7 @@ class DeliveryOptions:
     def __attrs_post_init__(self) -> None:
         if self.on_lost not in ("raise", "ignore"):
             raise InvalidSetting(f"on_lost={self.on_lost!r} is neither 'raise' nor 'ignore'")
+        check_kinds(self)
         _check_times(self, "block_warning", "redelivery_wait", "gap_wait")
         size = self.max_unpacked_bytes
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
@@ -244,6 +247,7 @@ class ConsumerOptions:
     lookup: LookupOptions = field(factory=LookupOptions)
 
     def __attrs_post_init__(self) -> None:
+        check_kinds(self)
         rate = self.sample_rate
         if isinstance(rate, bool) or not isinstance(rate, int) or not 0 <= rate <= 99:
             raise InvalidSetting(f"sample_rate={self.sample_rate!r} is not within 0..99")

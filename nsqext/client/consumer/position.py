@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
     from nsqext.types import Address
 
-__all__ = ("Position", "channel_exists", "move_channel")
+__all__ = ("Position", "channel_exists", "check_position", "move_channel")
 
 _FUTURE = 365 * 24 * 3600.0
 _OPTIONS = LookupOptions(request_timeout=5.0)
@@ -102,6 +102,16 @@ def _count(value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise InvalidInput(f"{value!r} is not a position: it must be an integer of 0 or more")
     return value
+
+
+def check_position(value: object) -> None:
+    """Check that a value is a position.
+
+    Raises:
+        InvalidInput: it is not.
+    """
+    if not isinstance(value, Position):
+        raise InvalidInput(f"{value!r} is not a position", hint="give nsqext.Position.earliest(), for example")
 
 
 async def channel_exists(http: Address, topic: str, partition: int, channel: str) -> bool:

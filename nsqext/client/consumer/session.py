@@ -81,10 +81,15 @@ class ConsumerSession:
             max_in_flight, backoff, spec.options.max_in_flight_bytes, spec.options.initial_ready
         )
         self.dispatcher: MessageDispatcher = MessageDispatcher(spec.options, self.flow, self.fail)
-        self.group: SubscriptionGroup = SubscriptionGroup(
-            self.flow, backoff, self.dispatcher.tick, self.events, self.dispatcher.unpack_budget
-        )
         self._tasks = BackgroundTasks("consumer", self._close)
+        self.group: SubscriptionGroup = SubscriptionGroup(
+            self.flow,
+            backoff,
+            self.dispatcher.tick,
+            self.events,
+            self.dispatcher.unpack_budget,
+            self._tasks.check_event_loop,
+        )
         self.topics: TopicSubscriptions = TopicSubscriptions(
             selection,
             SubscriberContext(spec, self.group, metadata, self.dispatcher.dispatch, self.events, self._tasks),
@@ -133,6 +138,10 @@ class ConsumerSession:
 
     async def wait(self) -> None:
         """Wait for the end and close; see `Consumer.wait`."""
+        if self._tasks.loop is None:
+            self._tasks.check()
+        if not self.ended.is_set():
+            self._tasks.check_event_loop()
         self._raises = True
         try:
             await self.ended.wait()
@@ -248,6 +257,7 @@ class ConsumerSession:
             self._tasks.check()
         queue = self.dispatcher.queue
         if queue.messages and _clock() - self._given_at > _SLICE:
+            self._tasks.check_event_loop()
             self.flush()
             await checkpoint()
             self._given_at = _clock()
@@ -257,6 +267,7 @@ class ConsumerSession:
             if queue.stopped:
                 raise StopAsyncIteration
             if not queue.messages:
+                self._tasks.check_event_loop()
                 self._raises = True
                 self.flush()
                 await queue.wait()
@@ -298,6 +309,7 @@ class ConsumerSession:
         """
         if not self._joined:
             self._tasks.check()
+        self._tasks.check_event_loop()
         self.flow.concurrency = max(self.flow.concurrency, limits.max_count)
         self._raises = True
         messages = await self._batches.collect(limits, float("inf") if timeout is None else _clock() + timeout)
@@ -321,6 +333,10 @@ class ConsumerSession:
     async def seek(self, position: Position, partitions: Sequence[int] | None, topic: str | None) -> None:
         """Move the channel; see `Consumer.seek`."""
         self._tasks.check()
+        # imported lazily: it pulls in the HTTP client
+        from nsqext.client.consumer.position import check_position
+
+        check_position(position)
         if self.dispatcher.stopped:
             raise InvalidState("the consumer is closed", topic=self._topic)
         await self.topics.seek(position, partitions, topic)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import anyio
 from attrs import define, frozen
 
+from nsqext.arguments import check_positive, check_time
 from nsqext.client.producer.request import OutgoingMessage, encode_message, key_bytes
 from nsqext.errors import (
     BatchFailed,
     DeliveryUnknown,
     InvalidInput,
-    InvalidSetting,
     InvalidState,
     NsqError,
     PublishFailed,
@@ -56,11 +56,9 @@ class BatcherLimits:
     max_pending: int = 10_000
 
     def __attrs_post_init__(self) -> None:
-        if not self.linger >= 0:
-            raise InvalidSetting(f"linger={self.linger!r} is negative")
+        check_time("linger", self.linger)
         for name in ("max_count", "max_bytes", "max_pending"):
-            if not getattr(self, name) >= 1:
-                raise InvalidSetting(f"{name}={getattr(self, name)!r} is less than 1")
+            check_positive(name, getattr(self, name))
 
 
 @define(eq=False)

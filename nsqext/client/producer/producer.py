@@ -271,7 +271,7 @@ class Producer:
         It is called in the event loop and must not block; its errors are logged. A connection that ended while nothing
         was published is reported within a second.
         """
-        self._events.callbacks.append(callback)
+        self._events.add(callback)
         return callback
 
     # Publishing
@@ -558,4 +558,6 @@ class Producer:
 def _listed(messages: Iterable[bytes | OutgoingMessage], topic: str) -> Sequence[bytes | OutgoingMessage]:
     if isinstance(messages, (bytes, bytearray, str)):
         raise InvalidBody("publish_many needs a list of bodies, not one body", hint="use publish", topic=topic)
+    if not isinstance(messages, Iterable):
+        raise InvalidBody(f"publish_many needs a list of bodies, not {type(messages).__name__}", topic=topic)
     return messages if isinstance(messages, Sequence) else list(messages)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar, overload
 import anyio
 from attrs import frozen
 
-from nsqext.arguments import check_positive
+from nsqext.arguments import check_positive, check_time
 from nsqext.client.consumer.handler_signals import check_delay
 from nsqext.client.consumer.handlers.in_flight import requeue_unanswered
 from nsqext.client.consumer.message import Message
-from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, MessageNotInFlight
+from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.message_queue import MessageQueue
@@ -47,10 +47,8 @@ class BatchLimits:
     max_wait: float = 0.2
 
     def __attrs_post_init__(self) -> None:
-        wait = self.max_wait
         check_positive("max_count", self.max_count)
-        if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not wait >= 0:
-            raise InvalidSetting(f"max_wait={wait!r} is negative, or no time in seconds")
+        check_time("max_wait", self.max_wait)
 
 
 class _Answerable(Protocol):

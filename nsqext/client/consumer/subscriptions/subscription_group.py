@@ -39,6 +39,7 @@ class SubscriptionGroup:
             afterwards.
         events: receives changes of the backoff.
         unpack_budget: bounds the unpacked bytes of compressed messages.
+        check_event_loop: raises `InvalidState` in another event loop than that of the consumer.
 
     Attributes:
         live: open subscriptions, of all topics.
@@ -55,6 +56,7 @@ class SubscriptionGroup:
         ticked: Callable[[float, float], object],
         events: ClientEvents,
         unpack_budget: UnpackBudget,
+        check_event_loop: Callable[[], object],
     ) -> None:
         self.unpack_budget: UnpackBudget = unpack_budget
         self.live: dict[Subscription, None] = {}  # a set that keeps the order
@@ -65,6 +67,7 @@ class SubscriptionGroup:
         self._flow = flow
         self._ticked = ticked
         self._events = events
+        self._check_event_loop = check_event_loop
         self._unsent: list[Subscription] = []
         self._flush_due = anyio.Event()
         self._tick_due = anyio.Event()
@@ -154,7 +157,12 @@ class SubscriptionGroup:
     # Sending
 
     def needs_flush(self, subscription: Subscription) -> None:
-        """Record that a subscription has commands to send; they are sent at the end of this turn of the event loop."""
+        """Record that a subscription has commands to send; they are sent at the end of this turn of the event loop.
+
+        Raises:
+            InvalidState: called in another event loop, or in a thread without one.
+        """
+        self._check_event_loop()
         self._unsent.append(subscription)
         self._flush_due.set()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -44,10 +44,12 @@ class TopicSelection:
 
     Raises:
         InvalidName: a name that servers refuse, or a pattern that no name can match.
-        InvalidSetting: no topic is given.
+        InvalidSetting: no topic is given, or something else than text.
     """
 
     def __init__(self, topics: str | Iterable[str], excluded: str | None = None) -> None:
+        if not isinstance(topics, Iterable) or isinstance(topics, (bytes, Mapping)):
+            raise InvalidSetting(f"topics={topics!r} is neither a topic nor a list of topics", hint="give text")
         self.given: tuple[str, ...] = (topics,) if isinstance(topics, str) else tuple(dict.fromkeys(topics))
         if not self.given:
             raise InvalidSetting(f"topics={topics!r} leaves nothing to consume", hint="give a name or a pattern")

@@ -1,0 +1,264 @@
+"""Misuse of the public names: a clear error at once, never a hang, a late AttributeError, or an ignored setting."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from secrets import token_hex
+from typing import Any, cast
+
+import anyio
+import attrs
+import pytest
+
+import nsqext
+from nsqext import (
+    Admin,
+    App,
+    BackoffOptions,
+    ConnectionOptions,
+    Consumer,
+    ConsumerOptions,
+    DeliveryOptions,
+    FailureOptions,
+    LookupOptions,
+    OutgoingMessage,
+    Producer,
+    ProducerOptions,
+    Router,
+)
+from nsqext.broker import Cluster
+from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, NsqError
+
+pytestmark = pytest.mark.anyio
+
+NOWHERE = "127.0.0.1:1"
+OPTIONS = (
+    BackoffOptions,
+    ConnectionOptions,
+    ConsumerOptions,
+    DeliveryOptions,
+    FailureOptions,
+    LookupOptions,
+    ProducerOptions,
+)
+MEMBERS = [(kind, member.name, str(member.type)) for kind in OPTIONS for member in attrs.fields(kind)]
+anything = cast("Any", object())
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """One node."""
+    with Cluster(nodes=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> str:
+    """A topic with the channel ``ch``."""
+    name = f"orders_{token_hex(4)}"
+    cluster.create_topic(name, partitions=2, channels=["ch"])
+    return name
+
+
+async def in_another_loop(function: Callable[[], Any]) -> None:
+    """Call a function in the event loop of another thread."""
+
+    async def call() -> None:
+        result = function()
+        if hasattr(result, "__await__"):
+            async with asyncio.timeout(5):
+                await result
+
+    await anyio.to_thread.run_sync(asyncio.run, call())
+
+
+# Arguments
+
+
+@pytest.mark.parametrize(("kind", "name", "annotation"), MEMBERS, ids=lambda value: getattr(value, "__name__", value))
+def test_an_option_of_another_kind_is_refused(kind: type, name: str, annotation: str) -> None:
+    with pytest.raises((NsqError, TypeError)):
+        kind(**{name: anything})
+    if "bool" in annotation.split(" | "):
+        with pytest.raises(InvalidSetting):
+            kind(**{name: 1})
+    elif annotation in ("int", "float"):
+        with pytest.raises(InvalidSetting):
+            kind(**{name: True})
+
+
+def test_a_secret_of_another_kind_is_not_shown() -> None:
+    with pytest.raises(InvalidSetting, match=r"^auth_secret is a bytes: give text$"):
+        ConnectionOptions(auth_secret=cast("Any", b"hidden"))
+
+
+async def handle(message: nsqext.Message) -> None:
+    """Do nothing."""
+
+
+async def no_generator(app: App) -> None:
+    """Do nothing."""
+
+
+def refused_arguments() -> dict[str, Callable[[], object]]:
+    """Return calls with bad arguments, by name."""
+    app = App(NOWHERE)
+    consumer = Consumer("orders", "billing", lookupd=NOWHERE)
+    return {
+        "topics of a mapping": lambda: Consumer(cast("Any", {"orders": 1}), "billing", lookupd=NOWHERE),
+        "topics of bytes": lambda: Consumer(cast("Any", b"orders"), "billing", lookupd=NOWHERE),
+        "topics of nothing": lambda: setattr(consumer, "topics", None),
+        "addresses of a mapping": lambda: Producer(cast("Any", {"127.0.0.1": 4161})),
+        "url of a number": lambda: Producer.from_url(cast("Any", 5)),
+        "ext_filter of text": lambda: ConsumerOptions(ext_filter=cast("Any", "country")),
+        "batches": lambda: consumer.batches(max_wait=cast("Any", "1")),
+        "event callback": lambda: consumer.on_event(anything),
+        "event callback that would be awaited": lambda: consumer.on_event(cast("Any", no_generator)),
+        "event callback of a producer": lambda: Producer(NOWHERE).on_event(anything),
+        "admin timeout": lambda: Admin(NOWHERE, timeout=-1),
+        "admin timeout of text": lambda: Admin(NOWHERE, timeout=cast("Any", "30")),
+        "default that handlers do not have": lambda: App(NOWHERE, handler_defaults={"max_inflight": 5}),
+        "defaults of a number": lambda: App(NOWHERE, handler_defaults=cast("Any", 5)),
+        "middleware of a number": lambda: App(NOWHERE, middleware=cast("Any", 5)),
+        "router of nothing": lambda: app.include_router(cast("Any", None)),
+        "router of a class": lambda: app.include_router(cast("Any", Router)),
+        "lifespan that is no generator": lambda: app.lifespan(cast("Any", no_generator)),
+        "lifespan of nothing": lambda: app.lifespan(cast("Any", None)),
+    }
+
+
+@pytest.mark.parametrize("name", refused_arguments())
+def test_a_bad_argument_is_refused(name: str) -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        refused_arguments()[name]()
+    assert caught.value.hint or "seconds" in str(caught.value)
+
+
+# Order of calls
+
+
+async def test_waiting_for_what_was_not_started_is_refused() -> None:
+    with anyio.fail_after(5), pytest.raises(InvalidState, match="consumer is not open"):
+        await Consumer("orders", "billing", lookupd=NOWHERE).wait()
+    with anyio.fail_after(5), pytest.raises(InvalidState, match="app is not running"):
+        await App(NOWHERE).wait()
+
+
+async def test_run_inside_of_an_event_loop_names_serve() -> None:
+    app = App(NOWHERE)
+    app.handler("orders", "billing")(handle)
+    with pytest.raises(InvalidState, match=r"await app\.serve\(\)"):
+        app.run()
+
+
+async def test_one_test_of_an_app_at_a_time() -> None:
+    app = App(NOWHERE)
+    app.handler("orders", "billing")(handle)
+    before = app.test()
+    with pytest.raises(InvalidState, match="has not begun"):
+        await before.deliver("orders", b"1")
+    async with app.test() as test:
+        with pytest.raises(InvalidState, match="tested already"):
+            await app.test().__aenter__()
+        with pytest.raises(InvalidState, match="tested without a server"):
+            await app.start()
+        assert await test.deliver("orders", b"1") == [None]
+        bad: list[dict[str, Any]] = [
+            {"trace_id": -1},
+            {"trace_id": "7"},
+            {"attempts": "x"},
+            {"attempts": 0},
+            {"key": 5},
+        ]
+        for arguments in bad:
+            with pytest.raises((InvalidInput, InvalidSetting)):
+                await test.deliver("orders", b"1", **arguments)
+    with pytest.raises(InvalidState, match="has ended"):
+        await test.deliver("orders", b"1")
+    with pytest.raises(InvalidSetting, match="is not an address"):
+        await app.test("nowhere:port").__aenter__()
+    async with app.test() as test:  # the failed one left nothing behind
+        await test.deliver("orders", b"1")
+
+
+async def test_a_direct_test_refuses_publishes_that_a_server_would_refuse() -> None:
+    app = App(NOWHERE)
+    app.handler("orders", "billing")(handle)
+    async with app.test() as test:
+        with pytest.raises(InvalidInput):
+            await app.publish("no topic", b"1")
+        with pytest.raises(InvalidInput):
+            await app.producer.publish("orders", cast("Any", "text"))
+        with pytest.raises(InvalidInput):
+            await app.producer.publish_many("orders", [OutgoingMessage(b"1", headers={"user": cast("Any", 5)})])
+        assert not test.published
+
+
+# On a server
+
+
+async def test_a_refused_seek_leaves_the_consumer_as_it_was(cluster: Cluster, topic: str) -> None:
+    async with Producer(cluster.lookupd) as producer, Consumer(topic, "ch", lookupd=cluster.lookupd) as consumer:
+        with anyio.fail_after(5), pytest.raises(InvalidInput, match=r"Position\.earliest"):
+            await consumer.seek(cast("Any", None))
+        receipt = await producer.publish(topic, b"one")
+        with anyio.fail_after(5):
+            message = await anext(consumer)
+        assert (message.body, message.partition) == (b"one", receipt.partition)
+        for timeout in (-1, float("nan"), "1", True):
+            with pytest.raises(InvalidSetting, match="timeout="):
+                await consumer.fetch(1, cast("Any", timeout))
+        await message.finish()
+
+
+async def test_a_consumer_refuses_other_event_loops_and_continues(cluster: Cluster, topic: str) -> None:
+    async with Producer(cluster.lookupd) as producer, Consumer(topic, "ch", lookupd=cluster.lookupd) as consumer:
+        await producer.publish(topic, b"one")
+        message = await anext(consumer)
+        calls: list[Callable[[], Any]] = [
+            lambda: consumer.fetch(1, 1.0),
+            lambda: anext(consumer.batches()),
+            lambda: anext(consumer),
+            consumer.wait,
+            message.finish,
+            message.requeue,
+            message.touch,
+        ]
+        for call in calls:
+            with pytest.raises(InvalidState, match="another event loop"):
+                await in_another_loop(call)
+        with pytest.raises(InvalidState, match="another event loop"):
+            await anyio.to_thread.run_sync(consumer.pause)
+        await message.finish()  # it was not answered by the refused calls
+        await producer.publish(topic, b"two")
+        with anyio.fail_after(5):
+            message = await anext(consumer)
+        assert message.body == b"two"
+        await message.finish()
+        statistics = consumer.statistics()
+        assert (statistics.finished, statistics.requeued, statistics.in_flight) == (2, 0, 0)
+
+
+async def test_admin_refuses_what_would_change_something_else_or_nothing(cluster: Cluster, topic: str) -> None:
+    async with Admin(cluster.lookupd) as admin:
+        with anyio.fail_after(5), pytest.raises(InvalidInput, match="is not a position"):
+            await admin.seek_channel(topic, "ch", cast("Any", "latest"))
+        with pytest.raises(InvalidInput, match=r"give channels=\['billing'\]"):
+            await admin.create_topic("invoices", channels="billing")
+        with pytest.raises(InvalidInput, match="known are"):
+            await admin.tombstone(topic, "127.0.0.1:1")
+        with pytest.raises(InvalidState, match="another event loop"):
+            await in_another_loop(admin.topics)
+        assert "invoices" not in await admin.topics()
+
+
+async def test_a_lifespan_with_its_own_context_manager_is_refused() -> None:
+    from contextlib import asynccontextmanager
+
+    @asynccontextmanager
+    async def lifespan(app: App) -> AsyncIterator[None]:
+        yield
+
+    with pytest.raises(InvalidSetting, match="without @asynccontextmanager"):
+        App(NOWHERE).lifespan(cast("Any", lifespan))

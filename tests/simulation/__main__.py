@@ -21,7 +21,7 @@ from attrs import frozen
 from nsqext.testing.simulation import Fault, Run, run_seed
 from nsqext.testing.simulation.runner import shrink
 from tests.simulation.mutations import MUTATIONS
-from tests.simulation.plan import Plan, Size, draw_plan
+from tests.simulation.plan import FEATURES, Plan, Size, draw_plan
 from tests.simulation.workload import histories, run_schedule
 
 MOST_TURNS = 200_000
@@ -93,10 +93,15 @@ def new_pool(processes: int, tasks: int) -> Pool:
 
 
 def run_one(
-    seed: int, faults: Sequence[Fault] | None = None, *, size: Size | None = None, keep_trace: bool = False
+    seed: int,
+    faults: Sequence[Fault] | None = None,
+    *,
+    size: Size | None = None,
+    features: Sequence[str] | None = None,
+    keep_trace: bool = False,
 ) -> Run:
     """Run the schedule of a seed."""
-    return run_plan(draw_plan(seed, size, faults), keep_trace=keep_trace)
+    return run_plan(draw_plan(seed, size, faults, features), keep_trace=keep_trace)
 
 
 def run_plan(plan: Plan, *, keep_trace: bool = False) -> Run:
@@ -119,11 +124,11 @@ def text_of(error: BaseException | None) -> str:
     return "" if error is None else f"{type(error).__name__}: {error}"
 
 
-def measure(seed: int, mutation: str = "", size: Size | None = None) -> Figures:
+def measure(seed: int, mutation: str = "", size: Size | None = None, features: Sequence[str] | None = None) -> Figures:
     """Run the schedule of a seed, with a bug put in if one is named."""
     began = time.process_time()
     with MUTATIONS[mutation].applied() if mutation else nullcontext():
-        run = run_one(seed, size=size)
+        run = run_one(seed, size=size, features=features)
     cpu = time.process_time() - began
     publishes = histories[-1].publishes if histories else []
     deliveries = histories[-1].deliveries if histories else []
@@ -163,12 +168,12 @@ def print_table(found: list[Figures], seconds: float, cpu: float) -> None:
         say(f"{name:32} {value:>12}")
 
 
-def explain(seed: int, size: Size | None) -> None:
+def explain(seed: int, size: Size | None, features: Sequence[str] | None) -> None:
     """Run one seed and print its faults, its last events and what was found, with as few faults as fail."""
-    run = run_one(seed, size=size, keep_trace=True)
+    run = run_one(seed, size=size, features=features, keep_trace=True)
     say(f"seed {seed}: trace {run.trace}, {run.seconds:.3f} virtual s")
     if run.error is not None:
-        run = shrink(run, lambda faults: run_one(seed, faults, size=size, keep_trace=True))
+        run = shrink(run, lambda faults: run_one(seed, faults, size=size, features=features, keep_trace=True))
         for line in run.lines[-40:]:
             say(f"  {line}")
     for fault in run.faults:
@@ -184,13 +189,18 @@ def main() -> int:
     parser.add_argument("--fresh", action="store_true", help="begin at a random seed, which is printed")
     parser.add_argument("--seed", type=int, help="run one seed, and show its faults and events")
     parser.add_argument("--size", choices=("short", "long"), help="only schedules of this size")
+    parser.add_argument(
+        "--features", nargs="*", choices=FEATURES, help="what all clients use, instead of a few by seed"
+    )
     parser.add_argument("--seconds", type=float, default=0.0, help="start no more seeds after this time")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
     option = f" --size {given.size}" if given.size else ""
+    if given.features is not None:
+        option += " ".join((" --features", *given.features))
     if given.seed is not None:
         quiet()
-        explain(given.seed, given.size)
+        explain(given.seed, given.size, given.features)
         return 0
     if given.fresh:
         given.first = SystemRandom().randrange(10**6, 10**9)
@@ -199,7 +209,7 @@ def main() -> int:
     began = last = time.monotonic()
     seeds = range(given.first, given.first + given.seeds)
     with new_pool(given.processes, CHUNKS) as pool:
-        for figures in pool.imap(partial(measure, size=given.size), seeds, CHUNK):
+        for figures in pool.imap(partial(measure, size=given.size, features=given.features), seeds, CHUNK):
             found.append(figures)
             if figures.error:
                 say(f"seed {figures.seed}: {figures.error}")

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 
-from tests.simulation.history import Channel, Delivery, History, Publish
+from tests.simulation.history import Channel, Delivery, History, Letter, Publish
 from tests.simulation.promises import broken_promises
 
 __all__ = ("CHECKERS", "judge")
@@ -26,8 +26,10 @@ Checker = Callable[[History], Iterator[str]]
 
 
 def lost(history: History) -> Iterator[str]:
-    """*A publish that returned is stored*; *at least once*: each channel handles it."""
+    """*A publish that returned is stored*; *at least once*: each channel handles it, or its dead letter is handled."""
     handled = {(found.topic, found.channel, found.body) for found in history.deliveries if found.outcome == "returned"}
+    for channel in history.channels:
+        handled |= {(channel.topic, channel.name, body) for topic, _, body in handled if topic == channel.letters}
     for channel in history.channels:
         for publish in history.publishes:
             due = publish.topic == channel.topic and publish.outcome == "stored"
@@ -59,6 +61,8 @@ def phantom(history: History) -> Iterator[str]:
 def invented(history: History) -> Iterator[str]:
     """A message that is delivered was published to that topic."""
     known = {(publish.topic, publish.body) for publish in history.publishes}
+    for channel in history.channels:
+        known |= {(channel.letters, body) for topic, body in known if topic == channel.topic and channel.letters}
     for delivery in history.deliveries:
         if (delivery.topic, delivery.body) not in known:
             yield f"{delivery.body!r} was delivered on {delivery.channel}, and never published to {delivery.topic}"
@@ -69,8 +73,9 @@ def stored_twice(history: History) -> Iterator[str]:
     copies: dict[tuple[str, bytes], set[tuple[int, int]]] = defaultdict(set)
     for delivery in history.deliveries:
         copies[delivery.topic, delivery.body].add((delivery.partition, delivery.message_id))
-    for (_, body), found in copies.items():
-        if len(found) > 1 and history.on_unknown == "raise":
+    letters = {channel.letters for channel in history.channels}  # published by consumers, which repeat
+    for (topic, body), found in copies.items():
+        if len(found) > 1 and history.on_unknown == "raise" and topic not in letters:
             yield f"{body!r} is stored {len(found)} times, although nothing may be sent again"
 
 
@@ -92,7 +97,7 @@ def reordered(history: History) -> Iterator[str]:
         for publish in history.publishes:
             if publish.topic == channel.topic and publish.outcome == "stored" and publish.body in first:
                 key = publish.key if channel.order == "key" else ""
-                rows[publish.partition, key].append(publish)
+                rows[first[publish.body].partition, key].append(publish)
         for (partition, key), row in rows.items():
             where = f"{channel.topic}[{partition}]/{channel.name} key {key!r}"
             if channel.order == "key" and not channel.shared:
@@ -238,7 +243,7 @@ def unbounded_waits(history: History) -> Iterator[str]:
     for publish in history.publishes:
         if publish.outcome == "pending":
             yield f"{publish.body!r}: the publish of {publish.begin:.3f} s never ended"
-        elif publish.outcome != "killed" and publish.end - publish.begin > history.timeout + history.paused + 2:
+        elif publish.outcome != "killed" and publish.end - publish.begin > _longest(publish, history):
             yield f"{publish.body!r}: the publish took {publish.end - publish.begin:.3f} s"
         elif history.healed is None or publish.begin < history.healed + history.settle:
             continue
@@ -246,6 +251,10 @@ def unbounded_waits(history: History) -> Iterator[str]:
             yield f"{publish.body!r}: the publish of {publish.begin:.3f} s, after all faults, failed: {publish.error}"
     if history.close_seconds > _CLOSE:
         yield f"closing took {history.close_seconds:.3f} s"
+
+
+def _longest(publish: Publish, history: History) -> float:
+    return history.timeout + publish.patience + history.paused + 2.0
 
 
 def _discovers(publish: Publish, history: History) -> bool:
@@ -313,6 +322,77 @@ def two_owners_of_a_key(history: History) -> Iterator[str]:
                 running[place] = delivery
 
 
+def wrong_tag(history: History) -> Iterator[str]:
+    """*A consumer with a tag receives messages of that tag*, and other consumers only while none of it is connected."""
+    publishes = {publish.body: publish for publish in history.publishes}
+    for delivery in history.deliveries:
+        publish = publishes.get(delivery.body)
+        if publish is None:
+            continue
+        tag = history.tags.get(delivery.consumer, "")
+        if tag and tag != publish.tag:
+            yield f"{delivery.body!r} of tag {publish.tag!r} was delivered to {delivery.consumer} of tag {tag!r}"
+        if tag or not publish.tag:
+            continue
+        for wanted in history.wanted:
+            missed = (wanted.topic, wanted.channel, wanted.tag) == (delivery.topic, delivery.channel, publish.tag)
+            connected = wanted.begin <= publish.begin and delivery.begin <= wanted.end
+            if missed and connected and not _faulty(history, wanted.begin, delivery.begin):
+                yield (
+                    f"{delivery.body!r} of tag {publish.tag!r} was delivered to {delivery.consumer} without a tag at "
+                    f"{delivery.begin:.3f} s, and a consumer of its tag was connected since {wanted.begin:.3f} s"
+                )
+
+
+def _faulty(history: History, begin: float, end: float) -> bool:
+    """Return whether a fault may have ended a connection; consumers that leave end only their own."""
+    return any(first - 1.0 <= end and begin <= last + history.settle for first, last in history.faults)
+
+
+def dead_letters(history: History) -> Iterator[str]:
+    """A message is a dead letter after it failed so many times, is not handled more often, and is not kept as well."""
+    for channel in history.channels:
+        if not channel.letters:
+            continue
+        mine = [found for found in history.deliveries if (found.topic, found.channel) == (channel.topic, channel.name)]
+        for delivery in mine:
+            if delivery.attempts > channel.max_attempts:
+                yield f"{delivery.body!r} was handled in attempt {delivery.attempts}, at {delivery.begin:.3f} s"
+        begins: dict[tuple[int, int], list[Delivery]] = defaultdict(list)
+        for delivery in mine:
+            begins[delivery.partition, delivery.message_id].append(delivery)
+        first: dict[tuple[int, int], Letter] = {}
+        for letter in history.letters:
+            place = letter.partition, letter.message_id
+            before = [found for found in begins[place] if found.begin <= letter.begin]
+            failed = any(found.outcome != "returned" and found.end <= letter.begin for found in before)
+            if not failed and letter.attempts <= channel.max_attempts:
+                yield f"{letter.body!r} has a letter at {letter.begin:.3f} s, {letter.error!r}, and did not fail"
+            other = first.setdefault(place, letter)
+            if other.copy != letter.copy and not _disturbed(history, _began(before), other.begin):
+                yield f"{letter.body!r} has two letters without a cause, at {other.begin:.3f} and {letter.begin:.3f} s"
+        for place, letter in first.items():
+            again = [found.begin for found in begins[place] if found.begin > letter.begin]
+            if again and not _disturbed(history, _began(begins[place]), again[0]):
+                yield f"{letter.body!r} was delivered at {again[0]:.3f} s, after its letter, without a cause"
+
+
+def _began(deliveries: list[Delivery]) -> float:
+    return min((delivery.begin for delivery in deliveries), default=0.0)
+
+
+def refused_answers(history: History) -> Iterator[str]:
+    """An answer is refused only when a consumer was lost, a timeout passed, or a leader changed."""
+    for when, error in history.refused:
+        if not _disturbed(history, when, when):
+            yield f"a message was not in flight any more at {when:.3f} s without a cause: {error}"
+
+
+def unanswered(history: History) -> Iterator[str]:
+    """A message is answered when its handler has ended, or its batch was finished."""
+    yield from history.unanswered
+
+
 def rdy_exceeded(history: History) -> Iterator[str]:
     """A node never has more messages in flight on a connection than its RDY count."""
     yield from history.rdy_exceeded
@@ -355,6 +435,10 @@ CHECKERS: dict[str, Checker] = {
         unbounded_waits,
         late_deliveries,
         two_owners_of_a_key,
+        wrong_tag,
+        dead_letters,
+        refused_answers,
+        unanswered,
         rdy_exceeded,
         unbounded_memory,
         undocumented_errors,

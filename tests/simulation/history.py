@@ -6,7 +6,7 @@ from typing import Literal
 
 from attrs import define, field
 
-__all__ = ("ALWAYS", "Channel", "Delivery", "History", "Publish")
+__all__ = ("ALWAYS", "Channel", "Delivery", "History", "Letter", "Publish", "Wanted")
 
 ALWAYS = float("inf")
 
@@ -31,6 +31,9 @@ class Publish:
         message_id: of its receipt; None if the receipt has none.
         offset: of its receipt; None if the receipt has none.
         batch: number of its batch; 0 if it was published alone.
+        tag: its tag; empty without one.
+        headers: its headers.
+        patience: seconds by which the publish may take longer than its timeout: batches before it.
     """
 
     body: bytes
@@ -45,6 +48,9 @@ class Publish:
     message_id: int | None = None
     offset: int | None = None
     batch: int = 0
+    tag: str = ""
+    headers: dict[str, str] = field(factory=dict)
+    patience: float = 0.0
 
 
 @define(eq=False)
@@ -77,6 +83,48 @@ class Delivery:
 
 
 @define(eq=False)
+class Wanted:
+    """A consumer with a tag was connected to a channel.
+
+    Attributes:
+        topic: the topic.
+        channel: the channel.
+        tag: the tag.
+        begin: when it was connected.
+        end: when it began to close.
+    """
+
+    topic: str
+    channel: str
+    tag: str
+    begin: float
+    end: float = ALWAYS
+
+
+@define(eq=False)
+class Letter:
+    """A dead letter that was handled.
+
+    Attributes:
+        body: of the message.
+        begin: when the handler of the letter was called.
+        copy: internal id of the letter.
+        partition: of the message, as the letter says.
+        message_id: internal id of the message, as the letter says.
+        attempts: of the message, as the letter says.
+        error: the cause, as the letter says.
+    """
+
+    body: bytes
+    begin: float
+    copy: int
+    partition: int
+    message_id: int
+    attempts: int
+    error: str
+
+
+@define(eq=False)
 class Channel:
     """What a channel promises.
 
@@ -85,12 +133,16 @@ class Channel:
         name: its name.
         order: ``key`` within a key and partition, ``partition``, or empty for none.
         shared: consumers share it, and the server gives each key to one of them.
+        max_attempts: after so many, a message that failed goes to the dead letters; 0 for never.
+        letters: the dead-letter topic; empty without one.
     """
 
     topic: str
     name: str
     order: Literal["", "key", "partition"] = ""
     shared: bool = False
+    max_attempts: int = 0
+    letters: str = ""
 
 
 @define(eq=False)
@@ -103,6 +155,7 @@ class History:
         publishes: in the order of their begins.
         deliveries: in the order of their begins.
         disturbances: begin and end of everything that may cause a redelivery: faults, and consumers that ended.
+        faults: begin and end of each fault, and of moves of leaders after them.
         healed: when the last fault had ended; None before that.
         concurrency: handlers that each consumer may run at once.
         timeout: of publishes, in seconds.
@@ -112,6 +165,11 @@ class History:
         close_seconds: longest time that closing a client took.
         left_over: sockets and tasks that existed after everything was closed.
         changed: messages whose headers are not those that were published.
+        tags: tag of each consumer that has one, by its name.
+        wanted: when consumers with a tag were connected.
+        letters: dead letters that were handled, in the order of their deliveries.
+        refused: time and error of each answer to a message that was not in flight any more.
+        unanswered: consumers with messages that were received, handled and not answered.
         order_given_up: topic, partition and time of each warning that lanes do not wait for messages any longer.
         rdy_exceeded: messages that a node sent beyond the RDY count of a connection.
         samples: time, and numbers of tasks, sockets and sessions, while clients ran.
@@ -125,6 +183,7 @@ class History:
     publishes: list[Publish] = field(factory=list)
     deliveries: list[Delivery] = field(factory=list)
     disturbances: list[tuple[float, float]] = field(factory=list)
+    faults: list[tuple[float, float]] = field(factory=list)
     healed: float | None = None
     concurrency: dict[str, int] = field(factory=dict)
     timeout: float = 30.0
@@ -134,6 +193,11 @@ class History:
     close_seconds: float = 0.0
     left_over: list[str] = field(factory=list)
     changed: list[str] = field(factory=list)
+    tags: dict[str, str] = field(factory=dict)
+    wanted: list[Wanted] = field(factory=list)
+    letters: list[Letter] = field(factory=list)
+    refused: list[tuple[float, str]] = field(factory=list)
+    unanswered: list[str] = field(factory=list)
     order_given_up: list[tuple[str, int, float]] = field(factory=list)
     rdy_exceeded: list[str] = field(factory=list)
     samples: list[tuple[float, int, int, int]] = field(factory=list)
@@ -176,10 +240,18 @@ class History:
             self.due[self._copy(delivery)] = None
 
     def handled(self, delivery: Delivery) -> None:
-        """Note that a handler returned."""
-        for place in ((delivery.topic, delivery.channel, delivery.body), self._copy(delivery)):
-            self._handled.add(place)
-            self.due.pop(place, None)
+        """Note that a handler returned; that of a dead letter stands for that of its message."""
+        self._done(delivery.topic, delivery.channel, delivery.body)
+        self._done(*self._copy(delivery))
+        for channel in self.channels:
+            if channel.letters == delivery.topic:
+                letter = next(letter for letter in reversed(self.letters) if letter.copy == delivery.message_id)
+                self._done(channel.topic, channel.name, letter.body)
+                self._done(channel.topic, channel.name, letter.body, letter.partition, letter.message_id)
+
+    def _done(self, *place: str | bytes | int) -> None:
+        self._handled.add(place)
+        self.due.pop(place, None)
 
     @staticmethod
     def _copy(delivery: Delivery) -> tuple[str, str, bytes, int, int]:

@@ -60,11 +60,11 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="mutations; all by default")
     given = parser.parse_args()
     searches: list[Search] = []
-    say(f"{'':56} {'seeds':>5} {'CPU s':>7}")
+    say(f"{'':64} {'seeds':>5} {'CPU s':>7}")
     with new_pool(os.cpu_count() or 1, 1) as pool:
         for search in pool.imap(partial(find, most=given.most, size=given.size), given.names or list(MUTATIONS)):
             searches.append(search)
-            say(f"{search.name:56} {search.seeds or '-':>5} {search.cpu:7.1f}  {search.how[:110]}")
+            say(f"{search.name:64} {search.seeds or '-':>5} {search.cpu:7.1f}  {search.how[:110]}")
     missed = sum(not search.seeds for search in searches)
     say(f"{len(searches) - missed} of {len(searches)} found, {sum(search.cpu for search in searches):.0f} CPU s")
     return bool(missed)

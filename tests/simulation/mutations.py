@@ -7,8 +7,9 @@ each of them takes.
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
@@ -201,6 +202,66 @@ def _replace_without_sync(right: Any, path: Any, data: bytes, *, sync: bool) -> 
     right(path, data, sync=False)
 
 
+async def _acknowledge_before_publishing(right: Any, self: Any, batch: Any) -> None:
+    from nsqext import NsqError, Receipt
+
+    entries, self._flying = list(batch), []
+    self._settle(entries, [Receipt(self._topic, -1, "")] * len(entries))
+    with suppress(NsqError):
+        await self._publisher.publish_many(self._topic, [entry.message for entry in entries])
+
+
+def _finish_all_but_one(right: Any, messages: Any) -> None:
+    right(messages[:-1] or messages)
+
+
+async def _finish_the_whole_batch(right: Any, self: Any, last: Any) -> None:
+    await right(self, len(self) - 1)
+
+
+def _finish_unanswered(right: Any, messages: Any) -> None:
+    """Finish what a loop over batches left."""
+    for message in messages:
+        if not message.answered and not message.expired:
+            message.finish_now()
+
+
+async def _fetch_too_few(right: Any, self: Any, limits: Any, deadline: float = float("inf")) -> Any:
+    """Lose the last message of a batch that is handed out at its timeout."""
+    messages = await right(self, limits, deadline)
+    return messages[:-1] if len(messages) > 1 and deadline < float("inf") else messages
+
+
+async def _finish_before_the_letter(right: Any, self: Any, message: Any, error: Any) -> None:
+    message.finish_now()
+    await right(self, message, error)
+
+
+async def _finish_without_letter(right: Any, self: Any, message: Any, error: Any) -> None:
+    """Finish a message that was delivered too often."""
+    if error is None:
+        message.finish_now()
+    else:
+        await right(self, message, error)
+
+
+def _ignore_tag(right: Any, self: Any, tag: str) -> Any:
+    """Give messages with a tag to any client without one, as if no client had requested the tag."""
+    return right(self, "")
+
+
+def _forget_tag(right: Any, self: Any, client: Any) -> None:
+    client.tag = ""
+    right(self, client)
+
+
+def _keep_queue_of_tag(right: Any, self: Any, client: Any) -> None:
+    """Keep the tag of the last client that leaves."""
+    right(self, client)
+    if client.tag:
+        self._queues.setdefault(client.tag, deque())
+
+
 _CLIENT = "nsqext.client"
 _BROKER = "nsqext.broker"
 
@@ -349,6 +410,56 @@ _ALL = (
         "records are acknowledged before they are on the disk",
         f"{_BROKER}.engine.storage.segments:SegmentStore.append",
         _always(_append_without_sync),
+    ),
+    Mutation(
+        "a batcher acknowledges before it publishes",
+        f"{_CLIENT}.producer.batcher:Batcher._publish",
+        _always(_acknowledge_before_publishing),
+    ),
+    Mutation(
+        "finishing a batch forgets its last message",
+        f"{_CLIENT}.consumer.handlers.batches:_finish",
+        _always(_finish_all_but_one),
+    ),
+    Mutation(
+        "finish_up_to finishes the whole batch",
+        f"{_CLIENT}.consumer.handlers.batches:MessageBatch.finish_up_to",
+        _always(_finish_the_whole_batch),
+    ),
+    Mutation(
+        "leaving a loop over batches finishes its messages",
+        f"{_CLIENT}.consumer.handlers.batches:requeue_unanswered",
+        _always(_finish_unanswered),
+    ),
+    Mutation(
+        "a fetch that times out loses a message",
+        f"{_CLIENT}.consumer.handlers.batches:BatchCollector.collect",
+        _always(_fetch_too_few),
+    ),
+    Mutation(
+        "a message is finished before its dead letter is stored",
+        f"{_CLIENT}.consumer.handlers.failure_policy:FailurePolicy.dead_letter",
+        _always(_finish_before_the_letter),
+    ),
+    Mutation(
+        "messages delivered too often are finished without a dead letter",
+        f"{_CLIENT}.consumer.handlers.failure_policy:FailurePolicy.dead_letter",
+        _always(_finish_without_letter),
+    ),
+    Mutation(
+        "nodes ignore the tags of messages",
+        f"{_BROKER}.engine.channel.tag_selector:TagSelector.pick",
+        _always(_ignore_tag),
+    ),
+    Mutation(
+        "nodes ignore the tags of consumers",
+        f"{_BROKER}.engine.channel.tag_selector:TagSelector.add",
+        _always(_forget_tag),
+    ),
+    Mutation(
+        "messages wait for a tag whose consumers have left",
+        f"{_BROKER}.engine.channel.tag_selector:TagSelector.remove",
+        _always(_keep_queue_of_tag),
     ),
 )
 

@@ -11,6 +11,7 @@ from nsqext import Admin, Consumer, NsqError, Position
 
 if TYPE_CHECKING:
     from nsqext.testing.simulation import World
+    from tests.simulation.consumers import Client
     from tests.simulation.history import Channel, History
 
 __all__ = ("Operators",)
@@ -26,10 +27,10 @@ class Operators:
     Args:
         world: the world.
         history: their seeks are disturbances.
-        make: makes a consumer of a topic and channel.
+        make: makes a client that consumes a topic and channel.
     """
 
-    def __init__(self, world: World, history: History, make: Callable[[str, str], Consumer]) -> None:
+    def __init__(self, world: World, history: History, make: Callable[[str, str], Client]) -> None:
         self._world = world
         self._history = history
         self._make = make
@@ -93,11 +94,13 @@ class Operators:
                     await self._rest()
 
     async def resume_channels(self) -> None:
-        """Resume what is paused; faults have ended.
+        """Resume what was paused; faults have ended.
 
         Raises:
             NsqError: a channel cannot be resumed.
         """
+        if not self._paused:
+            return
         async with Admin(self._world.cluster.lookupd) as admin:
             for channel in self._paused:
                 for last in [*[False] * _MOST, True]:
@@ -108,4 +111,3 @@ class Operators:
                         if last:
                             raise
                         await anyio.sleep(1.0)
-            self._paused.clear()

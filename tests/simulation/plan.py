@@ -15,7 +15,7 @@ from attrs import frozen
 from nsqext.testing.simulation import Fault, FaultOptions, NetworkOptions
 from nsqext.testing.simulation.faults import KINDS, draw_faults
 
-__all__ = ("LOOKUPDS", "NODES", "Plan", "Size", "draw_plan")
+__all__ = ("FEATURES", "LOOKUPDS", "NODES", "Plan", "Size", "draw_plan")
 
 NODES = ("n1", "n2", "n3")
 LOOKUPDS = ("l1", "l2")
@@ -30,8 +30,12 @@ SHARED_LOOKUP = 0.7
 """Share of the schedules in which the clients share a `Lookup`."""
 HABITS = ("headers", "delays", "failing", "seek", "pausing", "channels", "lanes")
 """What clients of some schedules do besides: see `Plan.habits`."""
+FEATURES = ("tags", "batcher", "batches", "fetch", "batch_handler", "letters")
+"""What clients of some schedules use besides handlers and `Producer`: see `Plan.features`."""
 _SETTLED = 21.0
 """Virtual seconds after which publishes must succeed."""
+
+_TOPICS_OF = {"tags": "tagged", "letters": "rejected"}
 
 Size = Literal["short", "long"]
 
@@ -63,6 +67,10 @@ class Plan:
         habits: ``headers`` adds headers to messages, ``delays`` requeues some with a delay, ``failing`` lets a fifth of
             the handlers fail, ``seek`` moves channels back to their beginning, ``pausing`` pauses channels,
             ``channels`` creates and deletes one, ``lanes`` consumes the topic that is created again with a key.
+        features: ``tags`` has a topic whose messages have tags, with consumers for some of them; ``batcher`` publishes
+            with `nsqext.Batcher`; ``batches``, ``fetch`` and ``batch_handler`` consume batches; ``letters`` has a topic
+            whose failing messages go to a dead-letter topic.
+        batchers: topics with publishers that use a `nsqext.Batcher`.
     """
 
     seed: int
@@ -85,6 +93,8 @@ class Plan:
     real_http: bool
     habits: tuple[str, ...]
     shared_lookup: bool
+    features: tuple[str, ...] = ()
+    batchers: tuple[str, ...] = ()
 
     @property
     def network(self) -> NetworkOptions:
@@ -92,28 +102,36 @@ class Plan:
         return NetworkOptions(latency=(0.00005, self.latency))
 
 
-def draw_plan(seed: int, size: Size | None = None, faults: Sequence[Fault] | None = None) -> Plan:
+def draw_plan(
+    seed: int,
+    size: Size | None = None,
+    faults: Sequence[Fault] | None = None,
+    features: Sequence[str] | None = None,
+) -> Plan:
     """Return the schedule of a seed.
 
     Args:
         seed: the seed.
         size: drawn from the seed by default.
         faults: instead of those of the seed.
+        features: instead of those of the seed.
     """
     random = Random(f"plan {seed}")
     drawn: Size = "long" if random.random() < LONG else "short"
     draw = _draw_long if (size or drawn) == "long" else _draw_short
-    return draw(seed, random, faults)
+    return draw(seed, random, faults, _draw_features(seed) if features is None else tuple(features))
 
 
-def _draw_long(seed: int, random: Random, faults: Sequence[Fault] | None) -> Plan:
+def _draw_long(seed: int, random: Random, faults: Sequence[Fault] | None, features: tuple[str, ...]) -> Plan:
     options = FaultOptions(count=(0, 12), seconds=(0.05, 6.0))
+    topics = (*TOPICS, *(topic for feature, topic in _TOPICS_OF.items() if feature in features))
+    batches = ("plain", "lanes", "keyed", "ordered")
     return Plan(
         seed=seed,
         size="long",
-        topics=TOPICS,
-        single=TOPICS,
-        batches=("plain", "lanes", "keyed", "ordered"),
+        topics=topics,
+        single=topics,
+        batches=() if "batcher" in features else batches,
         batch=40,
         producers=2,
         seconds=7.0,
@@ -129,11 +147,13 @@ def _draw_long(seed: int, random: Random, faults: Sequence[Fault] | None) -> Pla
         real_http=random.random() < REAL_HTTP,
         habits=_draw_habits(seed),
         shared_lookup=Random(f"lookup {seed}").random() < SHARED_LOOKUP,
+        features=features,
+        batchers=batches if "batcher" in features else (),
     )
 
 
-def _draw_short(seed: int, random: Random, faults: Sequence[Fault] | None) -> Plan:
-    topics = tuple(random.sample(TOPICS, random.choice((1, 1, 1, 1, 2))))
+def _draw_short(seed: int, random: Random, faults: Sequence[Fault] | None, features: tuple[str, ...]) -> Plan:
+    topics = _with_features(seed, tuple(random.sample(TOPICS, random.choice((1, 1, 1, 1, 2)))), features)
     single = tuple(topic for topic in topics if random.random() < 0.75)
     batches = tuple(topic for topic in topics if topic not in single or random.random() < 0.4)
     seconds = random.uniform(1.0, 3.0)
@@ -145,14 +165,14 @@ def _draw_short(seed: int, random: Random, faults: Sequence[Fault] | None) -> Pl
         duration=0.9 * seconds,
         seconds=(0.05, random.choice((0.5, 2.0, 6.0))),
     )
-    leaders = ("n1",) if partitions == 1 else ("n1", "n2")  # of the first topic, in the beginning
+    leaders = NODES[: partitions + ("letters" in features)]  # of the first topics, in the beginning
     drawn = draw_faults(seed, options, (*leaders, *leaders, *NODES), LOOKUPDS)
     return Plan(
         seed=seed,
         size="short",
         topics=topics,
         single=single,
-        batches=batches,
+        batches=() if "batcher" in features else batches,
         batch=random.choice((4, 12, 30)),
         producers=random.choice((1, 1, 2)),
         seconds=seconds,
@@ -168,7 +188,22 @@ def _draw_short(seed: int, random: Random, faults: Sequence[Fault] | None) -> Pl
         real_http=random.random() < REAL_HTTP,
         habits=_draw_habits(seed),
         shared_lookup=Random(f"lookup {seed}").random() < SHARED_LOOKUP,
+        features=features,
+        batchers=(batches or topics) if "batcher" in features else (),
     )
+
+
+def _draw_features(seed: int) -> tuple[str, ...]:
+    random = Random(f"features {seed}")
+    return tuple(random.sample(FEATURES, random.choice((0, 0, 1, 1, 2))))
+
+
+def _with_features(seed: int, topics: tuple[str, ...], features: tuple[str, ...]) -> tuple[str, ...]:
+    """Return topics on which features have an effect; the number of topics is the same."""
+    wanted = [topic for feature, topic in _TOPICS_OF.items() if feature in features]
+    if not wanted and set(features) & {"batches", "fetch", "batch_handler"} and set(topics) <= {"lanes", "keyed"}:
+        wanted = [Random(f"topics {seed}").choice(("plain", "ordered", "upgraded", "recreated"))]
+    return tuple(dict.fromkeys((*wanted, *topics)))[: max(len(topics), len(wanted))]
 
 
 def _draw_habits(seed: int) -> tuple[str, ...]:

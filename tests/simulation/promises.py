@@ -5,8 +5,8 @@ It shares no code with the other checkers, so that a mistake in one of them does
 A history cannot show these sentences; other tests check them:
 
 - on how many replicas a message is stored, and with which replicas it is available (`tests/broker/coordinator/`)
-- a new channel starts at the end of the queue, `Consumer.seek` and ``/channel/setoffset``, tags, the original NSQ
-  (`tests/client/consumer/`, `tests/contract/`)
+- a new channel starts at the end of the queue, `Consumer.seek` and ``/channel/setoffset``, messages that wait for busy
+  consumers of their tag, the original NSQ (`tests/client/consumer/`, `tests/contract/`)
 - clients continue while lookup is down (`tests/contract/`; the faults ``lookup_kill`` and ``lookup_empty`` show that
   nothing is lost)
 - that lanes finish a redelivery without the handler: the same may happen after a change of the leader, which a history
@@ -37,6 +37,7 @@ def broken_promises(history: History) -> Iterator[str]:
             yield from book.publishing()
             yield from book.consuming()
             yield from book.ordered()
+            yield from book.tags()
     if history.close_seconds > _CLOSE:
         yield f"'Handlers have close_timeout seconds to end': closing took {history.close_seconds:.3f} s"
 
@@ -61,7 +62,8 @@ class _Topic:
                 yield f"'A publish that raised is not stored': {body!r}, {publish.error}"
             if len(self.copies.get(body, ())) > 1 and not self._may_be_sent_again(publish):
                 yield f"'A message may be stored twice in one case': {body!r} is {sorted(self.copies[body])}"
-            if publish.end - publish.begin > self.history.timeout + self.history.paused + 2.0 and publish.end < inf:
+            longest = self.history.timeout + publish.patience + self.history.paused + 2.0
+            if longest < publish.end - publish.begin < inf:
                 yield f"'A publish that takes longer than timeout fails': {body!r} took until {publish.end:.3f} s"
         for channel in channels:
             delivered = {delivery.body for delivery in self.deliveries if delivery.channel == channel}
@@ -97,6 +99,8 @@ class _Topic:
         """Check the section about consuming."""
         known: dict[tuple[str, int, int], list[Delivery]] = {}
         channels = {channel.name for channel in self.history.channels if channel.topic == self.name}
+        letters = {channel.letters for channel in self.history.channels if channel.topic == self.name}
+        handled = {found.body for found in self.history.deliveries if found.topic in letters}
         for delivery in self.deliveries:
             if delivery.body not in self.publishes:
                 yield f"{delivery.body!r} was delivered and never published"
@@ -104,11 +108,18 @@ class _Topic:
                 continue  # it was deleted
             known.setdefault((delivery.channel, delivery.partition, delivery.message_id), []).append(delivery)
         for place, row in known.items():
-            if not any(delivery.outcome == "returned" for delivery in row):
+            if row[0].body not in handled and not any(delivery.outcome == "returned" for delivery in row):
                 yield f"'A message is finished after its handler returned, never before': {place} was not handled again"
             for before, again in pairwise(row):
                 if before.outcome == "returned" and not self._has_cause(before, again):
                     yield f"'A message is redelivered when …': {again.body!r} at {again.begin:.3f} s without a cause"
+
+    def tags(self) -> Iterator[str]:
+        """Check *a consumer with a tag receives messages of that tag and no others*; `checkers` has the reverse."""
+        for delivery in self.deliveries:
+            tag, publish = self.history.tags.get(delivery.consumer), self.publishes.get(delivery.body)
+            if tag is not None and publish is not None and publish.tag != tag:
+                yield f"'A consumer with a tag receives messages of that tag': {delivery.consumer} got {publish.body!r}"
 
     def _has_cause(self, before: Delivery, again: Delivery) -> bool:
         """Return whether a consumer, connection or leader was lost between two deliveries, or a timeout passed."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from tests.simulation.checkers import CHECKERS, judge, late_deliveries
-from tests.simulation.history import Channel, Delivery, History, Publish
+from tests.simulation.history import Channel, Delivery, History, Letter, Publish, Wanted
 from tests.simulation.wire import RdyWatch
 
 
@@ -156,6 +156,61 @@ def _run_two_of_a_partition(history: History) -> None:
     history.deliveries[0].end = 2.05
 
 
+def _tag(history: History) -> None:
+    """Let a consumer of a tag handle a message without one."""
+    history.tags["c"] = "blue"
+
+
+def _miss_tag(history: History) -> None:
+    """Let a consumer without a tag handle a message, while one of its tag is connected."""
+    history.wanted.append(Wanted("orders", "billing", "blue", 0.5))
+    history.publishes[1].tag = "blue"
+
+
+def _letters(history: History) -> Delivery:
+    """Let the last message fail for good; returns the delivery of its letter."""
+    channel = history.channels[0]
+    channel.max_attempts, channel.letters = 1, "dead"
+    letter = Delivery(b"2", "dead", "billing", "d", 0, 1, 1, 4.0, 4.1, "returned")
+    history.deliveries[2].outcome = "raised"
+    history.deliveries.append(letter)
+    history.letters.append(Letter(b"2", 4.0, 1, 0, 3, 1, "HandlerFailed"))
+    return letter
+
+
+def _lose_letter(history: History) -> None:
+    history.deliveries.remove(_letters(history))
+
+
+def _letter_of_handled(history: History) -> None:
+    _letters(history)
+    history.deliveries[2].outcome = "returned"
+
+
+def _handle_too_often(history: History) -> None:
+    _letters(history)
+    history.deliveries[1].attempts = 2
+
+
+def _keep_beside_letter(history: History) -> None:
+    _letters(history)
+    history.deliveries.append(Delivery(b"2", "orders", "billing", "c", 0, 3, 1, 9.0, 9.1, "returned"))
+
+
+def _two_letters(history: History) -> None:
+    _letters(history)
+    history.deliveries.append(Delivery(b"2", "dead", "billing", "d", 0, 2, 1, 5.0, 5.1, "returned"))
+    history.letters.append(Letter(b"2", 5.0, 2, 0, 3, 1, "HandlerFailed"))
+
+
+def _refuse_answer(history: History) -> None:
+    history.refused.append((9.0, "2 of 3 messages are not in flight any more"))
+
+
+def _leave_unanswered(history: History) -> None:
+    history.unanswered.append("c has 2 messages in flight, and handles 1")
+
+
 BAD: list[tuple[str, Callable[[History], None]]] = [
     ("lost", _lose),
     ("phantom", _fail_stored),
@@ -180,6 +235,17 @@ BAD: list[tuple[str, Callable[[History], None]]] = [
     ("lost_after_creation", _lose_in_new_topic),
     ("changed", _change_headers),
     ("unbounded_memory", _leak),
+    ("wrong_tag", _tag),
+    ("wrong_tag", _miss_tag),
+    ("lost", _lose_letter),
+    ("dead_letters", _letter_of_handled),
+    ("dead_letters", _handle_too_often),
+    ("dead_letters", _keep_beside_letter),
+    ("dead_letters", _two_letters),
+    ("refused_answers", _refuse_answer),
+    ("unanswered", _leave_unanswered),
+    ("broken_promises", _tag),
+    ("broken_promises", _lose_letter),
     ("broken_promises", _lose),
     ("broken_promises", _fail_stored),
     ("broken_promises", _invent),
@@ -211,6 +277,43 @@ def test_a_redelivery_after_a_fault_has_a_cause() -> None:
     history = good()
     _deliver_again(history)
     history.disturbances.append((5.0, 6.0))
+    assert judge(history) == []
+
+
+def test_a_dead_letter_stands_for_its_message() -> None:
+    history = good()
+    _letters(history)
+    assert judge(history) == []
+
+
+def test_two_copies_of_a_message_have_a_letter_each() -> None:
+    """What seed 2000450 showed: the outcome of a publish was unknown, and it was sent again."""
+    history = good()
+    _letters(history)
+    history.deliveries.append(Delivery(b"2", "orders", "billing", "c", 0, 4, 1, 4.2, 4.3, "raised"))
+    history.deliveries.append(Delivery(b"2", "dead", "billing", "d", 0, 2, 1, 5.0, 5.1, "returned"))
+    history.letters.append(Letter(b"2", 5.0, 2, 0, 4, 1, "HandlerFailed"))
+    assert [*CHECKERS["dead_letters"](history)] == []
+
+
+def test_a_message_that_was_delivered_too_often_has_a_letter_although_its_handler_returned() -> None:
+    history = good()
+    _letter_of_handled(history)
+    history.letters[0].attempts = 2
+    assert judge(history) == []
+
+
+@pytest.mark.parametrize("change", ["before", "left", "fault"])
+def test_a_consumer_without_a_tag_takes_what_no_consumer_of_the_tag_can(change: str) -> None:
+    history = good()
+    _miss_tag(history)
+    wanted = history.wanted[0]
+    if change == "before":
+        wanted.begin = 1.2  # after the publish
+    elif change == "left":
+        wanted.end = 1.9  # before the delivery
+    else:
+        history.faults.append((0.0, 1.0))
     assert judge(history) == []
 
 

@@ -7,7 +7,7 @@ from attrs import evolve
 
 from tests.simulation.__main__ import measure, run_one, run_plan, text_of
 from tests.simulation.mutations import MUTATIONS
-from tests.simulation.plan import draw_plan
+from tests.simulation.plan import FEATURES, draw_plan
 
 
 @pytest.mark.parametrize("seed", range(1, 13))
@@ -24,24 +24,38 @@ def test_a_long_schedule_violates_no_guarantee() -> None:
 )
 def test_a_schedule_that_once_failed_violates_no_guarantee(seed: int) -> None:
     """Seeds of the plan without habits; 1,017,697 started a task of a node in the context of a client."""
-    assert text_of(run_plan(evolve(draw_plan(seed), habits=(), shared_lookup=False)).error) == ""
+    assert text_of(run_plan(evolve(draw_plan(seed, features=()), habits=(), shared_lookup=False)).error) == ""
 
 
 @pytest.mark.parametrize("seed", [1_036_134, 1_040_200])
 def test_a_schedule_ends_when_messages_whose_handlers_failed_were_handled_again(seed: int) -> None:
     """Messages of unknown outcome were requeued with a delay, which nothing waited for; one was a second copy."""
-    assert text_of(run_plan(draw_plan(seed)).error) == ""
+    assert text_of(run_plan(draw_plan(seed, features=())).error) == ""
 
 
 def test_a_schedule_ends_when_all_messages_are_handled_however_long_that_takes() -> None:
     """1,041,341 publishes 2,101 messages to an ordered partition, which delivers eight a second."""
-    assert text_of(run_plan(draw_plan(1_041_341)).error) == ""
+    assert text_of(run_plan(draw_plan(1_041_341, features=())).error) == ""
+
+
+def test_a_request_to_pause_may_arrive_after_the_one_to_resume() -> None:
+    """What seed 2000732 showed: the first request timed out on a slow link, and was read after its successors."""
+    assert text_of(run_one(2_000_732, features=("batch_handler",)).error) == ""
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_schedule_that_uses_a_feature_repeats_its_trace(feature: str) -> None:
+    first, second = (run_one(3, size="short", features=(feature,)) for _ in range(2))
+    assert (text_of(first.error), first.trace) == ("", second.trace)
+    assert first.trace != run_one(3, size="short", features=()).trace
 
 
 def test_a_seed_draws_the_same_schedule_each_time() -> None:
     assert draw_plan(5) == draw_plan(5)
     assert draw_plan(5, faults=()).faults == ()
     assert {draw_plan(seed).size for seed in range(200)} == {"short", "long"}
+    assert {feature for seed in range(100) for feature in draw_plan(seed).features} == set(FEATURES)
+    assert draw_plan(5, features=()).features == ()
 
 
 @pytest.mark.parametrize(

@@ -274,7 +274,8 @@ class Message(RawMessage):
         """Return the message to the channel, which redelivers it.
 
         Args:
-            delay: seconds until the redelivery, up to three days; ordered channels ignore it.
+            delay: seconds until the redelivery, up to three days. Use 0 on ordered channels: servers ignore a requeue
+                with a delay there, and redeliver the message after its timeout. `Requeue` of a handler may have one.
             backoff: slow the consumer down, as after an exception of a handler.
 
         Raises:

@@ -133,7 +133,8 @@ class MessageBatch(MessageSequence[Message]):
 
         Args:
             messages: messages of the batch; by default all that are not answered.
-            delay: seconds until then, up to three days; ordered channels ignore it.
+            delay: seconds until then, up to three days. Use 0 on ordered channels: servers ignore a requeue with
+                a delay there, and redeliver the message after its timeout. `Requeue` of a handler may have a delay.
             backoff: slow the consumer down, as for a handler that raises.
 
         Raises:

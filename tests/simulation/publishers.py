@@ -1,0 +1,248 @@
+"""The publishers of a schedule: single messages, batches, and a `nsqext.Batcher`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from functools import partial
+from math import ceil
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from nsqext import (
+    Batcher,
+    BatchFailed,
+    ConnectionOptions,
+    DeliveryUnknown,
+    Lookup,
+    NsqError,
+    OutgoingMessage,
+    Producer,
+    ProducerOptions,
+    Receipt,
+)
+from tests.simulation.history import History, Publish, PublishOutcome
+
+if TYPE_CHECKING:
+    from nsqext.testing.simulation import World
+    from tests.simulation.plan import Plan
+
+__all__ = ("KEYED", "TAGS", "Publishers")
+
+KEYS = 6
+KEYED = ("lanes", "keyed", "ordered", "rejected")
+TAGS = ("blue", "green", "red")
+"""Tags of messages; a consumer of ``green`` joins and leaves, and no consumer wants ``red``."""
+_TAGGED = ("tagged", "rejected")
+_GROUP = 12
+"""Messages that are added to a batcher before it is flushed."""
+
+
+class Publishers:
+    """Publishers of one schedule.
+
+    Args:
+        world: the world.
+        plan: the schedule.
+        history: of the schedule.
+        lookupd: lookup addresses, or what clients share.
+        connection: how to connect.
+        extend: topics that support extend headers from the beginning.
+
+    Attributes:
+        working: whether they publish; they end soon after it is False.
+        producers: what they share.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        plan: Plan,
+        history: History,
+        lookupd: list[str] | Lookup,
+        connection: ConnectionOptions,
+        extend: set[str],
+    ) -> None:
+        self.working: bool = True
+        self.producers: list[Producer] = []
+        self._world = world
+        self._plan = plan
+        self._history = history
+        self._lookupd = lookupd
+        self._connection = connection
+        self._extend = extend
+        self._tags = Random(f"tags {plan.seed}")
+
+    def duties(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
+        """Return what runs while faults happen."""
+        plan = self._plan
+        return [
+            *(partial(self.publish_each, topic, f"single {topic}") for topic in plan.single),
+            *(partial(self._publish_batches, topic, f"batch {topic}") for topic in plan.batches),
+            *(partial(self._use_batcher, topic, f"batcher {topic}") for topic in plan.batchers),
+        ]
+
+    def producer(self, lookupd: list[str] | None = None) -> Producer:
+        """Return a new producer."""
+        options = ProducerOptions(
+            on_unknown=self._history.on_unknown, timeout=self._history.timeout, connection=self._connection
+        )
+        return Producer(lookupd or self._lookupd, options=options)
+
+    def _begin(self, topic: str, key: str, batch: int = 0) -> Publish:
+        history = self._history
+        number = len(history.publishes) + 1
+        publish = Publish(f"{topic}/{key}/{number}".encode(), topic, key, number, self._world.now, batch=batch)
+        if topic in _TAGGED:
+            publish.tag = self._tags.choice(("", *TAGS))
+        publish.headers = self._headers(publish)
+        history.publishes.append(publish)
+        return publish
+
+    def _headers(self, publish: Publish) -> dict[str, str]:
+        """Return the headers of a message; a topic that is not upgraded refuses them."""
+        topic, number = publish.topic, publish.number
+        wanted = "headers" in self._plan.habits and topic in (*self._extend, "upgraded")
+        return {"number": str(number)} if (wanted or topic == "rejected") and number % 3 else {}
+
+    def _end(self, publish: Publish, result: Receipt | BaseException | None) -> None:
+        """Note an outcome; None for a message that a batcher stored, which gives no receipt."""
+        publish.end = self._world.now
+        if result is None or isinstance(result, Receipt):
+            publish.outcome = "stored"
+            if result is not None:
+                publish.partition = result.partition
+                publish.message_id, publish.offset = result.message_id, result.offset
+            self._history.stored(publish)
+            return
+        outcome: PublishOutcome = "undocumented"
+        if isinstance(result, NsqError):
+            outcome = "unknown" if isinstance(result, DeliveryUnknown) else "failed"
+        elif not isinstance(result, Exception):
+            outcome = "killed"
+        publish.outcome, publish.error = outcome, repr(result)
+
+    async def publish_each(self, topic: str, name: str, producer: Producer | None = None) -> None:
+        """Publish single messages."""
+        random, keyed = self._world.random, topic in KEYED
+        producer = producer or random.choice(self.producers)
+        while self.working:
+            await self.publish_one(producer, topic, f"{name}{random.randrange(KEYS)}" if keyed else "")
+            await anyio.sleep(random.uniform(0.0, self._plan.pause))
+
+    async def publish_one(self, producer: Producer, topic: str, key: str) -> None:
+        """Publish one message."""
+        publish = self._begin(topic, key)
+        trace_id = publish.number if self._world.random.random() < 0.5 else None
+        if topic == "upgraded" and self._history.healed is not None:
+            publish.headers = {}
+        try:
+            receipt = await producer.publish(
+                *(topic, publish.body),
+                headers=publish.headers or None,
+                tag=publish.tag or None,
+                key=key or None,
+                trace_id=trace_id,
+            )
+        except BaseException as error:
+            self._end(publish, error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            self._end(publish, receipt)
+
+    async def _publish_batches(self, topic: str, name: str) -> None:
+        random = self._world.random
+        producer = random.choice(self.producers)
+        while self.working:
+            size = random.randint(1, self._plan.batch)
+            number = len(self._history.publishes) + 1
+            batch = [self._begin(topic, self._key(topic, name), number) for _ in range(size)]
+            messages = [_outgoing(publish) for publish in batch]
+            outcomes: list[Any]
+            try:
+                outcomes = list(await producer.publish_many(topic, messages))
+            except BatchFailed as error:
+                outcomes = list(error.outcomes)
+            except Exception as error:
+                outcomes = [error] * len(batch)
+            for publish, outcome in zip(batch, outcomes, strict=True):
+                self._end(publish, outcome)
+            await anyio.sleep(random.uniform(0.0, 4 * self._plan.pause))
+
+    def _key(self, topic: str, name: str) -> str:
+        return f"{name}{self._world.random.randrange(KEYS)}" if topic in KEYED else ""
+
+    # --- batcher --------------------------------------------------------------------------------------------------
+
+    async def _use_batcher(self, topic: str, name: str) -> None:
+        """Publish through a batcher: one task adds messages and flushes, others wait for receipts."""
+        random = self._world.random
+        count = random.choice((2, 6, 1000))
+        room = random.choice((4, 2 * count, 10_000))
+        patience = self._history.timeout * (3 + min(4, ceil(room / count))) + 10.0
+        added: dict[int, tuple[OutgoingMessage, Publish]] = {}
+        batcher = random.choice(self.producers).batcher(
+            topic, linger=random.choice((0.0, 0.005, 0.2)), max_count=count, max_pending=room
+        )
+        with suppress(BatchFailed):  # take_failed() says which
+            async with batcher, anyio.create_task_group() as tasks:
+                for number in range(random.choice((0, 1, 3))):
+                    tasks.start_soon(self._publish_with, batcher, topic, f"{name} {number} ", patience)
+                await self._add_to(batcher, topic, f"{name} added ", patience, added)
+        self._end_added(batcher, added)
+
+    async def _publish_with(self, batcher: Batcher, topic: str, name: str, patience: float) -> None:
+        random = self._world.random
+        while self.working:
+            publish = self._begin(topic, self._key(topic, name))
+            publish.patience = patience
+            try:
+                self._end(publish, await batcher.publish(_outgoing(publish)))
+            except Exception as error:
+                self._end(publish, error)
+            await anyio.sleep(random.uniform(0.0, self._plan.pause))
+
+    async def _add_to(
+        self,
+        batcher: Batcher,
+        topic: str,
+        name: str,
+        patience: float,
+        added: dict[int, tuple[OutgoingMessage, Publish]],
+    ) -> None:
+        random = self._world.random
+        while self.working:
+            group = len(self._history.publishes) + 1
+            for _ in range(random.randint(1, _GROUP)):
+                publish = self._begin(topic, self._key(topic, name), group)
+                publish.patience = patience
+                message = _outgoing(publish)
+                try:
+                    await batcher.add(message)
+                    added[id(message)] = message, publish
+                except BatchFailed as error:  # room for failed messages is used up: this one is not accepted
+                    self._end(publish, error)
+                    break
+                if random.random() < 0.3:
+                    await anyio.sleep(random.uniform(0.0, self._plan.pause))
+            if self.working:  # otherwise the end of the batcher publishes what is pending
+                with suppress(BatchFailed):
+                    await batcher.flush()
+                self._end_added(batcher, added)
+                await anyio.sleep(random.uniform(0.0, 2 * self._plan.pause))
+
+    def _end_added(self, batcher: Batcher, added: dict[int, tuple[OutgoingMessage, Publish]]) -> None:
+        """Note the outcomes of what was added, after a flush or the end: what did not fail is stored."""
+        for failed, error in batcher.take_failed():
+            _, publish = added.pop(id(failed))
+            self._end(publish, error)
+        for _, publish in added.values():
+            self._end(publish, None)
+        added.clear()
+
+
+def _outgoing(publish: Publish) -> OutgoingMessage:
+    return OutgoingMessage(publish.body, publish.headers or None, key=publish.key or None, tag=publish.tag or None)

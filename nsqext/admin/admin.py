@@ -342,11 +342,20 @@ class Admin:
         """
         check_channel(channel)
         where = await self._open().find(topic)
-        if missing_ok and channel not in await self.channels(topic):
-            return
+        if await self._lacks_channel(topic, channel):  # the redesigned nsqd accepts an unknown channel
+            if missing_ok:
+                return
+            raise InvalidInput(f"the topic has no channel {channel}", topic=topic, hint="check its name")
         await self._open().change_channel("delete", topic, channel)
         if where.meta.disable_channel_auto_create or where.nodes:
             await self._requests.change_lookup("/channel/delete", {"topic": topic, "channel": channel})
+
+    async def _lacks_channel(self, topic: str, channel: str) -> bool:
+        """Return whether neither lookup nor any node knows a channel; False if a node does not respond."""
+        if channel in await self.channels(topic):
+            return False
+        stats = await self.stats(topic)
+        return not stats.unreachable and channel not in stats.channels
 
     async def pause_channel(self, topic: str, channel: str) -> None:
         """Stop delivery from a channel; published messages wait.

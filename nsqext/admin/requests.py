@@ -130,7 +130,8 @@ class ClusterRequests:
         }
         if text.startswith(_UNSETTLED) or status >= 500:
             raise PartitionUnavailable(f"{path} was refused with {status} {text}", **where)
-        raise InvalidInput(f"{path} was refused with {status} {text}", **where)
+        hint = "check the name of the channel, or create it" if text.startswith("CHANNEL_NOT_FOUND") else None
+        raise InvalidInput(f"{path} was refused with {status} {text}", **where, hint=hint)
 
     async def fetch(
         self, address: Address, path: str, params: Mapping[str, str | int], method: str = "GET", body: bytes = b""

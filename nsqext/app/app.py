@@ -301,8 +301,11 @@ class App(Router):
         In a handler, and while `serve` runs the app, it starts to close and returns. Cancellation does not shorten it.
 
         Raises:
+            InvalidState: called from another event loop.
             BaseException: the error that ended the app, unless it was raised before.
         """
+        if self._tasks is not None and not self._ended.is_set():
+            self._tasks.check_event_loop()
         self.stop()
         if self._tasks is not None:
             await self._tasks.aclose()

@@ -23,12 +23,12 @@ def parse_time(text: str) -> int:
     """
     unit = {"s": 1, "m": 60, "h": 3600, "d": 86400}.get(text[-1:])
     try:
-        if unit is not None:
+        if unit is not None and not text.startswith("-"):
             return int((time.time() - float(text[:-1]) * unit) * 1e9)
         if text.replace(".", "", 1).isdecimal():
             return int(float(text) * 1e9)
         return int(datetime.fromisoformat(text).timestamp() * 1e9)
-    except ValueError:
+    except (OverflowError, ValueError):
         raise InvalidSetting(
             f"the time {text!r} cannot be parsed", hint="write 2026-05-01T12:00:00, seconds since 1970, or 30s, 5m, 2h"
         ) from None

@@ -137,8 +137,11 @@ async def test_channels_are_created_skipped_and_deleted(ha: Cluster) -> None:
         assert not (await admin.stats(topic)).channels["ch"].skipped
         await admin.delete_channel(topic, "ch")
         assert (await admin.stats(topic)).channels.keys() == {"keep"}
-        with pytest.raises(InvalidInput, match="CHANNEL_NOT_FOUND"):
+        with pytest.raises(InvalidInput, match=r"CHANNEL_NOT_FOUND.*check the name"):
             await admin.pause_channel(topic, "ch")
+        with pytest.raises(InvalidInput, match="has no channel ch"):
+            await admin.delete_channel(topic, "ch")
+        await admin.delete_channel(topic, "ch", missing_ok=True)
 
 
 async def test_a_channel_moves_back_to_the_start(ha: Cluster) -> None:

@@ -240,6 +240,16 @@ async def test_a_consumer_refuses_other_event_loops_and_continues(cluster: Clust
         assert (statistics.finished, statistics.requeued, statistics.in_flight) == (2, 0, 0)
 
 
+async def test_an_app_is_closed_in_its_event_loop(cluster: Cluster, topic: str) -> None:
+    app = App(cluster.lookupd)
+    app.handler(topic, "ch")(handle)
+    async with app:
+        with pytest.raises(InvalidState, match="another event loop"):
+            await in_another_loop(app.aclose)
+        assert app.health().live
+    await in_another_loop(app.aclose)  # there is nothing left to close
+
+
 async def test_admin_refuses_what_would_change_something_else_or_nothing(cluster: Cluster, topic: str) -> None:
     async with Admin(cluster.lookupd) as admin:
         with anyio.fail_after(5), pytest.raises(InvalidInput, match="is not a position"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from secrets import token_hex
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,13 +14,15 @@ from nsqext.cli.command import examples, perform
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.message_record import message_record
 from nsqext.cli.output import printable
-from nsqext.errors import OperationNotSupported
+from nsqext.errors import InvalidSetting, OperationNotSupported
 
 if TYPE_CHECKING:
     from nsqext import Message
     from nsqext.admin import PartitionStats
 
 __all__ = ("run",)
+
+_MESSAGE_ID = re.compile("[0-9A-Fa-f]{32}")
 
 
 @examples("nsqext trace orders 7", "nsqext trace orders 000000000000002a0000000000000007 --since 1h")
@@ -38,6 +41,8 @@ def run(
     It reads the topic through a temporary channel, and needs the redesigned NSQ: the original one stores no messages
     that can be read again. Exits with 1 if no message is found.
     """
+    if not (wanted.isdecimal() or _MESSAGE_ID.fullmatch(wanted)):
+        raise InvalidSetting(f"{wanted!r} is no id", hint="give a trace id, or a message id of 32 hexadecimal digits")
     start = f"timestamp:{parse_time(since) // 1_000_000_000}" if since else "earliest"
     consumer = connection.consumer(
         topic, f"trace_{token_hex(4)}#ephemeral", start=parse_position(start), queue_position=True
@@ -46,7 +51,7 @@ def run(
 
     @consumer.handler
     async def handle(message: Message) -> None:
-        if wanted in (str(message.trace_id), message.id.hex()):
+        if wanted.lower() in (str(message.trace_id), message.id.hex()):
             found.append(message_record(message))
 
     async def search() -> None:
@@ -72,6 +77,7 @@ def run(
             ids = f"id {record['id']} trace id {record['trace_id']}"
             connection.show(record, f"{place} {ids}: {printable(str(text))}{by_channel}")
         if not found:
+            typer.echo(f"{topic} stores no message with the id {wanted}", err=True)
             raise typer.Exit(1)
 
     perform(search)

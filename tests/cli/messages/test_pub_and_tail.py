@@ -169,6 +169,8 @@ def test_mistakes_in_the_input_name_the_line(cluster: Cluster, topic: str) -> No
         (("tail", "t", "--tag", "a", "--channel", "c", "--until-end"), "cannot be combined with --tag"),
         (("pub", "t", "--key-column", "a"), "need --format csv"),
         (("pub", "t", "body", "--format", "json"), "cannot be combined with messages"),
+        (("tail", "t", "--since", "-5m"), "cannot be parsed"),
+        (("trace", "t", "banana"), "a message id of 32 hexadecimal digits"),
     ],
 )
 def test_mistakes(words: tuple[str, ...], reason: str) -> None:
@@ -180,8 +182,9 @@ def test_times() -> None:
     assert parse_time("1.5") == 1_500_000_000
     assert parse_time("1970-01-01T00:00:02+00:00") == 2_000_000_000
     assert abs(parse_time("1m") - (time.time() - 60) * 1e9) < 5e9
-    with pytest.raises(InvalidSetting):
-        parse_time("soon")
+    for text in ("soon", "-5m", "1e400s", "nans"):
+        with pytest.raises(InvalidSetting):
+            parse_time(text)
 
 
 def test_a_filter_without_conditions_passes_everything() -> None:

@@ -128,6 +128,7 @@ def test_messages_are_found_by_trace_id_and_message_id(cluster: Cluster) -> None
     (again,) = lines("trace", topic, found["id"], *where)
     assert again["body"] == "two"
     missing = run("trace", topic, "9", *where)
+    assert b"stores no message with the id 9" in missing.stderr
     assert (missing.returncode, missing.stdout) == (1, b"")
 
 

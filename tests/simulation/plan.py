@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from random import Random
 from typing import Literal
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from nsqext.testing.simulation import Fault, FaultOptions, NetworkOptions
 from nsqext.testing.simulation.faults import KINDS, draw_faults
 
-__all__ = ("FEATURES", "LOOKUPDS", "NODES", "Plan", "Size", "draw_plan")
+__all__ = ("FEATURES", "LOOKUPDS", "NODES", "TRIPLE", "Plan", "Size", "draw_plan")
 
 NODES = ("n1", "n2", "n3")
 LOOKUPDS = ("l1", "l2")
@@ -32,9 +32,14 @@ HABITS = ("headers", "delays", "failing", "seek", "pausing", "channels", "lanes"
 """What clients of some schedules do besides: see `Plan.habits`."""
 FEATURES = ("tags", "batcher", "batches", "fetch", "batch_handler", "letters")
 """What clients of some schedules use besides handlers and `Producer`: see `Plan.features`."""
+TRIPLE = "triple"
+TRIPLES = 0.25
+"""Share of the schedules in which faults of three kinds last at the same time: see `Plan.features`."""
 _SETTLED = 21.0
 """Virtual seconds after which publishes must succeed."""
 
+DISK_FAULTS = {"power", "disk_full", "disk_failing", "disk_slow"}
+_TOPICS_OF_FAULTS = {"upgrade": "upgraded", "recreate": "recreated"}
 _TOPICS_OF = {"tags": "tagged", "letters": "rejected"}
 
 Size = Literal["short", "long"]
@@ -69,7 +74,7 @@ class Plan:
             ``channels`` creates and deletes one, ``lanes`` consumes the topic that is created again with a key.
         features: ``tags`` has a topic whose messages have tags, with consumers for some of them; ``batcher`` publishes
             with `nsqext.Batcher`; ``batches``, ``fetch`` and ``batch_handler`` consume batches; ``letters`` has a topic
-            whose failing messages go to a dead-letter topic.
+            whose failing messages go to a dead-letter topic; ``triple`` has faults of three kinds at the same time.
         batchers: topics with publishers that use a `nsqext.Batcher`.
     """
 
@@ -119,11 +124,13 @@ def draw_plan(
     random = Random(f"plan {seed}")
     drawn: Size = "long" if random.random() < LONG else "short"
     draw = _draw_long if (size or drawn) == "long" else _draw_short
-    return draw(seed, random, faults, _draw_features(seed) if features is None else tuple(features))
+    plan = draw(seed, random, faults, _draw_features(seed) if features is None else tuple(features))
+    return _with_triple(plan) if TRIPLE in plan.features and faults is None else plan
 
 
 def _draw_long(seed: int, random: Random, faults: Sequence[Fault] | None, features: tuple[str, ...]) -> Plan:
     options = FaultOptions(count=(0, 12), seconds=(0.05, 6.0))
+    drawn = draw_faults(seed, options, NODES, LOOKUPDS)
     topics = (*TOPICS, *(topic for feature, topic in _TOPICS_OF.items() if feature in features))
     batches = ("plain", "lanes", "keyed", "ordered")
     return Plan(
@@ -141,7 +148,7 @@ def _draw_long(seed: int, random: Random, faults: Sequence[Fault] | None, featur
         replicas=random.choice((1, 2, 2, 3)),
         guests=True,
         doomed=random.random() < 0.5,
-        faults=tuple(draw_faults(seed, options, NODES, LOOKUPDS) if faults is None else faults),
+        faults=drawn if faults is None else tuple(faults),
         latency=random.choice((0.0015, 0.0015, 0.02, 0.1)),
         disk=random.random() < DISK,
         real_http=random.random() < REAL_HTTP,
@@ -195,7 +202,8 @@ def _draw_short(seed: int, random: Random, faults: Sequence[Fault] | None, featu
 
 def _draw_features(seed: int) -> tuple[str, ...]:
     random = Random(f"features {seed}")
-    return tuple(random.sample(FEATURES, random.choice((0, 0, 1, 1, 2))))
+    features = random.sample(FEATURES, random.choice((0, 0, 1, 1, 2)))
+    return (*features, TRIPLE) if random.random() < TRIPLES else tuple(features)
 
 
 def _with_features(seed: int, topics: tuple[str, ...], features: tuple[str, ...]) -> tuple[str, ...]:
@@ -211,13 +219,24 @@ def _draw_habits(seed: int) -> tuple[str, ...]:
     return tuple(random.sample(HABITS, random.choice((0, 0, 0, 1, 1, 2, 3))))
 
 
+def _with_triple(plan: Plan) -> Plan:
+    """Replace the first three faults by three of different kinds that last at the same time."""
+    random = Random(f"triple {plan.seed}")
+    useless = set() if plan.disk else DISK_FAULTS
+    useless |= {fault for fault, topic in _TOPICS_OF_FAULTS.items() if topic not in plan.topics}
+    at = random.uniform(0.0, 0.9 * plan.seconds)
+    faults = list(plan.faults[3:])
+    for kind in random.sample([kind for kind in KINDS if kind not in useless], 3):
+        target = random.choice(LOOKUPDS if kind.startswith("lookup") else NODES)
+        begin, seconds = at + random.uniform(0.0, 0.2), random.uniform(0.25, 3.0)
+        faults.append(Fault(kind, begin, seconds, target, random.random()))
+    return evolve(plan, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
+
+
 def _draw_kinds(random: Random, topics: Sequence[str], disk: bool) -> tuple[str, ...]:
     """Return a few kinds of faults that can happen together; one of them makes another node the leader."""
-    useless = {"upgrade", "recreate"} | (set() if disk else {"power", "disk_full", "disk_failing", "disk_slow"})
+    useless = _TOPICS_OF_FAULTS.keys() | (set() if disk else DISK_FAULTS)
     kinds = random.sample([kind for kind in KINDS if kind not in useless], random.randint(1, 4))
     kinds.append(random.choice(("kill", "freeze", "isolate", "separate", "move", "power" if disk else "terminate")))
-    if "upgraded" in topics:
-        kinds.append("upgrade")
-    if "recreated" in topics:
-        kinds.append("recreate")
+    kinds += [fault for fault, topic in _TOPICS_OF_FAULTS.items() if topic in topics]
     return tuple(kinds)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 from attrs import evolve
 
 from tests.simulation.__main__ import measure, run_one, run_plan, text_of
 from tests.simulation.mutations import MUTATIONS
-from tests.simulation.plan import FEATURES, draw_plan
+from tests.simulation.plan import FEATURES, TRIPLE, Size, draw_plan
 
 
 @pytest.mark.parametrize("seed", range(1, 13))
@@ -54,8 +56,22 @@ def test_a_seed_draws_the_same_schedule_each_time() -> None:
     assert draw_plan(5) == draw_plan(5)
     assert draw_plan(5, faults=()).faults == ()
     assert {draw_plan(seed).size for seed in range(200)} == {"short", "long"}
-    assert {feature for seed in range(100) for feature in draw_plan(seed).features} == set(FEATURES)
+    assert {feature for seed in range(100) for feature in draw_plan(seed).features} == {*FEATURES, TRIPLE}
     assert draw_plan(5, features=()).features == ()
+
+
+@pytest.mark.parametrize("size", ["short", "long"])
+def test_faults_of_three_kinds_are_drawn_for_the_same_time(size: Size) -> None:
+    for seed in range(50):
+        plan = draw_plan(seed, size, features=[TRIPLE])
+        together = [
+            chosen
+            for chosen in combinations(plan.faults, 3)
+            if len({fault.kind for fault in chosen}) == 3
+            and max(fault.at for fault in chosen) < min(fault.at + fault.seconds for fault in chosen)
+        ]
+        assert together
+        assert plan == evolve(draw_plan(seed, size, features=()), faults=plan.faults, features=(TRIPLE,))
 
 
 @pytest.mark.parametrize(

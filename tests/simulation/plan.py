@@ -72,6 +72,7 @@ class Plan:
         habits: ``headers`` adds headers to messages, ``delays`` requeues some with a delay, ``failing`` lets a fifth of
             the handlers fail, ``seek`` moves channels back to their beginning, ``pausing`` pauses channels,
             ``channels`` creates and deletes one, ``lanes`` consumes the topic that is created again with a key.
+        come_and_go: consumers with a tag, and consumers that reject messages, join and leave.
         features: ``tags`` has a topic whose messages have tags, with consumers for some of them; ``batcher`` publishes
             with `nsqext.Batcher`; ``batches``, ``fetch`` and ``batch_handler`` consume batches; ``letters`` has a topic
             whose failing messages go to a dead-letter topic; ``triple`` has faults of three kinds at the same time.
@@ -98,6 +99,7 @@ class Plan:
     real_http: bool
     habits: tuple[str, ...]
     shared_lookup: bool
+    come_and_go: bool = True
     features: tuple[str, ...] = ()
     batchers: tuple[str, ...] = ()
 
@@ -163,6 +165,7 @@ def _draw_short(seed: int, random: Random, faults: Sequence[Fault] | None, featu
     topics = _with_features(seed, tuple(random.sample(TOPICS, random.choice((1, 1, 1, 1, 2)))), features)
     single = tuple(topic for topic in topics if random.random() < 0.75)
     batches = tuple(topic for topic in topics if topic not in single or random.random() < 0.4)
+    batchers = (batches or topics) if "batcher" in features else ()
     seconds = random.uniform(1.0, 3.0)
     partitions = random.choice((1, 2))
     disk = random.random() < DISK
@@ -178,8 +181,8 @@ def _draw_short(seed: int, random: Random, faults: Sequence[Fault] | None, featu
         seed=seed,
         size="short",
         topics=topics,
-        single=single,
-        batches=() if "batcher" in features else batches,
+        single=tuple(topic for topic in single if topic not in batchers),
+        batches=() if batchers else batches,
         batch=random.choice((4, 12, 30)),
         producers=random.choice((1, 1, 2)),
         seconds=seconds,
@@ -195,14 +198,15 @@ def _draw_short(seed: int, random: Random, faults: Sequence[Fault] | None, featu
         real_http=random.random() < REAL_HTTP,
         habits=_draw_habits(seed),
         shared_lookup=Random(f"lookup {seed}").random() < SHARED_LOOKUP,
+        come_and_go=Random(f"come and go {seed}").random() < 0.5,
         features=features,
-        batchers=(batches or topics) if "batcher" in features else (),
+        batchers=batchers,
     )
 
 
 def _draw_features(seed: int) -> tuple[str, ...]:
     random = Random(f"features {seed}")
-    features = random.sample(FEATURES, random.choice((0, 0, 1, 1, 2)))
+    features = random.sample(FEATURES, random.choice((0, 0, 0, 0, 1, 1, 2)))
     return (*features, TRIPLE) if random.random() < TRIPLES else tuple(features)
 
 

@@ -84,9 +84,9 @@ class Schedule:
                     publishing.start_soon(kind)
                 if self.plan.guests:
                     publishing.start_soon(self._come_and_go, makers)
-                if "tagged" in self.plan.topics:
+                if "tagged" in self.plan.topics and self.plan.come_and_go:
                     publishing.start_soon(self._want_green, makers)
-                if "rejected" in self.plan.topics:
+                if "rejected" in self.plan.topics and self.plan.come_and_go:
                     publishing.start_soon(self._reject_and_leave, makers)
                 publishing.start_soon(self._sample)
                 async with world.inject_faults():
@@ -198,7 +198,7 @@ class Schedule:
             async with self._closing(client):
                 await anyio.sleep(random.uniform(0.1, 1.5))
             self.history.disturbances.append((began, world.now))
-            await anyio.sleep(random.uniform(0.0, 1.0))
+            await anyio.sleep(random.uniform(0.3, 1.5))
 
     async def _reject_and_leave(self, makers: Consumers) -> None:
         """Join and leave a channel with dead letters; the end cancels the publish of a letter, or the process dies."""
@@ -209,13 +209,13 @@ class Schedule:
                 client = makers.make("rejected", "a", {"concurrency": 2}, lookupd=world.cluster.lookupd)
                 process = world.start(partial(_hold_open, client))
                 await anyio.sleep(random.uniform(0.1, 1.5))
-                await process.kill(silently=random.random() < 0.5)
+                await process.kill(silently=random.random() < 0.2)
             else:
                 client = makers.make("rejected", "a", {"concurrency": 2}, close_timeout=0.1)
                 async with self._closing(client):
                     await anyio.sleep(random.uniform(0.1, 1.5))
             self.history.disturbances.append((began, world.now))
-            await anyio.sleep(random.uniform(0.0, 1.0))
+            await anyio.sleep(random.uniform(0.3, 1.5))
 
     async def _sample(self) -> None:
         """Count what uses memory, while faults last."""

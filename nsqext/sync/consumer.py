@@ -198,6 +198,8 @@ class Consumer(BlockingClient):
 
     def _in_thread(self, function: Callable[..., object]) -> Callable[..., Coroutine[Any, Any, None]]:
         """Return a coroutine function that calls a handler in a worker thread."""
+        if not callable(function):
+            raise InvalidSetting(f"the handler {function!r} is not a function", hint="declare it with 'def'")
         if is_coroutine_function(function):
             raise InvalidSetting(f"the handler {function!r} is a coroutine function", hint="use nsqext.Consumer for it")
         limiter: list[anyio.CapacityLimiter] = []

@@ -121,8 +121,12 @@ class BlockingClient:
             raise InvalidState(f"the {self._what} is open already")
         with ExitStack() as stack:
             portal = portal or stack.enter_context(shared_loop.entered())
-            stack.enter_context(portal.wrap_async_context_manager(manager))
-            self._portal = portal
+            self._portal = portal  # before the manager is entered: a consumer calls its handlers meanwhile
+            try:
+                stack.enter_context(portal.wrap_async_context_manager(manager))
+            except BaseException:
+                self._portal = None
+                raise
             self._closing = stack.pop_all()
 
     def _exit(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -6,9 +6,10 @@ import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
+from attrs import evolve
 
 import nsqext
 from nsqext import BackoffOptions, ConsumerOptions, FailureOptions, Position, sync
@@ -18,7 +19,7 @@ from nsqext.errors import InvalidSetting, InvalidState
 from tests.support.blocking_client import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from nsqext.broker import Cluster
     from nsqext.client.consumer.message import Message
@@ -183,6 +184,10 @@ def test_invalid_arguments(cluster: Cluster) -> None:
 
     with pytest.raises(InvalidSetting, match="coroutine function"):
         consumer.handler(handle)
+    with pytest.raises(InvalidSetting, match="not a function"):
+        consumer.handler(cast("Callable[..., object]", 5))
+    with pytest.raises(InvalidSetting, match="not a function"):
+        consumer.batch_handler()(cast("Callable[..., object]", None))
     with pytest.raises(InvalidState, match="no handler"):
         consumer.run()
     with pytest.raises(InvalidState, match="not open"):
@@ -331,6 +336,21 @@ def test_a_message_is_finished_by_another_thread_after_its_handler(cluster: Clus
         closing.result(10)
     with make(cluster, topic) as other:
         assert len(other.fetch(1, 0.2)) == 0
+
+
+def test_a_handler_is_called_while_the_consumer_starts(cluster: Cluster, topic: str) -> None:
+    fill(cluster, topic, 1)
+    options = evolve(CALM, start_timeout=0.5)  # it waits for a topic that does not exist
+    consumer = sync.Consumer([topic, "absent"], "ch", lookupd=cluster.lookupd, options=options)
+    attempts: list[int] = []
+
+    @consumer.handler
+    def handle(message: sync.Message) -> None:
+        attempts.append(message.attempts)
+
+    with consumer:
+        eventually(lambda: bool(attempts))
+    assert attempts == [1]
 
 
 def test_it_is_started_in_one_thread_and_closed_in_another(cluster: Cluster, topic: str) -> None:

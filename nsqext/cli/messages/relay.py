@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
@@ -14,7 +15,7 @@ from nsqext.cli.command import examples, option_objects, perform
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.contexts import load_contexts
 from nsqext.cli.output import counted
-from nsqext.errors import InvalidSetting, PublishFailed
+from nsqext.errors import InvalidSetting, PublishFailed, TopicNotReady
 from nsqext.protocol.headers import KEY_HEADER
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ def run(
     if to is None:
         if cluster != Cluster():
             raise InvalidSetting("--to-http cannot be combined with the address of another cluster")
+        _check_url(str(hook.to_http))
         consumer = connection.consumer(topic, channel, **settings)
         perform(lambda: _to_http(connection, consumer, hook, until_end=until_end))
         return
@@ -116,6 +118,16 @@ def run(
     perform(
         lambda: _to_topic(connection, consumer, producer, to, with_headers=not without_headers, until_end=until_end)
     )
+
+
+def _check_url(text: str) -> None:
+    """Raise `InvalidSetting` for a URL to which no message could be sent."""
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL as error:
+        raise InvalidSetting(f"--to-http {text!r} is no URL: {error}") from None
+    if url.scheme not in ("http", "https") or not url.host:
+        raise InvalidSetting(f"--to-http {text!r} is no URL of a web server", hint="write https://example.com/hook")
 
 
 async def _to_topic(
@@ -135,6 +147,8 @@ async def _to_topic(
         )
 
     async with producer:
+        with suppress(TopicNotReady):  # the first publishes wait for its channel
+            await producer.meta(topic)  # raises if there is no such topic
         await _relay(connection, consumer, send, until_end=until_end)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -51,7 +52,8 @@ async def _serve(app: App, ready: int) -> None:
         tasks.start_soon(stop_on_signals, app.stop, logger)
         tasks.start_soon(_stop_with_parent, app)
         await app.start()
-        os.write(ready, b"ready")
+        with suppress(BrokenPipeError):  # the supervisor was killed, and `_stop_with_parent` stops the app
+            os.write(ready, b"ready")
         await app.wait()
         tasks.cancel_scope.cancel()
 

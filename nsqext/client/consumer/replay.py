@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import anyio
@@ -12,7 +13,7 @@ from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.position import Position
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.producer import Producer
-from nsqext.errors import InvalidInput, PartitionUnavailable
+from nsqext.errors import InvalidInput, OperationNotSupported, PartitionUnavailable, TopicNotReady
 from nsqext.lookup.metadata import Lookup
 from nsqext.transport.options import ConnectionOptions
 
@@ -48,39 +49,56 @@ async def replay_dead_letters(
 
     Raises:
         InvalidInput: a message has no dead letter headers; it is not finished.
+        TopicNotFound: lookup does not know the topic.
+        OperationNotSupported: the topic is on the original NSQ, where dead letters have no headers.
         PartitionUnavailable: the consumer is not connected to all partitions, so dead letters may remain.
         NsqError: a message was not published, or the topic cannot be consumed.
     """
     lookup = lookupd if isinstance(lookupd, Lookup) else Lookup(lookupd)
     connection = connection or ConnectionOptions()
     options = ConsumerOptions(start=Position.earliest(), connection=connection)
-    count = 0
-    async with (
-        Producer(lookup, options=ProducerOptions(connection=connection)) as producer,
-        Consumer(topic, channel, lookupd=lookup, max_in_flight=1, options=options) as consumer,
-    ):
-        while True:
-            with anyio.move_on_after(idle) as scope:
-                message = await anext(consumer)
-            if scope.cancelled_caught:
-                _check_complete(lookup, consumer, topic, count)
-                return count
-            headers = {name: str(value) for name, value in message.headers.items()}
-            origin = headers.get(DEAD_LETTER_PREFIX + "topic")
-            if origin is None:
-                raise InvalidInput(
-                    f"{message!r} is no dead letter: it has no header {DEAD_LETTER_PREFIX}topic", topic=topic
-                )
-            await producer.publish(
-                origin,
-                message.body,
-                headers={name: text for name, text in headers.items() if not name.startswith(DEAD_LETTER_PREFIX)},
-                tag=message.tag,
-                trace_id=message.trace_id or None,
-                key=message.key,
+    async with Producer(lookup, options=ProducerOptions(connection=connection)) as producer:
+        await _check_topic(producer, topic)
+        async with Consumer(topic, channel, lookupd=lookup, max_in_flight=1, options=options) as consumer:
+            return await _replay(lookup, producer, consumer, topic, idle)
+
+
+async def _check_topic(producer: Producer, topic: str) -> None:
+    """Raise unless the topic exists, on the redesigned NSQ; a consumer would wait for it."""
+    with suppress(TopicNotReady):  # it has no channel yet
+        if not (await producer.meta(topic)).partition_num:
+            raise OperationNotSupported(
+                "dead letters on the original NSQ do not say where they were rejected",
+                topic=topic,
+                hint="consume them, and publish them where they belong",
             )
-            await message.finish()
-            count += 1
+
+
+async def _replay(lookup: Lookup, producer: Producer, consumer: Consumer, topic: str, idle: float) -> int:
+    """Publish dead letters until none is received for a time; return how many."""
+    count = 0
+    while True:
+        with anyio.move_on_after(idle) as scope:
+            message = await anext(consumer)
+        if scope.cancelled_caught:
+            _check_complete(lookup, consumer, topic, count)
+            return count
+        headers = {name: str(value) for name, value in message.headers.items()}
+        origin = headers.get(DEAD_LETTER_PREFIX + "topic")
+        if origin is None:
+            raise InvalidInput(
+                f"{message!r} is no dead letter: it has no header {DEAD_LETTER_PREFIX}topic", topic=topic
+            )
+        await producer.publish(
+            origin,
+            message.body,
+            headers={name: text for name, text in headers.items() if not name.startswith(DEAD_LETTER_PREFIX)},
+            tag=message.tag,
+            trace_id=message.trace_id or None,
+            key=message.key,
+        )
+        await message.finish()
+        count += 1
 
 
 def _check_complete(lookup: Lookup, consumer: Consumer, topic: str, count: int) -> None:

@@ -97,11 +97,19 @@ def test_a_topic_is_relayed_to_a_url_with_retries(cluster: Cluster) -> None:
         (("relay", "t"), "exactly one of --to and --to-http"),
         (("relay", "t", "--to", "t"), "relayed to itself"),
         (("relay", "t", "--to-http", "http://h", "--to-lookupd", "h:1"), "cannot be combined with the address"),
+        (("relay", "t", "--to-http", "ftp://h"), "no URL of a web server"),
+        (("relay", "t", "--to-http", "http://[::1"), "is no URL"),
+        (("relay", "t", "--to-http", "example.com/hook"), "no URL of a web server"),
     ],
 )
 def test_mistakes_of_relay(words: tuple[str, ...], reason: str) -> None:
     done = run(*words, "--lookupd", "h:1")
     assert (done.returncode, reason in done.stderr.decode()) == (2, True), done.stderr
+
+
+def test_a_relay_to_an_unknown_topic_ends(cluster: Cluster) -> None:
+    done = run("relay", make_topic(cluster, "relay"), "--to", "absent", "--lookupd", cluster.lookupd[0])
+    assert (done.returncode, b"does not know the topic" in done.stderr) == (2, True), done.stderr
 
 
 def test_dead_letters_return_to_their_topic(cluster: Cluster) -> None:

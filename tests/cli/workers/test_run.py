@@ -166,6 +166,28 @@ def test_workers_end_when_their_supervisor_is_killed(cluster: Cluster, topic: st
         running.wait_log("drained and closed")
 
 
+def test_a_worker_whose_supervisor_was_killed_before_it_was_ready_drains(
+    cluster: Cluster, topic: str, tmp_path: Path
+) -> None:
+    waits = """
+@app.lifespan
+async def wait(app):
+    print("lifespan", file=sys.stderr)
+    while not os.path.exists("go"):
+        await anyio.sleep(0.02)
+    yield
+"""
+    (tmp_path / "service.py").write_text("import sys\n" + SERVICE.format(topic=topic, prefix="") + waits)
+    with program(tmp_path, cluster, "service:app") as running:
+        running.wait_log("lifespan")
+        running.process.kill()
+        running.wait_log("stopping: the supervisor has ended")
+        (tmp_path / "go").touch()
+        running.wait_log("drained and closed")
+        running.end()
+    assert "Traceback" not in running.log
+
+
 @pytest.mark.parametrize(
     ("source", "place", "reason"),
     [

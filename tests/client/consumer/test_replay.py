@@ -7,7 +7,7 @@ import pytest
 
 from nsqext import ConnectionOptions, Consumer, FailureOptions, Message, Producer, Reject, replay_dead_letters
 from nsqext.broker import Cluster
-from nsqext.errors import InvalidInput, NegotiationFailed, PartitionUnavailable
+from nsqext.errors import InvalidInput, NegotiationFailed, OperationNotSupported, PartitionUnavailable, TopicNotFound
 from tests.support.consumers import publish, quick
 
 pytestmark = pytest.mark.anyio
@@ -79,3 +79,12 @@ async def test_another_message_is_not_replayed() -> None:
         publish(cluster, "dead", b"x")
         with pytest.raises(InvalidInput, match="is no dead letter"):
             await replay_dead_letters("dead", lookupd=cluster.lookupd)
+
+
+async def test_a_topic_without_dead_letters_is_refused_at_once() -> None:
+    with Cluster(nodes=1) as cluster, anyio.fail_after(5), pytest.raises(TopicNotFound):
+        await replay_dead_letters("absent", lookupd=cluster.lookupd)
+    with Cluster(nodes=1, generation="nsq") as original:
+        original.create_topic("dead")
+        with anyio.fail_after(5), pytest.raises(OperationNotSupported, match="do not say where"):
+            await replay_dead_letters("dead", lookupd=original.lookupd)

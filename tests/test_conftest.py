@@ -47,7 +47,7 @@ def test_a_skip_that_could_have_run_fails_in_continuous_integration(
     assert ("ERROR skipped with CI=true" in result.stdout.str()) is (expected != pytest.ExitCode.OK)
 
 
-def test_it_fails_too_where_tests_run_side_by_side(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_skip_fails_in_parallel_runs_too(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CI", "true")
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(SKIPPING.format(reason="no such tool"))

@@ -92,7 +92,7 @@ async def test_a_consumer_that_cannot_continue_ends_the_app(cluster: Cluster, to
         await app.serve()
 
 
-async def test_no_lookup_is_one_error() -> None:
+async def test_a_missing_lookup_service_is_one_error() -> None:
     app = App("127.0.0.1:1", consumer_options=ConsumerOptions(lookup=LookupOptions(request_timeout=0.2)))
     options = ConsumerOptions(lookup_timeout=0.0)
     app.handler("orders", "ch", options=options)(nothing)

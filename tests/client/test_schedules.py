@@ -307,7 +307,7 @@ class _Subscription:
     st.lists(st.tuples(_SOON, st.integers(1, 5), st.none() | _SOON), min_size=1, max_size=5),
     st.lists(st.tuples(st.booleans(), _SOON), max_size=8),
 )
-def test_seeks_all_end_and_the_channel_is_where_the_last_one_wants_it(
+def test_all_seeks_end_and_the_last_one_decides_the_position(
     backend: str, seeks: list[tuple[int, int, int | None]], moves: list[tuple[bool, int]]
 ) -> None:
     """Seeks come and are cancelled, while moves of the channel work or fail after a while."""

@@ -96,7 +96,7 @@ async def test_a_paused_channel_delivers_again_when_it_is_unpaused(server: Serve
     assert message.body == b"one"
 
 
-async def test_an_emptied_channel_has_nothing_left(server: Server, channel: str) -> None:
+async def test_an_emptied_channel_has_no_messages(server: Server, channel: str) -> None:
     await publish(server, b"one", b"two")
     async with Admin(server.lookupd) as admin:
         await admin.empty_channel(server.topic, channel)

@@ -354,7 +354,7 @@ async def test_running_handlers_end_after_a_cancellation(cluster_under_test: Clu
     assert await left_over(cluster_under_test, channel) == [b"2"]
 
 
-async def test_handlers_run_at_the_same_time_when_asked(cluster_under_test: ClusterUnderTest, channel: str) -> None:
+async def test_handlers_run_concurrently_if_requested(cluster_under_test: ClusterUnderTest, channel: str) -> None:
     topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
     together = anyio.Event()
     running = 0

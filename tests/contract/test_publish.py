@@ -57,7 +57,7 @@ async def test_records_of_extend_topics_contain_version_and_header(cluster_under
     assert full.size == RECORD + 1 + 2 + len(b'{"k":"v","##trace_id":"7"}') + 5
 
 
-async def test_headers_and_tags_without_trace_are_stored_without_telling_more(
+async def test_receipts_of_headers_and_tags_without_trace_have_no_position(
     cluster_under_test: ClusterUnderTest,
 ) -> None:
     async with Producer(cluster_under_test.lookupd) as producer:
@@ -190,7 +190,7 @@ async def test_the_largest_message_passes(cluster_under_test: ClusterUnderTest, 
     assert message.body == body
 
 
-async def test_keys_are_hashed_as_the_java_client_does_when_asked(cluster_under_test: ClusterUnderTest) -> None:
+async def test_keys_are_hashed_as_by_the_java_client_if_requested(cluster_under_test: ClusterUnderTest) -> None:
 
     keys = [f"order {number}" for number in range(6)]
     async with Producer(cluster_under_test.lookupd, options=ProducerOptions(key_hash="java_string")) as producer:

@@ -48,7 +48,7 @@ def _routes_of(generation: str, patch: pytest.MonkeyPatch) -> dict[str, set[tupl
 
 
 @pytest.mark.parametrize(("name", "generation"), [("redesigned", "ha"), ("original", "nsq")])
-def test_the_page_names_what_is_served(name: str, generation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_lists_the_served_routes(name: str, generation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     served = _routes_of(generation, monkeypatch)
     for program in ("nsqd", "nsqlookupd"):
         listed = {(method, path): fate != "left out" for method, path, fate in _LISTED[program, name]}

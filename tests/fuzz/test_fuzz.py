@@ -20,7 +20,7 @@ KEPT = [path for name in TARGETS for path in kept_inputs(name)]
 
 
 @pytest.mark.parametrize("path", KEPT, ids=[f"{path.parent.name}-{path.name}" for path in KEPT])
-def test_what_was_found_is_repaired(path: Path) -> None:
+def test_inputs_that_failed_once_pass(path: Path) -> None:
     tracemalloc.start()
     try:
         TARGETS[path.parent.name].run(path.read_bytes())

@@ -112,7 +112,7 @@ async def test_old_and_new_clusters_together(nodes: LookupNodes) -> None:
     assert {answer.source for answer in answers} == {B, C}
 
 
-async def test_without_a_list_the_given_addresses_are_asked(nodes: LookupNodes) -> None:
+async def test_without_a_list_the_given_addresses_are_requested(nodes: LookupNodes) -> None:
     nodes.route("a:4161", "/listlookup", refuse)
     nodes.route("b:4161", "/listlookup", httpx.Response(500, text="boom"))
     nodes.finds("a:4161", refuse)
@@ -245,7 +245,7 @@ async def test_a_much_slower_node_is_not_waited_for(nodes: LookupNodes) -> None:
     assert "straggler_timeout" in str(slow.error)
 
 
-async def test_a_long_list_of_lookup_nodes_is_asked_in_portions(nodes: LookupNodes) -> None:
+async def test_a_long_list_of_lookup_nodes_is_requested_in_portions(nodes: LookupNodes) -> None:
     names = [f"n{number}:4161" for number in range(100)]
     nodes.lists(names[0], *names)
     asked = most = 0
@@ -321,7 +321,7 @@ async def test_another_task_continues_a_cancelled_listing(nodes: LookupNodes) ->
     assert len(found) == 1
 
 
-async def test_when_everything_fails_lists_are_asked_at_once(nodes: LookupNodes) -> None:
+async def test_lists_are_requested_at_once_when_everything_fails(nodes: LookupNodes) -> None:
     listed = nodes.lists("a:4161", "b:4161")
     nodes.finds("a:4161", refuse)
     nodes.finds("b:4161", refuse)

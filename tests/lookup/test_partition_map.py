@@ -322,7 +322,7 @@ def test_useless_rounds_move_nothing(rounds: list[list[LookupAnswer]], useless: 
 
 
 @given(rounds=rounds_of(st.just(0)), truth=st.lists(st.sampled_from(NODES), min_size=NUM, max_size=NUM))
-def test_when_all_agree_the_table_agrees(rounds: list[list[LookupAnswer]], truth: list[str]) -> None:
+def test_the_map_equals_the_answers_when_all_agree(rounds: list[list[LookupAnswer]], truth: list[str]) -> None:
     table = table_of(*rounds)
     table.merge([listing(source, dict(enumerate(truth)), num=NUM) for source in SOURCES])
     assert leaders(table) == dict(enumerate(truth))

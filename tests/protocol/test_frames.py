@@ -35,7 +35,7 @@ def test_an_empty_frame_is_a_frame() -> None:
     assert FrameParser().feed(encode_frame(0, b"")) == [(0, b"")]
 
 
-def test_one_at_a_time_where_a_layer_may_begin_behind_it() -> None:
+def test_frames_are_returned_one_at_a_time_where_a_layer_may_begin() -> None:
     parser = FrameParser()
     parser.single = True
     assert parser.feed(_TWO + b"rest") == [(0, OK)]

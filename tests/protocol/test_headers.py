@@ -61,7 +61,7 @@ def test_headers_are_a_mapping(headers: Any) -> None:
         encode_headers(headers)
 
 
-def test_text_has_to_be_text() -> None:
+def test_header_values_must_be_text() -> None:
     with pytest.raises(InvalidHeader, match="cannot be written as JSON"):
         encode_headers({"k": "\ud800"})
 

@@ -70,7 +70,7 @@ def test_a_filter_of_several_names() -> None:
         ({"desired_tag": "\ud800"}, "cannot be written as JSON"),
     ],
 )
-def test_options_that_cannot_be(options: dict[str, Any], text: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidSetting, match=text):
         IdentifyRequest(**options).encode()
 

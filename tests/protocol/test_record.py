@@ -60,7 +60,7 @@ def test_a_torn_tail_is_refused_at_every_byte(record: Record) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 25, 26 + 11, 0x7FFFFFFF, 0xFFFFFFFF])
-def test_a_length_that_cannot_be_is_refused(length: int) -> None:
+def test_an_impossible_length_is_refused(length: int) -> None:
     data = encode_record(_JSON)
     with pytest.raises(ProtocolError, match=f"has length {length};"):
         decode_record(length.to_bytes(4) + data[4:])

@@ -161,7 +161,7 @@ async def kills_its_producer(world: World) -> None:
         await producer.publish("orders", b"another")
 
 
-def test_client_processes_die_on_their_own() -> None:
+def test_client_processes_are_killed_independently() -> None:
     assert len(simulate(kills_its_producer, seeds=6)) == 6
 
 

@@ -107,7 +107,7 @@ def test_a_record_becomes_a_history(tmp_path: Path) -> None:
     assert record.phases == {"closed"}
 
 
-def test_events_that_a_killed_process_did_not_end_are_killed(tmp_path: Path) -> None:
+def test_unfinished_events_of_a_killed_process_are_recorded_as_ended(tmp_path: Path) -> None:
     recorder, record, history = _recorded(tmp_path / "record")
     recorder.publish_begins(b"one", "t", "", 1.0)
     record.read()

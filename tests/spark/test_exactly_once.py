@@ -40,7 +40,7 @@ RIGHT = [["t", 0, 0, "a0", "one"], ["t", 0, 1, "a1", "two"]]
         ([*RIGHT, ["t", 0, 2, "a2", "unknown"]], "1 places that are not there"),
     ],
 )
-def test_the_comparison_finds_what_is_wrong(rows: list[list[object]], problem: str, tmp_path: Path) -> None:
+def test_the_comparison_finds_lost_and_repeated_rows(rows: list[list[object]], problem: str, tmp_path: Path) -> None:
     (tmp_path / "found.json").write_text(json.dumps(rows))
     publishing = Publishing([], {}, random.Random(1), stored={"one", "two"}, unknown={"unknown"})
     wrong = compare(Driver(tmp_path, {}), publishing, {("t", 0): 2}, 0).wrong

@@ -102,7 +102,7 @@ def test_the_table_shows_rates_and_success() -> None:
         evolve(GOOD, differences=1),
     ],
 )
-def test_whatever_is_wrong_makes_the_run_a_failure(report: Report) -> None:
+def test_any_violation_fails_the_run(report: Report) -> None:
     console = Console(record=True, width=100, file=io.StringIO())
     show(report, console)
     assert not report.good

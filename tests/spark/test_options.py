@@ -67,7 +67,7 @@ def test_a_pattern_of_topics() -> None:
         SourceOptions.parse({"lookupd": "a:1", "subscribePattern": "("})
 
 
-def test_topics_are_named_once_each() -> None:
+def test_duplicate_topics_are_removed() -> None:
     assert list(SourceOptions.parse({**READ, "subscribe": "b, a,,b "}).topics) == ["b", "a"]
 
 
@@ -134,7 +134,7 @@ def test_a_batch_read_is_refused(change: dict[str, str], expected: str) -> None:
         ({"lookupd": "a:1", "assign": '{"t": [-1]}'}, "option assign"),
     ],
 )
-def test_what_is_read_has_to_be_named(given: dict[str, str], expected: str) -> None:
+def test_the_topics_to_read_are_required(given: dict[str, str], expected: str) -> None:
     with pytest.raises(InvalidSetting) as caught:
         SourceOptions.parse(given)
     assert expected in str(caught.value)

@@ -14,7 +14,7 @@ OPTIONS = {"lookupd": "127.0.0.1:1", "subscribe": "orders", "channel": "spark"}
 
 
 @pytest.mark.parametrize("given", [{"minOffsetsPerTrigger": "5"}, {"readMode": "channel"}])
-def test_what_must_know_the_trigger_is_refused(given: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_that_depend_on_the_trigger_are_refused(given: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     options = SourceOptions.parse(OPTIONS | given, streaming=True)
     monkeypatch.setattr("nsqext.spark.pyspark_features.HAS_READ_LIMITS", True)
     check_stream(options)

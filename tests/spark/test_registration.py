@@ -90,7 +90,7 @@ def test_an_old_pyspark_is_refused(version: str) -> None:
         check_pyspark(version)
 
 
-def test_an_old_pyspark_finds_a_format_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_an_old_pyspark_the_format_raises_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyspark.__version__", "3.5.6")
     source = default_source()
     assert source.name() == "nsqext"
@@ -98,7 +98,7 @@ def test_an_old_pyspark_finds_a_format_that_says_so(monkeypatch: pytest.MonkeyPa
         source({})
 
 
-def test_a_new_pyspark_is_fine() -> None:
+def test_a_new_pyspark_is_accepted() -> None:
     for version in ("4.0.0", "4.10.0.dev1", "5.0"):
         check_pyspark(version)
 

@@ -232,7 +232,7 @@ def test_pause_seek_and_connections(cluster: Cluster, topic: str) -> None:
             again.add(message.body)
 
 
-def test_a_consumer_that_is_open_does_not_run_as_well(cluster: Cluster, topic: str) -> None:
+def test_an_open_consumer_cannot_run(cluster: Cluster, topic: str) -> None:
     fill(cluster, topic, 1)
     with make(cluster, topic) as consumer:
         consumer.handler(lambda message: None)

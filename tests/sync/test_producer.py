@@ -137,7 +137,7 @@ def test_closing_blocks_no_other_thread(cluster: Cluster, topic: str) -> None:
         assert all(isinstance(error, (InvalidState, BatchFailed, DeliveryUnknown)) for error in publishing.refused)
 
 
-def test_everybody_shares_one_loop_which_ends_with_the_last(cluster: Cluster) -> None:
+def test_all_producers_share_one_loop_that_ends_with_the_last(cluster: Cluster) -> None:
     before = threading.active_count()
     with sync.Producer(cluster.lookupd):
         one = threading.active_count()

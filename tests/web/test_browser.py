@@ -104,7 +104,7 @@ def test_a_new_topic_appears_and_a_deleted_one_vanishes(page: Browser, cluster: 
     assert page.row("orders")
 
 
-def test_a_killed_leader_is_seen_and_the_next_one(page: Browser, cluster: Cluster) -> None:
+def test_a_killed_leader_and_its_successor_are_shown(page: Browser, cluster: Cluster) -> None:
     old = cluster.leader("orders", 0)
     tcp = cluster.nodes[old].tcp
     page.open("/")

@@ -106,7 +106,7 @@ async def test_messages_are_shown_decoded_and_escaped(ha: Cluster, topic: str) -
     assert '<span class="flag accent">canary</span>' in answer.text and ">77<" in answer.text
 
 
-async def test_a_node_shows_what_it_leads(ha: Cluster, topic: str) -> None:
+async def test_a_node_shows_the_partitions_that_it_leads(ha: Cluster, topic: str) -> None:
     leader = ha.nodes[ha.leader(topic, 0)]
     async with browsing(ha) as browser:
         answer = await browser.get(f"/nodes/{leader.tcp}")

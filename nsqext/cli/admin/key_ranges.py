@@ -74,7 +74,7 @@ async def look(admin: Admin, topic: str, channel: str) -> list[PartitionRanges]:
     for number in numbers:
         part = parts.get(number)
         if part is None:
-            reason = "no answer" if number in info.leaders else "no leader"
+            reason = "no response" if number in info.leaders else "no leader"
             found.append(PartitionRanges(number, str(info.leaders.get(number, "")), reason))
             continue
         node, one = str(part.node), part.channels.get(channel)

@@ -35,7 +35,7 @@ COLUMNS = (
 
 
 def stats_records(found: Mapping[str, TopicStats], rates: Rates) -> list[dict[str, Any]]:
-    """Return a record for each topic without channels, and for each channel of the others."""
+    """Return a record for each channel, and for each topic that has none."""
     records: list[dict[str, Any]] = []
     for name, topic in found.items():
         unreachable = {"unreachable": [str(node) for node in topic.unreachable]} if topic.unreachable else {}

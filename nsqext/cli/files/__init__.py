@@ -1,1 +1,1 @@
-"""Recorded messages in files: `record` and `replay`."""
+"""Commands that record messages to files, and replay them."""

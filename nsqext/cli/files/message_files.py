@@ -26,7 +26,7 @@ __all__ = ("Entry", "MessageFiles", "files_in", "read_entries")
 SUFFIX = ".jsonl.gz"
 _CHUNK = 1 << 18
 _MOST_UNPACKED = 1 << 30
-"""Largest size of one member after decompression, in bytes; `MessageFiles.append` writes a member for each batch."""
+"""Largest size in bytes of one member after decompression. A member is a batch."""
 
 
 class MessageFiles:

@@ -118,7 +118,7 @@ def _entries(files: Sequence[Path], progress: Progress) -> Iterator[Entry]:
 
 
 class _Clock:
-    """Times the messages like the recording."""
+    """Paces messages as they were recorded."""
 
     def __init__(self, speed: float) -> None:
         self._speed = speed
@@ -126,7 +126,7 @@ class _Clock:
         self._first: int | None = None
 
     def wait(self, entry: Entry) -> float:
-        """Return the seconds until a message is due."""
+        """Return the seconds until a message is due; negative for a late one."""
         stored = entry.record.get("timestamp")
         if not self._speed or not isinstance(stored, int):
             return 0.0

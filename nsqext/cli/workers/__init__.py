@@ -1,1 +1,1 @@
-"""`nsqext run`: an app in worker processes."""
+"""The command that runs an app in worker processes."""

@@ -372,7 +372,7 @@ def test_channels_of_a_dispatch_type() -> None:
         assert '"key_failover"' in stats
 
 
-def test_a_dispatch_that_cannot_be_is_refused_clearly() -> None:
+def test_an_invalid_dispatch_is_refused_clearly() -> None:
     with Cluster(1) as cluster:
         with pytest.raises(InvalidInput, match="ordered topic"):
             cluster.create_topic("t", ordered=True, channels=["ch"], dispatch="key_failover")

@@ -65,7 +65,7 @@ def test_a_frozen_cluster_stops() -> None:
     talker.socket.close()
 
 
-def test_answers_of_our_choice() -> None:
+def test_injected_answers() -> None:
     with Cluster(1) as cluster:
         cluster.create_topic("t", channels=["ch"])
         with BlockingClient(cluster.nodes["n1"].tcp) as talker:
@@ -162,7 +162,7 @@ def test_lookup_that_is_stale_empty_or_slow() -> None:
         assert partitions(second, "t") == partitions(first, "t")
 
 
-def test_time_that_a_test_moves() -> None:
+def test_a_test_moves_the_clock() -> None:
     with Cluster(1) as cluster:
         cluster.create_topic("t", channels=["ch"])
         cluster.faults.clock.stop()
@@ -193,7 +193,7 @@ async def test_the_same_calls_from_asynchronous_code() -> None:
 
 
 @pytest.mark.parametrize("end", ["kill", "terminate"])
-def test_a_node_that_was_frozen_is_not_when_it_is_started_again(end: str) -> None:
+def test_a_frozen_node_that_is_restarted_is_not_frozen(end: str) -> None:
     with Cluster(3) as cluster:
         cluster.create_topic("t", replicas=3, channels=["ch"])
         cluster.faults.freeze("n1")

@@ -44,7 +44,7 @@ async def test_a_cut_connection_sends_half_a_frame() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_frozen_node_passes_nothing_on_until_it_is_thawed() -> None:
+async def test_a_frozen_node_forwards_nothing_until_it_is_thawed() -> None:
     faults = NodeFaults()
     faults.freeze()
     with anyio.move_on_after(0.05) as scope:

@@ -171,7 +171,7 @@ async def test_a_wrong_method_gets_the_allowed_ones(path: str, methods: str) -> 
 @pytest.mark.parametrize(
     ("method", "path"), [("POST", "/value/"), ("HEAD", "/value/"), ("GET", "/config/"), ("GET", "/config/a/b")]
 )
-async def test_only_a_route_of_the_same_method_is_meant(method: str, path: str) -> None:
+async def test_a_path_is_redirected_only_to_a_route_of_the_same_method(method: str, path: str) -> None:
     async with client() as http:
         assert (await http.request(method, path)).status_code == 404
 

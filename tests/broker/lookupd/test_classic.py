@@ -80,13 +80,13 @@ async def test_refusals(method: str, path: str, status: int, text: str) -> None:
 
 
 @pytest.mark.anyio
-async def test_methods_that_would_do_are_named_in_order() -> None:
+async def test_allowed_methods_are_listed_in_order() -> None:
     async with talk() as (_, _, client):
         assert (await client.get("/topic/create")).headers["allow"] == "OPTIONS, POST"
 
 
 @pytest.mark.anyio
-async def test_questions() -> None:
+async def test_requests_without_side_effects() -> None:
     cases: list[tuple[str, object]] = [
         ("/info", {"version": "1.3.0"}),
         ("/topics", {"topics": ["t1", "t2"]}),

@@ -47,7 +47,7 @@ ANSWERS: list[tuple[str, object]] = [
 
 
 @pytest.mark.parametrize(("path", "body"), ANSWERS, ids=[path for path, _ in ANSWERS])
-async def test_questions(path: str, body: object) -> None:
+async def test_requests_without_side_effects(path: str, body: object) -> None:
     async with talk() as (_, client):
         answer = await client.get(path)
     assert (answer.status_code, answer.json()) == (200, body)

@@ -312,7 +312,7 @@ async def test_topology_is_sent_to_clients_and_shown_in_stats() -> None:
 @pytest.mark.parametrize(
     ("path", "allowed"), [("/pub", "OPTIONS, POST"), ("/ping", "GET, OPTIONS"), ("/config/x", "GET, OPTIONS, PUT")]
 )
-async def test_methods_that_would_do_are_named_in_order(path: str, allowed: str) -> None:
+async def test_allowed_methods_are_listed_in_order(path: str, allowed: str) -> None:
     web = _web(_node())
     assert (await web.request("DELETE", path)).headers["allow"] == allowed
     answer = await web.options(path)
@@ -334,13 +334,15 @@ async def test_null_empties_the_list_of_lookup_nodes() -> None:
         ("POST", "/debug/freememory", (500, '{"message":"INTERNAL_ERROR"}')),
     ],
 )
-async def test_debugging_acts_and_then_fails(method: str, path: str, answer: tuple[int, str]) -> None:
+async def test_debugging_routes_respond_with_errors_after_they_acted(
+    method: str, path: str, answer: tuple[int, str]
+) -> None:
     found = await _web(_node()).request(method, path)
     assert (found.status_code, found.text) == answer
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "PATCH", "FOO"])
-async def test_http_that_has_to_be_https(method: str) -> None:
+async def test_http_is_refused_where_https_is_required(method: str) -> None:
     answer = await _web(_node(https_only=True)).request(method, "/ping")
     assert (answer.status_code, answer.text) == (403, '{"message": "TLS_REQUIRED", "https_port": 4152}')
 

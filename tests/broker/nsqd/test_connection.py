@@ -89,7 +89,7 @@ def _send(sock: _Socket, loop: _Loop, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("room", [1 << 30, 1_500_000, 70_000], ids=["all at once", "some", "little"])
-def test_a_client_that_reads_on_gets_more_than_fits_at_once(room: int) -> None:
+def test_a_client_that_keeps_reading_receives_more_than_one_send(room: int) -> None:
     node = make_node()
     host(node)
     sock, loop, server = _Socket(room), _Loop(), _Host(node)
@@ -119,7 +119,7 @@ def _connect(node: Node, sock: _Socket, loop: _Loop, server: _Host) -> Connectio
     return connection
 
 
-def test_a_full_read_is_run_in_turns_and_read_on_after_them() -> None:
+def test_a_socket_is_read_again_after_the_commands_of_a_full_read() -> None:
     node = make_node()
     sock, loop, server = _Socket(1 << 30), _Loop(), _Host(node)
     _connect(node, sock, loop, server)

@@ -56,7 +56,7 @@ def test_a_deadline_that_has_passed_or_changed_is_processed_at_the_shortest_inte
     assert times.node.seconds_to_tick() == 0.25
 
 
-def test_a_frozen_node_asks_at_the_shortest_interval_whether_it_is_thawed() -> None:
+def test_a_frozen_node_ticks_at_the_shortest_interval() -> None:
     times = Times()
     times.node.faults.freeze()
     assert times.node.seconds_to_tick() == SHORTEST_TICK

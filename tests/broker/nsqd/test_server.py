@@ -210,7 +210,7 @@ async def test_no_command_overtakes_a_publish_that_waits_while_bytes_are_delayed
         assert (await peer.frame())[1].startswith(b"E_TOPIC_NOT_EXIST")
 
 
-async def test_a_replica_set_that_falls_apart_only_fails_the_publish() -> None:
+async def test_a_failed_replica_set_only_fails_the_publish() -> None:
     async with _running() as running:
 
         async def replicate(_: Any) -> None:

@@ -483,7 +483,7 @@ def test_revoked_sampling_does_not_forbid_order() -> None:
     assert other.ask(b"SUB_ORDERED t ch 0\n") == "!E_INVALID order consume is not allowed while sample rate is not 0"
 
 
-def test_extend_support_that_came_later_gets_no_messages_and_no_heartbeats() -> None:
+def test_a_client_that_adds_extend_support_later_receives_no_messages_and_no_heartbeats() -> None:
     clock = Clock()
     node = make_node(clock)
     host(node, extend=True)

@@ -86,7 +86,7 @@ def test_a_missing_file_ends_the_program(name: str, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err.endswith(text)
 
 
-def test_a_file_with_a_node_id_does_for_nsqlookupd_too(tmp_path: Path) -> None:
+def test_nsqlookupd_accepts_a_file_with_a_node_id(tmp_path: Path) -> None:
     (tmp_path / "cfg").write_text('id = 5\ninactive_producer_timeout = "5s"\n')
     found = with_config_file({"config": str(tmp_path / "cfg")}, nsqlookupd.FLAGS)
     assert found["inactive-producer-timeout"] == 5.0
@@ -111,7 +111,7 @@ def test_a_file_with_a_node_id_does_for_nsqlookupd_too(tmp_path: Path) -> None:
         ({"worker-id": "3"}, 'invalid boolean value "3" for -worker-id: parse error'),
     ],
 )
-def test_words_that_nsqd_does_not_take(flags: dict[str, Any], text: str) -> None:
+def test_words_that_nsqd_refuses(flags: dict[str, Any], text: str) -> None:
     with pytest.raises(FlagError) as error:
         check_nsqd(flags)
     assert str(error.value) == text
@@ -125,7 +125,7 @@ def test_the_redesigned_programs_take_numbers() -> None:
 
 
 @pytest.mark.parametrize(("given", "read"), [("1", "true"), ("F", "false"), ("TCP-HTTPS", "tcp-https")])
-def test_tls_required_is_a_boolean_or_one_more(given: str, read: str) -> None:
+def test_tls_required_is_a_boolean_or_tcp_https(given: str, read: str) -> None:
     flags = {"tls-required": given}
     check_nsqd(flags)
     assert flags["tls-required"] == read
@@ -143,7 +143,7 @@ def test_tls_required_is_a_boolean_or_one_more(given: str, read: str) -> None:
         ({"tls-required": "tcp-https"}, "cannot require TLS client connections without TLS key and cert"),
     ],
 )
-def test_values_that_nsqd_does_not_take(flags: dict[str, Any], text: str) -> None:
+def test_values_that_nsqd_refuses(flags: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidSetting) as error:
         check_values(flags)
     assert str(error.value) == text

@@ -300,7 +300,7 @@ async def test_a_server_without_key_failover_is_refused() -> None:
                 pass
 
 
-def test_settings_that_make_no_sense() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(InvalidSetting, match="dispatch='fan' is none of shared, key_failover"):
         Consumer("t", "ch", lookupd="127.0.0.1:4161", dispatch="fan")
     with pytest.raises(InvalidSetting, match="key='' is neither"):

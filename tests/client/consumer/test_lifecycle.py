@@ -254,7 +254,7 @@ async def test_an_error_that_ends_a_consumer_in_the_background_is_logged(caplog:
         await consumer.aclose()
 
 
-async def test_nodes_that_refuse_tls_end_a_consumer_that_never_worked() -> None:
+async def test_nodes_that_refuse_tls_end_a_consumer_that_was_never_connected() -> None:
     options = quick(connection=ConnectionOptions(tls=True))
     async with scripted_node(granted=PLAIN) as one, scripted_node(granted=PLAIN) as two:
         consumer = Consumer("t", "ch", nsqd=f"{one},{two}", options=options)
@@ -318,7 +318,7 @@ async def test_statistics(cluster: Cluster, topic: str) -> None:
     assert consumer.statistics().finished == 2
 
 
-async def test_events_and_log_of_a_life(caplog: pytest.LogCaptureFixture) -> None:
+async def test_events_and_log_lines_of_a_consumer(caplog: pytest.LogCaptureFixture) -> None:
     events: list[ClientEvent] = []
     async with scripted_node(obey(), granted=PLAIN) as node:
         consumer = Consumer("t", "ch", nsqd=str(node), options=QUICK)

@@ -34,7 +34,7 @@ async def test_requeue_carries_delay_and_backoff() -> None:
 
 
 @pytest.mark.parametrize("delay", [-1, 4 * 24 * 3600, float("nan"), "1", True])
-async def test_delays_that_no_server_takes(delay: float) -> None:
+async def test_delays_that_no_server_accepts(delay: float) -> None:
     message = make_message(RecordingOwner())
     with pytest.raises(InvalidInput):
         await message.requeue(delay)
@@ -83,7 +83,7 @@ def test_reserved_names_are_known_however_they_are_written() -> None:
     assert dict(message.reserved_headers) == {"##trace_id": "7"}
 
 
-def test_its_repr_shows_where_and_not_what() -> None:
+def test_its_repr_shows_the_position_and_not_the_body() -> None:
     text = repr(make_message(RecordingOwner(), 5, b"secret", attempts=2))
     assert "t[3]" in text
     assert "attempts=2" in text

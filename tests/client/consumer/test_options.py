@@ -46,13 +46,13 @@ from nsqext.errors import InvalidInput
         {"ext_filter": ExtFilter(4, "all", pairs=(("a", ""),))},
     ],
 )
-def test_settings_that_make_no_sense(members: dict[str, object]) -> None:
+def test_invalid_settings_are_refused(members: dict[str, object]) -> None:
     with pytest.raises(InvalidInput):
         ConsumerOptions(**members)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("members", [{"on_lost": "shout"}, {"block_warning": -1}])
-def test_deliveries_that_make_no_sense(members: dict[str, object]) -> None:
+def test_invalid_delivery_options_are_refused(members: dict[str, object]) -> None:
     with pytest.raises(InvalidInput):
         DeliveryOptions(**members)  # type: ignore[arg-type]
 

@@ -59,7 +59,7 @@ def test_comparison_with_a_position() -> None:
 
 
 @pytest.mark.anyio
-async def test_nodes_that_refuse_or_answer_nonsense() -> None:
+async def test_refusals_and_invalid_responses_of_nodes() -> None:
     async with scripted_lookup() as node:
         with pytest.raises(PartitionUnavailable, match="refused with 404") as caught:
             await move_channel(node.address, "t", 3, "ch", Position.latest())

@@ -236,7 +236,7 @@ async def test_messages_of_cancelled_handlers_are_redelivered_at_once(generation
             await again.finish()
 
 
-async def test_a_handler_that_does_not_heed_its_cancellation_does_not_keep_the_connection() -> None:
+async def test_a_handler_that_ignores_its_cancellation_does_not_keep_the_connection_open() -> None:
     async with scripted_node(granted=PLAIN) as node:
         consumer = Consumer("t", "ch", nsqd=str(node), options=quick(close_timeout=0.05))
         started, left = anyio.Event(), anyio.Event()

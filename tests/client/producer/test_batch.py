@@ -33,7 +33,7 @@ def _route(*, extend: bool = False) -> Route:
 
 
 @given(st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size=30))
-def test_a_command_for_many_is_line_size_and_body(items: list[bytes]) -> None:
+def test_a_batch_command_is_line_size_and_body(items: list[bytes]) -> None:
     expected = sized(b"MPUB t 0\n", multi_body(items))
     assert multi(b"MPUB t 0\n", items) == expected
     assert multi(b"MPUB t 0\n", items, list(map(len, items))) == expected
@@ -66,7 +66,7 @@ def test_a_body_larger_than_a_batch_fails_alone() -> None:
 
 
 @pytest.mark.parametrize("messages", [[b"a", OutgoingMessage(b"b")], [b"a", "b"], [bytearray(b"a")], [None]])
-def test_anything_but_bytes_has_to_be_looked_at(messages: list[Any]) -> None:
+def test_messages_other_than_bytes_are_checked_one_by_one(messages: list[Any]) -> None:
     assert plain_batches(_route(), None, messages, _OPTIONS) is None
 
 

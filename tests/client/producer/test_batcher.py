@@ -145,7 +145,7 @@ async def test_failures_that_are_not_read_stop_add() -> None:
         assert len(batcher.take_failed()) == 3
 
 
-async def test_a_message_that_cannot_be_right_is_refused_alone() -> None:
+async def test_an_invalid_message_is_refused_alone() -> None:
     publisher = _Publisher()
     async with _batcher(publisher, BatcherLimits(linger=0)) as batcher:
         await batcher.add(b"x")
@@ -157,7 +157,7 @@ async def test_a_message_that_cannot_be_right_is_refused_alone() -> None:
     assert functools.reduce(operator.iadd, publisher.batches, []) == [b"x", b"y"]
 
 
-async def test_a_message_that_its_topic_does_not_take_fails_alone() -> None:
+async def test_a_message_that_its_topic_refuses_fails_alone() -> None:
     with Cluster(nodes=1) as cluster, anyio.fail_after(15):
         cluster.create_topic("t", channels=["ch"])
         async with Producer(cluster.lookupd) as producer, producer.batcher("t", linger=60) as batcher:
@@ -199,7 +199,7 @@ async def test_publishes_cut_off_by_closing_are_reported() -> None:
 
 
 @pytest.mark.parametrize("limits", [{"linger": -1}, {"max_count": 0}, {"max_bytes": 0}, {"max_pending": 0}])
-async def test_limits_that_make_no_sense(limits: dict[str, float]) -> None:
+async def test_invalid_limits_are_refused(limits: dict[str, float]) -> None:
     with pytest.raises(InvalidSetting):
         BatcherLimits(**limits)  # type: ignore[arg-type]
 

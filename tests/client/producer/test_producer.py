@@ -248,7 +248,7 @@ async def test_an_error_in_an_extended_batch_closes_the_connection() -> None:
 
 
 @pytest.mark.parametrize("extend", [False, True])
-async def test_bodies_are_compressed_where_headers_can_tell(extend: bool) -> None:
+async def test_bodies_are_compressed_where_headers_are_supported(extend: bool) -> None:
     options = options_of(compression="snappy", compression_min=100)
     body = b"all work and no play " * 50
     async with producing({}, extend=extend, options=options) as (producer, nodes, _):

@@ -70,7 +70,7 @@ async def test_batches_of_a_key_stop_at_the_first_that_fails() -> None:
         assert len(bodies(nodes[0], "MPUB")) == 2
 
 
-async def test_nothing_is_sent_when_one_message_cannot_be_right() -> None:
+async def test_nothing_is_sent_when_one_message_is_invalid() -> None:
     async with producing({}) as (producer, nodes, _):
         wrong: list[Any] = [[b"x", b""], [b"x", "y"], b"xy", [b"x" * 2_000_000]]
         for messages in wrong:
@@ -79,7 +79,7 @@ async def test_nothing_is_sent_when_one_message_cannot_be_right() -> None:
         assert nodes[0].commands == []
 
 
-async def test_the_message_that_cannot_be_right_is_named() -> None:
+async def test_the_invalid_message_is_named() -> None:
     async with producing({}) as (producer, nodes, _):
         wrong: list[tuple[type[InvalidInput], Any]] = [
             (InvalidBody, b""),

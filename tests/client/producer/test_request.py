@@ -144,6 +144,6 @@ def test_batches_split_by_partition_count_and_size() -> None:
         {"lookup": {"poll_interval": 5}},
     ],
 )
-def test_settings_that_make_no_sense(members: dict[str, object]) -> None:
+def test_invalid_settings_are_refused(members: dict[str, object]) -> None:
     with pytest.raises(InvalidSetting):
         ProducerOptions(**members)  # type: ignore[arg-type]

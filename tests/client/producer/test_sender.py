@@ -88,7 +88,7 @@ async def test_a_permanent_refusal_is_raised_immediately(frame: str, kind: type[
         assert len(bodies(nodes[0])) == 1
 
 
-async def test_time_runs_out_with_the_attempts_attached() -> None:
+async def test_the_error_of_a_timeout_contains_the_attempts() -> None:
     options = options_of(timeout=0.3)
 
     async def attempt(number: int) -> None:
@@ -160,7 +160,7 @@ async def test_an_unknown_outcome_is_retried_by_default() -> None:
         assert len(bodies(node)) == 3
 
 
-async def test_an_unknown_outcome_is_raised_on_demand() -> None:
+async def test_an_unknown_outcome_is_raised_if_requested() -> None:
     options = options_of(on_unknown="raise")
     async with bounded(), scripted_node(_hang_up(1)) as node, Producer(nsqd=str(node), options=options) as producer:
         with pytest.raises(DeliveryUnknown):

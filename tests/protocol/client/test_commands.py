@@ -47,7 +47,7 @@ def test_commands_are_written_as_the_servers_read_them(written: bytes, expected:
     assert written == expected
 
 
-def test_a_body_that_servers_take_is_returned() -> None:
+def test_a_valid_body_is_returned() -> None:
     assert commands.check_body(b"x" * 8, limit=16, overhead=8) == b"x" * 8
 
 

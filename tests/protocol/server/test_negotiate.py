@@ -147,7 +147,7 @@ def test_the_first_error_in_the_servers_order_is_answered() -> None:
 
 
 @pytest.mark.parametrize("limits", [_HA, _NSQ])
-def test_two_compressions_are_one_too_many(limits: ServerLimits) -> None:
+def test_two_compressions_are_refused(limits: ServerLimits) -> None:
     with pytest.raises(RequestError, match="E_IDENTIFY_FAILED cannot enable both deflate and snappy compression"):
         _identify(limits, snappy=True, deflate=True)
     assert _identify(ServerLimits(snappy=False), snappy=True, deflate=True).deflate

@@ -111,7 +111,7 @@ async def test_everything_that_was_acknowledged_can_be_read_at_once(
             assert await ends(admin, topic, 1) == (0, before.end + number)
 
 
-async def test_large_messages_are_in_the_end(servers: Servers, topics: dict[str, str]) -> None:
+async def test_the_end_includes_large_messages(servers: Servers, topics: dict[str, str]) -> None:
     """The real server shows them to channels some seconds later, if no message follows."""
     topic = topics["plain"]
     async with Admin(access(servers.lookupd)) as admin, Producer(servers.lookupd) as producer:
@@ -139,7 +139,7 @@ async def test_the_end_of_a_topic_without_channels(servers: Servers, topics: dic
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_messages_by_their_place(servers: Servers, topics: dict[str, str], kind: str) -> None:
+async def test_messages_are_found_by_position(servers: Servers, topics: dict[str, str], kind: str) -> None:
     topic = topics[kind]
     async with Admin(access(servers.lookupd)) as admin, Producer(servers.lookupd) as producer:
         first = (await admin.bounds.of(topic, 1)).end
@@ -189,7 +189,7 @@ async def test_a_survey_contains_the_acknowledged_messages(servers: Servers, top
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_messages_by_their_time(servers: Servers, topics: dict[str, str], kind: str) -> None:
+async def test_messages_are_found_by_time(servers: Servers, topics: dict[str, str], kind: str) -> None:
     topic = topics[kind]
     async with Admin(access(servers.lookupd)) as admin:
         first = (await admin.bounds.of(topic, 0)).end
@@ -263,7 +263,7 @@ async def test_an_anchor_behind_the_end_is_refused(
         await admin.delete_anchor(topic, 0, channel)
 
 
-async def test_an_anchor_whose_maker_ended_too_early(servers: Servers, topics: dict[str, str]) -> None:
+async def test_an_anchor_that_was_created_and_not_moved(servers: Servers, topics: dict[str, str]) -> None:
     """The channel was created, but not moved: its position is not used as a start."""
     topic, channel = topics["extend"], f"anchor_{token_hex(4)}"
     await publish(servers.lookupd, topic, 10)
@@ -292,7 +292,7 @@ async def test_unknown_topics_and_partitions(servers: Servers, topics: dict[str,
 # On the embedded one
 
 
-async def test_messages_that_are_not_committed_are_not_in_the_end() -> None:
+async def test_the_end_excludes_messages_that_are_not_committed() -> None:
     """A replica that is silent keeps a message from being acknowledged; its leader has written it all the same."""
     topic = f"t_{token_hex(4)}"
     with Cluster(nodes=3, options=ClusterOptions(lease=30.0)) as cluster:
@@ -340,7 +340,7 @@ async def test_leaders_that_are_killed(cluster: Cluster) -> None:
             await until(lambda: len(cluster.in_sync(topic)) == 3)
 
 
-async def test_a_leader_that_has_become_another(cluster: Cluster) -> None:
+async def test_requests_to_a_former_leader(cluster: Cluster) -> None:
     topic = f"t_{token_hex(4)}"
     cluster.create_topic(topic, replicas=2, channels=["other"])
     await publish(cluster.lookupd, topic, 5)
@@ -395,7 +395,7 @@ async def test_the_original_nsq_has_no_ranges() -> None:
                 await admin.leaders.partitions("t")
 
 
-async def test_lookup_that_forgets_or_falls_silent(cluster: Cluster) -> None:
+async def test_lookup_that_loses_topics_or_does_not_respond(cluster: Cluster) -> None:
     """Known leaders stay known; without any, the call raises in time."""
     topic = f"t_{token_hex(4)}"
     cluster.create_topic(topic, channels=["other"])

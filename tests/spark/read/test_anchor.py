@@ -116,7 +116,7 @@ async def test_a_start_before_the_retained_messages() -> None:
         ({"assign": '{"orders": [0, 2]}'}, InvalidPartition, "assign has a partition that does not exist"),
     ],
 )
-async def test_starts_that_cannot_be(given: dict[str, str], kind: type[Exception], text: str) -> None:
+async def test_invalid_starts_are_refused(given: dict[str, str], kind: type[Exception], text: str) -> None:
     servers = pretended()
     servers.times[50] = 20
     with pytest.raises(kind, match=text):

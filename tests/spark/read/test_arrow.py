@@ -144,7 +144,7 @@ def test_compressed_bodies_are_restored(include_headers: bool) -> None:
     assert kept["value"] == packed[0]
 
 
-def test_damage_names_the_place() -> None:
+def test_an_error_names_the_damaged_message() -> None:
     damaged = message(b"no gzip", encode_headers({"nsq.client.compress": "1", "nsq.msg.size": "10"}))
     with pytest.raises(ProtocolError, match=r"message 0.*topic t, partition 3.*delivery_decompress=false"):
         read(damaged)

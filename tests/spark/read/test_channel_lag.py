@@ -21,7 +21,7 @@ def anyio_backend() -> str:
 
 
 @pytest.mark.parametrize("generation", ["ha", "nsq"])
-async def test_what_waits_and_what_is_in_flight_is_counted_over_all_nodes(generation: str) -> None:
+async def test_waiting_and_in_flight_messages_are_counted_over_all_nodes(generation: str) -> None:
     with Cluster(2, generation=generation) as cluster:
         for topic in ("one", "two"):
             cluster.create_topic(topic, 2 if generation == "ha" else 1, channels=["spark", "other"])

@@ -82,13 +82,13 @@ def test_ranges() -> None:
             Range("t", 1, start, end)
 
 
-def test_words_for_places() -> None:
+def test_names_of_positions() -> None:
     assert parse_starting(" Earliest ").of("t", 3) == EARLIEST
     assert parse_starting("latest").of("t", 3) == LATEST
     assert parse_ending("latest").of("t", 3) == LATEST
 
 
-def test_places_by_partition() -> None:
+def test_positions_by_partition() -> None:
     places = parse_starting('{"t": {"0": 23, "1": -1, "2": -2}}')
     assert [places.of("t", partition) for partition in range(3)] == [23, LATEST, EARLIEST]
     with pytest.raises(InvalidSetting, match=r"startingOffsets has no offset .*topic t, partition 3"):

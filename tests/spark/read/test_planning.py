@@ -53,7 +53,7 @@ def end_of(
 
 
 @given(LAGS, LIMITS)
-def test_what_is_shared_out_is_what_there_is(lags: dict[Key, int], limit: int | None) -> None:
+def test_shares_add_up_to_the_limit_or_the_lag(lags: dict[Key, int], limit: int | None) -> None:
     shares = share(lags, limit)
     assert shares.keys() == lags.keys()
     assert all(0 <= shares[key] <= lags[key] for key in lags)
@@ -67,7 +67,7 @@ def test_every_lagging_partition_gets_a_share(lags: dict[Key, int], limit: int) 
 
 
 @given(LAGS, st.integers(8, 10**5))
-def test_who_lags_more_gets_no_less_but_for_rounding(lags: dict[Key, int], limit: int) -> None:
+def test_a_larger_lag_gets_no_smaller_share_except_for_rounding(lags: dict[Key, int], limit: int) -> None:
     shares = share(lags, limit)
     ranked = sorted(lags, key=lambda key: lags[key])
     assert all(shares[less] <= shares[more] + 1 for less, more in pairwise(ranked))
@@ -78,7 +78,7 @@ def test_shares_are_in_proportion() -> None:
 
 
 @given(st.dictionaries(KEYS, st.just(5), min_size=1, max_size=8), st.integers(1, 3))
-def test_they_take_turns_where_it_does_not_suffice_for_all(lags: dict[Key, int], limit: int) -> None:
+def test_partitions_take_turns_where_the_limit_is_smaller_than_their_number(lags: dict[Key, int], limit: int) -> None:
     served: set[Key] = set()
     for turn in range(0, 2 * len(lags) * limit, limit):
         served |= {key for key, count in share(lags, limit, turn).items() if count}
@@ -113,7 +113,7 @@ def test_batches_together_read_everything_once(found: dict[Key, PartitionState],
 
 
 @given(standings(), LIMITS, st.randoms())
-def test_the_same_question_has_the_same_answer_in_the_same_order(
+def test_the_plan_does_not_depend_on_the_order_of_partitions(
     found: dict[Key, PartitionState], limit: int | None, random: object
 ) -> None:
     items = list(found.items())
@@ -163,12 +163,12 @@ def test_a_topic_that_is_new_to_the_query_waits_its_turn_without_being_lost() ->
     assert end_of(first, found) == {"a": {0: 7}, "b": {0: 50}}
 
 
-def test_what_is_no_longer_read_is_dropped() -> None:
+def test_partitions_that_are_no_longer_read_are_dropped() -> None:
     offsets: Offsets = {"a": {0: 7, 1: 8}, "b": {0: 4}, "c": {0: 1}}
     assert only(offsets, {"a": (1, 2), "b": None}) == {"a": {1: 8}, "b": {0: 4}}
 
 
-def test_what_is_not_read_for_a_while_stays_where_it_was() -> None:
+def test_a_partition_that_is_not_read_temporarily_keeps_its_offset() -> None:
     start: Offsets = {"a": {0: 7, 1: 8}, "b": {0: 4}}
     end = with_unread({"a": {1: 9}, "c": {0: 1}}, start)
     assert end == {"a": {0: 7, 1: 9}, "b": {0: 4}, "c": {0: 1}}
@@ -189,14 +189,14 @@ GONE = [
 
 
 @pytest.mark.parametrize(("start", "found", "text"), GONE)
-def test_what_is_gone_is_an_error(start: Offsets, found: dict[Key, PartitionState], text: str) -> None:
+def test_lost_data_is_an_error(start: Offsets, found: dict[Key, PartitionState], text: str) -> None:
     with pytest.raises(DataLoss, match=text) as caught:
         end_of(start, found)
     assert caught.value.topic == "a"
     assert "failOnDataLoss=false" in str(caught.value)
 
 
-def test_without_it_a_partition_that_is_gone_stays_where_it_is() -> None:
+def test_without_the_check_a_missing_partition_keeps_its_offset() -> None:
     assert end_of({"a": {0: 5, 1: 2}}, {("a", 1): PartitionState(0, 3, 2)}, strict=False) == {"a": {0: 5, 1: 3}}
 
 
@@ -208,7 +208,7 @@ def test_without_the_check_a_rolled_back_partition_repeats_and_continues() -> No
     assert end_of(back, {("a", 0): PartitionState(0, 6, 4)}, strict=False) == {"a": {0: 6}}
 
 
-def test_without_it_a_topic_that_was_made_recreated_begins_again() -> None:
+def test_without_the_check_a_recreated_topic_begins_again() -> None:
     start: Offsets = {"a": {0: 5}}
     recreated = {("a", 0): PartitionState(0, 3)}
     back = end_of(start, recreated, strict=False)
@@ -217,7 +217,7 @@ def test_without_it_a_topic_that_was_made_recreated_begins_again() -> None:
     assert end_of(back, recreated, strict=False) == {"a": {0: 3}}
 
 
-def test_without_it_reading_begins_with_what_is_kept() -> None:
+def test_without_the_check_reading_begins_with_the_retained_messages() -> None:
     start: Offsets = {"a": {0: 5}}
     found = {("a", 0): PartitionState(8, 20, 5)}
     end = end_of(start, found, 4, strict=False)

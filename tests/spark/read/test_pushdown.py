@@ -120,7 +120,7 @@ def test_values_that_are_always_set() -> None:
         EqualTo(TIME, 5),
     ],
 )
-def test_the_rest_is_handed_back(found: Any) -> None:
+def test_other_filters_are_returned(found: Any) -> None:
     pruning = Pruning()
     assert pruning.take([found]) == [found]
     assert pruning == Pruning()

@@ -402,7 +402,7 @@ async def test_a_pause_that_is_longer_than_the_timeout(cluster: Cluster) -> None
     assert numbers == list(range(COUNT))
 
 
-async def test_leaving_early_leaves_nothing_behind(cluster: Cluster) -> None:
+async def test_ending_early_leaves_no_channel(cluster: Cluster) -> None:
     topic = await made(cluster)
     reader = SingleReader(access(cluster), Range(topic, 0, 0, COUNT), block_rows=10, channel="mine")
     async with reader:
@@ -412,7 +412,7 @@ async def test_leaving_early_leaves_nothing_behind(cluster: Cluster) -> None:
     await gone(cluster, topic)
 
 
-async def test_cancelling_at_any_time_leaves_nothing_behind(cluster: Cluster) -> None:
+async def test_cancelling_at_any_time_leaves_no_channel(cluster: Cluster) -> None:
     topic = await made(cluster)
     for pause in (0, 0.001, 0.003, 0.006, 0.01, 0.02):
         with anyio.move_on_after(pause):

@@ -233,7 +233,7 @@ async def test_a_topic_that_was_recreated() -> None:
 
 
 @anyio_only
-async def test_what_is_no_longer_subscribed_to_is_still_read_where_it_was_logged() -> None:
+async def test_a_logged_batch_of_a_topic_that_is_no_longer_subscribed_is_read() -> None:
     servers = two()
     planner = batches(servers)
     logged: Offsets = {"orders": {0: 50, 1: 30}, "invoices": {0: 9}}

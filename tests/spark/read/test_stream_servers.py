@@ -57,7 +57,7 @@ def topic(servers: Servers) -> str:
     return servers.make_topic("planned", 2)
 
 
-async def test_where_a_query_begins_and_stands_is_kept_by_the_servers(servers: Servers, topic: str) -> None:
+async def test_the_servers_keep_the_start_and_the_position_of_a_query(servers: Servers, topic: str) -> None:
     lookupd, first = list(servers.lookupd), servers.first
     await publish(lookupd, topic)
     async with planning(lookupd, topic, startingOffsets="latest") as planner:

@@ -36,7 +36,7 @@ def marked(offset: int, name: str, **fields: Any) -> Row:
     return row(offset, headers={"nsqext_id": name}, **fields)
 
 
-def test_one_of_each_id_stays(spark: SparkSession) -> None:
+def test_one_row_of_each_id_is_kept(spark: SparkSession) -> None:
     rows = frame(
         spark,
         [

@@ -169,7 +169,7 @@ def test_the_original_nsq_creates_topics() -> None:
     assert tallies == {("fresh", -1): Tally(2)}
 
 
-def test_nothing_is_lost_with_a_leader() -> None:
+def test_no_row_is_lost_when_a_leader_is_killed() -> None:
     with Cluster(nodes=3) as cluster:
         cluster.create_topic("t", 2, replicas=3, channels=["ready"])
 

@@ -72,7 +72,7 @@ def test_columns_of_a_row_are_kept() -> None:
     )
 
 
-def test_trace_id_0_is_none() -> None:
+def test_trace_id_0_means_no_trace_id() -> None:
     assert Rows("plain").message(value=b"x", trace_id=0) == OutgoingMessage(b"x", trace_id=ORIGIN.trace_ids(0, 1)[0])
     assert Rows("extend").message(value=b"x", trace_id=0) == OutgoingMessage(b"x", {"nsqext_id": "q/4/2/0"})
 

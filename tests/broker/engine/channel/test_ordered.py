@@ -17,7 +17,7 @@ def primed() -> Bench:
     return bench
 
 
-def test_one_in_flight_whatever_rdy_says() -> None:
+def test_one_message_is_in_flight_for_any_rdy() -> None:
     bench = primed()
     bench.publish("m0", "m1")
     first = bench.consume(1, ready=100, ordered=True)
@@ -27,7 +27,7 @@ def test_one_in_flight_whatever_rdy_says() -> None:
     assert first.bodies() + second.bodies() == ["m1"]
 
 
-def test_rdy_zero_still_means_nothing() -> None:
+def test_rdy_zero_delivers_nothing() -> None:
     bench = primed()
     consumer = bench.consume(ready=0, ordered=True)
     bench.publish("m0")

@@ -26,7 +26,7 @@ def dispatcher(failed: list[NsqError]) -> MessageDispatcher:
     return MessageDispatcher(ConsumerOptions(), flow, failed.append)
 
 
-def test_messages_wait_in_one_row() -> None:
+def test_messages_wait_in_one_queue() -> None:
     failed: list[NsqError] = []
     here = dispatcher(failed)
     here.dispatch([make_message(RecordingOwner(), 1), make_message(RecordingOwner(), 2)])

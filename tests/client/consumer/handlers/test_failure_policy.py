@@ -139,7 +139,7 @@ async def test_delays_of_ordered_messages_are_accepted() -> None:
         {"reject_ordered": True},
     ],
 )
-def test_settings_that_make_no_sense(members: dict[str, object]) -> None:
+def test_invalid_settings_are_refused(members: dict[str, object]) -> None:
     with pytest.raises(InvalidInput):
         FailureOptions(**members)  # type: ignore[arg-type]
     assert issubclass(InvalidSetting, InvalidInput)

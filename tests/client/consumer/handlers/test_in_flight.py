@@ -7,7 +7,7 @@ from nsqext.errors import MessageNotInFlight
 from tests.support.messages import RecordingOwner, make_message
 
 
-def test_half_of_the_timeout_is_when_to_touch() -> None:
+def test_messages_are_touched_after_half_of_the_timeout() -> None:
     owner = RecordingOwner()
     message = make_message(owner)
     message.received = message.delivered = 100.0
@@ -30,7 +30,7 @@ def test_answered_and_lost_messages_are_not_touched() -> None:
     assert owner.commands == []
 
 
-def test_no_longer_than_the_server_grants() -> None:
+def test_messages_are_not_touched_beyond_the_limit_of_the_server() -> None:
     owner = RecordingOwner()
     owner.msg_timeout, owner.max_msg_timeout = 10.0, 30.0
     message = make_message(owner)

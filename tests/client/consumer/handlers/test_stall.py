@@ -32,7 +32,7 @@ def test_a_running_handler_is_named(caplog: pytest.LogCaptureFixture) -> None:
     assert "the handler work was handling <Message t[3] id=0000000000000003" in caplog.text
 
 
-def test_another_part_of_the_program(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_block_outside_of_handlers_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     StallWatch(1.0, "the handler work").tick(3.0, [])
     assert "no handler of this consumer was running" in caplog.text
 
@@ -75,7 +75,7 @@ async def test_a_blocking_handler_is_reported(caplog: pytest.LogCaptureFixture) 
 
 
 @pytest.mark.anyio
-async def test_a_handler_that_waits_is_not_accused(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_waiting_handler_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
     async with scripted_node(granted=PLAIN) as node:
         options = quick(delivery=DeliveryOptions(block_warning=0.3))
         consumer = Consumer("t", "ch", nsqd=str(node), options=options)

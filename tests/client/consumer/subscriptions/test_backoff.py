@@ -63,7 +63,7 @@ def test_jitter_waits_a_part() -> None:
     assert backoff.until == 10.5
 
 
-def test_off_is_off() -> None:
+def test_a_backoff_that_is_off_never_pauses() -> None:
     backoff = Backoff(BackoffOptions(mode="off"))
     assert not backoff.failed(0.0)
     assert backoff.state == "running"
@@ -86,6 +86,6 @@ def test_any_sequence_stays_within_bounds(steps: list[tuple[str, float]]) -> Non
 @pytest.mark.parametrize(
     "members", [{"mode": "sometimes"}, {"base": 0}, {"max_wait": -1}, {"base": 2.0, "max_wait": 3.0}, {"base": "1"}]
 )
-def test_settings_that_make_no_sense(members: dict[str, object]) -> None:
+def test_invalid_settings_are_refused(members: dict[str, object]) -> None:
     with pytest.raises(InvalidSetting):
         BackoffOptions(**members)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from nsqext.errors import OrderViolation
 from tests.support.messages import RecordingOwner, make_message
 
 
-def test_growing_is_right_and_the_same_is_a_redelivery() -> None:
+def test_growing_offsets_are_in_order_and_an_equal_one_is_a_redelivery() -> None:
     check, owner = OrderCheck(), RecordingOwner(in_order=True)
     for number, offset, attempts in ((2, 0, 1), (2, 0, 2), (3, 35, 1), (9, 300, 1)):
         message = make_message(owner, number, offset=offset, attempts=attempts)

@@ -34,7 +34,7 @@ def receive(flow: RdyDistributor[int], number: int, now: float, count: int = 1, 
     return flow.received(number, count, size * count, 0, now)
 
 
-def test_equal_shares_as_far_as_they_go() -> None:
+def test_connections_get_equal_shares_up_to_their_limits() -> None:
     assert make(200, 2500).shares(0) == {0: 200}
     assert sorted(make(10, 2500, 2500, 2500).shares(0).values()) == [3, 3, 4]
     assert make(5000, 2500).shares(0) == {0: 2500}
@@ -179,7 +179,7 @@ def test_an_invalid_total(total: Any) -> None:
         make(total)
 
 
-def test_held_messages_do_not_count_up_to_as_many_again() -> None:
+def test_held_messages_raise_the_total_to_twice_its_value_at_most() -> None:
     flow = make(10, 2500)
     flow.widen(4)
     assert flow.shares(0) == {0: 14}

@@ -184,7 +184,7 @@ async def test_a_topic_name_that_the_server_refuses_is_raised() -> None:
                 raise AssertionError("it opened")
 
 
-async def test_a_topic_that_is_made_later_is_found(cluster: Cluster, topic: str) -> None:
+async def test_a_topic_that_is_created_later_is_found(cluster: Cluster, topic: str) -> None:
     async with opened(topic, cluster, quick(start_timeout=0.05)) as consumer:
         cluster.create_topic(topic)
         await eventually(lambda: consumer.connections)

@@ -72,7 +72,7 @@ def consumer(node: ScriptedNode, options: ConsumerOptions | None = None) -> Cons
     return Consumer("t", "ch", nsqd=str(node), max_in_flight=7, options=options or quick(start_timeout=0.0))
 
 
-async def test_every_byte_of_a_life() -> None:
+async def test_commands_from_subscription_to_close() -> None:
     first, second = bytes(7) + b"\x0a" + bytes(8), bytes(7) + b"\x02" + bytes(8)  # a newline within the first id
     async with scripted_node(granted=PLAIN) as node, anyio.create_task_group() as tasks, consumer(node) as subject:
         peer = await serve(node)

@@ -110,7 +110,7 @@ def topics_of(consumer: Consumer) -> set[str]:
 
 
 @pytest.mark.anyio
-async def test_topics_that_appear_are_consumed_and_those_that_vanish_are_left(cluster: Cluster, prefix: str) -> None:
+async def test_new_topics_are_consumed_and_deleted_ones_are_not(cluster: Cluster, prefix: str) -> None:
     names = [prefix + name for name in ("a", "b", "c")]
     for name in names[:2]:
         cluster.create_topic(name, channels=["ch"])
@@ -137,7 +137,7 @@ async def test_topics_that_appear_are_consumed_and_those_that_vanish_are_left(cl
 
 
 @pytest.mark.anyio
-async def test_a_list_without_the_topics_takes_nothing_away(cluster: Cluster, prefix: str) -> None:
+async def test_a_list_without_the_topics_removes_nothing(cluster: Cluster, prefix: str) -> None:
     cluster.create_topic(f"{prefix}a", channels=["ch"])
     async with Consumer(f"{prefix}*", "ch", lookupd=cluster.lookupd, options=_POLLED) as consumer:
         before = consumer._directory._listed_at

@@ -19,7 +19,7 @@ from nsqext.protocol.names import DEFAULT_CHANNEL
 from nsqext.types import Address
 
 if TYPE_CHECKING:
-    from nsqext.broker import Cluster
+    from nsqext.broker import Cluster, ClusterOptions
     from nsqext.web import WebOptions
 
 __all__ = ("banner_of", "parse_topic", "run")
@@ -119,6 +119,23 @@ class Protection:
         return (self.tls_cert, self.tls_key) if self.tls_cert and self.tls_key else None
 
 
+@frozen
+class Page:
+    """The web page.
+
+    Attributes:
+        web: serve it.
+        web_port: its port.
+    """
+
+    web: Annotated[
+        bool, typer.Option("--web", help="Serve the web page, with buttons that change, kill, freeze and restart.")
+    ] = False
+    web_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the web page on 127.0.0.1; 0 for a free one.")
+    ] = WEB_PORT
+
+
 @examples(
     "nsqext broker --topic orders:partitions=2,extend,channel=billing",
     "nsqext broker --web --nodes 1 --data-path data",
@@ -138,12 +155,7 @@ def run(
     data_path: Annotated[
         Path | None, typer.Option(help="Folder for messages and topics. (default: keep them in memory)")
     ] = None,
-    web: Annotated[
-        bool, typer.Option("--web", help="Serve the web page, with buttons that change, kill, freeze and restart.")
-    ] = False,
-    web_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of the web page on 127.0.0.1; 0 for a free one.")
-    ] = WEB_PORT,
+    page: Page = Page(),
     addresses: Addresses = Addresses(),
     protection: Protection = Protection(),
     lease: Annotated[float, typer.Option(help="Seconds before the partitions of a silent node move to others.")] = 0.3,
@@ -152,15 +164,31 @@ def run(
 
     ^C or SIGTERM closes the servers gracefully; a second one exits immediately.
     """
-    from nsqext.broker import Cluster, ClusterOptions
-    from nsqext.broker.standalone import TlsFiles
+    from nsqext.broker import Cluster
 
-    tls = protection.files()
     topics = dict(parse_topic(text) for text in topic or ())
     for arguments in topics.values():
         if generation == "ha":  # the redesigned NSQ refuses publishes to a topic without channels
             arguments.setdefault("channels", [DEFAULT_CHANNEL])
-    options = ClusterOptions(
+    options = _cluster_options(addresses, protection, lease)
+    page_options = web_options("127.0.0.1", write=True) if page.web else None
+    ending = _event_of_signals()
+    with Cluster(nodes, lookupds=lookupds, generation=generation, data_path=data_path, options=options) as cluster:
+        for name, arguments in topics.items():
+            cluster.create_topic(name, **arguments)
+        kept = f"messages in {data_path}" if data_path else "messages in memory"
+        with _served_page(cluster, page_options, page.web_port) as url:
+            print(banner_of(cluster, f"{_GENERATIONS[generation]}, {kept}", list(topics), url), flush=True)
+            ending.wait()
+            print("ending", flush=True)
+
+
+def _cluster_options(addresses: Addresses, protection: Protection, lease: float) -> ClusterOptions:
+    from nsqext.broker import ClusterOptions
+    from nsqext.broker.standalone import TlsFiles
+
+    tls = protection.files()
+    return ClusterOptions(
         host=addresses.host,
         broadcast_address=addresses.broadcast_address,
         lookupd_http=tuple(addresses.lookupd_http_address or ()),
@@ -172,7 +200,10 @@ def run(
         http_hosts=tuple(protection.http_host or ()),
         tls=TlsFiles(*tls).context() if tls else None,
     )
-    page_options = web_options("127.0.0.1", write=True) if web else None
+
+
+def _event_of_signals() -> threading.Event:
+    """Return an event that SIGTERM or ^C sets; a second signal ends the process."""
     ending = threading.Event()
 
     def end(number: int, _: object) -> None:
@@ -181,18 +212,11 @@ def run(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    with Cluster(nodes, lookupds=lookupds, generation=generation, data_path=data_path, options=options) as cluster:
-        for name, arguments in topics.items():
-            cluster.create_topic(name, **arguments)
-        kept = f"messages in {data_path}" if data_path else "messages in memory"
-        with _page(cluster, page_options, web_port) as page:
-            print(banner_of(cluster, f"{_GENERATIONS[generation]}, {kept}", list(topics), page), flush=True)
-            ending.wait()
-            print("ending", flush=True)
+    return ending
 
 
 @contextmanager
-def _page(cluster: Cluster, options: WebOptions | None, port: int) -> Iterator[str]:
+def _served_page(cluster: Cluster, options: WebOptions | None, port: int) -> Iterator[str]:
     """Serve the web page of the cluster and yield its URL; without options, serve nothing."""
     if options is None:
         yield ""

@@ -192,6 +192,21 @@ class ConnectionPool:
             done.set()
         return connection
 
+    async def connect_all(self, addresses: Collection[Address]) -> list[NsqError]:
+        """Connect to nodes concurrently; return the errors of those that cannot be reached."""
+        errors: list[NsqError] = []
+
+        async def connect(address: Address) -> None:
+            try:
+                await self.connection(self.node(address))
+            except NsqError as error:
+                errors.append(error.at(node=str(address)))
+
+        async with anyio.create_task_group() as tasks:
+            for address in addresses:
+                tasks.start_soon(connect, address)
+        return errors
+
     def _ended(self, node: PooledNode) -> None:
         """Forget a connection that ended, and report it."""
         connection, node.connection = node.connection, None

@@ -14,7 +14,7 @@ from attrs import evolve
 
 from nsqext.arguments import options_of, unknown_arguments
 from nsqext.client.events import ClientEvent, ClientEvents
-from nsqext.client.producer.batch import BatchPlanner, invalid_message
+from nsqext.client.producer.batch_publisher import BatchPublisher
 from nsqext.client.producer.batcher import Batcher, BatcherLimits
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.key_lock import KeyLock
@@ -23,7 +23,6 @@ from nsqext.client.producer.request import (
     MessageRequest,
     OutgoingMessage,
     check_choice,
-    check_supported,
     encode_parts,
     key_bytes,
     message_command,
@@ -35,16 +34,13 @@ from nsqext.client.producer.statistics import ProducerStatistics
 from nsqext.client.tasks import BackgroundTasks
 from nsqext.client.trace_log import trace_log
 from nsqext.errors import (
-    ExtendNotSupported,
     InvalidBody,
-    InvalidInput,
     InvalidState,
     NsqError,
     PartitionUnavailable,
     ProtocolError,
 )
 from nsqext.lookup.metadata import Lookup, metadata_cache
-from nsqext.protocol.names import check_topic
 
 if TYPE_CHECKING:
     from nsqext.client.producer.key_lock import Turn
@@ -100,6 +96,7 @@ class Producer:
         self._sender = Sender(self.options, self._router, self._pool)
         self._counters = self._sender.counters
         self._key_lock = KeyLock()
+        self._batches = BatchPublisher(self.options, self._router, self._sender, self._key_lock)
         self._batchers: WeakSet[Batcher] = WeakSet()
         self._tasks = BackgroundTasks("producer", self._close)
         self._joined = False
@@ -220,17 +217,7 @@ class Producer:
                 raise PartitionUnavailable(
                     "the lookup service knows no node", hint="is an nsqd up, and does it register with this service?"
                 )
-        errors: list[NsqError] = []
-
-        async def connect(address: Address) -> None:
-            try:
-                await self._pool.connection(self._pool.node(address))
-            except NsqError as error:
-                errors.append(error.at(node=str(address)))
-
-        async with anyio.create_task_group() as tasks:
-            for address in nodes:
-                tasks.start_soon(connect, address)
+        errors = await self._pool.connect_all(nodes)
         if errors and (every or len(errors) == len(nodes)):
             raise errors[0]
 
@@ -458,67 +445,9 @@ class Producer:
         When it is cancelled, any of the batches may be stored or not.
         """
         self._check_open()
-        sender, router = self._sender, self._router
         started = _clock()
-        route = router.current(topic) if isinstance(topic, str) else None
-        if route is None:
-            check_topic(topic)
-        check_choice(key, partition)
         listed = messages if type(messages) is list else _listed(messages, topic)
-        if route is None:
-            route = await sender.wait_for_route(topic, started)
-        if not listed:
-            return []
-        planner = self._planner(route, key, partition)
-        try:
-            planner.add(listed)
-        except ExtendNotSupported:
-            if not await router.upgraded(topic):
-                raise
-            planner = self._planner(await router.find(topic), key, partition)
-            planner.add(listed)
-        if planner.marked is not None:
-            await self._check_marked(route, *planner.marked)
-        rows = planner.rows
-        if not planner.keys:
-            if len(rows) == 1 and len(rows[0]) == 1:
-                return await sender.publish_batch(rows[0][0], started)
-            return await sender.publish_rows(rows, len(listed), started)
-        entered: list[Turn] = []
-        try:
-            left = max(0.0, started + self.options.timeout - _clock())
-            await self._key_lock.enter_all(sorted((topic, each) for each in planner.keys), entered, left)
-            return await sender.publish_rows(rows, len(listed), started)
-        finally:
-            for turn in entered:
-                self._key_lock.leave(turn)
-
-    def _planner(self, route: Route, key: str | bytes | None, partition: int | None) -> BatchPlanner:
-        default_key = None if key is None else key_bytes(key)
-        return BatchPlanner(route, self.options, self._router.key_hash, default_key, partition)
-
-    async def _check_marked(self, route: Route, index: int, header: bool) -> None:
-        """Check that the nodes of a topic without metadata accept headers or trace ids.
-
-        Args:
-            route: route of the topic.
-            index: index of the first message that has any.
-            header: it has more than a trace id.
-
-        Raises:
-            InvalidInput: they do not; nothing was sent.
-        """
-        with anyio.move_on_after(self.options.timeout):
-            for target in route.targets:  # the first node that can be reached tells which generation it is of
-                try:
-                    await self._sender.connection(target)
-                except NsqError:
-                    continue
-                try:
-                    check_supported(target, header=header)
-                except InvalidInput as error:
-                    raise invalid_message(error, index, route.topic) from None
-                break
+        return await self._batches.publish(topic, listed, key, partition, started)
 
     def batcher(
         self,

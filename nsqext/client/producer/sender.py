@@ -12,7 +12,6 @@ from nsqext.client.producer.retry import AttemptErrors, RetryPolicy
 from nsqext.client.producer.statistics import Counters
 from nsqext.client.trace_log import trace_log
 from nsqext.errors import (
-    BatchFailed,
     ConnectionFailed,
     DeliveryUnknown,
     ExtendNotSupported,
@@ -23,21 +22,18 @@ from nsqext.errors import (
     ProtocolError,
     PublishFailed,
     ServerError,
-    TopicNotFound,
-    TopicNotReady,
 )
 from nsqext.errors.server import NotLeader, TopicNotExist
-from nsqext.types import Receipt
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Sequence
+    from collections.abc import Awaitable, Callable, Collection
 
-    from nsqext.client.producer.batch import Batch, Rows
     from nsqext.client.producer.connection_pool import ConnectionPool
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.producer.request import PublishRequest
     from nsqext.client.producer.routing import Route, Router, Target
     from nsqext.transport.connection import Connection
+    from nsqext.types import Receipt
 
 __all__ = ("PublishAttempt", "Sender")
 
@@ -47,8 +43,6 @@ _MOVES = 3
 _clock = time.monotonic
 
 T = TypeVar("T")
-
-Outcome = Receipt | NsqError
 
 
 class Sender:
@@ -199,70 +193,6 @@ class Sender:
     def time_over(self) -> str:
         """Return why a publish is not attempted again, for the text of its error."""
         return "before the producer was closed" if self.closed else f"within {self.options.timeout:g} s"
-
-    # Batches
-
-    async def publish_batch(self, batch: Batch, started: float) -> list[Receipt]:
-        """Publish the only batch of a call, without a task for it.
-
-        Args:
-            batch: the batch.
-            started: when the call began, in seconds of the monotonic clock.
-
-        Raises:
-            BatchFailed: it was not stored.
-            TopicNotFound: lookup answers and does not know the topic.
-            TopicNotReady: the topic has no channel yet.
-            LookupFailed: no lookup node returned a usable response.
-        """
-        try:
-            return await self.publish(batch, started)
-        except (TopicNotFound, TopicNotReady, LookupFailed):
-            raise
-        except NsqError as error:
-            raise BatchFailed([error] * batch.count) from error
-
-    async def publish_rows(self, rows: Rows, count: int, started: float) -> list[Receipt]:
-        """Publish the batches of a call: those of a row one after the other, rows at the same time.
-
-        Args:
-            rows: the batches.
-            count: number of messages.
-            started: when the call began, in seconds of the monotonic clock; the time of later batches of a row begins
-                when the one before has ended.
-
-        Raises:
-            BatchFailed: not all of them were stored.
-        """
-        outcomes: list[Outcome | None] = [None] * count
-        if len(rows) == 1:
-            await self._publish_row(rows[0], outcomes, started)
-        else:
-            async with anyio.create_task_group() as tasks:
-                for row in rows:
-                    tasks.start_soon(self._publish_row, row, outcomes, started)
-        receipts = [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
-        if len(receipts) < len(outcomes):
-            raise BatchFailed([outcome for outcome in outcomes if outcome is not None])
-        return receipts
-
-    async def _publish_row(self, row: list[Batch], outcomes: list[Outcome | None], started: float) -> None:
-        failed: NsqError | None = None
-        for number, batch in enumerate(row):
-            results: Sequence[Outcome]
-            if failed is not None:
-                unsent = PublishFailed("not sent, because an earlier batch of the partition failed", topic=batch.topic)
-                unsent.__cause__ = failed
-                self.counters.failed += batch.count
-                results = [unsent] * batch.count
-            else:
-                try:
-                    results = await self.publish(batch, None if number else started)
-                except NsqError as error:
-                    failed = error
-                    results = [error] * batch.count
-            for index, result in zip(batch.indexes, results, strict=True):
-                outcomes[index] = result
 
     # Closing
 

@@ -83,7 +83,7 @@ async def test_a_partition_without_leader_is_shown() -> None:
             with anyio.fail_after(10):
                 while not (found := await look(admin, "orders", "ch"))[1].error:  # noqa: ASYNC110 - there is no event
                     await anyio.sleep(0.01)
-    assert (found[0].error, found[1].error in ("no leader", "no answer")) == (
+    assert (found[0].error, found[1].error in ("no leader", "no response")) == (
         "no consumer, so the channel has no type yet",
         True,
     )

@@ -22,7 +22,7 @@ from nsqext.types import Receipt
 
 if TYPE_CHECKING:
     from nsqext.client.producer.options import ProducerOptions
-    from nsqext.client.producer.routing import Route, Target
+    from nsqext.client.producer.route import Route, Target
     from nsqext.protocol.hashing import KeyHash
 
 __all__ = ("Batch", "BatchPlanner", "Rows", "TracedBodies", "invalid_message", "plain_batches")

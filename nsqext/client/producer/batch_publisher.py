@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from nsqext.client.producer.key_lock import KeyLock, Turn
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.producer.request import OutgoingMessage
-    from nsqext.client.producer.routing import Route, Router
+    from nsqext.client.producer.route import Route
+    from nsqext.client.producer.router import Router
     from nsqext.client.producer.sender import Sender
 
 __all__ = ("BatchPublisher",)
@@ -94,9 +95,15 @@ class BatchPublisher:
         if planner.marked is not None:
             await self._check_marked(route, *planner.marked)
         if not planner.keys:
-            if len(planner.rows) == 1 and len(planner.rows[0]) == 1:
-                return await self._publish_batch(planner.rows[0][0], started)
-            return await self._publish_rows(planner.rows, len(messages), started)
+            if len(planner.rows) > 1 or len(planner.rows[0]) > 1:
+                return await self._publish_rows(planner.rows, len(messages), started)
+            batch = planner.rows[0][0]
+            try:
+                return await self._sender.publish(batch, started)
+            except (TopicNotFound, TopicNotReady, LookupFailed):
+                raise
+            except NsqError as error:
+                raise BatchFailed([error] * batch.count) from error
         entered: list[Turn] = []
         try:
             left = max(0.0, started + self._options.timeout - _clock())
@@ -132,26 +139,6 @@ class BatchPublisher:
                 except InvalidInput as error:
                     raise invalid_message(error, index, route.topic) from None
                 break
-
-    async def _publish_batch(self, batch: Batch, started: float) -> list[Receipt]:
-        """Publish the only batch of a call, without a task for it.
-
-        Args:
-            batch: the batch.
-            started: when the call began, in seconds of the monotonic clock.
-
-        Raises:
-            BatchFailed: it was not stored.
-            TopicNotFound: lookup answers and does not know the topic.
-            TopicNotReady: the topic has no channel yet.
-            LookupFailed: no lookup node returned a usable response.
-        """
-        try:
-            return await self._sender.publish(batch, started)
-        except (TopicNotFound, TopicNotReady, LookupFailed):
-            raise
-        except NsqError as error:
-            raise BatchFailed([error] * batch.count) from error
 
     async def _publish_rows(self, rows: Rows, count: int, started: float) -> list[Receipt]:
         """Publish the batches of a call: those of a row one after the other, rows at the same time.

@@ -28,7 +28,7 @@ from nsqext.client.producer.request import (
     message_command,
     read_receipt,
 )
-from nsqext.client.producer.routing import Router
+from nsqext.client.producer.router import Router
 from nsqext.client.producer.sender import PublishAttempt, Sender, out_of_step
 from nsqext.client.producer.statistics import ProducerStatistics
 from nsqext.client.tasks import BackgroundTasks
@@ -44,7 +44,7 @@ from nsqext.lookup.metadata import Lookup, metadata_cache
 
 if TYPE_CHECKING:
     from nsqext.client.producer.key_lock import Turn
-    from nsqext.client.producer.routing import Route, Target
+    from nsqext.client.producer.route import Route, Target
     from nsqext.types import Address, Receipt, TopicMeta
 
 __all__ = ("Producer",)

@@ -18,7 +18,7 @@ from nsqext.types import Receipt, TopicMeta
 
 if TYPE_CHECKING:
     from nsqext.client.producer.options import ProducerOptions
-    from nsqext.client.producer.routing import Target
+    from nsqext.client.producer.route import Target
 
 __all__ = (
     "MessageRequest",

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from nsqext.client.producer.connection_pool import ConnectionPool
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.producer.request import PublishRequest
-    from nsqext.client.producer.routing import Route, Router, Target
+    from nsqext.client.producer.route import Route, Target
+    from nsqext.client.producer.router import Router
     from nsqext.transport.connection import Connection
     from nsqext.types import Receipt
 

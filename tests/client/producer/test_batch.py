@@ -12,7 +12,7 @@ from nsqext import OutgoingMessage, ProducerOptions
 from nsqext.client.events import ClientEvents
 from nsqext.client.producer.batch import BatchPlanner, TracedBodies, plain_batches
 from nsqext.client.producer.connection_pool import ConnectionPool
-from nsqext.client.producer.routing import Route
+from nsqext.client.producer.route import Route
 from nsqext.errors import InvalidInput, ProtocolError
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.protocol.client.commands import multi, multi_trace, sized

@@ -13,7 +13,7 @@ from nsqext.client.producer.batch import BatchPlanner
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.request import MessageRequest, OutgoingMessage, check_choice, key_bytes
-from nsqext.client.producer.routing import Route, Target
+from nsqext.client.producer.route import Route, Target
 from nsqext.client.trace_log import trace_log
 from nsqext.errors import InvalidInput, InvalidPartition, InvalidSetting, ProtocolError
 from nsqext.lookup.partition_map import PartitionMap

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from nsqext.client.events import ClientEvents
-from nsqext.client.producer import routing as module
+from nsqext.client.producer import route as module
 from nsqext.client.producer.connection_pool import ConnectionPool
-from nsqext.client.producer.routing import Route
+from nsqext.client.producer.route import Route
 from nsqext.errors import ConnectionFailed, InvalidPartition, PartitionUnavailable
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.transport.options import ConnectionOptions

@@ -1,17 +1,16 @@
-"""Routes: the node and the command lines for each partition of a topic, kept up to date with lookup."""
+"""Find the routes of topics, and keep them up to date with lookup."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from struct import Struct
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import anyio
 
+from nsqext.client.producer.route import Route
 from nsqext.errors import (
-    InvalidPartition,
     InvalidState,
     LookupFailed,
     NsqError,
@@ -20,13 +19,11 @@ from nsqext.errors import (
     TopicNotReady,
 )
 from nsqext.lookup.partition_map import PartitionMap
-from nsqext.protocol.client.commands import publish_line
 from nsqext.protocol.hashing import key_hash
-from nsqext.types import Receipt, TopicMeta
 
 if TYPE_CHECKING:
     from nsqext.client.events import ClientEvents
-    from nsqext.client.producer.connection_pool import ConnectionPool, PooledNode
+    from nsqext.client.producer.connection_pool import ConnectionPool
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.tasks import BackgroundTasks
     from nsqext.lookup.metadata import MetadataCache
@@ -34,197 +31,15 @@ if TYPE_CHECKING:
     from nsqext.protocol.hashing import KeyHash
     from nsqext.types import Address
 
-__all__ = ("Route", "Router", "Target")
+__all__ = ("Router",)
 
 logger: logging.Logger = logging.getLogger("nsqext.producer")
 
-_REST = 0.5
-"""Seconds for which a target that refused a publish is avoided."""
 _PROVISIONAL = 0.5
 """Seconds for which any nodes are used for a topic that lookup does not know, before lookup is asked again."""
 _UPGRADE_CHECK = 1.0
 """Seconds after lookup said that a topic has no extend support, during which it is not asked about that again."""
-_pack = Struct(">I").pack
 _clock = time.monotonic
-
-
-class Target:
-    """A partition and the node that leads it, with the command lines for it.
-
-    Attributes:
-        meta: metadata of the topic.
-        receipt: receipt of an untraced publish.
-        rest_until: a target that refused a publish is avoided until then, in seconds of the monotonic clock; 0 for
-            never.
-    """
-
-    __slots__ = ("_lines", "_pub", "meta", "node", "partition", "receipt", "rest_until", "topic")
-
-    def __init__(self, topic: str, partition: int, node: PooledNode, meta: TopicMeta) -> None:
-        self.topic: str = topic
-        self.meta: TopicMeta = meta
-        self.partition: int = partition
-        self.node: PooledNode = node
-        self.receipt: Receipt = Receipt(topic, partition, node.node)
-        self.rest_until: float = 0.0
-        self._lines: dict[str, bytes] = {}
-        self._pub = self.line("PUB")
-
-    def line(self, verb: str) -> bytes:
-        """Return the line of a publish command to this partition."""
-        line = self._lines.get(verb)
-        if line is None:
-            line = self._lines[verb] = publish_line(verb, self.topic, self.partition)
-        return line
-
-    def pub(self, body: bytes) -> bytes:
-        """Return the command that publishes one message without headers and trace id."""
-        return b"%b%b%b" % (self._pub, _pack(len(body)), body)
-
-    def refused(self) -> None:
-        """Avoid the target for a while, because the node refused a publish."""
-        self.rest_until = _clock() + _REST
-
-
-class Route:
-    """Targets of one topic, made from one partition map.
-
-    Args:
-        topic: name of the topic.
-        view: partition map of the topic.
-        pool: connections by node.
-        previous: the previous route, whose round robin continues.
-        least_pending: messages without key are sent to that one of the next two targets with fewer pending requests.
-
-    Attributes:
-        partitions: target by partition.
-        targets: targets of messages without key; without partitions that lookup does not list at the moment, unless
-            there are no others.
-        used: something was published since this was last set to False.
-    """
-
-    __slots__ = ("_least_pending", "_next", "meta", "partitions", "targets", "topic", "used", "view")
-
-    def __init__(
-        self,
-        topic: str,
-        view: PartitionMap,
-        pool: ConnectionPool,
-        previous: Route | None = None,
-        *,
-        least_pending: bool = False,
-    ) -> None:
-        self.topic: str = topic
-        self.view: PartitionMap = view
-        self.meta: TopicMeta = view.meta
-        self.partitions: dict[int, Target] = {
-            partition: Target(topic, partition, pool.node(address), view.meta)
-            for partition, address in view.leaders.items()
-        }
-        offered = [target for partition, target in self.partitions.items() if partition not in view.unlisted]
-        nodes = [Target(topic, -1, pool.node(address), view.meta) for address in view.nodes]
-        self.targets: Sequence[Target] = (offered + nodes) or list(self.partitions.values())
-        self.used: bool = True
-        self._least_pending = least_pending
-        self._next: int = previous._next if previous is not None else 0
-
-    def next(self) -> Target:
-        """Return the next target of the round robin, whether or not it can be used.
-
-        Raises:
-            PartitionUnavailable: no partition has a leader at the moment.
-        """
-        targets = self.targets
-        count = len(targets)
-        if not count:
-            raise PartitionUnavailable("no partition has a leader at the moment", topic=self.topic)
-        self.used = True
-        self._next = number = self._next + 1
-        target = targets[number % count]
-        if self._least_pending and count > 1:
-            other = targets[(number + 1) % count]
-            if other.node.in_flight < target.node.in_flight:
-                return other
-        return target
-
-    def give_back(self) -> None:
-        """Undo the last `next`, whose target was not used."""
-        self._next -= 1
-
-    def any(self, tried: Collection[Target] = ()) -> Target:
-        """Return the best of the next targets of the round robin.
-
-        In order of importance, it was not tried, it is not avoided, its node is reachable, its node was not tried.
-
-        Raises:
-            PartitionUnavailable: no partition has a leader at the moment.
-        """
-        first = self.next()
-        if not tried and not first.rest_until and not first.node.rest_until:
-            return first
-        now = _clock()
-        used = {target.partition for target in tried if target.partition >= 0}
-        nodes = {target.node for target in tried}
-
-        def badness(target: Target) -> tuple[bool, bool, bool, bool]:
-            again = target.partition in used if target.partition >= 0 else target.node in nodes
-            return again, target.rest_until > now, target.node.rest_until > now, target.node in nodes
-
-        start = self._next % len(self.targets)
-        best = min((*self.targets[start:], *self.targets[:start]), key=badness)
-        if best.rest_until <= now:
-            best.rest_until = 0.0
-        return best
-
-    def all_targets(self) -> Sequence[Target]:
-        """Return all targets, including those that lookup does not list at the moment."""
-        return (*self.targets, *self.partitions.values())
-
-    def untried(self, tried: Collection[Target]) -> bool:
-        """Return whether a partition (a node, where there are no partitions) is not among these."""
-        return len(self.targets) > len({(target.partition, target.node) for target in tried})
-
-    def partition_of(self, key: bytes, key_hash: KeyHash) -> int:
-        """Return the partition of a key.
-
-        Raises:
-            InvalidPartition: the number of partitions is not known.
-        """
-        count = self.view.partition_num
-        if count <= 0:
-            raise InvalidPartition(
-                "a key needs a topic whose number of partitions is known",
-                topic=self.topic,
-                hint="the original NSQ and nsqd= without lookup do not tell it; publish without a key",
-            )
-        partition = key_hash(key, count)
-        if not 0 <= partition < count:
-            raise InvalidPartition(f"the key hash gave partition {partition} of {count}", topic=self.topic)
-        return partition
-
-    def at(self, partition: int) -> Target:
-        """Return the target of a partition.
-
-        Raises:
-            InvalidPartition: the topic has no such partition.
-            PartitionUnavailable: the partition has no leader at the moment.
-        """
-        self.used = True
-        target = self.partitions.get(partition)
-        if target is not None:
-            return target
-        count = self.view.partition_num
-        if count <= 0:
-            raise InvalidPartition(
-                f"partition {partition} cannot be chosen: the topic's partitions are not known",
-                topic=self.topic,
-                hint="publish without partition=",
-            )
-        if partition >= count:
-            raise InvalidPartition(
-                f"the topic has {count} partitions, 0 to {count - 1}", topic=self.topic, partition=partition
-            )
-        raise PartitionUnavailable("the partition has no leader at the moment", topic=self.topic, partition=partition)
 
 
 class Router:

@@ -15,7 +15,7 @@ from attrs import frozen
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import parse_lookup_addresses
 from nsqext.protocol.names import check_topic
-from nsqext.spark.cluster.client_config import PREFIX, ClientConfig, misplaced, unknown
+from nsqext.spark.cluster.client_config import PREFIX, ClientConfig, client_settings, misplaced, unknown
 from nsqext.spark.cluster.ephemeral_channel import MARK
 from nsqext.spark.option_values import (
     ALL_COLUMNS,
@@ -35,7 +35,16 @@ from nsqext.spark.option_values import (
     read_topics,
 )
 
-__all__ = ("ID_HEADER", "TABLE_OPTION", "ClientConfig", "SinkOptions", "SourceOptions", "columns_of", "is_option")
+__all__ = (
+    "ID_HEADER",
+    "TABLE_OPTION",
+    "ClientConfig",
+    "SinkOptions",
+    "SourceOptions",
+    "columns_of",
+    "of_table",
+    "table_options",
+)
 
 ID_HEADER = "nsqext_id"
 """Default name of the header that carries the id of a row."""
@@ -48,7 +57,9 @@ _LONG = (1 << 63) - 1
 _OF_SPARK = frozenset({"checkpointlocation", "queryname", "serialization.format", "owner", "provider"})
 TABLE_OPTION = "provider"
 """Option that Spark adds to the options of a table."""
-_OF_SPARK_PREFIXES = ("__", "option.", "spark.")
+_TABLE_PREFIX = "option."
+"""Spark adds each option of a table a second time, with this prefix."""
+_OF_SPARK_PREFIXES = ("__", _TABLE_PREFIX, "spark.")
 
 
 @frozen
@@ -181,9 +192,26 @@ def _client_config(values: dict[str, Any], settings: dict[str, str], kind: str) 
     return config
 
 
-def is_option(name: str) -> bool:
-    """Return whether a name is an option to read or a setting of the client."""
-    return name.lower().startswith(PREFIX) or name.lower() in {option.name.lower() for option in _SOURCE}
+def table_options(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the options of a table (CREATE TABLE … USING nsqext OPTIONS); Spark passes its properties as well.
+
+    Raises:
+        InvalidSetting: the table has a location.
+    """
+    if "location" in given:
+        raise InvalidSetting(f"location {given['location']!r}: topics have no path", hint="use the option subscribe")
+    return {name: value for name, value in given.items() if f"{_TABLE_PREFIX}{name}" in given}
+
+
+def _names(kind: str) -> frozenset[str]:
+    return frozenset(option.name.lower() for option in _NAMES[kind])
+
+
+def of_table(given: Mapping[str, str], kind: Literal["read", "write"]) -> dict[str, str]:
+    """Return the options of a table, which is read and written with the same ones, without those of the other kind."""
+    others = _names(_OTHER[kind]) - _names(kind)
+    others |= {f"{PREFIX}{name}" for name in client_settings(_OTHER[kind]).keys() - client_settings(kind).keys()}
+    return {name: value for name, value in given.items() if name.lower() not in others}
 
 
 def columns_of(given: Mapping[str, str]) -> tuple[Columns, bool]:

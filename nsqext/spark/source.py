@@ -12,7 +12,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.types import StructField, StructType
 
 from nsqext.errors import InvalidSetting
-from nsqext.spark.options import TABLE_OPTION, SinkOptions, SourceOptions, columns_of, is_option
+from nsqext.spark.options import TABLE_OPTION, SinkOptions, SourceOptions, columns_of, of_table, table_options
 from nsqext.spark.py_files import share_with_streams
 from nsqext.spark.pyspark_features import ReadLimit, SupportsTriggerAvailableNow, check_stream
 from nsqext.spark.schema import check_write_schema, chosen_columns, read_schema
@@ -57,8 +57,10 @@ class NsqDataSource(DataSource):
         Raises:
             InvalidSetting: an option is unknown or invalid.
         """
-        schema = read_schema(*columns_of(self.options))
-        return _with_table_options(schema, self.options) if TABLE_OPTION in self.options else schema
+        if TABLE_OPTION not in self.options:
+            return read_schema(*columns_of(self.options))
+        given = table_options(self.options)
+        return _with_table_options(read_schema(*columns_of(of_table(given, "read"))), given)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch.
@@ -123,13 +125,20 @@ class NsqDataSource(DataSource):
         return NsqStreamWriter(self._write_options(schema, overwrite), tuple(schema.fieldNames()))
 
     def _read_options(self, schema: StructType, *, streaming: bool = False) -> SourceOptions:
-        options = SourceOptions.parse({**_table_options(schema), **self.options}, streaming=streaming)
+        given = {**of_table(_kept_options(schema), "read"), **self.options}
+        if not given:
+            raise _no_options("query")
+        options = SourceOptions.parse(given, streaming=streaming)
         if streaming:
             check_stream(options)
         return evolve(options, columns=chosen_columns(schema, options.columns, options.headers_as_array))
 
     def _write_options(self, schema: StructType, overwrite: bool) -> SinkOptions:
-        options = SinkOptions.parse(self.options)
+        # INSERT has no options; a write with options may have rows of a table that is not its target
+        given = self.options or of_table(_kept_options(schema), "write")
+        if not given:
+            raise _no_options("write")
+        options = SinkOptions.parse(given)
         if overwrite:
             raise InvalidSetting(
                 "a topic cannot be overwritten", hint='use mode("append"); streams: outputMode("append")'
@@ -141,16 +150,24 @@ class NsqDataSource(DataSource):
 def _with_table_options(schema: StructType, options: Mapping[str, str]) -> StructType:
     """Return the schema of a table, with the table's options in the metadata of its first column.
 
-    Spark passes the options of a table to `NsqDataSource.schema` only, and the schema to the reader.
+    Spark passes the options of a table to `NsqDataSource.schema` only, and the schema to the reader and to the writer.
     """
     first, *others = schema.fields
-    kept = {name: value for name, value in options.items() if is_option(name)}
-    return StructType([StructField(first.name, first.dataType, first.nullable, {_METADATA: kept}), *others])
+    metadata = {_METADATA: dict(options)}
+    return StructType([StructField(first.name, first.dataType, first.nullable, metadata), *others])
 
 
-def _table_options(schema: StructType) -> Mapping[str, str]:
+def _kept_options(schema: StructType) -> Mapping[str, str]:
+    """Return the options that `_with_table_options` has put into a schema."""
     found: Mapping[str, str] = next((field.metadata[_METADATA] for field in schema if _METADATA in field.metadata), {})
     return found
+
+
+def _no_options(what: str) -> InvalidSetting:
+    return InvalidSetting(
+        f"the {what} has no options",
+        hint="only a table that was created without columns keeps its options: CREATE TABLE … USING nsqext OPTIONS (…)",
+    )
 
 
 def _is_pushing_down() -> bool:

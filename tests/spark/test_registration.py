@@ -148,11 +148,13 @@ def test_spark_finds_the_format_by_itself(servers: Servers, spark: SparkSession)
     other = spark.newSession()
     options = {**servers.options, "subscribe": topic}
     assert other.read.format("nsqext").options(**options).load().count() == 5 + servers.first
-    given = ", ".join(f'{name} "{value}"' for name, value in options.items())
-    other.sql(f"CREATE TABLE {topic} USING nsqext OPTIONS ({given})")
+    given = ", ".join(f'{name} "{value}"' for name, value in {**options, "topic": topic}.items())
+    other.sql(f"CREATE TABLE {topic} USING nsqext OPTIONS ({given}) COMMENT 'rows' TBLPROPERTIES ('team' = 'a')")
     try:
         rows = other.table(topic).agg(sf.count("*").alias("rows"), sf.max("offset").alias("last")).collect()
         assert [(row["rows"], row["last"]) for row in rows] == [(5 + servers.first, 4 + servers.first)]
         assert other.table(topic).columns[:2] == ["value", "topic"]
+        other.sql(f"INSERT INTO {topic} (value) VALUES (X'61'), (X'62')")  # noqa: S608 (a table of this test)
+        assert other.table(topic).where("value in (X'61', X'62')").count() == 2
     finally:
         other.sql(f"DROP TABLE {topic}")

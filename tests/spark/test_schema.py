@@ -12,7 +12,10 @@ from nsqext.errors import InvalidSetting
 from nsqext.spark.option_values import ALL_COLUMNS, BASE_COLUMNS, Columns
 from nsqext.spark.options import ClientConfig, SinkOptions
 from nsqext.spark.pyspark_features import HAS_READ_LIMITS
+from nsqext.spark.read.batch import NsqReader
 from nsqext.spark.schema import arrow_schema, check_write_schema, chosen_columns, read_schema
+from nsqext.spark.source import NsqDataSource
+from nsqext.spark.write.sink import NsqWriter
 
 NOWHERE = SinkOptions(ClientConfig(("a:1",)))
 SOMEWHERE = SinkOptions(ClientConfig(("a:1",)), topic="t")
@@ -87,3 +90,39 @@ def test_these_cannot_be_written(rows: StructType, expected: str) -> None:
     with pytest.raises(InvalidSetting) as caught:
         check_write_schema(rows, NOWHERE)
     assert expected in str(caught.value)
+
+
+def table(**options: str) -> NsqDataSource:
+    """As Spark makes it for CREATE TABLE … USING nsqext OPTIONS (…) TBLPROPERTIES ('team' = 'a')."""
+    prefixed = {f"option.{name}": value for name, value in options.items()}
+    return NsqDataSource({"provider": "nsqext", "team": "a", **options, **prefixed})
+
+
+def test_a_table_is_read_and_written_with_its_options() -> None:
+    """Spark passes them for the schema only."""
+    given = {"lookupd": "a:1", "subscribe": "t", "topic": "u", "nsqext.timeout": "5", "columns": "value,offset"}
+    schema = table(**given).schema()
+    assert schema.fieldNames() == ["value", "offset"]
+    assert isinstance(NsqDataSource({}).reader(schema), NsqReader)
+    assert isinstance(NsqDataSource({}).writer(schema, overwrite=False), NsqWriter)
+    with pytest.raises(InvalidSetting, match="cannot be overwritten"):
+        NsqDataSource({}).writer(schema, overwrite=True)
+
+
+def test_rows_of_a_table_that_are_written_elsewhere_do_not_bring_their_options() -> None:
+    schema = table(lookupd="a:1", subscribe="t", topic="u").schema()
+    with pytest.raises(InvalidSetting, match="option lookupd is missing"):
+        NsqDataSource({"topic": "other"}).writer(schema, overwrite=False)
+
+
+def test_a_table_with_columns_does_not_keep_its_options() -> None:
+    for use in (NsqDataSource({}).reader, lambda schema: NsqDataSource({}).writer(schema, overwrite=False)):
+        with pytest.raises(InvalidSetting, match="only a table that was created without columns keeps its options"):
+            use(read_schema())
+
+
+def test_options_of_a_table_that_are_refused() -> None:
+    with pytest.raises(InvalidSetting, match="do you mean subscribe"):
+        table(lookupd="a:1", subscribee="t").schema()
+    with pytest.raises(InvalidSetting, match="topics have no path"):
+        NsqDataSource({"provider": "nsqext", "location": "/tmp/x"}).schema()

@@ -19,7 +19,7 @@ from nsqext.transport.options import ConnectionOptions
 if TYPE_CHECKING:
     from nsqext.settings import Setting
 
-__all__ = ("PREFIX", "ClientConfig", "misplaced", "unknown")
+__all__ = ("PREFIX", "ClientConfig", "client_settings", "misplaced", "unknown")
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ _HIDDEN = "***"
 
 
 @cache
-def _client_settings(kind: str) -> Mapping[str, Setting]:
+def client_settings(kind: str) -> Mapping[str, Setting]:
     """Return the settings of the client that have an effect in Spark, by name."""
     if kind == "write":
         return producer_settings()
@@ -104,9 +104,9 @@ class ClientConfig:
         Raises:
             InvalidSetting: a setting is unknown or invalid.
         """
-        known, other_kind = _client_settings(kind), "read" if kind == "write" else "write"
+        known, other_kind = client_settings(kind), "read" if kind == "write" else "write"
         for name in self.settings:
-            if name not in known and name in _client_settings(other_kind):
+            if name not in known and name in client_settings(other_kind):
                 raise misplaced(f"{PREFIX}{name}", kind, other_kind)
             if name not in known:
                 raise unknown(f"{PREFIX}{name}", (f"{PREFIX}{other}" for other in known))
@@ -134,7 +134,7 @@ def _shown(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def _value(text: str, name: str, kind: str) -> Any:
-    setting = _client_settings(kind)[name]
+    setting = client_settings(kind)[name]
     if setting.read is None:
         raise InvalidSetting(f"option {PREFIX}{name} cannot be written as text")
     try:

@@ -154,7 +154,8 @@ def test_spark_finds_the_format_by_itself(servers: Servers, spark: SparkSession)
         rows = other.table(topic).agg(sf.count("*").alias("rows"), sf.max("offset").alias("last")).collect()
         assert [(row["rows"], row["last"]) for row in rows] == [(5 + servers.first, 4 + servers.first)]
         assert other.table(topic).columns[:2] == ["value", "topic"]
-        other.sql(f"INSERT INTO {topic} (value) VALUES (X'61'), (X'62')")  # noqa: S608 (a table of this test)
-        assert other.table(topic).where("value in (X'61', X'62')").count() == 2
+        # PySpark 4.0 does not fill columns with nulls
+        other.table(topic).where(f"offset = {servers.first}").write.insertInto(topic)
+        assert other.table(topic).count() == 6 + servers.first
     finally:
         other.sql(f"DROP TABLE {topic}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
+from pyspark.sql.types import ArrayType
 
 from nsqext.errors import InvalidInput
 from nsqext.spark.options import ID_HEADER
@@ -41,10 +42,8 @@ def dedupe(rows: DataFrame, *, header: str = ID_HEADER, trace_ids: bool | None =
     missing = [name for name in _NEEDED if name not in rows.columns]
     if missing:
         raise InvalidInput(f"column {missing[0]} is missing", hint="call dedupe on the rows as they were read")
-    with_headers = "headers" in rows.columns
-    marked = rows.withColumn(
-        _ID, _identity(header if with_headers else None, not with_headers if trace_ids is None else trace_ids)
-    )
+    found = _header(rows, header) if "headers" in rows.columns else None
+    marked = rows.withColumn(_ID, _identity(found, found is None if trace_ids is None else trace_ids))
     if rows.isStreaming and any(_WATERMARK in field.metadata for field in rows.schema):
         single = marked.dropDuplicatesWithinWatermark(["topic", _ID])
     else:
@@ -52,11 +51,18 @@ def dedupe(rows: DataFrame, *, header: str = ID_HEADER, trace_ids: bool | None =
     return single.drop(_ID)
 
 
-def _identity(header: str | None, trace_ids: bool) -> Column:
+def _header(rows: DataFrame, name: str) -> Column:
+    headers = sf.col("headers")
+    if isinstance(rows.schema["headers"].dataType, ArrayType):
+        headers = sf.map_from_entries(headers)
+    return headers.getItem(name).cast("string")
+
+
+def _identity(header: Column | None, trace_ids: bool) -> Column:
     """Return the id of a row; the position of a row without an id, which is unique."""
     choices: list[Column] = []
     if header is not None:
-        choices.append(sf.concat(sf.lit("header:"), sf.col("headers").getItem(header)))
+        choices.append(sf.concat(sf.lit("header:"), header))
     if trace_ids:
         trace = sf.concat(sf.lit("trace:"), sf.col("trace_id").cast("string"))
         choices.append(sf.when(sf.col("trace_id") != 0, trace))

@@ -59,6 +59,7 @@ def run(
     files = MessageFiles(to, topic, max_bytes=int(rotate_mb * _MEGABYTE), max_age=rotate_seconds)
 
     async def act() -> None:
+        to.mkdir(parents=True, exist_ok=True)  # before a message is received
         settings: dict[str, Any] = {"max_in_flight": 2 * batch}
         if await connection.has_positions(topic):
             settings["start"] = Position.earliest()

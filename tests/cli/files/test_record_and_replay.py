@@ -161,6 +161,13 @@ def test_a_write_that_stores_a_part_is_continued(tmp_path: Path, monkeypatch: py
     assert recorded(tmp_path) == [str(number) for number in range(50)]
 
 
+def test_a_folder_that_cannot_be_created_ends_the_recorder_at_once(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    topic = make_topic(cluster, "record")
+    done = run("record", topic, "--to", str(tmp_path / "file" / "in"), "--lookupd", cluster.lookupd[0])
+    assert (done.returncode, b"Not a directory" in done.stderr) == (2, True), done.stderr
+
+
 def test_a_full_disk_ends_the_recorder_and_loses_nothing(cluster: Cluster, tmp_path: Path) -> None:
     topic = make_topic(cluster, "record")
     with Producer(cluster.lookupd) as producer:

@@ -97,6 +97,7 @@ class Consumer(BlockingClient):
             **unknown,
         )
         self._fetched: dict[int, AsyncMessageBatch] = {}
+        self._running = False
 
     @classmethod
     def from_url(cls, topics: str | Sequence[str], channel: str, url: str | None = None, **settings: Any) -> Self:
@@ -110,6 +111,7 @@ class Consumer(BlockingClient):
         BlockingClient.__init__(made)
         made._consumer = consumer
         made._fetched = {}
+        made._running = False
         return made
 
     @property
@@ -232,11 +234,13 @@ class Consumer(BlockingClient):
             raise InvalidState("the consumer is open already", topic=",".join(self.topics))
         with shared_loop.entered() as portal:
             self._portal = portal
+            self._running = True
             try:
                 with self._signals() if takes_signals(signals) else nullcontext():
                     self._run(functools.partial(self._consumer.run, signals=False))
             finally:
                 self._portal = None
+                self._running = False
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -329,8 +333,11 @@ class Consumer(BlockingClient):
     def close(self) -> None:
         """Drain and close, see `nsqext.Consumer.aclose`; in a handler call `stop` instead, which does not wait.
 
-        Does nothing before `start` and when called again.
+        Does nothing before `start` and when called again. While `run` runs, it is `stop`: `run` closes the consumer.
         """
+        if self._running:
+            self.stop()
+            return
         self.__exit__(None, None, None)
 
     def __enter__(self) -> Self:

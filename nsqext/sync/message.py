@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from nsqext.client.consumer.handlers.batches import MessageSequence
+from nsqext.errors import InvalidInput
 from nsqext.sync.loop import call
 
 if TYPE_CHECKING:
@@ -170,8 +171,15 @@ class MessageBatch(MessageSequence[Message]):
 
     def requeue(self, messages: Iterable[Message] | None = None, delay: float = 0.0, *, backoff: bool = False) -> None:
         """Requeue messages, by default all unanswered ones; see `nsqext.MessageBatch.requeue`."""
-        chosen = None if messages is None else [message._message for message in messages]
+        chosen = None if messages is None else [_asynchronous(message) for message in messages]
         call(self._portal, "consumer", functools.partial(self._batch.requeue, backoff=backoff), chosen, delay)
 
     def __repr__(self) -> str:
         return repr(self._batch)
+
+
+def _asynchronous(message: object) -> AsyncMessage:
+    """Return the asynchronous message of a blocking one."""
+    if not isinstance(message, Message):
+        raise InvalidInput(f"{message!r} is not a message of the batch")
+    return message._message

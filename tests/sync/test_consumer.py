@@ -15,7 +15,7 @@ import nsqext
 from nsqext import BackoffOptions, ConsumerOptions, FailureOptions, Position, sync
 from nsqext.app import Key  # noqa: TC001 - handlers are annotated with it
 from nsqext.client.consumer.handlers.in_flight import requeue_unanswered
-from nsqext.errors import InvalidSetting, InvalidState
+from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
 from tests.support.blocking_client import eventually
 
 if TYPE_CHECKING:
@@ -351,6 +351,33 @@ def test_a_handler_is_called_while_the_consumer_starts(cluster: Cluster, topic: 
     with consumer:
         eventually(lambda: bool(attempts))
     assert attempts == [1]
+
+
+def test_close_while_it_runs_makes_run_drain_and_return(cluster: Cluster, topic: str) -> None:
+    consumer = make(cluster, topic)
+    attempts: list[int] = []
+
+    @consumer.handler
+    def handle(message: sync.Message) -> None:
+        attempts.append(message.attempts)
+        consumer.close()
+
+    fill(cluster, topic, 3)
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(consumer.run).result(10)
+    assert set(attempts) == {1}
+    with make(cluster, topic) as other:
+        for _ in range(3 - len(attempts)):
+            next(other).finish()
+
+
+def test_only_messages_of_the_batch_are_requeued(cluster: Cluster, topic: str) -> None:
+    fill(cluster, topic, 1)
+    with make(cluster, topic) as consumer:
+        batch = consumer.fetch(1, 5)
+        with pytest.raises(InvalidInput, match="5 is not a message of the batch"):
+            batch.requeue([cast("sync.Message", 5)])
+        batch.finish()
 
 
 def test_it_is_started_in_one_thread_and_closed_in_another(cluster: Cluster, topic: str) -> None:

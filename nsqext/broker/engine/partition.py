@@ -308,6 +308,13 @@ class Partition:
                 self._pass_to_channels()
         return channel
 
+    def add_channels(self, names: list[str]) -> None:
+        """Create several channels, each of which receives the messages that the topic holds (original server)."""
+        for name in names:
+            self._make_channel(name, self.readable_offset, self.readable, PLAIN)
+        self.note_channels()
+        self._pass_to_channels()
+
     def _make_channel(self, name: str, offset: int, count: int, kind: ChannelKind) -> Channel:
         channel: Channel
         if self._classic:

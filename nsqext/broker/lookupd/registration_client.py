@@ -241,6 +241,4 @@ class RegistrationClient:
             except (HttpRequestFailed, ValueError, KeyError, TypeError):
                 continue
         for hosted in self.node.partitions(topic):
-            for name in names:
-                if not is_ephemeral(name):
-                    self.node.channel(hosted, name)
+            self.node.add_channels(hosted, [name for name in names if not is_ephemeral(name)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from importlib.util import find_spec
 from itertools import count
@@ -346,11 +346,22 @@ class Node:
             return found
         first = not partition.channels
         channel = partition.channel(name)
-        _log.log(_level(name), "TOPIC(%s): new channel(%s)", partition.topic, name)
         if first and self._flushes_late:
             channel.cursor.jump(*hosted.flushed)
-        self.on_channel_created(partition.topic, partition.partition, name)
+        self._channel_created(partition, name)
         return channel
+
+    def add_channels(self, hosted: Hosted, names: Iterable[str]) -> None:
+        """Create those of the channels that are unknown; each receives the messages that the topic holds."""
+        partition = hosted.partition
+        new = [name for name in names if name not in partition.channels]
+        partition.add_channels(new)
+        for name in new:
+            self._channel_created(partition, name)
+
+    def _channel_created(self, partition: Partition, name: str) -> None:
+        _log.log(_level(name), "TOPIC(%s): new channel(%s)", partition.topic, name)
+        self.on_channel_created(partition.topic, partition.partition, name)
 
     @property
     def _flushes_late(self) -> bool:

@@ -386,18 +386,26 @@ class Session:
             self._heartbeat_due = self.clock() + self.sending.heartbeat_interval
 
     def tick(self, now: float) -> None:
-        """Send heartbeats and held messages that are due, and disconnect a silent client."""
-        interval, patience = self.sending.heartbeat_interval, self.settings.heartbeat_interval
-        if self._magic is not None:
-            longest = inf if self.node.options.original else self.node.options.client_timeout
-            self.closed = self.closed or now - self.heard >= longest
-        elif patience and not self._waiting:
-            self.closed = self.closed or now - self.heard >= patience * self._dialect.missed_heartbeats
-        if interval and now >= self._heartbeat_due and self._magic is None and not self.closing:
-            self._heartbeat_due = max(self._heartbeat_due + interval, now)
+        """Send heartbeats and held messages that are due, and disconnect a silent client.
+
+        A heartbeat that is due before the client is disconnected is sent before, and the next tick disconnects it.
+        """
+        interval, due = self.sending.heartbeat_interval, self._heartbeat_due
+        end = self._disconnect_time()
+        if interval and due <= now and due < end and self._magic is None and not self.closing:
+            self._heartbeat_due = max(due + interval, now)
             if self.channel is None or self.subscriber is None or not self.channel.is_stalled(self.subscriber):
                 self.write(encode_frame(FrameType.RESPONSE, HEARTBEAT))
+        elif now >= end:
+            self.closed = True
         self.expire_output(self.node.options.machine_clock())
+
+    def _disconnect_time(self) -> float:
+        """Return the time at which the client is disconnected if nothing is received from it until then."""
+        if self._magic is not None:
+            return self.heard + (inf if self.node.options.original else self.node.options.client_timeout)
+        patience = self.settings.heartbeat_interval
+        return self.heard + patience * self._dialect.missed_heartbeats if patience and not self._waiting else inf
 
     def set_ready(self, count: int) -> None:
         """Apply RDY; a count above zero waits until the client has received what was sent."""

@@ -92,6 +92,22 @@ def test_a_new_topic_gets_the_channels_that_other_nodes_have() -> None:
         assert sorted(node["tcp_port"] for node in registered) == ports(cluster.lookupd[0], "t")
 
 
+def test_the_publish_that_creates_a_topic_is_received_by_all_channels_that_lookup_knows() -> None:
+    with Cluster(1, generation="nsq") as cluster:
+        node, address = cluster.nodes["n1"], cluster.lookupd[0]
+        for channel in ("audit", "billing", "preview#ephemeral"):
+            httpx.post(f"http://{address}/channel/create", params={"topic": "t", "channel": channel})
+        with BlockingClient(node.tcp) as client:
+            assert client.ask("PUB t", b"first") == b"OK"
+        found = eventually(lambda: _depths(node.http, "t"), lambda depths: len(depths) == 2)
+        assert found == {"audit": 1, "billing": 1}
+
+
+def _depths(address: str, topic: str) -> dict[str, int]:
+    shown = httpx.get(f"http://{address}/stats", params={"format": "json", "topic": topic}).json()["topics"]
+    return {channel["channel_name"]: channel["depth"] for channel in shown[0]["channels"]} if shown else {}
+
+
 def _is_pair(found: list[dict[str, object]]) -> bool:
     return len(found) == 2
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from nsqext.broker.nsqd.http.routes import application
-from nsqext.protocol.frames import FrameType
+from nsqext.protocol.frames import HEARTBEAT, FrameType
 from nsqext.protocol.server.negotiate import ServerLimits
 from tests.support.commands import multi_body
 from tests.support.nsqd_sessions import Client, Clock, make_node, sized
@@ -159,8 +159,13 @@ def test_silent_clients_have_two_intervals_and_the_magic_has_no_limit() -> None:
     clock = Clock()
     node = _node(clock)
     client, waiting = Client(node), Client(node, magic=False)
-    client.send(sized("IDENTIFY", b'{"heartbeat_interval":1000}'))
-    clock.seconds += 2.1
+    assert client.ask(sized("IDENTIFY", b'{"heartbeat_interval":1000}')) == "OK"
+    clock.seconds += 0.01
+    client.send(b"NOP\n")
+    for _ in range(2):
+        clock.seconds += 1.005
+        node.tick()
+        assert client.receive() == [(0, HEARTBEAT)]
     node.tick()
     assert not client.open
     clock.seconds += 1000

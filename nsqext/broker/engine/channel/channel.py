@@ -129,7 +129,13 @@ class Channel:
         """
         if not self.ordered:
             self.cursor.ordered = True
-            self.cursor.rewind(forget=True)
+            if not self._waits_for_tag:
+                self.cursor.rewind(forget=True)
+
+    @property
+    def _waits_for_tag(self) -> bool:
+        """Whether the message that was read ahead waits for a client of its tag; the server ignores moves meanwhile."""
+        return self._selector.tagged and self.read_ahead is not None and self._selector.has(self.read_ahead.tag)
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
         """Remove a client; its messages in flight are requeued without counting the attempt."""
@@ -212,7 +218,7 @@ class Channel:
                 delivery = self.read_ahead
                 if delivery is None:
                     delivery = self.read_ahead = self._take()
-                elif self.skipped:
+                elif self.skipped and not self._waits_for_tag:
                     self.cursor.skip_queue()
                 if delivery is None or self.paused:
                     return
@@ -390,10 +396,14 @@ class Channel:
     def set_offset(self, position: StartPosition) -> None:
         """Move the read position; messages in flight are discarded, the message that was read ahead is kept.
 
+        Without effect while that message waits for a client of its tag.
+
         Raises:
             Refusal: with the real server's text.
         """
-        self._jump(position.find(self._partition.log, coordinated=self._options.coordinated))
+        found = position.find(self._partition.log, coordinated=self._options.coordinated)
+        if not self._waits_for_tag:
+            self._jump(found)
         self.pump()
 
     def empty(self) -> None:
@@ -412,18 +422,18 @@ class Channel:
 
     def redeliver_unfinished(self) -> None:
         """Read again from the acknowledged position (``/channel/fixconfirmed``)."""
-        if not (self.skipped or self.paused or self.ordered):
+        if not (self.skipped or self.paused or self.ordered or self._waits_for_tag):
             self.cursor.rewind(forget=False)
             self.pump()
 
     def set_ordered(self, ordered: bool) -> None:
-        """Make the channel ordered, or make it unordered, which closes its clients."""
+        """Make the channel ordered, or make it unordered, which closes its clients; they receive nothing more."""
         if ordered:
             self._make_ordered()
+            self.pump()
         elif self.ordered:
             self.cursor.ordered = False
             self._close_clients()
-        self.pump()
 
     def pause(self) -> None:
         """Deliver nothing."""

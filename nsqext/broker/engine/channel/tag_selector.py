@@ -47,6 +47,10 @@ class TagSelector:
                 del self._members[client.tag], self._queues[client.tag]
             self.tagged = bool(self._members)
 
+    def has(self, tag: str) -> bool:
+        """Return whether a client with this tag is connected."""
+        return tag in self._members
+
     def offer(self, client: Client) -> None:
         """Queue a client if it can take a message and is not queued."""
         if not client.queued and client.in_flight < client.window:

@@ -56,6 +56,21 @@ def test_a_new_client_with_the_tag_receives_the_message_read_ahead() -> None:
     assert other.bodies() == []
 
 
+@pytest.mark.parametrize("move", ["set_offset", "empty", "skip", "redeliver_unfinished"])
+def test_the_position_stays_while_a_message_waits_for_a_client_of_its_tag(move: str) -> None:
+    bench = Bench(extend=True)
+    wanting = bench.consume(ready=1, tag="tagA", extend=True)
+    other = bench.consume(2, ready=10, extend=True)
+    bench.publish("N0", tagged("A1", "tagA"), tagged("A2", "tagA"), "N1")
+    assert (wanting.bodies(), other.bodies()) == (["A1"], ["N0"])
+    channel = bench.channel()
+    getattr(channel, move)(*([StartPosition("special", -1)] if move == "set_offset" else []))
+    assert (channel.stats().depth, channel.stats().in_flight_count) == (4, 2)
+    if move != "skip":
+        bench.finish(wanting, [3])
+        assert (wanting.bodies(), other.bodies()) == (["A2"], ["N1"])
+
+
 def test_tags_are_ignored_on_plain_topics() -> None:
     bench = Bench()
     consumer = bench.consume(tag="tagA")

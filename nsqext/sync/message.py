@@ -135,8 +135,7 @@ class Message:
         """Return the message to the channel, which redelivers it.
 
         Args:
-            delay: seconds until the redelivery, up to three days. Use 0 on ordered channels: servers ignore a requeue
-                with a delay there, and redeliver the message after its timeout. `Requeue` of a handler may have one.
+            delay: seconds until the redelivery, up to three days; 0 on ordered channels.
             backoff: slow the consumer down, as after an exception of a handler.
 
         Raises the errors of `nsqext.Message.requeue`.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import anyio
 
 from nsqext.client.consumer.handler_signals import check_delay
-from nsqext.errors import InvalidSetting, InvalidState, MessageNotInFlight, ProtocolError
+from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, MessageNotInFlight, ProtocolError
 from nsqext.protocol.client.body_compression import (
     COMPRESS_HEADER,
     MAX_UNPACKED,
@@ -22,7 +22,7 @@ from nsqext.protocol.messages import EXT_JSON, EXT_TAG, RawMessage
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ("InFlightCount", "Message", "Owner", "UnpackBudget")
+__all__ = ("InFlightCount", "Message", "Owner", "UnpackBudget", "check_requeue_delay")
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
@@ -274,16 +274,16 @@ class Message(RawMessage):
         """Return the message to the channel, which redelivers it.
 
         Args:
-            delay: seconds until the redelivery, up to three days. Use 0 on ordered channels: servers ignore a requeue
-                with a delay there, and redeliver the message after its timeout. `Requeue` of a handler may have one.
+            delay: seconds until the redelivery, up to three days; 0 on ordered channels, where servers ignore a requeue
+                with a delay (captured: sub_ordered_requeue). `Requeue` of a handler may have one there.
             backoff: slow the consumer down, as after an exception of a handler.
 
         Raises:
-            InvalidInput: the delay is negative or too long.
+            InvalidInput: the delay is negative or too long, or the channel is ordered.
             InvalidState: it was answered before.
             MessageNotInFlight: it is not in flight any more, see `expired`; not with ``on_lost="ignore"``.
         """
-        check_delay(delay)
+        check_requeue_delay(self, delay)
         self._check()
         try:
             self.owner.requeue(self, delay, backoff=backoff)
@@ -403,3 +403,14 @@ class Message(RawMessage):
     def __repr__(self) -> str:
         place = f"{self.topic}[{self.partition}]"
         return f"<Message {place} id={self.id.hex()} attempts={self.attempts} {len(self.body)} bytes>"
+
+
+def check_requeue_delay(message: Message, delay: float) -> None:
+    """Raise InvalidInput if servers refuse a requeue with this delay, or ignore it because the channel is ordered."""
+    if check_delay(delay) and message.in_order:
+        raise InvalidInput(
+            "servers ignore a requeue with a delay on an ordered channel: "
+            f"requeue without a delay, or raise Requeue(delay={delay:g}) in a handler",
+            topic=message.topic,
+            partition=message.partition,
+        )

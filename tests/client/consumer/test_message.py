@@ -41,6 +41,15 @@ async def test_delays_that_no_server_accepts(delay: float) -> None:
     assert not message.answered
 
 
+async def test_servers_would_ignore_the_delay_of_an_ordered_message() -> None:
+    owner = RecordingOwner(in_order=True)
+    message = make_message(owner)
+    with pytest.raises(InvalidInput, match=r"requeue without a delay, or raise Requeue\(delay=0.5\) in a handler"):
+        await message.requeue(0.5)
+    await message.requeue()
+    assert owner.commands == ["REQ 1 0"]
+
+
 async def test_lost_messages_raise_or_are_ignored() -> None:
     owner = RecordingOwner()
     owner.refusal = MessageNotInFlight("gone")

@@ -13,7 +13,7 @@ from attrs import frozen
 from nsqext.arguments import check_positive, check_time
 from nsqext.client.consumer.handler_signals import check_delay
 from nsqext.client.consumer.handlers.in_flight import requeue_unanswered
-from nsqext.client.consumer.message import Message
+from nsqext.client.consumer.message import Message, check_requeue_delay
 from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight
 
 if TYPE_CHECKING:
@@ -133,16 +133,17 @@ class MessageBatch(MessageSequence[Message]):
 
         Args:
             messages: messages of the batch; by default all that are not answered.
-            delay: seconds until then, up to three days. Use 0 on ordered channels: servers ignore a requeue with
-                a delay there, and redeliver the message after its timeout. `Requeue` of a handler may have a delay.
+            delay: seconds until then, up to three days; 0 on ordered channels, see `Message.requeue`.
             backoff: slow the consumer down, as for a handler that raises.
 
         Raises:
-            InvalidInput: the delay is negative or too long, or a message is not in the batch.
+            InvalidInput: the delay is negative, too long or on an ordered channel, or a message is not in the batch.
             InvalidState: one of the given messages was answered before; no message is requeued.
             MessageNotInFlight: as for `finish`.
         """
         check_delay(delay)
+        for message in self._messages[:1]:
+            check_requeue_delay(message, delay)
         if messages is not None:
             messages = list(messages)
             for message in messages:

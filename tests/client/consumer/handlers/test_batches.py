@@ -103,6 +103,22 @@ async def test_requeue_some_or_the_rest() -> None:
     assert owner.commands == ["REQ 3 5!", "REQ 1 0", "REQ 2 0", "REQ 4 0"]
 
 
+async def test_servers_would_ignore_the_delay_of_ordered_messages() -> None:
+    owner = RecordingOwner(in_order=True)
+    batch = MessageBatch([make_message(owner, 1), make_message(owner, 2)])
+    with pytest.raises(InvalidInput, match="servers ignore a requeue with a delay on an ordered channel"):
+        await batch.requeue(delay=5)
+    await batch.requeue()
+    assert owner.commands == ["REQ 1 0", "REQ 2 0"]
+
+
+async def test_requeue_of_an_empty_batch_checks_the_delay() -> None:
+    batch = MessageBatch([])
+    await batch.requeue(delay=5)
+    with pytest.raises(InvalidInput):
+        await batch.requeue(delay=-5)
+
+
 async def test_requeue_of_an_answered_message_changes_nothing() -> None:
     batch, owner = batch_of(3)
     await batch[2].finish()

@@ -10,6 +10,7 @@ import typer
 
 from nsqext.cli.command import examples, perform
 from nsqext.cli.connection import Connection, connected
+from nsqext.cli.output import confirm
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.lookup.options import parse_lookup_addresses
 from nsqext.spark.cluster.admin import Admin
@@ -35,7 +36,7 @@ class Action(StrEnum):
     DELETE = "delete"
 
 
-@examples("nsqext spark anchors list orders", "nsqext spark anchors delete orders --channel query")
+@examples("nsqext spark anchors list orders", "nsqext spark anchors delete orders --channel query --yes")
 @connected
 def run(
     connection: Connection,
@@ -45,14 +46,18 @@ def run(
     channel: Annotated[
         str | None, typer.Option(help="The option channel of the query. (list: default all channels)")
     ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation. (delete)")] = False,
 ) -> None:
-    """List the channels of a topic that have no consumers, or delete the anchor channel of a query that has ended.
+    """List the channels of a topic that can be anchors, or delete the anchor channel of a query that has ended.
 
     An anchor channel makes the servers retain messages until its query has read them. Delete it when the query and its
-    checkpoint are not needed any more.
+    checkpoint are not needed any more. Only moves change its position: a channel that has consumers, or whose messages
+    consumers processed since its leader opened it, is not an anchor, and is neither listed nor deleted.
     """
     if action is Action.DELETE and channel is None:
         raise InvalidSetting("no channel is given", hint="use --channel NAME, the option channel of the query")
+    if action is Action.DELETE:
+        confirm(f"Delete the anchor channel {channel} of {topic}? Its query cannot continue without it.", yes=yes)
     lookupd = tuple(map(str, parse_lookup_addresses(connection.lookupd())))
     config = ClientConfig(lookupd, connection.texts("connection_", "lookup_"), timeout=_TIMEOUT)
 
@@ -66,11 +71,13 @@ def run(
             if channel is None or not found:
                 raise InvalidState(f"the channel {channel} does not exist", topic=topic)
             for (partition, name), stats in found.items():
-                if stats.clients:
+                if not _can_be_anchor(stats):
                     raise InvalidState(
-                        f"the channel {name} has {stats.clients} consumers: it is not an anchor channel",
+                        f"the channel {name} has {stats.clients} consumers, and consumers processed {stats.processed} "
+                        "messages: it is not an anchor channel",
                         topic=topic,
                         partition=partition,
+                        hint="nsqext channel delete deletes channels of consumers",
                     )
             for partition, name in sorted(found):
                 await admin.delete_anchor(topic, partition, name)
@@ -82,8 +89,12 @@ def run(
     perform(act)
 
 
+def _can_be_anchor(stats: ChannelStats) -> bool:
+    return not stats.clients and not stats.processed
+
+
 async def _anchors(admin: Admin, topic: str, channel: str | None) -> Mapping[tuple[int, str], ChannelStats]:
-    """Return durable channels by partition and name; without a name those that have no consumers."""
+    """Return durable channels by partition and name; without a name those that can be anchors at every partition."""
     found: dict[tuple[int, str], ChannelStats] = {}
     for partition in await admin.leaders.partitions(topic):
         stats = await admin.leaders.ask(
@@ -94,9 +105,12 @@ async def _anchors(admin: Admin, topic: str, channel: str | None) -> Mapping[tup
         for name, one in stats.channels.items():
             if "#" in name or name.endswith(MARK):
                 continue
-            if name == channel or (channel is None and not one.clients):
+            if channel is None or name == channel:
                 found[partition, name] = one
-    return found
+    if channel is not None:
+        return found
+    others = {name for (_, name), stats in found.items() if not _can_be_anchor(stats)}
+    return {key: stats for key, stats in found.items() if key[1] not in others}
 
 
 async def _show(

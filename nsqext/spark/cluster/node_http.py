@@ -45,10 +45,13 @@ class ChannelStats:
     Attributes:
         messages: number of committed messages that the channel may read.
         clients: number of consumers.
+        processed: number of messages that consumers received and acknowledged, requeued or still process, since the
+            leader opened the channel. Moving a channel does not count; an anchor has 0.
     """
 
     messages: int
     clients: int
+    processed: int
 
 
 @frozen
@@ -238,11 +241,15 @@ def _read_stats(found: Any) -> PartitionStats:
         written=int(found["message_count"]),
         start_offset=int(found["backend_start"]),
         end_offset=int(found["backend_depth"]),
-        channels={
-            str(one["channel_name"]): ChannelStats(int(one["message_count"]), int(one.get("client_num") or 0))
-            for one in found["channels"] or ()
-        },
+        channels={str(one["channel_name"]): _read_channel(one) for one in found["channels"] or ()},
     )
+
+
+def _read_channel(found: Any) -> ChannelStats:
+    # each acknowledged message is counted in the class of its latency
+    counts = [found.get(name) or 0 for name in ("in_flight_count", "requeue_count", "timeout_count")]
+    counts += found.get("msg_delivery_latency_stats") or []
+    return ChannelStats(int(found["message_count"]), int(found.get("client_num") or 0), sum(map(int, counts)))
 
 
 def _refusal(status: int, path: str, body: bytes) -> NsqError:

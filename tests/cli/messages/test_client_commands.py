@@ -137,15 +137,19 @@ def test_mistakes_are_one_line(words: tuple[str, ...], reason: str) -> None:
     assert (done.returncode, reason in done.stderr.decode(), len(done.stderr.splitlines())) == (2, True, 1), done.stderr
 
 
-def test_anchor_channels_of_spark(cluster: Cluster, topic: str) -> None:
-    address = cluster.lookupd[0]
+def test_anchor_channels_of_spark(cluster: Cluster) -> None:
+    address, topic = cluster.lookupd[0], f"t_{token_hex(4)}"
+    cluster.create_topic(topic, partitions=2, extend=True, channels=["query", "service"])
     lines("pub", topic, "one", "two", "three", "--partition", "1", "--lookupd", address)
     words = ("--lookupd", address)
+    lines("tail", topic, "--channel", "service", "--count", "3", *words)
     found = lines("spark", "anchors", "list", topic, *words)
-    assert [(one["partition"], one["channel"], one["behind"]) for one in found] == [(0, "ch", 0), (1, "ch", 3)]
+    assert [(one["partition"], one["channel"], one["behind"]) for one in found] == [(0, "query", 0), (1, "query", 3)]
     missing = run("spark", "anchors", "delete", topic, "--channel", "other", *words)
     assert (missing.returncode, b"the channel other does not exist" in missing.stderr) == (2, True)
-    deleted = lines("spark", "anchors", "delete", topic, "--channel", "ch", *words)
+    stopped = run("spark", "anchors", "delete", topic, "--channel", "service", "--yes", *words)
+    assert (stopped.returncode, b"consumers processed 3 messages: it is not an anchor" in stopped.stderr) == (2, True)
+    deleted = lines("spark", "anchors", "delete", topic, "--channel", "query", "--yes", *words)
     assert [one["deleted"] for one in deleted] == [True, True]
     assert lines("spark", "anchors", "list", topic, *words) == []
     unnamed = run("spark", "anchors", "delete", topic, *words)

@@ -120,7 +120,7 @@ def check_time(name: str, value: object, *, zero: bool = True) -> None:
         InvalidSetting: it is not.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not (value >= 0 if zero else value > 0):
-        raise InvalidSetting(f"{name}={value!r} is {'negative' if zero else 'not positive'}, or no time in seconds")
+        raise InvalidSetting(f"{name}={value!r} is not a {'' if zero else 'positive '}time in seconds")
 
 
 _KINDS: Mapping[str, tuple[type, ...]] = {

@@ -404,7 +404,8 @@ async def test_a_pause_that_is_longer_than_the_timeout(cluster: Cluster) -> None
 
 async def test_ending_early_leaves_no_channel(cluster: Cluster) -> None:
     topic = await made(cluster)
-    reader = SingleReader(access(cluster), Range(topic, 0, 0, COUNT), block_rows=10, channel="mine")
+    # the range does not end, so that the reader needs its channel
+    reader = SingleReader(access(cluster), Range(topic, 0, 0, COUNT + 1), block_rows=10, channel="mine")
     async with reader:
         await reader.next_block()
         names = ephemeral_channels(cluster, topic)

@@ -22,7 +22,7 @@ from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.producer import Producer
 from nsqext.client.producer.request import OutgoingMessage
-from nsqext.client.tasks import BackgroundTasks, first_error, stop_on_signals
+from nsqext.client.tasks import BackgroundTasks, call_in_loop, first_error, stop_on_signals
 from nsqext.errors import InvalidSetting, InvalidState, NsqError
 from nsqext.lookup.metadata import Lookup
 from nsqext.middleware.base import Middleware, check_middleware
@@ -89,6 +89,8 @@ class App(Router):
         self._running = self._used = False
         self._unstarted = 0
         self._error: BaseException | None = None
+        self._loop: object = None
+        """The event loop of the run; None while the app does not run."""
         self._tasks: BackgroundTasks | None = None
         self._stopping = anyio.Event()
         self._started = anyio.Event()
@@ -285,11 +287,13 @@ class App(Router):
         """After `start`: wait until `stop` is called or a consumer fails; then drain and close.
 
         Raises:
-            InvalidState: it was not started.
+            InvalidState: it was not started, or in another event loop.
             NsqError: a consumer failed.
         """
         if self._tasks is None and not self._running:
             raise InvalidState("the app is not running", hint="use 'async with' or await app.start() first")
+        if self._tasks is not None and not self._ended.is_set():
+            self._tasks.check_event_loop()
         try:
             await self._stopping.wait()
         finally:
@@ -319,7 +323,10 @@ class App(Router):
         await self.aclose()
 
     def stop(self) -> None:
-        """Make the app drain and stop. Returns immediately; may be called in handlers."""
+        """Make the app drain and stop. Returns immediately; may be called in handlers and from any thread."""
+        call_in_loop(self._loop, self._stop)
+
+    def _stop(self) -> None:
         self._stopping.set()
 
     def _begin(self) -> None:
@@ -342,6 +349,7 @@ class App(Router):
             else:
                 consumer.handler(auto_finish=spec.auto_finish)(self.handler_of(spec))
         self._running = self._used = True
+        self._loop = current_token().native_token
         self._error = None
         self._unstarted = len(self._consumers)
         self._tasks = None
@@ -372,6 +380,7 @@ class App(Router):
                 raise self._error
         finally:
             self._running = False
+            self._loop = None
             self._started.set()
             self._ended.set()
 

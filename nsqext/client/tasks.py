@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from functools import partial
 from inspect import ismethod
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-__all__ = ("BackgroundTasks", "first_error", "stop_on_signals", "takes_signals")
+__all__ = ("BackgroundTasks", "call_in_loop", "first_error", "stop_on_signals", "takes_signals")
 
 logger: logging.Logger = logging.getLogger("nsqext.tasks")
 
@@ -56,6 +57,37 @@ class _TaskLoop(Protocol):
 
 def _never() -> bool:
     return False
+
+
+def call_in_loop(loop: object, function: Callable[[], object]) -> None:
+    """Call a function in an event loop: at once if the caller runs in it, soon if it is called in another thread.
+
+    The function is not called if the loop has ended.
+
+    Args:
+        loop: the native event loop; None for an object that was not opened, whose functions can be called anywhere.
+        function: must not raise.
+    """
+    if loop is None or _current_loop() is loop:
+        function()
+    else:
+        _call_soon(loop, function)
+
+
+def _current_loop() -> object:
+    try:
+        return current_token().native_token
+    except RuntimeError:  # no event loop in this thread
+        return None
+
+
+def _call_soon(loop: Any, function: Callable[[], object]) -> None:
+    # RuntimeError: the event loop has ended, and its tasks with it
+    with suppress(RuntimeError):
+        if isinstance(loop, _TaskLoop):
+            loop.call_soon_threadsafe(function)
+        else:
+            loop.run_sync_soon(function)
 
 
 def _is_current(current: Callable[[], object], token: object) -> bool:
@@ -163,16 +195,9 @@ class BackgroundTasks:
 
     def abandon(self) -> None:
         """Cancel the tasks without closing, from any thread: for ``__del__`` of an object that was not closed."""
-        group, loop = self._group, self.loop
-        if group is None or self._ended.is_set():
-            return
-        try:
-            if isinstance(loop, _TaskLoop):
-                loop.call_soon_threadsafe(group.cancel_scope.cancel)
-            else:
-                loop.run_sync_soon(group.cancel_scope.cancel)  # type: ignore[attr-defined]
-        except RuntimeError:
-            return  # the event loop has ended, and its tasks with it
+        group = self._group
+        if group is not None and not self._ended.is_set():
+            _call_soon(self.loop, group.cancel_scope.cancel)
 
     @property
     def closing(self) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import suppress
 from secrets import token_hex
 from typing import Any, cast
 
@@ -248,6 +250,78 @@ async def test_an_app_is_closed_in_its_event_loop(cluster: Cluster, topic: str) 
             await in_another_loop(app.aclose)
         assert app.health().live
     await in_another_loop(app.aclose)  # there is nothing left to close
+
+
+async def test_an_app_is_waited_for_in_its_event_loop(cluster: Cluster, topic: str) -> None:
+    app = App(cluster.lookupd)
+    app.handler(topic, "ch")(handle)
+    async with app:
+        with pytest.raises(InvalidState, match="another event loop"):
+            await in_another_loop(app.wait)
+        assert app.health().live
+
+
+def refuse_calls_of_other_threads() -> None:
+    """Make an event loop of asyncio raise when another thread changes it; trio always does."""
+    with suppress(RuntimeError):
+        asyncio.get_running_loop().set_debug(True)
+
+
+@pytest.mark.parametrize("call", [anyio.to_thread.run_sync, in_another_loop])
+async def test_a_consumer_is_stopped_by_another_thread(
+    cluster: Cluster, topic: str, call: Callable[[Callable[[], object]], Awaitable[object]]
+) -> None:
+    refuse_calls_of_other_threads()
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd)
+
+    async def stop() -> None:
+        await anyio.wait_all_tasks_blocked()
+        await call(consumer.stop)
+
+    with anyio.fail_after(5):
+        async with consumer, anyio.create_task_group() as tasks:
+            tasks.start_soon(stop)
+            assert [message async for message in consumer] == []
+        await call(consumer.stop)  # does nothing any more
+
+
+@pytest.mark.parametrize("call", [anyio.to_thread.run_sync, in_another_loop])
+async def test_an_app_is_stopped_by_another_thread(
+    cluster: Cluster, topic: str, call: Callable[[Callable[[], object]], Awaitable[object]]
+) -> None:
+    refuse_calls_of_other_threads()
+    app = App(cluster.lookupd)
+    app.handler(topic, "ch")(handle)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(app.serve)
+            await anyio.wait_all_tasks_blocked()
+            await call(app.stop)
+        await call(app.stop)  # does nothing any more
+        async with app:
+            await call(app.stop)
+            await app.wait()
+
+
+def test_an_app_in_a_thread_is_stopped_after_which_it_can_run_again(cluster: Cluster, topic: str) -> None:
+    app = App(cluster.lookupd)
+    app.handler(topic, "ch")(handle)
+    started = threading.Event()
+
+    @app.lifespan
+    async def lifespan(app: App) -> AsyncIterator[None]:
+        started.set()
+        yield
+
+    for _ in range(2):
+        started.clear()
+        thread = threading.Thread(target=app.run, daemon=True)
+        thread.start()
+        assert started.wait(5)
+        app.stop()
+        thread.join(5)
+        assert not thread.is_alive()
+        assert app.health().live
 
 
 async def test_admin_refuses_what_would_change_something_else_or_nothing(cluster: Cluster, topic: str) -> None:

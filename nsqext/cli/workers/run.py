@@ -65,6 +65,8 @@ class Supervisor:
     async def run(self, watch: Path | None = None) -> int:
         """Run until a signal, or until all workers have exited with status 0; return the exit status.
 
+        The status is 1 if workers were killed because they did not drain in time, or on a second signal.
+
         Args:
             watch: restart the workers when a Python file below this folder changes.
         """
@@ -172,12 +174,17 @@ class Supervisor:
                     tasks.start_soon(self._kill_late)
                     async for again in signals:
                         logger.warning("killing the workers on a second %s", again.name)
-                        self._signal_workers(signal.SIGKILL)
+                        self._kill_workers()
 
     async def _kill_late(self) -> None:
         await anyio.sleep(self._close_timeout)
         logger.error("killing workers that did not exit within %g s", self._close_timeout)
-        self._signal_workers(signal.SIGKILL)
+        self._kill_workers()
+
+    def _kill_workers(self) -> None:
+        if self._processes:
+            self._status = self._status or 1  # they did not drain
+            self._signal_workers(signal.SIGKILL)
 
     async def _watch(self, folder: Path) -> None:
         known = _modified(folder)

@@ -323,7 +323,10 @@ class Consumer:
         await self._session.close()
 
     def stop(self) -> None:
-        """Make `run` drain and return, or end the iteration. Returns immediately; may be called in handlers."""
+        """Make `run` drain and return, or end the iteration. May be called in handlers and from any thread.
+
+        Returns immediately.
+        """
         self._session.stop()
 
     @property

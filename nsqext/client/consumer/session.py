@@ -18,7 +18,7 @@ from nsqext.client.consumer.subscriptions.subscriber import SubscriberContext
 from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
 from nsqext.client.consumer.subscriptions.topics import TopicSelection, TopicSubscriptions
 from nsqext.client.events import ClientEvents
-from nsqext.client.tasks import BackgroundTasks
+from nsqext.client.tasks import BackgroundTasks, call_in_loop
 from nsqext.errors import InvalidState, NsqError
 from nsqext.protocol.messages import is_text_id
 
@@ -182,7 +182,7 @@ class ConsumerSession:
     async def _drain(self) -> None:
         """Send RDY 0, wait for handlers or cancel them, send answers, requeue what was not handled, send CLS."""
         self._stop_receiving()
-        self.stop()
+        self._stop()
         self.dispatcher.requeue_unstarted()
         timeout = self._options.close_timeout
         with anyio.move_on_after(timeout) as scope:
@@ -225,7 +225,10 @@ class ConsumerSession:
         self.ended.set()
 
     def stop(self) -> None:
-        """End on request of the user; running handlers continue."""
+        """End on request of the user, from any thread; running handlers continue."""
+        call_in_loop(self._tasks.loop, self._stop)
+
+    def _stop(self) -> None:
         self.dispatcher.stop()
         self.topics.started.set()  # nothing waits for subscriptions any more
         self.ended.set()

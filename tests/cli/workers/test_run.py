@@ -22,6 +22,7 @@ from tests.support.command_line import started
 
 SERVICE = """
 import os
+import sys
 import anyio
 import nsqext
 
@@ -31,6 +32,9 @@ app = nsqext.App.from_url()
 async def handle(body: str) -> None:
     if body == "stop":
         app.stop()
+    if body == "hang":
+        print("hanging", file=sys.stderr)
+        await anyio.sleep_forever()
     await anyio.sleep(0.05)
     with open("handled", "a") as file:
         file.write(f"{prefix}{{body}} {{os.getpid()}}\\n")
@@ -143,7 +147,9 @@ def test_workers_that_stop_by_themselves_are_not_restarted(cluster: Cluster, top
     assert [line.split()[0] for line in running.handled()] == ["stop"]
 
 
-def test_workers_are_restarted_when_their_source_changes(cluster: Cluster, topic: str, tmp_path: Path) -> None:
+def test_workers_are_restarted_when_their_source_changes_and_killed_on_a_second_signal(
+    cluster: Cluster, topic: str, tmp_path: Path
+) -> None:
     (tmp_path / "service.py").write_text(SERVICE.format(topic=topic, prefix=""))
     with program(tmp_path, cluster, "service:app", "--reload") as running:
         running.wait_log("all 1 workers are ready")
@@ -153,8 +159,13 @@ def test_workers_are_restarted_when_their_source_changes(cluster: Cluster, topic
         running.wait_log("all 1 workers are ready", 2)
         publish(cluster, topic, "x")
         eventually(lambda: [line.rpartition(" ")[0] for line in running.handled()] == ["new x"], seconds=20.0)
+        publish(cluster, topic, "hang")
+        running.wait_log("hanging")
         running.process.send_signal(signal.SIGINT)
-        assert running.end() == 0
+        running.wait_log("stopping on SIGINT")
+        running.process.send_signal(signal.SIGINT)
+        assert running.end() == 1
+    assert "killing the workers on a second SIGINT" in running.log
 
 
 def test_workers_end_when_their_supervisor_is_killed(cluster: Cluster, topic: str, tmp_path: Path) -> None:
@@ -177,7 +188,7 @@ async def wait(app):
         await anyio.sleep(0.02)
     yield
 """
-    (tmp_path / "service.py").write_text("import sys\n" + SERVICE.format(topic=topic, prefix="") + waits)
+    (tmp_path / "service.py").write_text(SERVICE.format(topic=topic, prefix="") + waits)
     with program(tmp_path, cluster, "service:app") as running:
         running.wait_log("lifespan")
         running.process.kill()

@@ -33,6 +33,9 @@ _FIRST_PAUSE = 0.02
 _LAST_PAUSE = 0.5
 _QUIET = 3.0
 """Seconds for which errors that are retried are not logged: most leader changes take less time."""
+_DELETED = 20.0
+"""Seconds for which leaders must refuse a topic that lookup does not know before it counts as deleted: a restarted
+nsqlookupd knows its topics only after their nodes have registered again."""
 _LOG_INTERVAL = 10.0
 """Seconds between two log records about errors that are retried."""
 
@@ -63,6 +66,7 @@ class LeaderLocator:
         self._first_contact = config.timeout if first_contact is None else min(first_contact, config.timeout)
         self._metadata = MetadataCache(config.lookupd, options=config.lookup())
         self._failed: dict[tuple[str, int], PartitionMap] = {}
+        self._unknown_since: dict[str, float] = {}
         self._http = LookupHttp(config.lookup())
         self.nodes: Nodes = Nodes(self._http)
         self._logged_at = float("-inf")
@@ -99,6 +103,7 @@ class LeaderLocator:
             await self._metadata.refresh(topic, "r", failed, partition)
             if self._failed.get(key) is failed:
                 del self._failed[key]
+            self._check_exists(topic, refused=True)
         elif view is not None and partition not in view.leaders:
             await self._metadata.refresh(topic, "r", view)
         view = await self._resolve(topic)
@@ -118,7 +123,23 @@ class LeaderLocator:
         """Ask lookup, and return the last known map if lookup does not answer."""
         if self._metadata.cached(topic, "r") is not None:
             await self._metadata.refresh(topic, "r", after_error=False)
+            self._check_exists(topic, refused=False)
         return await self._resolve(topic)
+
+    def _check_exists(self, topic: str, *, refused: bool) -> None:
+        """Raise `TopicNotFound` for a topic that was deleted after it was found: the cache keeps its last map.
+
+        Args:
+            topic: the topic.
+            refused: whether a request to a leader failed.
+        """
+        if not self._metadata.is_unknown(topic, "r"):
+            self._unknown_since.pop(topic, None)
+            return
+        now = anyio.current_time()
+        since = self._unknown_since.setdefault(topic, now) if refused else self._unknown_since.get(topic, now)
+        if now - since > _DELETED:
+            raise TopicNotFound("the topic does not exist any more", topic=topic, hint="it was deleted")
 
     async def _resolve(self, topic: str) -> PartitionMap:
         view = await self._metadata.resolve(topic, "r")

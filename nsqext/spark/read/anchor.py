@@ -203,6 +203,15 @@ class Anchors:
             InvalidState: another client moves the anchors of this query.
             NsqError: the servers do not answer.
         """
+        while True:
+            try:
+                return await self._survey(quick=quick)
+            except TopicNotFound:
+                # the topic was deleted during the survey; the next one skips it
+                if self._strict:
+                    raise
+
+    async def _survey(self, *, quick: bool) -> dict[Key, PartitionState]:
         keys = await self._existing_keys()
         # anchors first: an anchor is never after an end that was requested later
         anchors = await gather(keys, partial(self._anchor, quick=quick))
@@ -296,7 +305,7 @@ class Anchors:
             except NsqError as error:
                 if error.retryable:
                     self._unmoved.add(key)
-                if not error.retryable and (self._strict or not isinstance(error, InvalidState)):
+                if not error.retryable and (self._strict or not isinstance(error, (InvalidState, TopicNotFound))):
                     raise
                 logger.warning("the anchor channel was not moved: %s", error)
 

@@ -11,8 +11,9 @@ import pytest
 
 from nsqext import Producer
 from nsqext.broker import Cluster, ClusterOptions
-from nsqext.errors import DataLoss, InvalidState
+from nsqext.errors import DataLoss, InvalidState, TopicNotFound
 from nsqext.lookup.client import LookupClient
+from nsqext.spark.cluster import leader_locator
 from nsqext.spark.cluster.admin import Admin
 from nsqext.spark.options import ClientConfig, SourceOptions
 from nsqext.spark.read.offsets import Range
@@ -95,6 +96,27 @@ def cluster() -> Iterator[Cluster]:
     """A cluster that may be broken."""
     with Cluster(3) as cluster:
         yield cluster
+
+
+async def test_a_topic_that_is_deleted_while_queries_run(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader_locator, "_DELETED", 0.1)
+    lookupd = cluster.lookupd
+    for name in ("bills", "orders"):
+        cluster.create_topic(name, channels=["other"])
+        await publish(lookupd, name)
+    given = {"subscribe": "bills,orders", "readTimeoutMs": "9000"}
+    async with (
+        planning(lookupd, "orders", **given, channel="lenient", failOnDataLoss="false") as lenient,
+        planning(lookupd, "orders", **given, channel="strict") as strict,
+    ):
+        end = await lenient.latest(await lenient.initial(), None)
+        assert end == await strict.latest(await strict.initial(), None) == {"bills": {0: COUNT}, "orders": {0: COUNT}}
+        await anyio.to_thread.run_sync(cluster.delete_topic, "bills")
+        await publish(lookupd, "orders", 3)
+        assert await lenient.latest(end, None) == {"bills": {0: COUNT}, "orders": {0: COUNT + 3}}
+        await lenient.commit(end)
+        with pytest.raises(TopicNotFound, match="bills"):
+            await strict.latest(end, None)
 
 
 async def test_anchors_outlive_their_leader(cluster: Cluster) -> None:

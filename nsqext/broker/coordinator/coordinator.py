@@ -20,6 +20,7 @@ from nsqext.broker.coordinator.replication import (
     commit_all,
     copy_records,
     hand_over_channels,
+    uncommit_tail,
 )
 from nsqext.broker.engine.errors import Refusal
 from nsqext.errors import InvalidSetting
@@ -279,13 +280,15 @@ class Coordinator:
     def elect(self, replicas: ReplicaSet, name: str) -> None:
         """Make an in-sync node the leader.
 
-        Consumers of the old leader are closed; the new one gets the positions of the channels.
+        Consumers of the old leader are closed; the new one gets the positions of the channels. Messages that a follower
+        lacks are delivered after it has them.
         """
         before = replicas.leader
         policy.promote(replicas.state, name, self.present())
         if replicas.leader is not before:
             before.suspend()
             hand_over_channels(before, replicas.leader)
+        uncommit_tail(replicas)
         self.apply_roles(replicas)
         self.commit_when_replicated(replicas)
 

@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.partition import Partition
     from nsqext.broker.nsqd.node import Hosted
 
-__all__ = ("ReplicaSet", "commit_all", "copy_records", "cut_tail", "hand_over_channels", "mirror_channels")
+__all__ = (
+    "ReplicaSet",
+    "commit_all",
+    "copy_records",
+    "cut_tail",
+    "hand_over_channels",
+    "mirror_channels",
+    "uncommit_tail",
+)
 
 _CHUNK = 1000
 _LOG = logging.getLogger(__name__)
@@ -65,6 +73,13 @@ def commit_all(partition: Partition) -> None:
     last = partition.log.at(partition.log.end_count)
     if last is not None and last.count > partition.readable:
         partition.commit(Stored(last.record.internal_id, last.offset, last.size, [last]))
+
+
+def uncommit_tail(replicas: ReplicaSet) -> None:
+    """Hide messages that an in-sync follower lacks: without it, they may be lost after they were delivered."""
+    held = [replicas.hosts[name].partition.log.end_count for name in replicas.state.in_sync if name in replicas.hosts]
+    if held and min(held) < replicas.leader.committed:
+        replicas.leader.uncommit(min(held))
 
 
 def mirror_channels(leader: Partition, follower: Partition) -> None:

@@ -182,6 +182,15 @@ class Partition:
             for channel in self._each():
                 channel.pump()
 
+    def uncommit(self, count: int) -> None:
+        """Let channels read only so many messages, because not every in-sync replica has those behind them.
+
+        What a channel has acknowledged stays readable.
+        """
+        finished = max((channel.acked.count for channel in self.channels.values()), default=0)
+        self.committed = self.readable = min(self.committed, max(count, finished))
+        self.readable_offset = self.log.find_count(self.readable)
+
     def _pass_to_channels(self) -> None:
         """Pass committed messages to the channels, unless the topic is paused or has none (original server)."""
         if self.paused or not self.channels:

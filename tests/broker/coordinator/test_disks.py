@@ -111,6 +111,26 @@ async def test_a_full_disk_of_a_follower_only_refuses_the_publish(
         assert hosted(coordinator, "n1").partition.readable == 3
 
 
+async def test_a_new_leader_delivers_what_every_replica_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the follower led next, messages that it could not write would be lost after they were delivered."""
+    async with running() as coordinator:
+        on_disk(coordinator, tmp_path)
+        admin.create_topic(coordinator, "t", TopicSpec(1, 3))
+        await publish(coordinator, b"one")
+        with monkeypatch.context() as patch:
+            break_disk(patch, hosted(coordinator, "n3").partition)
+            with pytest.raises(Refusal, match="No space left"):
+                await publish(coordinator, b"two")
+            member = coordinator.members["n1"]
+            member.alive = False
+            membership.silent(coordinator, member)
+            await until(coordinator, "sync=n2,n3")
+            leader = hosted(coordinator, "n2").partition
+            assert (bodies(coordinator, "n2"), leader.readable) == ([b"one", b"two"], 1)
+        coordinator.commit_when_replicated(coordinator.replica_sets["t", 0])
+        assert leader.readable == 2
+
+
 async def test_a_replica_with_a_full_disk_joins_when_space_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -359,17 +359,20 @@ class Consumers:
                 return True
             case "one":
                 self._end([deliveries[first]], "returned")
-                await self._answered_or_refused(batch[first].finish())
+                if not await self._answered_or_refused(batch[first].finish()):
+                    self.history.failed_after_all(deliveries[first])  # with the rest of the batch
                 self._end(deliveries[:first] + deliveries[first + 1 :], "raised")
             case _:
                 self._end(deliveries, "raised")
         return False
 
-    async def _answered_or_refused(self, answer: Any) -> None:
+    async def _answered_or_refused(self, answer: Any) -> bool:
         try:
             await answer
         except MessageNotInFlight as error:
             self.history.refused.append((self.world.now, str(error)))
+            return False
+        return True
 
     async def note_unanswered(self, clients: Sequence[Client]) -> None:
         """Note the consumers with messages in flight that no handler has, when everything was handled."""

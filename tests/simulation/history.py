@@ -249,6 +249,12 @@ class History:
                 self._done(channel.topic, channel.name, letter.body)
                 self._done(channel.topic, channel.name, letter.body, letter.partition, letter.message_id)
 
+    def failed_after_all(self, delivery: Delivery) -> None:
+        """Note that the answer of a handler that returned was refused, and that the handler raises."""
+        delivery.outcome = "raised"
+        self._handled.discard(self._copy(delivery))
+        self.due[self._copy(delivery)] = None
+
     def _done(self, *place: str | bytes | int) -> None:
         self._handled.add(place)
         self.due.pop(place, None)

@@ -52,6 +52,11 @@ def test_a_schedule_that_uses_a_feature_repeats_its_trace(feature: str) -> None:
     assert first.trace != run_one(3, size="short", features=()).trace
 
 
+def test_a_message_whose_answer_was_refused_fails_with_its_batch() -> None:
+    """1,059,352 finished a message of a lost connection, and rejected the rest of its batch."""
+    assert text_of(run_plan(draw_plan(1_059_352)).error) == ""
+
+
 def test_a_seed_draws_the_same_schedule_each_time() -> None:
     assert draw_plan(5) == draw_plan(5)
     assert draw_plan(5, faults=()).faults == ()

@@ -287,13 +287,11 @@ class App(Router):
         """After `start`: wait until `stop` is called or a consumer fails; then drain and close.
 
         Raises:
-            InvalidState: it was not started, or in another event loop.
+            InvalidState: it was not started, or is called from another event loop.
             NsqError: a consumer failed.
         """
         if self._tasks is None and not self._running:
             raise InvalidState("the app is not running", hint="use 'async with' or await app.start() first")
-        if self._tasks is not None and not self._ended.is_set():
-            self._tasks.check_event_loop()
         try:
             await self._stopping.wait()
         finally:

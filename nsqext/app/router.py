@@ -9,7 +9,7 @@ from typing import Never, TypeVar
 
 from attrs import field, frozen
 
-from nsqext.arguments import check_handler_function, options_of, unknown_arguments
+from nsqext.arguments import check_handler_function, check_kinds, options_of, unknown_arguments
 from nsqext.client.consumer.handlers.batches import BatchLimits, MessageBatch
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.subscriptions.topics import TopicSelection
@@ -56,6 +56,9 @@ class HandlerSpec:
     middleware: tuple[Middleware, ...] = ()
     auto_finish: bool = True
     batch: BatchLimits | None = None
+
+    def __attrs_post_init__(self) -> None:
+        check_kinds(self)
 
 
 class Router:

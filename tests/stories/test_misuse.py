@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from secrets import token_hex
 from typing import Any, cast
 
@@ -31,6 +32,7 @@ from nsqext import (
 )
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, NsqError
+from tests.support.blocking_client import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -135,6 +137,16 @@ def test_a_bad_argument_is_refused(name: str) -> None:
     with pytest.raises(InvalidSetting) as caught:
         refused_arguments()[name]()
     assert caught.value.hint or "seconds" in str(caught.value)
+
+
+def test_auto_finish_of_text_is_refused() -> None:
+    wrong = cast("Any", "no")
+    for decorate in (
+        Consumer("orders", "billing", lookupd=NOWHERE).handler(auto_finish=wrong),
+        Router().handler("orders", "billing", auto_finish=wrong),
+    ):
+        with pytest.raises(InvalidSetting, match=r"^auto_finish='no' is not True or False$"):
+            decorate(handle)
 
 
 # Order of calls
@@ -248,17 +260,10 @@ async def test_an_app_is_closed_in_its_event_loop(cluster: Cluster, topic: str) 
     async with app:
         with pytest.raises(InvalidState, match="another event loop"):
             await in_another_loop(app.aclose)
-        assert app.health().live
-    await in_another_loop(app.aclose)  # there is nothing left to close
-
-
-async def test_an_app_is_waited_for_in_its_event_loop(cluster: Cluster, topic: str) -> None:
-    app = App(cluster.lookupd)
-    app.handler(topic, "ch")(handle)
-    async with app:
         with pytest.raises(InvalidState, match="another event loop"):
             await in_another_loop(app.wait)
         assert app.health().live
+    await in_another_loop(app.aclose)  # there is nothing left to close
 
 
 def refuse_calls_of_other_threads() -> None:
@@ -306,18 +311,10 @@ async def test_an_app_is_stopped_by_another_thread(
 def test_an_app_in_a_thread_is_stopped_after_which_it_can_run_again(cluster: Cluster, topic: str) -> None:
     app = App(cluster.lookupd)
     app.handler(topic, "ch")(handle)
-    started = threading.Event()
-
-    @app.lifespan
-    async def lifespan(app: App) -> AsyncIterator[None]:
-        started.set()
-        yield
-
     for _ in range(2):
-        started.clear()
-        thread = threading.Thread(target=app.run, daemon=True)
+        thread = threading.Thread(target=partial(app.run, backend_options={"debug": True}), daemon=True)
         thread.start()
-        assert started.wait(5)
+        eventually(lambda: app.health().ready)
         app.stop()
         thread.join(5)
         assert not thread.is_alive()

@@ -12,6 +12,7 @@ from anyio import get_cancelled_exc_class
 from anyio.lowlevel import checkpoint
 from attrs import frozen
 
+from nsqext.arguments import check_kinds
 from nsqext.client.consumer.handlers.batches import BatchHandler, MessageBatch
 from nsqext.client.consumer.message import Message
 from nsqext.errors import InvalidState
@@ -46,6 +47,9 @@ class MessageHandler:
 
     function: Handler
     auto_finish: bool = True
+
+    def __attrs_post_init__(self) -> None:
+        check_kinds(self)
 
 
 class _Slot:

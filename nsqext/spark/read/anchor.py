@@ -101,6 +101,7 @@ class Anchors:
         self._unmoved: set[Key] = set()
         self._seen: dict[Key, tuple[float, int]] = {}
         self._missing: set[str] = set()
+        self._recreated: set[str] = set()
 
     async def begin(self) -> Offsets:
         """Return the start of the query: the positions of its anchors, the same for each call.
@@ -216,8 +217,16 @@ class Anchors:
         # anchors first: an anchor is never after an end that was requested later
         anchors = await gather(keys, partial(self._anchor, quick=quick))
         bounds = await self._admin.bounds.survey(keys, *([_QUICK] if quick else []))
+        # a topic of the same name that has anchors is the one of before
+        self._recreated &= {topic for topic, partition in keys if anchors[topic, partition] is None}
         found = {
-            key: PartitionState(bounds[key].start, bounds[key].end, anchors[key], bounds[key].end_offset)
+            key: PartitionState(
+                bounds[key].start,
+                bounds[key].end,
+                anchors[key],
+                bounds[key].end_offset,
+                recreated=anchors[key] is None and key[0] in self._recreated,
+            )
             for key in keys
         }
         for (topic, partition), state in found.items():
@@ -265,7 +274,9 @@ class Anchors:
                     logger.warning("the topic %s does not exist any more: the query continues without it", topic)
                 self._missing.add(topic)
                 return []
-            self._missing.discard(topic)
+            if topic in self._missing:
+                self._missing.remove(topic)
+                self._recreated.add(topic)
             return keys
 
         return [key for keys in (await gather(self.topics, keys_of)).values() for key in keys]

@@ -41,12 +41,14 @@ class PartitionState:
         end: committed messages.
         anchor: position of the anchor channel; None if it does not exist.
         end_offset: byte offset after the end, or more.
+        recreated: whether the topic was deleted and created again while the query ran: offsets of before are invalid.
     """
 
     start: int
     end: int
     anchor: int | None = None
     end_offset: int = 0
+    recreated: bool = False
 
 
 @frozen
@@ -109,6 +111,7 @@ def frozen_at(found: Mapping[Key, PartitionState], limits: Mapping[Key, Partitio
             min(state.end, limits[key].end),
             state.anchor,
             min(state.end_offset, limits[key].end_offset),
+            state.recreated,
         )
         for key, state in found.items()
         if key in limits
@@ -168,7 +171,7 @@ def plan_end(lags: Mapping[Key, Lag], counts: Mapping[Key, int]) -> Offsets:
 def _begin(known: int | None, state: PartitionState) -> int:
     if known is None:
         return state.start
-    if known <= state.end:
+    if known <= state.end and not state.recreated:
         return known
     return state.start if state.anchor is None else state.end
 

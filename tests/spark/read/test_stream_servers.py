@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -100,6 +101,7 @@ def cluster() -> Iterator[Cluster]:
 
 async def test_a_topic_that_is_deleted_while_queries_run(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leader_locator, "_DELETED", 0.1)
+    monkeypatch.setattr("nsqext.spark.read.anchor._FRESH", -1.0)
     lookupd = cluster.lookupd
     for name in ("bills", "orders"):
         cluster.create_topic(name, channels=["other"])
@@ -117,6 +119,11 @@ async def test_a_topic_that_is_deleted_while_queries_run(cluster: Cluster, monke
         await lenient.commit(end)
         with pytest.raises(TopicNotFound, match="bills"):
             await strict.latest(end, None)
+        await anyio.to_thread.run_sync(partial(cluster.create_topic, "bills", channels=["other"]))
+        await publish(lookupd, "bills")
+        back = await lenient.latest(end, None)
+        assert back == {"bills": {0: 0}, "orders": {0: COUNT + 3}}, "the new topic has as many messages as the old one"
+        assert await lenient.latest(back, None) == {"bills": {0: COUNT}, "orders": {0: COUNT + 3}}
 
 
 async def test_anchors_outlive_their_leader(cluster: Cluster) -> None:

@@ -139,7 +139,7 @@ class Admin:
         multipart: bool = False,
         channels: Iterable[str] = (),
         exist_ok: bool = False,
-        wait: float = 90.0,
+        wait: float = 150.0,
     ) -> None:
         """Create a topic, and return once every partition has a leader that accepts publishes and the channels exist.
 
@@ -156,7 +156,7 @@ class Admin:
             multipart: one node may hold several partitions.
             channels: channels to create.
             exist_ok: an existing topic is not an error; its partitions and flags stay as they are.
-            wait: seconds to wait until the topic accepts publishes; a real cluster may take a minute. With 0 it does
+            wait: seconds to wait until the topic accepts publishes; a real cluster may take two minutes. With 0 it does
                 not wait, and ``channels`` must be empty.
 
         Raises:

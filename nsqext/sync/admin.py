@@ -75,7 +75,7 @@ class Admin(BlockingClient):
         multipart: bool = False,
         channels: Iterable[str] = (),
         exist_ok: bool = False,
-        wait: float = 90.0,
+        wait: float = 150.0,
     ) -> None:
         """See `nsqext.Admin.create_topic`."""
         self._run(

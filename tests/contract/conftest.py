@@ -25,7 +25,7 @@ _PATIENT = 240
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Raise the timeout of the first test: topics of a real cluster take up to 75 s to become writable."""
+    """Raise the timeout of the first test: topics of a real cluster take up to 108 s to become writable."""
     if REAL:
         for item in items:
             if item.path.is_relative_to(HERE):

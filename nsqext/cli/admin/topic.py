@@ -127,13 +127,13 @@ def create(
     channel: Annotated[list[str] | None, typer.Option(help="A channel to create; repeat for more.")] = None,
     options: TopicOptions = TopicOptions(),
     if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Keep an existing topic as it is.")] = False,
-    wait: Annotated[float, typer.Option(help="Seconds to wait until every partition accepts publishes.")] = 90.0,
+    wait: Annotated[float, typer.Option(help="Seconds to wait until every partition accepts publishes.")] = 150.0,
 ) -> None:
     """Create a topic with channels, and wait until it accepts publishes.
 
     A redesigned cluster refuses publishes to a topic without channels: without --channel the channel "default" is
-    created. On a real cluster it may take a minute until all partitions accept publishes. The original NSQ has neither
-    partitions nor options.
+    created. On a real cluster it may take two minutes until all partitions accept publishes. The original NSQ has
+    neither partitions nor options.
     """
 
     async def act() -> None:

@@ -117,7 +117,7 @@ async def _on_running_cluster(
     plan = TopicPlan(fresh_name("nsqext_demo"), partitions, extend=True, channels=(CHANNEL,))
     console.print(f"topic {plan.name} at {lookupd}, deleted at the end", highlight=False)
     with make_progress(console) as progress:
-        writable = progress.add_task("partitions ready (up to 75 s)", total=partitions)
+        writable = progress.add_task("partitions ready (up to 2 min)", total=partitions)
         async with temporary_topic(lookupd, plan):
             progress.advance(writable, partitions)
             return await run_demo(DemoRun(flights, plan.name, lookupd, progress))

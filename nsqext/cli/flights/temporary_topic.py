@@ -60,7 +60,7 @@ async def temporary_topic(lookupd: str | Sequence[str], plan: TopicPlan, *, wait
     Args:
         lookupd: lookup addresses.
         plan: the topic.
-        wait: seconds to wait until every partition accepts publishes; a real cluster may take a minute.
+        wait: seconds to wait until every partition accepts publishes; a real cluster may take two minutes.
 
     Raises:
         PartitionUnavailable: a partition did not accept publishes in time.

@@ -225,7 +225,9 @@ class History:
     def stored(self, publish: Publish) -> None:
         """Note that a publish returned: every channel of its topic has to handle it."""
         for channel in self.channels:
-            place = channel.topic, channel.name, publish.body
+            place: tuple[str | bytes | int, ...] = channel.topic, channel.name, publish.body
+            if publish.message_id is not None:
+                place = *place, publish.partition, publish.message_id  # another copy may have been handled
             if channel.topic == publish.topic and place not in self._handled:
                 self.due[place] = None
         place = publish.topic, "a", publish.body

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, Self
@@ -27,6 +27,7 @@ from nsqext.errors import InvalidSetting, InvalidState, NsqError
 from nsqext.lookup.metadata import Lookup
 from nsqext.middleware.base import Middleware, check_middleware
 from nsqext.middleware.clients import MiddlewareProducer, surround_batch_handler, surround_handler
+from nsqext.transport.event_loop import current_loop
 
 if TYPE_CHECKING:
     from nsqext.app.testing import AppTest
@@ -240,8 +241,7 @@ class App(Router):
             InvalidState: called in a running event loop; use `serve` there.
             NsqError: as for `serve`.
         """
-        with suppress(RuntimeError):
-            current_token()
+        if current_loop() is not None:
             raise InvalidState("run() starts an event loop, and one is running", hint="await app.serve() in it")
         anyio.run(partial(self.serve, signals=True), backend=backend, backend_options=backend_options)
 

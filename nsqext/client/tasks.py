@@ -18,6 +18,7 @@ import anyio
 from anyio.lowlevel import current_token
 
 from nsqext.errors import InvalidState
+from nsqext.transport.event_loop import current_loop
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -68,17 +69,11 @@ def call_in_loop(loop: object, function: Callable[[], object]) -> None:
         loop: the native event loop; None for an object that was not opened, whose functions can be called anywhere.
         function: must not raise.
     """
-    if loop is None or _current_loop() is loop:
+    current = current_loop()
+    if loop is None or (current is not None and current.native_token is loop):
         function()
     else:
         _call_soon(loop, function)
-
-
-def _current_loop() -> object:
-    try:
-        return current_token().native_token
-    except RuntimeError:  # no event loop in this thread
-        return None
 
 
 def _call_soon(loop: Any, function: Callable[[], object]) -> None:

@@ -17,6 +17,7 @@ from nsqext.lookup.options import LookupOptions, parse_addresses
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.lookup.poller import Poller, RefreshBudget, Refresher
 from nsqext.protocol.names import check_topic
+from nsqext.transport.event_loop import current_loop
 
 if TYPE_CHECKING:
     import httpx
@@ -239,7 +240,7 @@ class MetadataCache:
         Raises:
             InvalidSetting: an invalid address, no address, or the cache was created without lookup.
         """
-        if self._users and self._loop is not None and self._loop != _current_loop():
+        if self._users and self._loop is not None and self._loop != current_loop():
             from anyio import from_thread  # imported lazily: it loads concurrent.futures
 
             from_thread.run_sync(self._switch, addresses, token=self._loop)
@@ -347,13 +348,6 @@ class MetadataCache:
         self._poller.wake()
         for callback in tuple(self._callbacks.get(key, ())):
             callback(changed)
-
-
-def _current_loop() -> EventLoopToken | None:
-    try:
-        return current_token()
-    except RuntimeError:  # no event loop in this thread
-        return None
 
 
 class Lookup:

@@ -14,12 +14,12 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from anyio import get_cancelled_exc_class
-from anyio.lowlevel import current_token
+from anyio.lowlevel import EventLoopToken, current_token
 
 if TYPE_CHECKING:
     from nsqext.protocol.client.client_protocol import Reply
 
-__all__ = ("ResponseWaiter", "Watch", "watch_readable")
+__all__ = ("ResponseWaiter", "Watch", "current_loop", "watch_readable")
 
 
 @runtime_checkable
@@ -184,6 +184,14 @@ class ResponseWaiter:
         """
         if self._cancel_args is not None:
             raise self._watch.cancelled(*self._cancel_args)
+
+
+def current_loop() -> EventLoopToken | None:
+    """Return the event loop that runs in this thread; None without one."""
+    try:
+        return current_token()
+    except RuntimeError:
+        return None
 
 
 def watch_readable(sock: socket.socket, callback: Callable[[], None]) -> Watch | None:

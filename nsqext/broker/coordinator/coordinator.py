@@ -20,7 +20,6 @@ from nsqext.broker.coordinator.replication import (
     commit_all,
     copy_records,
     hand_over_channels,
-    uncommit_tail,
 )
 from nsqext.broker.engine.errors import Refusal
 from nsqext.errors import InvalidSetting
@@ -288,7 +287,7 @@ class Coordinator:
         if replicas.leader is not before:
             before.suspend()
             hand_over_channels(before, replicas.leader)
-        uncommit_tail(replicas)
+        replicas.uncommit_tail()
         self.apply_roles(replicas)
         self.commit_when_replicated(replicas)
 

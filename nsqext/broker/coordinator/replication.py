@@ -26,7 +26,6 @@ __all__ = (
     "cut_tail",
     "hand_over_channels",
     "mirror_channels",
-    "uncommit_tail",
 )
 
 _CHUNK = 1000
@@ -73,13 +72,6 @@ def commit_all(partition: Partition) -> None:
     last = partition.log.at(partition.log.end_count)
     if last is not None and last.count > partition.readable:
         partition.commit(Stored(last.record.internal_id, last.offset, last.size, [last]))
-
-
-def uncommit_tail(replicas: ReplicaSet) -> None:
-    """Hide messages that an in-sync follower lacks: without it, they may be lost after they were delivered."""
-    held = [replicas.hosts[name].partition.log.end_count for name in replicas.state.in_sync if name in replicas.hosts]
-    if held and min(held) < replicas.leader.committed:
-        replicas.leader.uncommit(min(held))
 
 
 def mirror_channels(leader: Partition, follower: Partition) -> None:
@@ -209,6 +201,13 @@ class ReplicaSet:
         """Align a replica again before the next copy, because its node was away."""
         self._aligned.pop(name, None)
         self._mirrored.pop(name, None)
+
+    def uncommit_tail(self) -> None:
+        """Hide messages of a new leader that an in-sync follower lacks: without it, they may be lost after delivery."""
+        leader = self.leader
+        held = min(self.hosts[name].partition.log.end_count for name in self.state.in_sync if name in self.hosts)
+        if held < leader.committed:
+            leader.uncommit(held)
 
     async def replicate(self, stored: Stored) -> None:
         """Return when every in-sync replica has the entries.

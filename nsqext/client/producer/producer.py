@@ -186,6 +186,9 @@ class Producer:
                 await anyio.sleep(_CLOSE_POLL)
         self._open = False
         self._sender.close()
+        # cancelled publishes report their outcomes before metadata and connections are closed
+        while self._sender.attempts:  # noqa: ASYNC110 - no event
+            await anyio.sleep(_CLOSE_POLL)
 
     def __del__(self) -> None:
         if self._open:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
+import anyio.lowlevel
 
 from nsqext.client.producer.retry import AttemptErrors, RetryPolicy
 from nsqext.client.producer.statistics import Counters
@@ -256,8 +257,9 @@ class PublishAttempt:
         sender.attempts.add(self._scope)
         try:
             with self._scope:
-                # where the producer's close broke the connection there is an outcome to report, and no retry
-                self._scope.deadline = anyio.current_time() + (0.0 if sender.closed else max(0.0, left))
+                if sender.closed:  # which broke the connection: there is an outcome to report, and no retry
+                    self._scope.cancel()
+                self._scope.deadline = anyio.current_time() + max(0.0, left)
                 return await self._attempt_until_stored(target, failure)
         finally:
             sender.attempts.discard(self._scope)
@@ -286,6 +288,7 @@ class PublishAttempt:
             return await sender.router.upgraded(topic)
         if sender.retry.final(errors) or (isinstance(last, LookupFailed) and not sender.router.waits_for_lookup(last)):
             return False
+        await anyio.lowlevel.checkpoint_if_cancelled()  # a closed producer does not attempt again
         sender.counters.retries += 1
         moves = self._moves
         if last.overload or not moves:

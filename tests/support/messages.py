@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from nsqext.client.consumer.message import Message
-from nsqext.protocol.headers import encode_headers
+from nsqext.protocol.headers import KEY_HEADER, encode_headers
 from nsqext.protocol.messages import EXT_JSON, EXT_NONE
 
 if TYPE_CHECKING:
@@ -172,6 +172,7 @@ def make_message(
     offset: int = -1,
     headers: dict[str, str] | None = None,
     tag: str | None = None,
+    key: str | None = None,
     trace_id: int = 0,
     timestamp: int = 0,
 ) -> Message:
@@ -180,8 +181,10 @@ def make_message(
     message.id = pack(">QQ", number, trace_id)
     message.timestamp = timestamp
     message.attempts = attempts
-    message.version = EXT_JSON if headers or tag else EXT_NONE
-    message.header = encode_headers(headers, tag=tag) if headers or tag else b""
+    reserved = {} if key is None else {KEY_HEADER: key}
+    extended = bool(headers or tag or reserved)
+    message.version = EXT_JSON if extended else EXT_NONE
+    message.header = encode_headers(headers, tag=tag, reserved=reserved) if extended else b""
     message.offset, message.size = offset, 0 if offset < 0 else 30 + len(body)
     message.body = body
     return message

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
+
+import anyio
 
 from nsqext.client.consumer.handler_signals import Finish, HandlerSignal, Reject, Requeue
 from nsqext.client.consumer.message import Message
+from nsqext.errors import ProtocolError
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.options import FailureOptions
@@ -19,6 +22,8 @@ __all__ = ("DelayedRequeues", "FailurePolicy")
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _clock = time.monotonic
+_LETTERS_AT_ONCE = 32
+"""Messages of a batch that are published to the dead letter topic at the same time."""
 
 DeadLetters = Callable[[Message, Exception | None], Awaitable[object]]
 
@@ -87,10 +92,10 @@ class FailurePolicy:
         """Answer the message of a handler that raised; if it was answered before, only log the error."""
         if not isinstance(error, HandlerSignal):
             logger.error("the handler failed for %r: %s", message, error, exc_info=error, extra=_where(message))
-        if not message.answered:
-            await self._decide(message, error)
+        if not message.answered and not self._answer(message, error):
+            await self.dead_letter(message, error)
 
-    async def batch_failed(self, messages: list[Message], error: Exception) -> None:
+    async def batch_failed(self, messages: Sequence[Message], error: Exception) -> None:
         """Answer the unanswered messages of a batch whose handler raised; the error is logged once."""
         if not isinstance(error, HandlerSignal):
             logger.error(
@@ -100,19 +105,20 @@ class FailurePolicy:
                 exc_info=error,
                 extra=_where(messages[0]) if messages else {},
             )
-        for message in messages:
-            await self._decide(message, error)
+        await self.dead_letter_all([message for message in messages if not self._answer(message, error)], error)
 
-    async def _decide(self, message: Message, error: Exception) -> None:
+    def _answer(self, message: Message, error: Exception) -> bool:
+        """Finish or requeue a message as its error says; return False if it is rejected."""
         limit = self._options.max_attempts
         if isinstance(error, Finish):
             message.finish_now()
         elif isinstance(error, Requeue):
             self.requeue(message, error.delay, backoff=error.backoff)
         elif isinstance(error, Reject) or (limit and message.attempts >= limit and self._may_reject(message)):
-            await self.dead_letter(message, error)
+            return False
         else:
             self.requeue(message, None, backoff=True)
+        return True
 
     def requeue(self, message: Message, delay: float | None, *, backoff: bool) -> None:
         """Requeue a message.
@@ -148,8 +154,39 @@ class FailurePolicy:
         if not message.answered:
             message.finish_now()
 
+    async def dead_letter_all(self, messages: Sequence[Message], error: Exception | None) -> None:
+        """Call `dead_letter` for messages of a batch.
+
+        Several are published to a topic at the same time, those of a key one after the other. A function of the user is
+        called for one message after the other, because it need not expect concurrent calls.
+        """
+        if not isinstance(self._options.dead_letter, str):
+            for message in messages:
+                await self.dead_letter(message, error)
+            return
+        by_key: dict[object, list[Message]] = {}
+        for message in messages:
+            by_key.setdefault(_key_of(message) or message, []).append(message)
+        left = iter(by_key.values())
+
+        async def publish() -> None:
+            for of_key in left:
+                for message in of_key:
+                    await self.dead_letter(message, error)
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(min(_LETTERS_AT_ONCE, len(by_key))):
+                tasks.start_soon(publish)
+
     def _may_reject(self, message: Message) -> bool:
         return self._options.reject_ordered or not message.in_order
+
+
+def _key_of(message: Message) -> str | None:
+    try:
+        return message.key
+    except ProtocolError:  # its header is not JSON
+        return None
 
 
 def _where(message: Message) -> dict[str, object]:

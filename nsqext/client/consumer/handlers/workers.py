@@ -211,13 +211,13 @@ class Workers:
 
     async def _without_exhausted(self, messages: list[Message]) -> list[Message]:
         """Send messages whose attempts are used up to the dead letters; return the others."""
-        others = []
-        for message in messages:
-            if message.attempts > 1 and self._policy.attempts_exhausted(message):
-                await self._policy.dead_letter(message, None)
-            else:
-                others.append(message)
-        return others
+        exhausted = {
+            message for message in messages if message.attempts > 1 and self._policy.attempts_exhausted(message)
+        }
+        if not exhausted:
+            return messages
+        await self._policy.dead_letter_all([message for message in messages if message in exhausted], None)
+        return [message for message in messages if message not in exhausted]
 
     async def _handle_batch(self, slot: _Slot, handler: BatchHandler, batch: MessageBatch) -> None:
         try:

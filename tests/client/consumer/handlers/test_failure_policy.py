@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
+from anyio import create_task_group
+from anyio.lowlevel import checkpoint
 
 from nsqext import FailureOptions, Finish, Reject, Requeue
 from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues, FailurePolicy
@@ -99,6 +103,103 @@ async def test_without_dead_letters_a_rejected_message_is_only_logged(caplog: py
     await make_policy(max_attempts=1).failed(make_message(owner), ValueError("x"))
     assert owner.commands == ["FIN 1"]
     assert "rejected after 1 attempts" in caplog.text
+
+
+# Dead letters of a batch
+
+Letters = Callable[["Message", Exception | None], Awaitable[None]]
+
+
+def to_topic(take: Letters) -> FailurePolicy:
+    """Return a policy whose dead letters are published to a topic, by a function of the test."""
+    return FailurePolicy(FailureOptions(max_attempts=1, dead_letter="dead", requeue_delay=0.0), take, DelayedRequeues())
+
+
+async def test_dead_letters_of_a_batch_are_published_at_the_same_time_up_to_a_bound() -> None:
+    owner, many = RecordingOwner(), anyio.Event()
+    running = most = 0
+
+    async def take(message: Message, error: Exception | None) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        if running == 32:
+            many.set()
+        await many.wait()
+        await checkpoint()
+        running -= 1
+
+    with anyio.fail_after(10):
+        await to_topic(take).batch_failed([make_message(owner, number) for number in range(500)], Reject())
+    assert most == 32
+    assert sorted(owner.commands) == sorted(f"FIN {number}" for number in range(500))
+
+
+async def test_dead_letters_of_a_key_are_published_one_after_the_other() -> None:
+    owner, published = RecordingOwner(), dict[str | None, list[int]]()
+    running: set[str | None] = set()
+
+    async def take(message: Message, error: Exception | None) -> None:
+        assert message.key not in running
+        running.add(message.key)
+        published.setdefault(message.key, []).append(message.internal_id)
+        await checkpoint()
+        running.discard(message.key)
+
+    messages = [make_message(owner, number, key="abc"[number % 3]) for number in range(30)]
+    await to_topic(take).batch_failed(messages, ValueError("x"))
+    assert published == {key: list(range(first, 30, 3)) for first, key in enumerate("abc")}
+
+
+async def test_only_the_messages_of_a_batch_whose_dead_letters_failed_are_requeued() -> None:
+    owner = RecordingOwner()
+
+    async def take(message: Message, error: Exception | None) -> None:
+        await checkpoint()
+        if message.internal_id % 3 == 0:
+            raise OSError("no")
+
+    await to_topic(take).batch_failed([make_message(owner, number) for number in range(9)], Reject())
+    requeued = [f"REQ {number} 0!" for number in range(0, 9, 3)]
+    assert sorted(owner.commands) == sorted([f"FIN {number}" for number in range(9) if number % 3] + requeued)
+
+
+async def test_a_message_is_finished_only_after_its_dead_letter_is_stored_also_in_a_cancelled_batch() -> None:
+    owner, stored = RecordingOwner(), anyio.Event()
+    messages = [make_message(owner, number) for number in range(6)]
+
+    async def take(message: Message, error: Exception | None) -> None:
+        if message.internal_id > 2:
+            await anyio.sleep_forever()
+        if message.internal_id == 2:
+            stored.set()
+
+    async with create_task_group() as tasks:
+        tasks.start_soon(to_topic(take).batch_failed, messages, Reject())
+        await stored.wait()
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    assert sorted(owner.commands) == ["FIN 0", "FIN 1", "FIN 2"]
+    assert [message.answered for message in messages] == [True] * 3 + [False] * 3
+
+
+async def test_a_function_for_dead_letters_is_called_for_one_message_after_the_other() -> None:
+    owner, calls = RecordingOwner(), list[int]()
+    running = False
+
+    async def take(message: Message, error: Exception | None) -> None:
+        nonlocal running
+        assert not running
+        running = True
+        calls.append(message.internal_id)
+        await checkpoint()
+        running = False
+
+    options = FailureOptions(max_attempts=1, dead_letter=take)
+    policy = FailurePolicy(options, take, DelayedRequeues())
+    messages = [make_message(owner, number, key="ab"[number % 2]) for number in range(6)]
+    await policy.batch_failed(messages, Reject())
+    assert calls == list(range(6))
 
 
 async def test_ordered_messages_are_rejected_only_with_reject_ordered() -> None:

@@ -8,15 +8,17 @@ import anyio
 import pytest
 from anyio import create_task_group
 
-from nsqext import FailureOptions
+from nsqext import FailureOptions, Reject
+from nsqext.client.consumer.handlers.batches import BatchCollector, BatchHandler, BatchLimits
 from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues, FailurePolicy
-from nsqext.client.consumer.handlers.in_flight import HeldMessages
+from nsqext.client.consumer.handlers.in_flight import HeldMessages, touch_due
 from nsqext.client.consumer.handlers.message_queue import MessageQueue
 from nsqext.client.consumer.handlers.stall import StallWatch
 from nsqext.client.consumer.handlers.workers import MessageHandler, Workers
 from tests.support.messages import RecordingOwner, make_message
 
 if TYPE_CHECKING:
+    from nsqext import MessageBatch
     from nsqext.client.consumer.message import Message
 
 pytestmark = pytest.mark.anyio
@@ -134,6 +136,38 @@ async def test_running_handlers_can_be_cancelled() -> None:
     assert running == [1, 2]
     assert owner.commands == []
     assert subject.running == []
+
+
+async def test_messages_of_a_failed_batch_are_touched_while_their_dead_letters_are_published() -> None:
+    owner, queue, stored = RecordingOwner(), MessageQueue(), anyio.Semaphore(0)
+    begun, letters = anyio.create_memory_object_stream[int](3)
+
+    async def take(message: Message, error: Exception | None) -> None:
+        begun.send_nowait(message.internal_id)
+        await stored.acquire()
+
+    async def handle(batch: MessageBatch) -> None:
+        raise Reject
+
+    options = FailureOptions(max_attempts=2, dead_letter="dead")
+    policy = FailurePolicy(options, take, DelayedRequeues())
+    subject = Workers(policy, StallWatch(0.0, "it"), HeldMessages(), lambda: None, lambda message: None)
+    collector = BatchCollector(queue, lambda: queue.stopped, lambda: 0.0)
+    # the last message has used up its attempts, and is rejected before the handler is called
+    queue.put([make_message(owner, number, attempts=number) for number in (1, 2, 3)])
+    async with create_task_group() as tasks:
+        subject.start_batches(tasks, BatchHandler(handle, BatchLimits(max_count=3)), collector, 1)
+        for published, touched in (([3], ["TOUCH 1", "TOUCH 2", "TOUCH 3"]), ([1, 2], ["TOUCH 1", "TOUCH 2"])):
+            assert sorted([await letters.receive() for _ in published]) == published
+            assert touch_due(subject.running, 40.0) == len(touched)
+            assert owner.commands[-len(touched) :] == touched
+            for _ in published:
+                stored.release()
+        queue.stop()
+        await subject.wait()
+    begun.close()
+    letters.close()
+    assert sorted(command for command in owner.commands if "FIN" in command) == ["FIN 1", "FIN 2", "FIN 3"]
 
 
 async def test_a_stopped_queue_hands_out_nothing() -> None:

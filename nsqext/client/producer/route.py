@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Collection, Sequence
 from struct import Struct
@@ -69,7 +70,8 @@ class Route:
         topic: name of the topic.
         view: partition map of the topic.
         pool: connections by node.
-        previous: the previous route, whose round robin continues.
+        previous: the previous route, whose round robin continues. Without one it starts at random: partitions get the
+            same load from many producers that each publish a single message.
         least_pending: messages without key are sent to that one of the next two targets with fewer pending requests.
 
     Attributes:
@@ -102,7 +104,7 @@ class Route:
         self.targets: Sequence[Target] = (offered + nodes) or list(self.partitions.values())
         self.used: bool = True
         self._least_pending = least_pending
-        self._next: int = previous._next if previous is not None else 0
+        self._next: int = previous._next if previous is not None else random.getrandbits(20)
 
     def next(self) -> Target:
         """Return the next target of the round robin, whether or not it can be used.

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+from collections.abc import Iterator
+
 import pytest
 
 from nsqext.client.events import ClientEvents
@@ -38,6 +42,23 @@ def test_targets_are_used_in_turn_and_a_new_route_continues() -> None:
     assert partitions[:3] == partitions[3:]
     after = Route("t", route.view, ConnectionPool(ConnectionOptions(), ClientEvents()), route)
     assert after.any().partition == partitions[0]
+
+
+@pytest.fixture
+def seeded() -> Iterator[None]:
+    before = random.getstate()
+    random.seed("first partition")
+    yield
+    random.setstate(before)
+
+
+@pytest.mark.usefixtures("seeded")
+@pytest.mark.parametrize("nodes", [(), (1, 2, 3, 4)], ids=["partitions", "nodes"])
+def test_producers_that_publish_once_share_the_partitions(nodes: tuple[int, ...]) -> None:
+    leaders = {} if nodes else {0: 1, 1: 2, 2: 3, 3: 4}
+    first = Counter(_route(leaders, nodes=nodes).any().node.address.port for _ in range(400))
+    assert sorted(first) == [1, 2, 3, 4]
+    assert min(first.values()) > 60
 
 
 def test_a_retry_uses_a_partition_on_another_node_if_one_exists() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Never, Self
 from weakref import WeakSet
 
 import anyio
+from anyio.lowlevel import checkpoint
 from attrs import evolve
 
 from nsqext.arguments import options_of, unknown_arguments
@@ -51,6 +52,11 @@ __all__ = ("Producer",)
 
 _CLOSE_POLL = 0.01
 """Seconds between two checks for pending publishes while a producer closes."""
+_IDLE_TURNS = 3
+"""Turns of the event loop without a pending publish before a producer closes.
+
+A publish whose request has failed is not in flight until its task runs and begins the next attempt.
+"""
 _clock = time.monotonic
 
 
@@ -97,6 +103,7 @@ class Producer:
         self._counters = self._sender.counters
         self._key_lock = KeyLock()
         self._batches = BatchPublisher(self.options, self._router, self._sender, self._key_lock)
+        self._batch_calls = 0
         self._batchers: WeakSet[Batcher] = WeakSet()
         self._tasks = BackgroundTasks("producer", self._close)
         self._joined = False
@@ -182,13 +189,22 @@ class Producer:
             for batcher in tuple(self._batchers):
                 await batcher.end()
             self._open = False
-            while self._pool.in_flight or self._sender.attempts or len(self._key_lock):  # noqa: ASYNC110 - no event
-                await anyio.sleep(_CLOSE_POLL)
+            await self._until_idle()
         self._open = False
         self._sender.close()
         # cancelled publishes report their outcomes before metadata and connections are closed
         while self._sender.attempts:  # noqa: ASYNC110 - no event
             await anyio.sleep(_CLOSE_POLL)
+
+    async def _until_idle(self) -> None:
+        turns = 0
+        while turns < _IDLE_TURNS:
+            if self._pool.in_flight or self._sender.attempts or self._batch_calls or len(self._key_lock):
+                turns = 0
+                await anyio.sleep(_CLOSE_POLL)
+            else:
+                turns += 1
+                await checkpoint()
 
     def __del__(self) -> None:
         if self._open:
@@ -450,7 +466,11 @@ class Producer:
         self._check_open()
         started = _clock()
         listed = messages if type(messages) is list else _listed(messages, topic)
-        return await self._batches.publish(topic, listed, key, partition, started)
+        self._batch_calls += 1
+        try:
+            return await self._batches.publish(topic, listed, key, partition, started)
+        finally:
+            self._batch_calls -= 1
 
     def batcher(
         self,

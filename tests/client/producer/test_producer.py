@@ -131,7 +131,8 @@ async def test_nothing_is_connected_early_and_a_restarted_node_is_found(closed_a
     await unless_paused(attempt, 0.05)
 
 
-async def test_a_node_is_kept_while_any_topic_needs_it() -> None:
+async def test_a_node_is_kept_while_any_topic_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsqext.client.producer.connection_pool._TICK", 3600)  # the test calls `tick` itself
     async with bounded(), scripted_node(obey()) as one, scripted_node(obey()) as two, scripted_lookup() as lookup:
         lookup.set_leaders({0: one}, num=1)
         async with Producer(str(lookup), options=options_of()) as producer:
@@ -514,6 +515,45 @@ async def test_closing_waits_for_batches_that_wait_for_the_lookup_service(up: bo
         assert len(node.commands) == up
     assert len(outcomes) == 1
     assert isinstance(outcomes[0], list) if up else "before the producer was closed" in str(outcomes[0])
+
+
+async def test_closing_waits_for_a_call_whose_batches_have_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsqext.client.producer.producer._CLOSE_POLL", 0)  # checks in each turn of the event loop
+    receipts: list[Receipt] = []
+
+    async def publish(producer: Producer) -> None:
+        receipts.extend(await producer.publish_many("t", [b"x"] * 20))
+
+    async with bounded(), scripted_node(obey()) as one, scripted_node(obey()) as two, scripted_lookup() as lookup:
+        lookup.refuse(503, "starting")
+        async with (
+            anyio.create_task_group() as tasks,
+            Producer(str(lookup), options=options_of(max_batch_count=1)) as producer,
+        ):
+            tasks.start_soon(publish, producer)
+            await until(lambda: lookup.questions)
+            tasks.start_soon(producer.aclose)
+            await until(lambda: not producer._open)
+            lookup.set_leaders({0: one, 1: two}, num=2)
+    assert len(receipts) == 20
+
+
+async def test_closing_waits_for_a_publish_between_two_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsqext.client.producer.producer._CLOSE_POLL", 0)  # checks in each turn of the event loop
+    async with bounded(), scripted_node() as node:
+        async with anyio.create_task_group() as tasks, Producer(nsqd=str(node), options=options_of()) as producer:
+            for body in (b"stored", b"retried"):
+                tasks.start_soon(producer.publish, "t", body)
+            peer = await node.accept()
+            for _ in range(2):
+                await peer.expect("PUB")
+            tasks.start_soon(producer.aclose)
+            await until(lambda: not producer._open)
+            # on trio, the task that received both responses wakes the other one
+            await peer.raw(ok() + error("E_PUB_FAILED"))
+            await peer.expect("PUB")
+            await peer.answer()
+        assert producer.statistics().stored == 2
 
 
 async def test_the_error_of_the_block_is_kept() -> None:

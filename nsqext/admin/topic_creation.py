@@ -13,6 +13,7 @@ from nsqext.errors import InvalidInput, LookupFailed, PartitionUnavailable, Topi
 
 if TYPE_CHECKING:
     from nsqext.admin.requests import ClusterRequests
+    from nsqext.types import Address
 
 __all__ = ("NewTopic", "create_topic", "wait_writable")
 
@@ -99,13 +100,22 @@ def _too_few_nodes(error: LookupFailed, topic: NewTopic, nodes: int) -> LookupFa
 
 
 async def wait_writable(requests: ClusterRequests, topic: str) -> None:
-    """Create a topic on nodes of the original generation, then wait until each partition's leader accepts publishes."""
+    """Create a topic on nodes of the original generation, then wait until each partition's leader accepts publishes.
+
+    Nodes of the original generation register the topic at lookup some time after they have created it. Without this
+    wait, the next change, of a channel for example, would not reach them.
+    """
+    created: set[Address] = set()
     for info in await requests.client.nodes():
         if generation_of_node(info) == "nsq" and info.http is not None:
             await requests.post(info.http, "/topic/create", {"topic": topic})
+            created.add(info.tcp)
 
     async def check() -> None:
         where = await requests.led(topic)
+        unregistered = created.difference(where.nodes)
+        if unregistered and not where.leaders:
+            raise PartitionUnavailable("lookup does not list the node yet", topic=topic, node=str(min(unregistered)))
         for number, node in where.leaders.items():
             params: dict[str, str | int] = {"topic": topic, "partition": number}
             # the leader refuses the missing trace id; other nodes refuse earlier (captured: http_pubtrace)

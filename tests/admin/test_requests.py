@@ -141,6 +141,27 @@ async def test_changes_of_the_original_nsq_are_sent_to_every_lookup_node_and_nsq
     assert [key for key, route in routes.items() if not route.called] == []
 
 
+async def test_a_created_topic_of_the_original_nsq_is_registered_by_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the channel would not be created on a node that registers the topic later."""
+    monkeypatch.setattr("nsqext.admin.requests._PAUSE", 0.001)
+    other = {"broadcast_address": "o2", "tcp_port": 4150, "http_port": 4151, "version": "1.3.0"}
+    both = {**ORIGINAL, "producers": [*ORIGINAL["producers"], other]}
+    one, all_of_them = httpx.Response(200, json=ORIGINAL), httpx.Response(200, json=both)
+    answers = [not_found("TOPIC_NOT_FOUND"), one, one, one, all_of_them]
+    nodes = LookupNodes()
+    nodes.lists("x:4161")
+    nodes.finds("x:4161", lambda request: answers.pop(0) if len(answers) > 1 else answers[0])
+    nodes.route("x:4161", "/nodes", both)
+    nodes.route("x:4161", "/topic/create", OK, "POST")
+    for name in ("x:4161", "o1:4151", "o2:4151"):
+        nodes.route(name, "/channel/create", OK, "POST")
+    for name in ("o1:4151", "o2:4151"):
+        nodes.route(name, "/topic/create", OK, "POST")
+    await admin_of(nodes, "x:4161").create_topic("orders", channels=["billing"])
+    created = [str(call.request.url.host) for call in nodes.router.calls if call.request.url.path == "/channel/create"]
+    assert created == ["x", "o1", "o2"]
+
+
 async def test_one_lookup_node_of_the_original_nsq_may_be_down() -> None:
     nodes = LookupNodes()
     for name in ("x:4161", "y:4161"):

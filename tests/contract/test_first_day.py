@@ -93,7 +93,10 @@ async def _wait_for_lookup(lookupd: str, topic: str, channel: str, port: int, ca
             await eventually(lambda: "no lookup service answers yet" in caplog.text)
             assert not consumer.connections
             async with relaying(lookupd, port):
-                await eventually(lambda: consumer.connections and producer.statistics().stored == 1)
+                # a channel starts at the end of each partition when the consumer subscribes to it
+                partitions = (await producer.meta(topic)).partition_num or 1
+                await eventually(lambda: len(consumer.connections) == partitions)
+                await eventually(lambda: producer.statistics().stored == 1)
                 await producer.publish(topic, b"after")
                 await handled.wait()
                 consumer.stop()

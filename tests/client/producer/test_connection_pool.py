@@ -77,16 +77,16 @@ async def test_when_the_connecting_caller_is_cancelled_another_one_connects() ->
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(cancelled)
             await until(lambda: len(node.peers) == 1)
+            first = node.peers[0]
+            await first.read_magic()
+            await first.expect("IDENTIFY")
             tasks.start_soon(patient)
             scope.cancel()
             await until(lambda: len(node.peers) == 2)
-            first, second = node.peers
-            await second.handshake({"version": "1.3.0"})
+            await node.peers[1].handshake({"version": "1.3.0"})
             with anyio.fail_after(10):
                 await done.wait()
-                await first.read_magic()
-                await first.expect("IDENTIFY")
-                await first.expect_end()
+            await first.expect_end()
         await pool.aclose()
 
 

@@ -20,7 +20,6 @@ from nsqext.client.consumer.subscriptions.topics import TopicSelection, TopicSub
 from nsqext.client.events import ClientEvents
 from nsqext.client.tasks import BackgroundTasks, call_in_loop
 from nsqext.errors import InvalidState, NsqError
-from nsqext.protocol.messages import is_text_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -104,7 +103,6 @@ class ConsumerSession:
         self._joined = False
         self._raises = True  # whether an error is raised in the caller: while it opens, and while the caller waits
         self._given_at = 0.0
-        self._last_given: Message | None = None
         self._batches = BatchCollector(self.dispatcher.queue, self.ended.is_set, self.request_more)
 
     async def open(self, *background: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -198,10 +196,6 @@ class ConsumerSession:
             with anyio.move_on_after(_CANCELLED_TIMEOUT):
                 await self.dispatcher.wait_for_handlers()
         self.dispatcher.requeue_remaining()
-        last = self._last_given
-        if last is not None and is_text_id(last.id) and not last.answered and not last.expired:
-            last.owner.requeue(last, 0.0, backoff=False)
-            last.received = float("-inf")  # so that its answer raises `MessageNotInFlight`
         await self.topics.close()
 
     def _stop_receiving(self) -> None:
@@ -283,7 +277,6 @@ class ConsumerSession:
                 continue
             del queue.messages[0]
             if message.received >= message.owner.horizon:
-                self._last_given = message
                 return message
 
     def request_more(self) -> float:

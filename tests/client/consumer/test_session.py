@@ -10,9 +10,10 @@ from anyio import create_task_group, get_running_tasks
 
 from nsqext import Consumer, Message, Producer, Requeue
 from nsqext.broker import Cluster
-from nsqext.errors import InvalidInput, InvalidState
+from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight
 from tests.support.consumers import QUICK, depth, eventually, publish, quick, running, tape
 from tests.support.fake_nsqd import PLAIN, message, scripted_lookup, scripted_node
+from tests.support.messages import take
 
 pytestmark = pytest.mark.anyio
 
@@ -183,6 +184,47 @@ async def test_the_message_of_a_loop_that_is_left_is_requeued_on_the_original_ns
         assert sorted(await tape(peer, 3)) == ["FIN 1", "RDY 0", "REQ 2"]
         assert await tape(peer, 1) == ["CLS"]
         await peer.answer(b"CLOSE_WAIT")
+
+
+async def test_all_messages_that_a_loop_left_unanswered_are_requeued_on_the_original_nsq() -> None:
+    """The server would redeliver them after their timeout (captured behaviour of the original server)."""
+    async with scripted_node(granted=PLAIN) as node, create_task_group() as tasks:
+        consumer = Consumer("t", "ch", nsqd=str(node), max_in_flight=9, options=QUICK)
+        first: list[Message] = []
+        sent = anyio.Event()
+
+        async def consume() -> None:
+            async with consumer:
+                first.extend(await take(consumer, 7))
+                for received in first[2:6]:
+                    await received.finish()
+                await sent.wait()
+
+        tasks.start_soon(consume)
+        peer = await node.accept()
+        await peer.expect("SUB")
+        await peer.answer()
+        await peer.expect("RDY")
+        for number in range(1, 9):  # more reads than are kept after their messages are answered
+            await peer.raw(message(number, text_id=True))
+            await eventually(lambda number=number: consumer.statistics().received == number)
+        sent.set()
+        assert sorted(await tape(peer, 9)) == [
+            "FIN 3",
+            "FIN 4",
+            "FIN 5",
+            "FIN 6",
+            "RDY 0",
+            "REQ 1",
+            "REQ 2",
+            "REQ 7",
+            "REQ 8",
+        ]
+        assert await tape(peer, 1) == ["CLS"]
+        await peer.answer(b"CLOSE_WAIT")
+    for received in (first[0], first[6]):
+        with pytest.raises(MessageNotInFlight):
+            await received.finish()
 
 
 async def test_the_messages_behind_one_whose_key_cannot_be_read_are_requeued_on_the_original_nsq() -> None:

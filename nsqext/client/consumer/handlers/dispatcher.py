@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from nsqext.client.consumer.handlers.batches import BatchHandler
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 __all__ = ("MessageDispatcher",)
 
 _clock = time.monotonic
+_SPARE_READS = 4
+"""Reads whose messages are all answered that are kept, beyond as many as there are others, until they are dropped."""
 
 
 class MessageDispatcher:
@@ -59,6 +62,9 @@ class MessageDispatcher:
         self.held: HeldMessages = HeldMessages()
         self.unpack_budget: UnpackBudget = UnpackBudget(options.delivery.max_unpacked_bytes)
         self._unstarted: list[Message] = []
+        self._iterated: list[list[Message]] = []
+        """Reads from the original NSQ whose messages the iteration hands out, or has handed out."""
+        self._iterated_limit = _SPARE_READS
         self._closing = False
         self._options = options
         self._flow = flow
@@ -86,6 +92,17 @@ class MessageDispatcher:
             if messages and messages[0].in_order:
                 messages = self._without_running(messages)
             self.queue.put(messages)
+            if self._workers is None and messages and is_text_id(messages[0].id):
+                self._keep_read(messages)
+
+    def _keep_read(self, messages: list[Message]) -> None:
+        """Keep the messages of a read for `requeue_remaining`, until all of them are answered."""
+        reads = self._iterated
+        reads.append(messages)
+        if len(reads) > self._iterated_limit:
+            # costs nothing per message that is handed out
+            reads[:] = [read for read in reads if any(map(_in_flight, read))]
+            self._iterated_limit = 2 * len(reads) + _SPARE_READS
 
     def _without_running(self, messages: list[Message]) -> list[Message]:
         """Return the messages whose handlers do not run.
@@ -156,6 +173,7 @@ class MessageDispatcher:
         name = getattr(function, "__qualname__", type(function).__qualname__)
         self._stall = StallWatch(options.delivery.block_warning, f"the handler {name}")
         policy = FailurePolicy(options.failure, dead_letters, self._delays)
+        self._iterated.clear()  # the workers have the messages
         self._workers = Workers(policy, self._stall, self.held, flush, self._expired)
         if isinstance(handler, BatchHandler):
             self._workers.start_batches(tasks, handler, collector, concurrency)
@@ -212,7 +230,9 @@ class MessageDispatcher:
     def requeue_remaining(self) -> None:
         """Requeue the messages of cancelled handlers, held ones, and those that wait in lanes; call `stop` first.
 
-        Messages of ordered channels are not requeued, because the end of the connection keeps their order.
+        On the original NSQ, which would redeliver them only when they have timed out, those that the iteration has
+        handed out too. Messages of ordered channels are not requeued, because the end of the connection keeps their
+        order.
         """
         for message in self._workers.take_cancelled() if self._workers is not None else ():
             if message.answered or message.in_order or message.expired:
@@ -224,6 +244,9 @@ class MessageDispatcher:
         self.held.requeue()
         if self._lanes is not None:
             self._lanes.requeue_remaining(lambda message: is_text_id(message.id))
+        for message in filter(_in_flight, chain.from_iterable(self._iterated)):
+            message.owner.requeue(message, 0.0, backoff=False)
+            message.received = float("-inf")  # so that its answer raises `MessageNotInFlight`
 
     async def wait(self) -> None:
         """Wait until all handlers have ended and held messages are answered; call `stop` first."""
@@ -239,3 +262,7 @@ class MessageDispatcher:
         """Cancel the handlers; `requeue_remaining` requeues their messages."""
         if self._workers is not None:
             self._workers.cancel()
+
+
+def _in_flight(message: Message) -> bool:
+    return not message.answered and not message.expired

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from struct import pack
 
 import anyio
@@ -193,11 +194,14 @@ async def test_all_messages_that_a_loop_left_unanswered_are_requeued_on_the_orig
         first: list[Message] = []
         sent = anyio.Event()
 
+        def received(count: int) -> bool:
+            return consumer.statistics().received == count
+
         async def consume() -> None:
             async with consumer:
                 first.extend(await take(consumer, 7))
-                for received in first[2:6]:
-                    await received.finish()
+                for one in first[2:6]:
+                    await one.finish()
                 await sent.wait()
 
         tasks.start_soon(consume)
@@ -207,7 +211,7 @@ async def test_all_messages_that_a_loop_left_unanswered_are_requeued_on_the_orig
         await peer.expect("RDY")
         for number in range(1, 9):  # more reads than are kept after their messages are answered
             await peer.raw(message(number, text_id=True))
-            await eventually(lambda number=number: consumer.statistics().received == number)
+            await eventually(partial(received, number))
         sent.set()
         assert sorted(await tape(peer, 9)) == [
             "FIN 3",
@@ -222,9 +226,9 @@ async def test_all_messages_that_a_loop_left_unanswered_are_requeued_on_the_orig
         ]
         assert await tape(peer, 1) == ["CLS"]
         await peer.answer(b"CLOSE_WAIT")
-    for received in (first[0], first[6]):
+    for one in (first[0], first[6]):
         with pytest.raises(MessageNotInFlight):
-            await received.finish()
+            await one.finish()
 
 
 async def test_the_messages_behind_one_whose_key_cannot_be_read_are_requeued_on_the_original_nsq() -> None:

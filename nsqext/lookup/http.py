@@ -101,7 +101,7 @@ class LookupHttp:
                 self._pending.add(scope)
                 try:
                     url = f"{url_of(address)}{path}{'?' if params else ''}{urlencode(params)}"
-                    request = httpx.Request(method, url, headers=self._headers(address), content=body or None)
+                    request = _make_request(method, url, self._headers(address), body)
                     response = await self._transport_for(address).handle_async_request(request)
                     try:
                         return response.status_code, await self._read(response, node)
@@ -143,10 +143,10 @@ class LookupHttp:
         return self._transport
 
     async def _read(self, response: httpx.Response, node: str) -> bytes:
-        if response.headers.get("Content-Encoding", "identity") != "identity":
+        if response.headers.get("content-encoding", "identity") != "identity":
             raise LookupFailed("the response is compressed, which was not requested", node=node)
         most = self._options.max_answer_size
-        size = int(response.headers.get("Content-Length", 0))
+        size = int(response.headers.get("content-length", 0))
         body = bytearray()
         crowded = False
         try:
@@ -199,6 +199,12 @@ def _without_certificates() -> ssl.SSLContext:
     import ssl
 
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def _make_request(method: str, url: str, headers: Mapping[str, str], body: bytes) -> httpx.Request:
+    import httpx
+
+    return httpx.Request(method, url, headers=headers, content=body or None)
 
 
 def _make_transport(context: ssl.SSLContext) -> httpx.AsyncHTTPTransport:

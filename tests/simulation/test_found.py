@@ -11,7 +11,7 @@ import pytest
 
 from nsqext import BatchFailed, OutgoingMessage, Producer, ProducerOptions
 from nsqext.testing.simulation import run_seed
-from nsqext.testing.simulation.http import SimulatedHttpTransport
+from nsqext.testing.simulation.http import SimulatedHttpTransport, SimulatedRequest
 
 if TYPE_CHECKING:
     from nsqext.testing import World
@@ -51,7 +51,7 @@ async def server_ends_before_the_request(world: World) -> None:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
     with pytest.raises(httpx.RemoteProtocolError):
-        await SimulatedHttpTransport().handle_async_request(httpx.Request("POST", url, content=bytes(10**6)))
+        await SimulatedHttpTransport().handle_async_request(SimulatedRequest("POST", url, {}, bytes(10**6)))
     await ended.wait()
     server.close()
 

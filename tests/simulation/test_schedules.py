@@ -8,6 +8,7 @@ import pytest
 from attrs import evolve
 
 from tests.simulation.__main__ import measure, run_one, run_plan, text_of
+from tests.simulation.compare import SIZES, run_simulated
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.plan import FEATURES, TRIPLE, Size, draw_plan
 
@@ -98,3 +99,9 @@ def test_a_rename_that_a_loss_of_power_undoes_is_found() -> None:
 
 def test_there_are_twenty_mutations() -> None:
     assert len(MUTATIONS) >= 20
+
+
+def test_a_schedule_as_large_as_one_of_chaos_violates_no_guarantee() -> None:
+    """``python -m tests.simulation.compare`` measures them."""
+    cost = run_simulated(2, SIZES[0], 6)
+    assert 40 < cost.operations < 160  # 80 in tests/chaos

@@ -398,7 +398,9 @@ class Session:
                 self.write(encode_frame(FrameType.RESPONSE, HEARTBEAT))
         elif now >= end:
             self.closed = True
-        self.expire_output(self.node.options.machine_clock())
+        if self.output.due:
+            self.output.expire(self.node.options.machine_clock())
+        self.mark()
 
     def _disconnect_time(self) -> float:
         """Return the time at which the client is disconnected if nothing is received from it until then."""

@@ -7,6 +7,7 @@ runs httpx and uvicorn instead.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -16,7 +17,7 @@ import httpx
 if TYPE_CHECKING:
     from nsqext.testing.simulation.network import SimulatedSocket
 
-__all__ = ("SimulatedHttpServer", "SimulatedHttpTransport")
+__all__ = ("SimulatedHttpServer", "SimulatedHttpTransport", "SimulatedRequest", "SimulatedResponse")
 
 _END = b"\r\n\r\n"
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
@@ -110,29 +111,56 @@ class _ClientConnection(asyncio.Protocol):
             self.answer = None
 
 
-class SimulatedHttpTransport(httpx.AsyncBaseTransport):
-    """An httpx transport with a pool of connections."""
+class SimulatedRequest:
+    """What the lookup client uses of `httpx.Request`, with the same bytes.
+
+    Args:
+        method: HTTP method.
+        url: URL with a path and without a fragment.
+        headers: headers besides those of the host and the size.
+        body: the body.
+    """
+
+    def __init__(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> None:
+        _, _, host, target = url.split("/", 3)
+        self.address: tuple[str, int] = host.partition(":")[0], int(host.partition(":")[2] or 80)
+        lines = [f"{method} /{target} HTTP/1.1", f"Host: {host}"]
+        if not body and method in {"POST", "PUT", "PATCH"}:
+            lines.append("Content-Length: 0")
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        if body:
+            lines.append(f"Content-Length: {len(body)}")
+        self.data: bytes = "\r\n".join(lines).encode() + _END + body
+
+
+class SimulatedResponse:
+    """What the lookup client uses of `httpx.Response`; names of headers are lower-case."""
+
+    def __init__(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
+        self.status_code: int = status
+        self.headers: dict[str, str] = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+        self.stream: httpx.AsyncByteStream = httpx.ByteStream(body)
+
+    async def aclose(self) -> None:
+        """Do nothing: the whole response was received."""
+
+
+class SimulatedHttpTransport:
+    """Sends requests on connections that are kept, as httpx's transport does."""
 
     def __init__(self) -> None:
         self._idle: dict[tuple[str, int], list[_ClientConnection]] = {}
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    async def handle_async_request(self, request: SimulatedRequest) -> SimulatedResponse:
         """Send a request; the body of the response was received when it returns."""
-        url = request.url
-        address = url.host, url.port or 80
-        connection = await self._connect(address)
-        body = request.content
-        head = [b"%s %s HTTP/1.1" % (request.method.encode(), url.raw_path)]
-        head += [b"%s: %s" % pair for pair in request.headers.raw]
+        connection = await self._connect(request.address)
         try:
-            found = await connection.exchange(b"\r\n".join(head) + _END + body)
+            first, headers, body = await connection.exchange(request.data)
         except BaseException:
             connection.abort()
             raise
-        first, headers, answer = found
-        self._idle.setdefault(address, []).append(connection)
-        status = int(first.split(b" ", 2)[1])
-        return httpx.Response(status, headers=headers, stream=httpx.ByteStream(answer))
+        self._idle.setdefault(request.address, []).append(connection)
+        return SimulatedResponse(int(first.split(b" ", 2)[1]), headers, body)
 
     async def _connect(self, address: tuple[str, int]) -> _ClientConnection:
         idle = self._idle.get(address, [])

@@ -178,7 +178,7 @@ class SimulatedSelector(selectors.BaseSelector):
         masks: dict[int, int] = {}
         for fd in list(network.readable):
             sock, key = sockets.get(fd), keys.get(fd)
-            if sock is None or not sock.readable or sock.host in network.dead:
+            if sock is None or not (sock.buffer or sock.readable) or sock.host in network.dead:
                 del network.readable[fd]
             elif key is not None and key.events & selectors.EVENT_READ:
                 masks[fd] = selectors.EVENT_READ
@@ -271,7 +271,13 @@ class SimulatedLoop(BaseSelectorEventLoop):
         for _ in range(len(ready)):
             handle = ready.popleft()
             if not handle._cancelled:
-                handle._run()
+                try:
+                    handle._context.run(handle._callback, *handle._args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    context = {"message": f"exception in {handle!r}", "exception": error, "handle": handle}
+                    self.call_exception_handler(context)
 
     # the base class connects two real sockets, with which other threads and signals wake the loop
 

@@ -83,23 +83,23 @@ class SimulatedClock:
         return int(EPOCH) * 1_000_000_000 + round((self._network.now + self.jumped) * 1e9)
 
 
-def _current_library(sniffio: Any) -> Callable[[], str]:
-    """Return a stand-in for `sniffio.current_async_library`, with the same results for asyncio in less time."""
+def _current_library(sniffio: Any) -> Callable[[], str | None]:
+    """Return a stand-in for anyio's `current_async_library`, with the same results for asyncio in less time."""
     local, variable = sniffio.thread_local, sniffio.current_async_library_cvar
 
-    def current_async_library() -> str:
+    def current_async_library() -> str | None:
         found = local.name or variable.get()
-        if found is not None:
-            return str(found)
-        try:
-            task = asyncio.current_task()
-        except RuntimeError:
-            task = None
-        if task is None:
-            raise sniffio.AsyncLibraryNotFoundError("unknown async library, or not in async context")
-        return "asyncio"
+        return found if found is not None or _current_task() is None else "asyncio"
 
     return current_async_library
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    """Return the running task, None without one or without an event loop; asyncio's is slow before Python 3.12."""
+    if sys.version_info < (3, 12):
+        running: dict[Any, asyncio.Task[Any]] = asyncio.tasks._current_tasks  # type: ignore[attr-defined]
+        return running.get(asyncio._get_running_loop())
+    return asyncio.current_task() if asyncio._get_running_loop() is not None else None
 
 
 def _only_this_thread(real: Callable[..., Any], simulated: Callable[..., Any]) -> Callable[..., Any]:
@@ -186,13 +186,17 @@ def simulated_machine(
             for user in ("nsqext.transport.sockets", "nsqext.broker.listeners"):
                 stack.enter_context(patch.object(import_module(user), "make_socket", network.socket))
             stack.enter_context(patch.object(backend, "CancelScope", _numbered_scope(backend)))
+            stack.enter_context(patch.object(backend, "current_task", _current_task))
             stack.enter_context(
                 patch.object(backend.AsyncIOBackend, "run_sync_in_worker_thread", staticmethod(_run_at_once))
             )
             stack.enter_context(patch.object(http_client, "_loaded", [True]))
             sniffio = sys.modules.get("sniffio")  # an optional dependency of anyio
             if sniffio is not None:
-                stack.enter_context(patch.object(sniffio, "current_async_library", _current_library(sniffio)))
+                library = _current_library(sniffio)
+                stack.enter_context(
+                    patch.object(import_module("anyio._core._eventloop"), "current_async_library", library)
+                )
             if disk is not None:
                 runtime = import_module("nsqext.broker.runtime")
                 stack.enter_context(patch.object(runtime, "locked", lambda *_, **__: nullcontext()))
@@ -204,6 +208,7 @@ def simulated_machine(
                 stack.enter_context(
                     patch.object(lookup_http, "_make_transport", lambda context: http.SimulatedHttpTransport())
                 )
+                stack.enter_context(patch.object(lookup_http, "_make_request", http.SimulatedRequest))
                 server = import_module("nsqext.broker.http.uvicorn_server")
                 stack.enter_context(patch.object(server, "H11Protocol", http.SimulatedHttpServer))
             random.seed(f"product {seed}")

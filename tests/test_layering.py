@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterable
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
@@ -115,9 +116,15 @@ def is_module(name: str) -> bool:
     return (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file()
 
 
+@cache  # at the first test, not at collection, which every worker does
+def tree_of(file: Path) -> ast.Module:
+    """Parse a source file."""
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
 def imports_of(file: Path) -> list[Import]:
     """List what a file imports, in functions and under TYPE_CHECKING too."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+    tree = tree_of(file)
     inside = {
         id(node)
         for function in ast.walk(tree)
@@ -140,9 +147,25 @@ def imports_of(file: Path) -> list[Import]:
 
 
 FILES = sorted(PACKAGE.rglob("*.py"))
-IMPORTS = [found for file in FILES for found in imports_of(file)]
-OWN = [found for found in IMPORTS if found.module.partition(".")[0] == ROOT]
-FOREIGN = [found for found in IMPORTS if found.target not in sys.stdlib_module_names | {ROOT} and found not in OWN]
+
+
+@cache
+def all_imports() -> list[Import]:
+    """List the imports of the package."""
+    return [found for file in FILES for found in imports_of(file)]
+
+
+@cache
+def own_imports() -> list[Import]:
+    """List the imports of modules of the package."""
+    return [found for found in all_imports() if found.module.partition(".")[0] == ROOT]
+
+
+@cache
+def foreign_imports() -> list[Import]:
+    """List the imports of third-party packages."""
+    known = sys.stdlib_module_names | {ROOT}
+    return [found for found in all_imports() if found.module.partition(".")[0] not in known]
 
 
 def test_every_room_is_in_the_table() -> None:
@@ -151,14 +174,14 @@ def test_every_room_is_in_the_table() -> None:
 
 
 def test_imports_are_absolute() -> None:
-    assert [found.where for found in IMPORTS if found.relative] == []
+    assert [found.where for found in all_imports() if found.relative] == []
 
 
 @pytest.mark.parametrize("room", sorted(ALLOWED))
 def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
     wrong = [
         f"{found.where} imports {found.module}"
-        for found in OWN
+        for found in own_imports()
         if found.room == room
         and found.target not in ALLOWED[room] | {room}
         and not (found.target.startswith("_") and is_module(found.target))
@@ -167,13 +190,13 @@ def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
 
 
 def test_private_modules_import_only_errors_and_types() -> None:
-    private = [found for found in OWN if found.room.startswith("_") and found.room not in ALLOWED]
+    private = [found for found in own_imports() if found.room.startswith("_") and found.room not in ALLOWED]
     assert [f"{found.where} imports {found.module}" for found in private if found.target not in BASE] == []
 
 
 def test_rooms_form_no_cycle() -> None:
     graph: dict[str, set[str]] = {}
-    for found in OWN:
+    for found in own_imports():
         if found.target not in {ROOT, found.room} and found.room != ROOT:
             graph.setdefault(found.room, set()).add(found.target)
     assert list(TopologicalSorter(graph).static_order()) != [] or graph == {}
@@ -190,7 +213,9 @@ LOOP_IMPORTS = {
 
 def test_nothing_imports_an_event_loop() -> None:
     loops = {"asyncio", "trio", "uvloop"}
-    users = {found.file.relative_to(PACKAGE).as_posix() for found in IMPORTS if found.module.partition(".")[0] in loops}
+    users = {
+        found.file.relative_to(PACKAGE).as_posix() for found in all_imports() if found.module.partition(".")[0] in loops
+    }
     assert sorted(users) == sorted(LOOP_IMPORTS)
 
 
@@ -198,8 +223,8 @@ def test_no_module_catches_parts_of_groups() -> None:
     """Python before 3.11.4 wraps an error that is raised in ``except*`` in a group, where a single one is promised."""
     found = [
         f"{path.relative_to(PACKAGE)}:{node.lineno}"
-        for path in sorted(PACKAGE.rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
+        for path in FILES
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.TryStar)
     ]
     assert found == [], "catch BaseExceptionGroup and split it"
@@ -207,7 +232,7 @@ def test_no_module_catches_parts_of_groups() -> None:
 
 def test_third_party_packages_are_the_ones_that_a_room_may_need() -> None:
     wrong: list[str] = []
-    for found in FOREIGN:
+    for found in foreign_imports():
         allowed = THIRD_PARTY.get(found.room, CORE)
         if not found.at_top:
             allowed = allowed | LAZY.get(found.room, set())
@@ -217,14 +242,14 @@ def test_third_party_packages_are_the_ones_that_a_room_may_need() -> None:
 
 
 def test_dispatch_imports_only_the_hash_of_the_protocol() -> None:
-    found = {found.module for found in OWN if found.room == "dispatch" and found.target == "protocol"}
+    found = {found.module for found in own_imports() if found.room == "dispatch" and found.target == "protocol"}
     assert found == {"nsqext.protocol.hashing"}
 
 
 def test_the_walk_sees_imports() -> None:
     """Guard against a test that passes because it finds nothing."""
-    assert any(found.room == "protocol" and found.target == "errors" for found in OWN)
-    assert any(found.room == "types" and found.target == "attrs" for found in FOREIGN)
+    assert any(found.room == "protocol" and found.target == "errors" for found in own_imports())
+    assert any(found.room == "types" and found.target == "attrs" for found in foreign_imports())
 
 
 # --- inside a room ------------------------------------------------------------------------------------------------
@@ -307,7 +332,7 @@ def folder_of(name: str) -> str:
 def _imported_names(file: Path) -> set[str]:
     """Return the files of the package that a file imports, in functions and under TYPE_CHECKING too."""
     wanted: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(file)):
         if isinstance(node, ast.Import):
             wanted.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -317,8 +342,15 @@ def _imported_names(file: Path) -> set[str]:
     return {name for name in below if name in MODULES} - {name_of(file)}
 
 
-GRAPH = {name: _imported_names(file) for name, file in MODULES.items()}
-EDGES = sorted((name, target) for name, targets in GRAPH.items() for target in targets)
+@cache
+def graph_of_files() -> dict[str, set[str]]:
+    """Map each file to the files that it imports."""
+    return {name: _imported_names(file) for name, file in MODULES.items()}
+
+
+def all_edges() -> list[tuple[str, str]]:
+    """List pairs of a file and a file that it imports."""
+    return sorted((name, target) for name, targets in graph_of_files().items() for target in targets)
 
 
 def circles_of(graph: dict[str, set[str]]) -> list[set[str]]:
@@ -372,23 +404,23 @@ def _points_upward(name: str, target: str) -> bool:
 
 
 def test_files_form_no_circle() -> None:
-    new = [circle for circle in circles_of(GRAPH) if not any(circle <= known for known in KNOWN_CIRCLES)]
+    new = [circle for circle in circles_of(graph_of_files()) if not any(circle <= known for known in KNOWN_CIRCLES)]
     assert [sorted(circle) for circle in new] == []
 
 
 def test_known_circles_exist() -> None:
-    found = circles_of(GRAPH)
+    found = circles_of(graph_of_files())
     gone = [sorted(known) for known in KNOWN_CIRCLES if not any(circle <= known for circle in found)]
     assert gone == [], "delete these from KNOWN_CIRCLES: they are no circles any more"
 
 
 def test_folders_import_only_the_folders_below_them() -> None:
-    upward = {edge for edge in EDGES if _points_upward(*edge)}
+    upward = {edge for edge in all_edges() if _points_upward(*edge)}
     assert sorted(upward - KNOWN_UPWARD) == []
 
 
 def test_known_upward_imports_exist() -> None:
-    gone = sorted(edge for edge in KNOWN_UPWARD if edge not in EDGES or not _points_upward(*edge))
+    gone = sorted(edge for edge in KNOWN_UPWARD if edge not in all_edges() or not _points_upward(*edge))
     assert gone == [], "delete these from KNOWN_UPWARD: they are imported no more, or allowed by now"
 
 
@@ -399,9 +431,9 @@ def test_the_tables_name_existing_files() -> None:
 
 def test_every_file_is_imported_or_an_entry_point() -> None:
     """A module that is loaded by name counts: commands of the program and lazily exported names are such."""
-    imported = {target for targets in GRAPH.values() for target in targets}
+    imported = {target for targets in graph_of_files().values() for target in targets}
     for file in FILES:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(file)):
             if isinstance(node, ast.Constant) and str(node.value).startswith(f"{ROOT}."):
                 imported.add(str(node.value).removeprefix(f"{ROOT}."))
     folders = {folder_of(name) for name in MODULES}
@@ -413,4 +445,4 @@ def test_circles_are_found() -> None:
     """Guard against a test that passes because it finds nothing."""
     graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": {"d"}, "f": {"a"}}
     assert sorted(sorted(circle) for circle in circles_of(graph)) == [["a", "b", "c"], ["d", "e"]]
-    assert len(EDGES) > len(MODULES)
+    assert len(all_edges()) > len(MODULES)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import pytest
 from starlette.applications import Starlette
 
 from nsqext.broker import Cluster
 from nsqext.broker.http import api as web
+from tests.support import plain_http
 from tests.support.programs import ROOT
 
 if TYPE_CHECKING:
@@ -41,9 +41,7 @@ def _routes_of(generation: str, patch: pytest.MonkeyPatch) -> dict[str, set[tupl
     patch.setattr(web, "Starlette", make)
     with Cluster(nodes=1, generation=generation) as cluster:
         (node,) = cluster.nodes.values()
-        assert (
-            httpx.get(f"http://{node.http}/ping", trust_env=False).text == "OK"
-        )  # the first request makes the application
+        assert plain_http.get(f"http://{node.http}/ping").text == "OK"  # the first request makes the application
         return served
 
 

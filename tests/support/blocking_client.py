@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import httpx
+from tests.support import plain_http
 
 __all__ = ("BlockingClient", "eventually", "lookup", "partitions")
 
@@ -87,7 +87,7 @@ class BlockingClient:
 
 def lookup(address: str, path: str, **arguments: object) -> Any:
     """Return the data of a lookup node's response."""
-    answer = httpx.get(f"http://{address}{path}", params={key: str(value) for key, value in arguments.items()})
+    answer = plain_http.get(f"http://{address}{path}", params={key: str(value) for key, value in arguments.items()})
     found = answer.json()
     return found["data"] if isinstance(found, dict) and "status_code" in found else found
 

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import anyio
-import httpx
 from anyio import create_task_group
 
 from nsqext import BackoffOptions, Consumer, ConsumerOptions, LookupOptions
 from nsqext.protocol.messages import is_text_id
+from tests.support import plain_http
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -51,7 +51,7 @@ def publish(cluster: Cluster, topic: str, *bodies: bytes, partition: int = 0, ex
         params = {"topic": topic, "partition": str(partition)}
         if ext:
             params["ext"] = ext
-        answer = httpx.post(f"http://{node.http}/{'pub_ext' if ext else 'pub'}", params=params, content=body)
+        answer = plain_http.post(f"http://{node.http}/{'pub_ext' if ext else 'pub'}", params=params, content=body)
         assert answer.status_code == 200, answer.text
 
 
@@ -111,7 +111,7 @@ def depth(cluster: Cluster, topic: str) -> int:
     """Return the number of unfinished messages of the channel, over all partitions."""
     total = 0
     for node in cluster.nodes.values():
-        data = httpx.get(f"http://{node.http}/stats", params={"format": "json", "topic": topic}).json()
+        data = plain_http.get(f"http://{node.http}/stats", params={"format": "json", "topic": topic}).json()
         for entry in data.get("data", data)["topics"]:
             if cluster.leader(topic, int(entry["topic_partition"])) == node.name:
                 for channel in entry["channels"]:

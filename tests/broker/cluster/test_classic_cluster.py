@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import anyio
-import httpx
 import pytest
 
 from nsqext.broker import Cluster, ClusterOptions
 from nsqext.broker.lookupd.registration_client import RegistrationClient
 from nsqext.errors import InvalidInput, InvalidState, TopicNotFound
+from tests.support import plain_http
 from tests.support.blocking_client import BlockingClient, eventually, lookup
 
 
 def ports(address: str, topic: str) -> list[int]:
-    answer = httpx.get(f"http://{address}/lookup", params={"topic": topic}).json()
+    answer = plain_http.get(f"http://{address}/lookup", params={"topic": topic}).json()
     return sorted(node["tcp_port"] for node in answer.get("producers", []))
 
 
@@ -86,7 +86,7 @@ def test_a_frozen_node_becomes_inactive() -> None:
 
 def test_a_new_topic_gets_the_channels_that_other_nodes_have() -> None:
     with Cluster(2, generation="nsq") as cluster:
-        httpx.post(f"http://{cluster.lookupd[0]}/channel/create?topic=t&channel=known")
+        plain_http.post(f"http://{cluster.lookupd[0]}/channel/create?topic=t&channel=known")
         cluster.create_topic("t")
         registered = eventually(lambda: lookup(cluster.lookupd[0], "/debug").get("channel:t:known", []), _is_pair)
         assert sorted(node["tcp_port"] for node in registered) == ports(cluster.lookupd[0], "t")
@@ -96,7 +96,7 @@ def test_the_publish_that_creates_a_topic_is_received_by_all_channels_that_looku
     with Cluster(1, generation="nsq") as cluster:
         node, address = cluster.nodes["n1"], cluster.lookupd[0]
         for channel in ("audit", "billing", "preview#ephemeral"):
-            httpx.post(f"http://{address}/channel/create", params={"topic": "t", "channel": channel})
+            plain_http.post(f"http://{address}/channel/create", params={"topic": "t", "channel": channel})
         with BlockingClient(node.tcp) as client:
             assert client.ask("PUB t", b"first") == b"OK"
         found = eventually(lambda: _depths(node.http, "t"), lambda depths: len(depths) == 2)
@@ -104,7 +104,7 @@ def test_the_publish_that_creates_a_topic_is_received_by_all_channels_that_looku
 
 
 def _depths(address: str, topic: str) -> dict[str, int]:
-    shown = httpx.get(f"http://{address}/stats", params={"format": "json", "topic": topic}).json()["topics"]
+    shown = plain_http.get(f"http://{address}/stats", params={"format": "json", "topic": topic}).json()["topics"]
     return {channel["channel_name"]: channel["depth"] for channel in shown[0]["channels"]} if shown else {}
 
 

@@ -9,11 +9,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import httpx
 import pytest
 
 from nsqext.broker import Cluster, ClusterOptions
 from nsqext.errors import InvalidInput, InvalidName, InvalidSetting, InvalidState, TopicNotFound
+from tests.support import plain_http
 from tests.support.blocking_client import BlockingClient, eventually, lookup, partitions
 
 if TYPE_CHECKING:
@@ -348,14 +348,14 @@ def test_several_lookup_nodes_have_one_leader() -> None:
         found = lookup(second, "/listlookup")
         assert len(found["lookupdnodes"]) == 3
         assert found["lookupdleader"]["HttpPort"] == first.rpartition(":")[2]
-        refused = httpx.post(f"http://{second}/topic/create?topic=u&partition_num=1&replicator=1")
+        refused = plain_http.post(f"http://{second}/topic/create?topic=u&partition_num=1&replicator=1")
         assert (refused.status_code, refused.text) == (400, '{"message":"E_FAILED_ON_NOT_LEADER"}')
         assert partitions(second, "t") == partitions(first, "t") != {}
         cluster.kill("l1")
         found = lookup(second, "/listlookup")
         assert (len(found["lookupdnodes"]), found["lookupdleader"]["Epoch"]) == (2, 1)
         assert found["lookupdleader"]["HttpPort"] == second.rpartition(":")[2]
-        made = httpx.post(f"http://{second}/topic/create?topic=u&partition_num=1&replicator=1")
+        made = plain_http.post(f"http://{second}/topic/create?topic=u&partition_num=1&replicator=1")
         assert made.status_code == 200
         cluster.restart("l1")
         assert lookup(first, "/topics")["topics"] == ["t", "u"]
@@ -368,7 +368,7 @@ def test_channels_of_a_dispatch_type() -> None:
         with pytest.raises(InvalidSetting, match="dispatch type nope"):
             cluster.create_topic("other", channels=["ch"], dispatch="nope")
         url = f"http://{cluster.nodes['n1'].http}/stats"
-        stats = httpx.get(url, params={"format": "json", "topic": "keyed"}).text
+        stats = plain_http.get(url, params={"format": "json", "topic": "keyed"}).text
         assert '"key_failover"' in stats
 
 

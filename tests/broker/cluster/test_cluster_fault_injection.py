@@ -10,6 +10,7 @@ import pytest
 
 from nsqext.broker import Cluster, ClusterOptions
 from nsqext.errors import InvalidInput, InvalidSetting
+from tests.support import plain_http
 from tests.support.blocking_client import BlockingClient, eventually, lookup, partitions
 
 
@@ -51,9 +52,9 @@ def test_a_frozen_node_answers_no_http() -> None:
         url = f"http://{cluster.nodes['n1'].http}/ping"
         cluster.faults.freeze("n1")
         with pytest.raises(httpx.ReadTimeout):
-            httpx.get(url, timeout=httpx.Timeout(10, read=0.1))
+            plain_http.get(url, timeout=httpx.Timeout(10, read=0.1))
         cluster.faults.heal()
-        assert httpx.get(url).text == "OK"
+        assert plain_http.get(url).text == "OK"
 
 
 def test_a_frozen_cluster_stops() -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from struct import pack
 
 import anyio
-import httpx
 import pytest
 
 from nsqext.broker import Cluster
@@ -15,6 +14,7 @@ from nsqext.broker.engine.partition import NewMessage, Stored
 from nsqext.broker.nsqd import batch_store
 from nsqext.broker.nsqd.batch_store import is_large, store_in_parts
 from nsqext.broker.nsqd.node import Hosted
+from tests.support import plain_http
 from tests.support.blocking_client import BlockingClient
 from tests.support.engine_partition import Bench
 
@@ -106,9 +106,9 @@ def test_large_batches_arrive_over_tcp_and_http(cluster: Cluster) -> None:
     with BlockingClient(leader.tcp) as client:
         assert client.ask("MPUB t", batch) == b"OK"
         lines = b"\n".join(wanted[50:100])
-        assert httpx.post(f"http://{leader.http}/mpub?topic=t", content=lines).text == "OK"
+        assert plain_http.post(f"http://{leader.http}/mpub?topic=t", content=lines).text == "OK"
         binary = pack(">I", 50) + b"".join(pack(">I", 3) + body for body in wanted[100:])
-        assert httpx.post(f"http://{leader.http}/mpub?topic=t&binary=true", content=binary).text == "OK"
+        assert plain_http.post(f"http://{leader.http}/mpub?topic=t&binary=true", content=binary).text == "OK"
         assert client.ask("SUB t ch") == b"OK"
         client.send("RDY 200")
         found = []

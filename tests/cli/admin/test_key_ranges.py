@@ -7,7 +7,6 @@ import json
 from typing import TYPE_CHECKING
 
 import anyio
-import httpx
 import pytest
 from rich.console import Console
 
@@ -18,6 +17,7 @@ from nsqext.cli import main
 from nsqext.cli.admin.key_ranges import PartitionRanges, look, make_table
 from nsqext.errors import InvalidSetting
 from nsqext.errors.server import BadChannel
+from tests.support import plain_http
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,7 +91,7 @@ async def test_a_partition_without_leader_is_shown() -> None:
 
 def test_the_command_looks_once(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     node = cluster.nodes[cluster.leader("once")]
-    created = httpx.post(f"http://{node.http}/channel/create?topic=once&channel=ch&dispatch=key_failover")
+    created = plain_http.post(f"http://{node.http}/channel/create?topic=once&channel=ch&dispatch=key_failover")
     assert created.status_code == 200
     with pytest.raises(SystemExit) as end:
         main(["key-ranges", "once", "ch", "--lookupd", cluster.lookupd[0], "--once"])

@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterator
 from secrets import token_hex
 
-import httpx
 import pytest
 
 from nsqext.broker import Cluster
+from tests.support import plain_http
 from tests.support.blocking_client import eventually
 from tests.support.command_line import ROOT, lines, run
 
@@ -91,7 +91,7 @@ def test_tail_does_not_report_pauses_of_the_machine(cluster: Cluster) -> None:
 def clients(cluster: Cluster, topic: str, channel: str) -> int:
     """Return the number of consumers of a channel on partition 0."""
     address = cluster.nodes[cluster.leader(topic)].http
-    (found,) = httpx.get(f"http://{address}/stats?format=json&topic={topic}").json()["data"]["topics"]
+    (found,) = plain_http.get(f"http://{address}/stats?format=json&topic={topic}").json()["data"]["topics"]
     return sum(len(one["clients"]) for one in found["channels"] if one["channel_name"] == channel)
 
 

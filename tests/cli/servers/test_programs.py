@@ -19,7 +19,7 @@ from attrs import frozen
 import nsqext
 from nsqext.broker import Cluster
 from nsqext.cli.servers.broker import banner_of
-from tests.support import command_line
+from tests.support import command_line, plain_http
 from tests.support.blocking_client import BlockingClient, eventually, lookup
 from tests.support.server_program import LOCAL, running
 
@@ -61,7 +61,7 @@ def test_nsqd_serves_and_ends_at_once(tmp_path: Path) -> None:
             assert talker.ask("SUB topic ch") == b"OK"
             talker.send("RDY 1")
             assert talker.message()[2] == b"hi"
-        assert httpx.get(f"http://{program.address('HTTP')}/ping").text == "OK"
+        assert plain_http.get(f"http://{program.address('HTTP')}/ping").text == "OK"
         assert program.end() == 0
         assert all(line.startswith("[nsqd] ") for line in program.lines)
         assert len(program.lines) < 15
@@ -151,7 +151,7 @@ def test_nsqd_logs_clients_topics_and_lookup_and_shows_one_build(tmp_path: Path)
                 assert talker.ask("SUB topic ch") == b"OK"
             http = program.address("HTTP")
             eventually(lambda: lookup(lookupd.address("HTTP"), "/lookup", topic="topic").get("channels"))
-            first = httpx.get(f"http://{http}/stats").text.splitlines()[0]
+            first = plain_http.get(f"http://{http}/stats").text.splitlines()[0]
             assert first == run("nsqd", "--version").stdout.strip()
             assert program.end() == 0
             log = "\n".join(program.lines)
@@ -177,17 +177,18 @@ def test_the_programs_listen_on_ipv6_and_ipv4_by_default(name: str, tmp_path: Pa
         port = program.address("HTTP").rpartition(":")[2]
         assert program.address("HTTP") == f"[::]:{port}"
         for host in ("127.0.0.1", "[::1]"):
-            assert httpx.get(f"http://{host}:{port}/ping").text == "OK"
+            assert plain_http.get(f"http://{host}:{port}/ping").text == "OK"
 
 
 def test_web_pages_are_refused_with_the_guard(tmp_path: Path) -> None:
     evil = {"Origin": "http://evil.example"}
     with running("nsqd", *LOCAL, "-data-path", str(tmp_path)) as program:
-        assert httpx.post(f"http://{program.address('HTTP')}/topic/create?topic=t", headers=evil).status_code == 200
+        url = f"http://{program.address('HTTP')}/topic/create?topic=t"
+        assert plain_http.post(url, headers=evil).status_code == 200
     with running("nsqlookupd", *LOCAL, "--http-guard", "--http-host=nsq.example") as program:
         url = f"http://{program.address('HTTP')}/topic/create?topic=t"
-        assert httpx.post(url, headers=evil).status_code == 403
-        assert httpx.post(url, headers={"Host": "nsq.example"}).status_code == 200
+        assert plain_http.post(url, headers=evil).status_code == 403
+        assert plain_http.post(url, headers={"Host": "nsq.example"}).status_code == 200
 
 
 def test_the_secret_of_auth_is_in_no_log(tmp_path: Path) -> None:
@@ -277,7 +278,7 @@ def test_a_configuration_file_and_what_config_shows(tmp_path: Path) -> None:
         http = program.address("HTTP")
 
         def shown(name: str) -> str:
-            return httpx.get(f"http://{http}/config/{name}").text
+            return plain_http.get(f"http://{http}/config/{name}").text
 
         names = ("max_rdy_count", "sync_timeout", "max_msg_size", "http_address", "https_address")
         assert [shown(name) for name in names] == ["9", "1000000000", "6", "127.0.0.1:0", "0.0.0.0:4152"]

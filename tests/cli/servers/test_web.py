@@ -13,6 +13,7 @@ from nsqext.broker import Cluster
 from nsqext.cli import main
 from nsqext.cli.servers.web import AUTH_VARIABLE
 from nsqext.web import WebOptions, WebPage
+from tests.support import plain_http
 from tests.support.command_line import Process, started
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ def test_the_page_is_served_until_a_signal(number: signal.Signals) -> None:
     ):
         url, _, mode = line_with(process, "http://").partition(" ")
         assert mode.strip() == "(read only)"
-        assert httpx.get(url, trust_env=False).status_code == 401
-        answer = httpx.get(url, auth=("ann", "secret"), trust_env=False)
+        assert plain_http.get(url).status_code == 401
+        answer = plain_http.get(url, auth=("ann", "secret"))
         assert cluster.nodes["n1"].tcp in answer.text
         with httpx.stream(
             "GET", url, auth=("ann", "secret"), headers={"accept": "text/event-stream"}, trust_env=False
@@ -75,7 +76,7 @@ def test_the_broker_serves_a_page_that_changes_it() -> None:
     with started("broker", "--nodes", "2", "--web", "--web-port", "0", "--topic", "orders") as process:
         url = line_with(process, "page: ").partition(" ")[2].strip()
         line_with(process, "ready")
-        text = httpx.get(url, trust_env=False).text
+        text = plain_http.get(url).text
         assert "/topics/orders" in text
         assert "/actions/kill" in text
         process.send_signal(signal.SIGTERM)

@@ -7,13 +7,13 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import httpx
 import pytest
 from anyio import create_task_group
 
 from nsqext import BackoffOptions, Consumer, FailureOptions, Message, OutgoingMessage, Producer
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidHeader, InvalidInput, InvalidSetting, MessageNotInFlight
+from tests.support import plain_http
 from tests.support.consumers import QUICK, eventually, quick, running
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def channels(cluster: Cluster, topic: str) -> list[dict[str, object]]:
     found = []
     for node in cluster.nodes.values():
         params = {"format": "json", "topic": topic, "leaderOnly": "true"}
-        data = httpx.get(f"http://{node.http}/stats", params=params).json()["data"]
+        data = plain_http.get(f"http://{node.http}/stats", params=params).json()["data"]
         found += [entry["channels"][0] for entry in data["topics"]]
     return found
 
@@ -364,7 +364,7 @@ class Chaos:
         """Break the connection of some consumer in the middle of the next frame."""
         for node in self.cluster.nodes.values():
             params = {"format": "json", "topic": self.topic, "leaderOnly": "true"}
-            data = httpx.get(f"http://{node.http}/stats", params=params).json()["data"]
+            data = plain_http.get(f"http://{node.http}/stats", params=params).json()["data"]
             found = [line["remote_address"] for entry in data["topics"] for line in key_ranges(entry)]
             if found:
                 self.cluster.faults.cut(node.name, peer=self.chance.choice(found))

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import anyio
-import httpx
 import pytest
 
 from nsqext import ClientEvent, OutgoingMessage, Producer, ProducerOptions, Receipt
 from nsqext.broker import Cluster
 from nsqext.errors import ExtendNotSupported
+from tests.support import plain_http
 from tests.support.fake_nsqd import until
 from tests.support.machine_pauses import PauseWatch
 from tests.support.messages import placed
@@ -149,6 +149,6 @@ async def test_the_original_nsq_through_lookup() -> None:
 
 
 def _stats(address: str) -> dict[str, Any]:
-    answer: dict[str, Any] = httpx.get(f"http://{address}/stats?format=json").json()
+    answer: dict[str, Any] = plain_http.get(f"http://{address}/stats?format=json").json()
     data: dict[str, Any] = answer.get("data", answer)
     return data

@@ -247,7 +247,7 @@ class LookupFailed(NsqError):
 
 
 class NotLookupd(LookupFailed):
-    """The server at the address is not a lookup service; retrying would not help."""
+    """The server at the address is not a lookup service, or its certificate is not trusted; retrying would not help."""
 
     retryable = False
 

@@ -40,6 +40,7 @@ _HEADERS = {
     "User-Agent": f"nsqext/{__version__}",
 }
 _SOCKET_MEMBERS = ("family", "getpeername", "getsockname", "setsockopt")
+_CERTIFICATE_HINT = "give the CA certificates of the lookup service: LookupOptions(ca=...) or NSQEXT_LOOKUP_CA"
 _LOOKUPD_HINT = "give the address of nsqlookupd's HTTP side (4161 by default)"
 
 
@@ -87,7 +88,7 @@ class LookupHttp:
         Raises:
             LookupUnreachable: no response.
             LookupFailed: the response is too long or compressed.
-            NotLookupd: the peer does not speak HTTP.
+            NotLookupd: the peer does not speak HTTP, or its certificate is not trusted.
             InvalidState: it was closed.
         """
         import httpx  # imported lazily: it takes longer to load than the rest of the package
@@ -118,6 +119,10 @@ class LookupHttp:
         except (httpx.InvalidURL, UnicodeError) as error:
             raise LookupFailed(f"no response: {_reason(error)}", node=node) from error
         except (httpx.HTTPError, OSError) as error:
+            if "CERTIFICATE_VERIFY_FAILED" in _reason(error):
+                raise NotLookupd(
+                    f"its certificate is not trusted: {_reason(error)}", node=node, hint=_CERTIFICATE_HINT
+                ) from error
             raise LookupUnreachable(f"no response: {_reason(error)}", node=node, hint="is the node up?") from error
         except AttributeError as error:
             # anyio asks the socket of a uvloop transport for its peer; the socket is None if the peer reset the

@@ -267,8 +267,8 @@ def _merge_meta(found: Sequence[LookupAnswer]) -> TopicMeta | None:
 def failure(errors: Sequence[NsqError], topic: str | None = None) -> NsqError:
     """Return one error for those of all lookup nodes.
 
-    `TopicNotReady` or `TopicNotFound` if a working lookup node returned it, `NotLookupd` if no address is a lookup
-    node, `LookupUnreachable` if no node responds, otherwise `LookupFailed`.
+    `TopicNotReady` or `TopicNotFound` if a working lookup node returned it, `NotLookupd` if no address is a
+    trusted lookup node, `LookupUnreachable` if no node responds, otherwise `LookupFailed`.
     """
     for kind in (TopicNotReady, TopicNotFound):
         for error in errors:

@@ -17,7 +17,7 @@ from nsqext.cli.connection import Connection, connected
 from nsqext.cli.output import counted, printable
 from nsqext.errors import NsqError
 from nsqext.lookup.client import LookupClient
-from nsqext.lookup.options import is_loopback, parse_lookup_addresses, url_of
+from nsqext.lookup.options import LookupUrl, is_loopback, parse_lookup_addresses, url_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -135,6 +135,8 @@ async def _examine_lookup(client: LookupClient) -> Finding:
     leaders = [str(node.address) for node in nodes if node.leader]
     if leaders:
         return Finding("ok", "lookup", f"{counted(len(nodes), 'node')}, {leaders[0]} leads")
+    if any(isinstance(node.address, LookupUrl) and node.address.path for node in nodes):
+        return Finding("ok", "lookup", "behind a gateway, which does not tell which lookup node leads")
     known = await client.nodes()
     if any(node.is_ha for node in known):
         return Finding(

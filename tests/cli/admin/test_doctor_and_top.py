@@ -6,10 +6,13 @@ import socket
 from collections.abc import Iterator
 from secrets import token_hex
 
+import httpx
 import pytest
 
 from nsqext.broker import Cluster
+from nsqext.cli.admin.doctor import _examine_lookup
 from nsqext.cli.admin.top import View
+from nsqext.lookup.client import LookupClient
 from tests.support.command_line import Terminal, lines, run
 
 
@@ -68,6 +71,25 @@ def test_the_doctor_recognizes_a_tcp_port(cluster: Cluster) -> None:
     node = next(iter(cluster.nodes.values()))
     done = run("doctor", "--lookupd", node.tcp)
     assert (done.returncode, "is it the HTTP port" in done.stdout.decode()) == (1, True)
+
+
+class _Gateway(httpx.AsyncHTTPTransport):
+    """Removes the path prefix of a gateway."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        request.url = request.url.copy_with(path=request.url.path.removeprefix("/nsq"))
+        return await super().handle_async_request(request)
+
+
+@pytest.mark.anyio
+async def test_the_doctor_does_not_look_for_a_leader_behind_a_gateway(cluster: Cluster) -> None:
+    async with (
+        _Gateway() as gateway,
+        LookupClient(f"http://{cluster.lookupd[0]}/nsq", transport=gateway) as client,
+    ):
+        assert any(node.is_ha for node in await client.nodes())
+        finding = await _examine_lookup(client)
+    assert (finding.status, "behind a gateway" in finding.text) == ("ok", True)
 
 
 def test_check_of_a_channel(cluster: Cluster) -> None:

@@ -61,6 +61,7 @@ class PartitionReader:
     """
 
     __slots__ = (
+        "_closing",
         "_connection",
         "_largest",
         "_rdy",
@@ -89,6 +90,8 @@ class PartitionReader:
         self.detail: bool = request.verb != "SUB"
         self._rdy: int | None = None
         self._largest = 0
+        self._closing: anyio.Event | None = None
+        """Set when CLS was acknowledged, or is not awaited any more; None before CLS."""
 
     @classmethod
     async def open(cls, request: SubscribeRequest, read_size: int = _READ_SIZE) -> Self:
@@ -244,7 +247,8 @@ class PartitionReader:
     async def close(self, timeout: float = _CLOSE_TIMEOUT) -> None:
         """Send what is pending, wait until the server has acknowledged CLS, and close the connection.
 
-        Does not raise. Cancellation closes the connection at once.
+        Does not raise. Cancellation closes the connection at once. While another task closes it, what is pending is
+        sent, and the other task awaited: the server refuses a second CLS.
 
         Args:
             timeout: seconds to wait.
@@ -253,13 +257,23 @@ class PartitionReader:
             if self.usable:
                 self.flush()
                 with anyio.move_on_after(timeout):
-                    await self._connection.request(CLS)
-                    self.flush()
-                    await self._connection.drain()
+                    if self._closing is not None:
+                        await self._closing.wait()
+                    else:
+                        await self._send_cls()
         except NsqError as error:
             logger.debug("connection closed before CLS was acknowledged: %s", error)
         finally:
             self.abort()
+
+    async def _send_cls(self) -> None:
+        self._closing = closing = anyio.Event()
+        try:
+            await self._connection.request(CLS)
+            self.flush()
+            await self._connection.drain()
+        finally:
+            closing.set()
 
     def abort(self) -> None:
         """Close the connection at once. May be called again."""

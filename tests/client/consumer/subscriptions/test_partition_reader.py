@@ -14,7 +14,7 @@ from nsqext.errors import ConnectionLost
 from nsqext.errors.server import TopicNotExist
 from nsqext.protocol.messages import RawMessage
 from nsqext.types import TopicMeta
-from tests.support.consumers import QUICK, quick
+from tests.support.consumers import QUICK, eventually, quick
 from tests.support.fake_nsqd import PLAIN, error, message, obey, scripted_node
 
 if TYPE_CHECKING:
@@ -61,6 +61,27 @@ async def test_rdy_is_sent_before_responses_and_messages_are_decoded() -> None:
             await reader.read(take)
         assert (caught.value.topic, caught.value.partition, caught.value.node) == ("t", 0, str(node))
         assert seen == [b"one"]
+
+
+async def test_two_tasks_that_close_send_one_cls() -> None:
+    async with scripted_node() as node, anyio.create_task_group() as tasks:
+        readers: list[PartitionReader] = []
+
+        async def open_reader() -> None:
+            readers.append(await PartitionReader.open(request_to(node)))
+
+        tasks.start_soon(open_reader)
+        peer = await node.accept()
+        await peer.expect("SUB")
+        await peer.answer()
+        await eventually(lambda: readers)
+        tasks.start_soon(readers[0].close)
+        await peer.expect("CLS")
+        readers[0].pending.append(b"FIN 0123456789abcdef\n")
+        tasks.start_soon(readers[0].close)
+        await peer.expect("FIN")
+        await peer.answer(b"CLOSE_WAIT")
+        await peer.expect_end()
 
 
 async def test_a_refused_subscription_names_topic_partition_and_node() -> None:

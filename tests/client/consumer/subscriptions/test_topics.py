@@ -286,7 +286,9 @@ async def test_a_topic_that_is_left_is_closed_with_the_consumer() -> None:
         consumer.topics = "b"
         await (await node.accept()).expect("SUB")
         tasks.start_soon(consumer.aclose)
-        assert await tape(peer, 3) == ["RDY 0", "REQ 1", "CLS"]
+        first, *more = await tape(peer, 3)
+        assert first == "RDY 0"
+        assert sorted(more) == ["CLS", "REQ 1"]  # CLS is first where the time for the answer passed before the close
         await peer.answer(b"CLOSE_WAIT")
         await peer.expect_end()
 

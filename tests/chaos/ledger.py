@@ -29,7 +29,8 @@ class Entry:
         ended: time when the call returned or raised.
         error: error that the call raised.
         receipt: receipt that the call returned.
-        seen: deliveries whose handler returned: message id, subscription id and attempts.
+        seen: deliveries whose handler returned: message id, subscription and attempts. They keep the subscription, because
+            the identity of one that was freed may be that of the next.
         first: position of the first delivery among the topic's consumed messages; -1 if not consumed.
         waited: seconds from the end of the publish to the first delivery.
     """
@@ -42,7 +43,7 @@ class Entry:
     ended: float = 0.0
     error: NsqError | None = None
     receipt: Receipt | None = None
-    seen: list[tuple[bytes, int, int]] = field(factory=list)
+    seen: list[tuple[bytes, object, int]] = field(factory=list)
     first: int = -1
     waited: float = 0.0
 
@@ -119,7 +120,7 @@ class Ledger:
             self._order[entry.topic] += 1
             entry.first = self._order[entry.topic]
             entry.waited = time.monotonic() - max(entry.ended, entry.began)
-        entry.seen.append((message.id, id(message.owner), message.attempts))
+        entry.seen.append((message.id, message.owner, message.attempts))
 
     @property
     def missing(self) -> int:

@@ -172,11 +172,17 @@ def test_the_batcher_reports_failed_messages(cluster: Cluster) -> None:
 
 def test_an_interrupt_ends_the_waiting(cluster: Cluster, topic: str, interrupts: None) -> None:
     with sync.Producer(cluster.lookupd) as producer, producer.batcher(topic, linger=60) as batcher:
-        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
-            batcher.publish(b"x")
-        timer.join()
+
+        def interrupt() -> None:
+            while not batcher.pending:
+                time.sleep(0.001)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        with ThreadPoolExecutor(1) as threads:
+            sent = threads.submit(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                batcher.publish(b"x")
+            sent.result(10)
 
 
 @pytest.fixture

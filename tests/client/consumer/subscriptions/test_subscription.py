@@ -123,6 +123,7 @@ async def test_a_message_that_timed_out_is_not_answered() -> None:
         mine = await subject.__anext__()
         await eventually(lambda: mine.expired)
         await peer.raw(message(3))
+        await eventually(lambda: subject.statistics().received == 3)
         assert (await subject.__anext__()).internal_id == 3, "number 2 timed out in the consumer"
         assert mine.expired
         await peer.close()

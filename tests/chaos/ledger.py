@@ -29,8 +29,8 @@ class Entry:
         ended: time when the call returned or raised.
         error: error that the call raised.
         receipt: receipt that the call returned.
-        seen: deliveries whose handler returned: message id, subscription and attempts. They keep the subscription, because
-            the identity of one that was freed may be that of the next.
+        seen: deliveries whose handler returned: message id, subscription (not its `id`, which may be reused) and
+            attempts.
         first: position of the first delivery among the topic's consumed messages; -1 if not consumed.
         waited: seconds from the end of the publish to the first delivery.
     """

@@ -153,11 +153,9 @@ async def test_a_layer_that_is_not_offered(name: str, members: dict[str, Any]) -
     assert caught.value.node == str(node)
 
 
-async def test_an_unreachable_node() -> None:
-    async with scripted_node() as node:
-        pass
+async def test_an_unreachable_node(closed_address: Address) -> None:
     with anyio.fail_after(10), pytest.raises(ConnectionFailed, match="refused"):
-        await open_connection(node.address, ConnectionOptions())
+        await open_connection(closed_address, ConnectionOptions())
     with anyio.fail_after(20), pytest.raises(ConnectionFailed):
         await open_connection(Address("no-such-host.invalid", 4150), ConnectionOptions(connect_timeout=3.0))
 

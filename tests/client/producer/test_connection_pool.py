@@ -40,11 +40,9 @@ async def test_concurrent_callers_share_one_connection() -> None:
             await pool.connection(place)
 
 
-async def test_concurrent_callers_share_one_failure() -> None:
-    async with scripted_node() as node:
-        pass
+async def test_concurrent_callers_share_one_failure(closed_address: Address) -> None:
     pool = ConnectionPool(ConnectionOptions(), ClientEvents())
-    place = pool.node(node.address)
+    place = pool.node(closed_address)
     errors: list[NsqError] = []
 
     async def connect() -> None:

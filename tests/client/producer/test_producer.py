@@ -356,11 +356,9 @@ async def test_a_cluster_without_a_running_node_is_an_error() -> None:
                 await producer.publish_many("new", [b"x"])
 
 
-async def test_several_nodes_without_lookup() -> None:
+async def test_several_nodes_without_lookup(closed_address: Address) -> None:
     async with bounded(), scripted_node(obey(), granted=PLAIN) as one, scripted_node(obey(), granted=PLAIN) as two:
-        async with scripted_node() as gone:
-            pass
-        async with Producer(nsqd=[str(one), str(gone), str(two)], options=options_of()) as producer:
+        async with Producer(nsqd=[str(one), str(closed_address), str(two)], options=options_of()) as producer:
             for _ in range(9):
                 await producer.publish("t", b"x")
         assert len(one.commands) + len(two.commands) == 9

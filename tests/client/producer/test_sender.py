@@ -33,6 +33,7 @@ from tests.support.producers import bodies, bounded, options_of, producing
 if TYPE_CHECKING:
     from nsqext.client.producer.key_lock import Turn
     from nsqext.protocol.server.command_parser import Command
+    from nsqext.types import Address
 
 pytestmark = pytest.mark.anyio
 
@@ -114,11 +115,9 @@ async def test_overload_waits_before_it_tries_again() -> None:
         assert len(nodes[0].peers) == 2
 
 
-async def test_a_removed_node_is_not_requested() -> None:
+async def test_a_removed_node_is_not_requested(closed_address: Address) -> None:
     async with producing({}, {}) as (producer, nodes, lookup):
-        async with scripted_node() as gone:
-            pass
-        lookup.set_leaders({0: gone, 1: nodes[1]}, num=2)
+        lookup.set_leaders({0: closed_address, 1: nodes[1]}, num=2)
         receipts = [await producer.publish("t", b"x") for _ in range(10)]
         assert {receipt.partition for receipt in receipts} == {1}
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nsqext.transport.options import ConnectionOptions
     from nsqext.types import TopicMeta
 
-__all__ = ("FIRST_CONTACT", "LeaderLocator")
+__all__ = ("DELETED_AFTER", "FIRST_CONTACT", "LeaderLocator")
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
@@ -29,13 +29,13 @@ T = TypeVar("T")
 
 FIRST_CONTACT = 5.0
 """Seconds after which a query fails whose lookup nodes have never answered, probably for wrong addresses."""
+DELETED_AFTER = 20.0
+"""Seconds for which leaders must refuse a topic that lookup does not know before it counts as deleted: a restarted
+nsqlookupd knows its topics only after their nodes have registered again."""
 _FIRST_PAUSE = 0.02
 _LAST_PAUSE = 0.5
 _QUIET = 3.0
 """Seconds for which errors that are retried are not logged: most leader changes take less time."""
-_DELETED = 20.0
-"""Seconds for which leaders must refuse a topic that lookup does not know before it counts as deleted: a restarted
-nsqlookupd knows its topics only after their nodes have registered again."""
 _LOG_INTERVAL = 10.0
 """Seconds between two log records about errors that are retried."""
 
@@ -138,7 +138,7 @@ class LeaderLocator:
             return
         now = anyio.current_time()
         since = self._unknown_since.setdefault(topic, now) if refused else self._unknown_since.get(topic, now)
-        if now - since > _DELETED:
+        if now - since > DELETED_AFTER:
             raise TopicNotFound("the topic does not exist any more", topic=topic, hint="it was deleted")
 
     async def _resolve(self, topic: str) -> PartitionMap:

@@ -183,15 +183,21 @@ class Anchors:
                 spec.check(read)
 
     async def create(self, key: Key, count: int) -> None:
-        """Create the anchor of a partition that has none.
+        """Create the anchor of a partition that has none; not of a deleted topic without ``failOnDataLoss``.
 
         Args:
             key: the partition.
             count: number of messages before its position.
         """
         topic, partition = key
-        await self._admin.create_anchor(topic, partition, self._channel, count)
-        self._moved_to[key] = count
+        try:
+            await self._admin.create_anchor(topic, partition, self._channel, count)
+        except TopicNotFound as error:
+            if self._strict:
+                raise
+            logger.warning("the anchor channel was not created: %s", error)
+        else:
+            self._moved_to[key] = count
 
     async def survey(self, *, quick: bool = False) -> dict[Key, PartitionState]:
         """Return the states of all partitions; without ``failOnDataLoss``, those of deleted topics are missing.
@@ -293,7 +299,8 @@ class Anchors:
     async def advance(self, end: Offsets) -> None:
         """Move the anchors forward to the end of a completed batch.
 
-        An anchor that cannot be moved now is moved by the next call, also by one with the same end.
+        An anchor that cannot be moved now is moved by the next call, also by one with the same end. Topics that did not
+        exist in the last survey have no anchors.
 
         Raises:
             NsqError: the servers refuse, and a retry cannot change that.
@@ -301,6 +308,7 @@ class Anchors:
         counts = {
             (topic, partition): count
             for topic, counts in end.items()
+            if topic not in self._missing
             for partition, count in counts.items()
             if (moved := self._moved_to.get((topic, partition), -1)) < count
             or (moved == count and (topic, partition) in self._unmoved)

@@ -76,7 +76,7 @@ def tasks_of(options: SourceOptions, ranges: Iterable[Range]) -> list[TaskRanges
 def read_ranges(options: SourceOptions, ranges: Iterable[Range]) -> Iterator[RecordBatch]:
     """Read the ranges of a task completely.
 
-    Without ``failOnDataLoss``, messages that are not retained any more are skipped.
+    Without ``failOnDataLoss``, messages that are not retained any more and deleted topics are skipped.
 
     Raises:
         DataLoss: messages are not retained any more.

@@ -29,6 +29,7 @@ from nsqext.errors import (
 )
 from nsqext.spark.cluster.admin import Admin
 from nsqext.spark.cluster.ephemeral_channel import ephemeral_name, open_ephemeral
+from nsqext.spark.cluster.leader_locator import DELETED_AFTER
 from nsqext.spark.read.frames import decode_frames, finish_commands
 from nsqext.spark.read.offsets import Range
 from nsqext.spark.read.reassembly import Block, Blocks, Reassembler
@@ -310,6 +311,7 @@ class TaskReader:
         self._waiting = deque(ranges)
         self._open: deque[RangeReader] = deque()
         self._next = 0
+        self._unknown_since: dict[str, float] = {}
         self._tasks: TaskGroup | None = None
 
     async def __aenter__(self) -> Self:
@@ -354,7 +356,7 @@ class TaskReader:
     async def next_block(self) -> tuple[Range, Block] | None:
         """Return the next block with its range; None after the last one.
 
-        Without ``failOnDataLoss``, messages that are not retained any more are skipped.
+        Without ``failOnDataLoss``, messages that are not retained any more and deleted topics are skipped.
 
         Raises:
             DataLoss: messages are not retained any more.
@@ -368,13 +370,19 @@ class TaskReader:
             except DataLoss as error:
                 await self._skip_lost(reader.range, error)
                 continue
+            except TopicNotFound as error:
+                await self._skip_deleted(reader.range, error)
+                continue
             if block is not None:
                 self._next = block.first + len(block)
                 return reader.range, block
-            self._open.popleft()
-            self._open_next()
-            self._next = 0
+            self._close_first()
         return None
+
+    def _close_first(self) -> None:
+        self._open.popleft()
+        self._open_next()
+        self._next = 0
 
     async def _skip_lost(self, found: Range, error: DataLoss) -> None:
         """Continue after messages that are not retained any more."""
@@ -386,3 +394,15 @@ class TaskReader:
             raise error
         logger.warning("messages %d..%d of %s are not retained any more: skipped", first, start, found)
         self._open[0] = self._start(Range(found.topic, found.partition, min(start, found.end), found.end))
+
+    async def _skip_deleted(self, found: Range, error: TopicNotFound) -> None:
+        """Continue without a topic that was deleted after the batch was planned, once that is certain."""
+        if self._options.fail_on_data_loss:
+            raise error
+        now = anyio.current_time()
+        if now - self._unknown_since.setdefault(found.topic, now) > DELETED_AFTER:
+            logger.warning("the topic of %s does not exist any more: skipped", found)
+            self._close_first()
+            return
+        await anyio.sleep(_LAST_PAUSE)
+        self._open[0] = self._start(Range(found.topic, found.partition, max(self._next, found.start), found.end))

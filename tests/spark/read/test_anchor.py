@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsqext.errors import DataLoss, InvalidPartition, InvalidSetting, InvalidState, PartitionUnavailable
+from nsqext.errors import DataLoss, InvalidPartition, InvalidSetting, InvalidState, PartitionUnavailable, TopicNotFound
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.read.anchor import Anchors
 from nsqext.spark.read.planning import PartitionState
@@ -166,6 +166,36 @@ async def test_an_anchor_that_was_deleted_cannot_be_moved() -> None:
         await Anchors(servers.admin, options()).advance({"orders": {0: 30, 1: 10}})
     await Anchors(servers.admin, options(failOnDataLoss="false")).advance({"orders": {0: 30, 1: 12}})
     assert servers.logs["orders", 1].anchor == 12
+
+
+async def test_anchors_of_a_deleted_topic_are_not_moved(caplog: pytest.LogCaptureFixture) -> None:
+    """A query without new messages moves anchors five times a second, and would log each refusal."""
+    servers = pretended(p0=20, p1=5)
+    servers.logs["bills", 0] = Log(0, 9, 4)
+    anchors = Anchors(servers.admin, options(subscribe="bills,orders", failOnDataLoss="false"))
+    await anchors.survey()
+    del servers.logs["bills", 0]
+    await anchors.survey()
+    caplog.clear()
+    await anchors.advance({"bills": {0: 9}, "orders": {0: 30}})
+    assert (servers.moves, caplog.records) == ([("orders", 0, 30)], [])
+    servers.logs["bills", 0] = Log(0, 9, 4)
+    await anchors.survey()
+    await anchors.advance({"bills": {0: 9}})
+    assert servers.moves == [("orders", 0, 30), ("bills", 0, 9)]
+
+
+async def test_an_anchor_of_a_topic_that_is_deleted_before_it_is_created(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise TopicNotFound("it was deleted", topic="orders")
+
+    monkeypatch.setattr(FakeAdmin, "create_anchor", refuse)
+    with pytest.raises(TopicNotFound):
+        await Anchors(pretended().admin, options()).create(("orders", 0), 10)
+    await Anchors(pretended().admin, options(failOnDataLoss="false")).create(("orders", 0), 10)
+    assert "the anchor channel was not created: it was deleted" in caplog.text
 
 
 async def test_anchors_are_not_requested_for_each_batch() -> None:

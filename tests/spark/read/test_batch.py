@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from secrets import token_hex
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -21,9 +22,10 @@ from nsqext.broker.options import ClusterOptions
 from nsqext.errors import DataLoss, InvalidPartition, InvalidSetting, RangeIncomplete, TopicNotFound
 from nsqext.spark.cluster import portal
 from nsqext.spark.cluster.admin import Admin
+from nsqext.spark.cluster.leader_locator import LeaderLocator
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.pyspark_features import HAS_PUSHDOWN
-from nsqext.spark.read import batch
+from nsqext.spark.read import batch, range_reader
 from nsqext.spark.read.batch import NsqPushdownReader, NsqReader, TaskRanges, plan, read_ranges
 from nsqext.spark.read.offsets import Range
 from nsqext.spark.read.pushdown import Pruning
@@ -32,6 +34,8 @@ from nsqext.sync import Producer
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from nsqext.spark.cluster.node_http import Leader
+    from nsqext.types import TopicMeta
     from tests.support.spark_cluster import Servers
 
 COUNT = 100
@@ -301,6 +305,38 @@ def test_messages_that_are_removed_during_a_read(
     assert numbers(read_ranges(lenient, [gone])) == list(range(start, end))
     assert f"messages {start - 5}..{start} of {gone} are not retained any more: skipped" in caplog.text
     assert list(read_ranges(lenient, [Range(name, 0, start - 5, start - 2)])) == []
+
+
+def test_a_topic_that_is_deleted_before_it_is_read(
+    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = Range("deleted_topic", 0, 0, 10)
+    with pytest.raises(TopicNotFound, match="deleted_topic"):
+        list(read_ranges(options(cluster, topic), [gone]))
+    monkeypatch.setattr(range_reader, "DELETED_AFTER", 0.1)
+    monkeypatch.setattr(range_reader, "_LAST_PAUSE", 0.05)
+    lenient = options(cluster, topic, failOnDataLoss="false")
+    assert numbers(read_ranges(lenient, [gone, Range(topic, 0, 0, COUNT)])) == list(range(COUNT))
+    assert f"the topic of {gone} does not exist any more: skipped" in caplog.text
+
+
+def test_a_topic_is_not_deleted_while_lookup_learns_it(
+    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restarted nsqlookupd knows its topics only after their nodes have registered again."""
+    unknown = Event()
+    resolve = LeaderLocator.leader
+
+    async def leader(locator: LeaderLocator, topic: str, partition: int) -> tuple[Leader, TopicMeta]:
+        if not unknown.is_set():
+            unknown.set()
+            raise TopicNotFound("the lookup service does not know the topic", topic=topic)
+        return await resolve(locator, topic, partition)
+
+    monkeypatch.setattr(LeaderLocator, "leader", leader)
+    monkeypatch.setattr(range_reader, "_LAST_PAUSE", 0.05)
+    lenient = options(cluster, topic, failOnDataLoss="false")
+    assert numbers(read_ranges(lenient, [Range(topic, 0, 5, COUNT)])) == list(range(5, COUNT))
 
 
 def test_a_range_behind_the_end_is_never_short(cluster: Cluster, topic: str) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
@@ -21,6 +22,12 @@ from nsqext.spark.pyspark_features import HAS_READ_LIMITS
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+SLOW = 2
+"""Partition of the task that hesitates."""
+_SLICE = 500
+"""Rows of an Arrow batch in the job with a slow task."""
 
 
 def main() -> None:
@@ -74,15 +81,44 @@ def read(spark: SparkSession, given: dict[str, str]) -> object:
 
 
 def stream(spark: SparkSession, given: dict[str, str]) -> object:
-    """Stream the topic to Parquet until everything is read."""
-    options = {"lookupd": given["lookupd"], "subscribe": given["topic"], "channel": "cluster"}
-    source = spark.readStream.format("nsqext").options(**options, maxOffsetsPerTrigger=given["batch"])
-    rows = source.option("startingOffsets", "earliest").load()
+    """Stream the topic to Parquet in small batches until everything is read."""
+    return _to_parquet(spark, given, "streamed", lambda rows: rows, maxOffsetsPerTrigger=given["batch"])
+
+
+def speculate(spark: SparkSession, given: dict[str, str]) -> object:
+    """Stream the topic to Parquet while a task hesitates, which Spark therefore runs a second time on another host."""
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(_SLICE))
+
+    def slowly(rows: DataFrame) -> DataFrame:
+        return rows.mapInArrow(partial(_hesitate, given["folder"]), rows.schema)
+
+    return _to_parquet(spark, given, "speculated", slowly, minPartitions="4", arrowBatchRows=str(_SLICE))
+
+
+def _hesitate(folder: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Pass on what was read; the first attempt of one task stops in the middle until it is killed."""
+    import time
+
+    context = TaskContext.get()
+    assert context is not None
+    for number, batch in enumerate(batches):
+        (Path(folder) / f"attempt-{context.partitionId()}-{context.attemptNumber()}").touch()
+        if number and context.partitionId() == SLOW and not context.attemptNumber():
+            time.sleep(3600)
+        yield batch
+
+
+def _to_parquet(
+    spark: SparkSession, given: dict[str, str], name: str, change: Callable[[DataFrame], DataFrame], **options: str
+) -> int:
+    """Stream the topic to Parquet until everything is read; returns the number of rows."""
+    source = spark.readStream.format("nsqext").options(lookupd=given["lookupd"], subscribe=given["topic"], **options)
+    rows = source.options(channel=name, startingOffsets="earliest").load().select("partition", "offset", "value")
     writer = (
-        rows.select("topic", "partition", "offset", "value")
+        change(rows)
         .writeStream.format("parquet")
-        .option("path", f"{given['folder']}/rows")
-        .option("checkpointLocation", f"{given['folder']}/checkpoint")
+        .option("path", f"{given['folder']}/{name}/rows")
+        .option("checkpointLocation", f"{given['folder']}/{name}/checkpoint")
         .trigger(availableNow=True)
     )
     total = 0
@@ -96,7 +132,7 @@ def stream(spark: SparkSession, given: dict[str, str]) -> object:
             return total
 
 
-JOBS = {"read": read, "stream": stream, "write": write}
+JOBS = {"read": read, "speculate": speculate, "stream": stream, "write": write}
 
 if __name__ == "__main__":
     main()

@@ -1,9 +1,9 @@
 """Reads, writes and streams on a standalone Spark cluster while its processes are killed: ``make spark-cluster``.
 
 Starts an NSQ cluster of three nodes, a Spark master and two workers. The environment is delivered with
-``spark.archives``, packed by venv-pack. Kills an executor during a batch write, and a worker and the driver during a
-stream; then compares the contents, and runs the Spark programs of ``examples``. ``--short`` delivers a link to this
-interpreter instead of a packed environment.
+``spark.archives``, packed by venv-pack. Kills an executor during a batch write, lets a task of a stream run twice at
+the same time, and kills a worker and the driver during another stream; then compares the contents, and runs the Spark
+programs of ``examples``. ``--short`` delivers a link to this interpreter instead of a packed environment.
 """
 
 from __future__ import annotations
@@ -21,12 +21,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow.dataset as ds
 from attrs import frozen
 
 from nsqext.broker import Cluster
-from tests.support.spark_standalone import JAVA_OPTIONS, Standalone, archive_of_link, archive_of_venv, standalone
+from tests.spark.cluster_driver import SLOW
+from tests.support.spark_standalone import (
+    JAVA_OPTIONS,
+    SESSION,
+    Standalone,
+    archive_of_link,
+    archive_of_venv,
+    standalone,
+)
 
 ROOT = Path(__file__).parent.parent.parent
 PARTITIONS = 4
@@ -89,20 +98,29 @@ class Run:
     folder: Path
     rows: int
 
-    def _conf(self) -> dict[str, str]:
-        return {
+    def _conf(self) -> dict[str, Any]:
+        return SESSION | {
             "spark.archives": f"{self.archive}#environment",
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.memory": "768m",
-            "spark.driver.extraJavaOptions": JAVA_OPTIONS,
             "spark.executor.extraJavaOptions": JAVA_OPTIONS,
             "spark.executor.memory": "512m",
-            "spark.ui.enabled": "false",
-            "spark.ui.showConsoleProgress": "false",
             "spark.log.level": "WARN",
-            "spark.sql.shuffle.partitions": "2",
+            # a task that takes longer than the others did runs a second time on another host
+            "spark.speculation": "true",
+            "spark.speculation.interval": "100ms",
+            "spark.speculation.quantile": "0.5",
+            "spark.speculation.minTaskRuntime": "1s",
             "spark.task.maxFailures": "8",
+        }
+
+    def options(self) -> dict[str, str]:
+        """Return the options of jobs."""
+        return {
+            "lookupd": self.lookupd,
+            "topic": self.topic,
+            "rows": str(self.rows),
+            "batch": str(max(self.rows // _BATCHES, 1)),
+            "folder": str(self.folder),
         }
 
     def _environment(self) -> dict[str, str]:
@@ -117,15 +135,7 @@ class Run:
     @contextmanager
     def driver(self, *jobs: str) -> Iterator[Driver]:
         """Run a driver."""
-        options = {
-            "master": self.spark.url,
-            "conf": self._conf(),
-            "lookupd": self.lookupd,
-            "topic": self.topic,
-            "rows": self.rows,
-            "batch": max(self.rows // _BATCHES, 1),
-            "folder": str(self.folder),
-        }
+        options = self.options() | {"master": self.spark.url, "conf": self._conf()}
         errors = self.folder / f"{'-'.join(jobs)}.log"
         with errors.open("w") as file:
             process = subprocess.Popen(
@@ -162,7 +172,7 @@ class Run:
 
     def batches(self) -> int:
         """Return the number of completed batches of the stream."""
-        return len(list(self.folder.glob("checkpoint/commits/[0-9]*")))
+        return len(list(self.folder.glob("streamed/checkpoint/commits/[0-9]*")))
 
     def write_and_read(self, driver: Driver) -> int:
         """Publish while an executor is killed, and read; returns the number of messages."""
@@ -189,10 +199,11 @@ class Run:
         say(f"driver killed after {self.batches()} batches")
         assert self.batches() < _BATCHES, "messages are left"
 
-    def streamed(self) -> Counter[tuple[int, int]]:
-        """Return how often each message is in the files of the stream."""
-        table = ds.dataset(committed_files(self.folder / "rows"), format="parquet").to_table(["partition", "offset"])
-        return Counter(zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True))
+    def contents(self, name: str) -> Counter[tuple[int, int, bytes]]:
+        """Return how often each message is in the files of a stream: partition, offset and body."""
+        table = ds.dataset(committed_files(self.folder / name / "rows"), format="parquet").to_table()
+        columns = (table[column].to_pylist() for column in ("partition", "offset", "value"))
+        return Counter(zip(*columns, strict=True))
 
 
 def committed_files(folder: Path) -> list[str]:
@@ -204,16 +215,30 @@ def committed_files(folder: Path) -> list[str]:
     return sorted(set(names))
 
 
-def check(run: Run) -> None:
-    """Write, read and stream while processes are killed; raises AssertionError if the contents differ."""
-    with run.driver("write", "read", "stream") as driver:
+def check(run: Run, continue_stream: Callable[[], object] | None = None) -> None:
+    """Write, read and stream while processes are killed; raises AssertionError if the contents differ.
+
+    Args:
+        run: the run.
+        continue_stream: reads the rest of the stream whose driver was killed; by default another driver does.
+    """
+    with run.driver("write", "read", "speculate", "stream") as driver:
         total = run.write_and_read(driver)
-        run.kill_during_stream(driver)
-    with run.driver("stream") as driver:
         driver.result()
-    counts = run.streamed()
-    say(f"stream: {len(counts)} messages, {sum(counts.values())} rows")
-    assert len(counts) == sum(counts.values()) == total, "every message once"
+        attempts = {path.name for path in run.folder.glob(f"attempt-{SLOW}-*")}
+        assert attempts == {f"attempt-{SLOW}-0", f"attempt-{SLOW}-1"}, "a task ran twice at the same time"
+        run.kill_during_stream(driver)
+    if continue_stream is not None:
+        continue_stream()
+    else:
+        with run.driver("stream") as driver:
+            driver.result()
+    expected = run.contents("speculated")
+    assert {int(body) for _, _, body in expected} == set(range(run.rows))
+    for counts in (expected, run.contents("streamed")):
+        say(f"stream: {len(counts)} messages, {sum(counts.values())} rows")
+        assert len(counts) == sum(counts.values()) == total, "every message once"
+        assert counts == expected, "both streams read the same"
 
 
 def check_examples(run: Run, topic: str) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.spark_cluster import REAL, Servers, running_servers
-from tests.support.spark_standalone import JAVA_OPTIONS
+from tests.support.spark_standalone import SESSION
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,11 +69,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         session = (
             SparkSession.builder.master("local[2, 2]")
             .appName("nsqext tests")
-            .config("spark.ui.enabled", "false")
+            .config(map=SESSION)
+            # queries that run once are not worth their compilation
+            .config("spark.sql.codegen.wholeStage", "false")
+            .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+            .config("spark.sql.adaptive.enabled", "false")
             .config("spark.driver.memory", "1g")
-            .config("spark.driver.extraJavaOptions", JAVA_OPTIONS)
-            .config("spark.driver.host", "127.0.0.1")
-            .config("spark.sql.shuffle.partitions", "2")
             .config("spark.sql.session.timeZone", "UTC")
             .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
             .config("spark.local.dir", str(folder / "local"))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as sf
 
 from nsqext.spark.pyspark_features import HAS_READ_LIMITS
-from tests.support.spark_standalone import JAVA_OPTIONS
+from tests.support.spark_standalone import SESSION
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,14 +41,12 @@ def open_session(folder: Path, delta: str) -> SparkSession:
             builder.config("spark.jars.packages", delta)
             .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
             .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+            .config("spark.databricks.delta.snapshotPartitions", "2")
         )
     session: SparkSession = (
         builder.appName("exactly once")
-        .config("spark.ui.enabled", "false")
+        .config(map=SESSION)
         .config("spark.driver.memory", "768m")
-        .config("spark.driver.extraJavaOptions", JAVA_OPTIONS)
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
         .config("spark.local.dir", str(folder / "local"))
         .getOrCreate()

@@ -12,13 +12,31 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from attrs import define, field
 
-__all__ = ("JAVA_OPTIONS", "Standalone", "archive_of_link", "archive_of_venv", "interpreter", "standalone")
+__all__ = ("JAVA_OPTIONS", "SESSION", "Standalone", "archive_of_link", "archive_of_venv", "interpreter", "standalone")
 
-JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Make a Java process that runs for seconds start with half of the CPU time."""
+JAVA_OPTIONS = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+    "-XX:+IgnoreUnrecognizedVMOptions -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
+"""Make a Java process that runs for seconds start with less than half of the CPU time: it does not verify Spark's
+classes, and compiles them quickly instead of well."""
+
+SESSION: dict[str, Any] = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+    "spark.sql.shuffle.partitions": "2",
+    # a busy machine may stop processes for longer than the defaults of 120 and 15 seconds
+    "spark.network.timeout": "600s",
+    "spark.python.authenticate.socketTimeout": "120s",
+}
+"""Settings of every session."""
 
 _HOST = "127.0.0.1"
 _HOSTS = ("127.0.0.2", "127.0.0.3") if sys.platform.startswith("linux") else (_HOST, _HOST)

@@ -379,6 +379,7 @@ class App(Router):
         finally:
             self._running = False
             self._loop = None
+            self._stopping.set()  # also where a lifespan failed or the app was cancelled: `wait` waits for it
             self._started.set()
             self._ended.set()
 

@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, Self
 
 from nsqext.client.producer.producer import Producer as AsyncProducer
-from nsqext.sync.loop import BlockingClient
+from nsqext.errors import InvalidState
+from nsqext.sync.loop import BlockingClient, call, shared_loop
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
@@ -193,13 +194,19 @@ class Batcher(BlockingClient):
         self._shared = portal
 
     def __enter__(self) -> Self:
-        self._enter(self._batcher, self._shared)
+        if self._portal is not None:
+            raise InvalidState("the batcher is open already")
+        # not in a task that lasts until the exit: the producer, which may be closed before, would wait for it
+        call(self._shared, self._what, self._batcher.__aenter__)
+        self._portal = self._shared
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._exit(kind, error, trace)
+        portal, self._portal = self._portal, None
+        if portal not in shared_loop.orphaned:  # otherwise the parent process closes it
+            call(portal, self._what, self._batcher.__aexit__, kind, error, trace)
 
     @property
     def pending(self) -> int:

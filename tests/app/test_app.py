@@ -195,6 +195,34 @@ async def test_base_exceptions_of_handlers_are_raised(cluster: Cluster, topics: 
         await app.serve()
 
 
+async def test_wait_ends_when_a_lifespan_fails(cluster: Cluster, topics: tuple[str, str]) -> None:
+    app = App(cluster.lookupd)
+    entered, waiting = anyio.Event(), anyio.Event()
+
+    @app.lifespan
+    async def broken(given: App) -> AsyncIterator[None]:
+        entered.set()
+        await waiting.wait()
+        raise KeyError
+        yield
+
+    @app.handler(topics[0], "ch")
+    async def handle(message: Message) -> None:
+        raise AssertionError("it was handled")
+
+    async def serve() -> None:
+        with pytest.raises(KeyError):
+            await app.serve()
+
+    with anyio.fail_after(15):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(serve)
+            await entered.wait()
+            tasks.start_soon(app.wait)
+            await anyio.wait_all_tasks_blocked()
+            waiting.set()
+
+
 async def test_start_and_aclose_in_different_tasks_and_again(cluster: Cluster, topics: tuple[str, str]) -> None:
     app = App(cluster.lookupd)
     received: list[bytes] = []

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -168,6 +169,26 @@ def test_the_batcher_reports_failed_messages(cluster: Cluster) -> None:
         with pytest.raises(BatchFailed):
             batcher.flush()
         assert [message for message, _ in batcher.take_failed()] == [b"x"]
+
+
+def test_a_producer_that_is_closed_before_its_batcher_publishes_what_is_pending(cluster: Cluster, topic: str) -> None:
+    producer = sync.Producer(cluster.lookupd).start()
+    batcher = producer.batcher(topic, linger=60)
+    batcher.__enter__()
+    batcher.add(b"x")
+    producer.close()
+    assert batcher.pending == 0
+    assert batcher._batcher.take_failed() == []
+    for call in (partial(batcher.add, b"y"), partial(batcher.__exit__, None, None, None)):
+        with pytest.raises(InvalidState, match="the batcher cannot be used"):
+            call()
+
+
+def test_a_batcher_of_a_closed_producer_is_not_opened(cluster: Cluster, topic: str) -> None:
+    with sync.Producer(cluster.lookupd) as producer:
+        batcher = producer.batcher(topic)
+    with pytest.raises(InvalidState, match="the batcher cannot be used"):
+        batcher.__enter__()
 
 
 def test_an_interrupt_ends_the_waiting(cluster: Cluster, topic: str, interrupts: None) -> None:

@@ -117,6 +117,7 @@ class ConsumerSession:
         """
         await self._tasks.start()
         try:
+            self._tasks.check()  # `close` may have ended it meanwhile, and nothing would release the metadata
             self._metadata.acquire()
             self._joined = True
             tasks = [*background, self._subscribe, self.group.run_flush, self.group.run_timer, self._metadata.run]

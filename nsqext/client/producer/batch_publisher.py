@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -88,9 +89,9 @@ class BatchPublisher:
         try:
             planner.add(messages)
         except ExtendNotSupported:
-            if not await self._router.upgraded(topic):
+            if not await self._sender.wait_for_lookup(partial(self._router.upgraded, topic), started):
                 raise
-            planner = self._planner(await self._router.find(topic), key, partition)
+            planner = self._planner(await self._sender.wait_for_route(topic, started), key, partition)
             planner.add(messages)
         if planner.marked is not None:
             await self._check_marked(route, *planner.marked)

@@ -254,6 +254,10 @@ class Batcher:
                 outcomes = await self._publisher.publish_many(self._topic, [entry.message for entry in batch])
             except BatchFailed as error:
                 outcomes = error.outcomes
+            except InvalidState as error:
+                unsent = self._unsent()
+                unsent.__cause__ = error
+                outcomes = [unsent] * len(batch)
             except NsqError as error:
                 if isinstance(error, InvalidInput) and error.index is not None:
                     # nothing was sent: the others are published without it
@@ -278,8 +282,10 @@ class Batcher:
         waiting = list(self._queue)
         self._queue.clear()
         unknown = DeliveryUnknown("the producer was closed before the response was received", topic=self._topic)
-        unsent = PublishFailed("not published before the producer was closed", topic=self._topic)
-        self._settle([*flying, *waiting], [unknown] * len(flying) + [unsent] * len(waiting))
+        self._settle([*flying, *waiting], [unknown] * len(flying) + [self._unsent()] * len(waiting))
+
+    def _unsent(self) -> PublishFailed:
+        return PublishFailed("not published before the producer was closed", topic=self._topic)
 
     def _wake(self) -> None:
         progress, self._progress = self._progress, anyio.Event()

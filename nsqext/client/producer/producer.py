@@ -141,6 +141,7 @@ class Producer:
         """
         await self._tasks.start()
         try:
+            self._tasks.check()  # `aclose` may have ended it meanwhile, and nothing would release the metadata
             self._metadata.acquire()
             self._joined = self._open = True
             self._router.tasks = self._tasks

@@ -373,3 +373,21 @@ async def test_the_error_of_a_run_is_never_a_group(caplog: pytest.LogCaptureFixt
     with suppress(LookupFailed):
         await consumer.run()
         raise AssertionError("it ran")
+
+
+async def test_a_start_beside_aclose_leaves_nothing_open() -> None:
+    """On trio, the order of the two tasks is random."""
+    lookup = nsqext.Lookup("127.0.0.1:1")
+
+    async def start(consumer: Consumer) -> None:
+        with suppress(InvalidState, LookupUnreachable):
+            await consumer.start()
+
+    with anyio.fail_after(20):
+        for _ in range(20):
+            consumer = Consumer("t", "ch", lookupd=lookup, options=ConsumerOptions(start_timeout=0.0))
+            async with create_task_group() as tasks:
+                tasks.start_soon(start, consumer)
+                tasks.start_soon(consumer.aclose)
+            await consumer.aclose()
+            assert lookup.metadata._users == 0

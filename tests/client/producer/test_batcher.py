@@ -226,3 +226,11 @@ async def test_a_producer_that_ends_first_publishes_what_is_pending() -> None:
             assert [command.words[0] for command in node.commands] == [b"MPUB"]
             with pytest.raises(InvalidState):
                 await batcher.add(b"y")
+
+
+async def test_messages_that_wait_when_the_producer_has_closed_are_reported_as_not_published() -> None:
+    publisher = _Publisher()
+    publisher.failing = InvalidState("the producer is closed")
+    async with _batcher(publisher, BatcherLimits(linger=0)) as batcher:
+        with pytest.raises(PublishFailed, match="not published before the producer was closed"):
+            await batcher.publish(b"x")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
-from nsqext import DeliveryUnknown, Producer, ProducerStatistics
+from nsqext import DeliveryUnknown, Lookup, Producer, ProducerStatistics
 from nsqext.errors import BatchFailed, ConnectionFailed, InvalidState, LookupFailed, PartitionUnavailable
 from nsqext.errors.server import BadMessage
 from tests.support.fake_lookupd import node_json
@@ -106,3 +107,21 @@ async def test_connections_of_ping_are_shared_with_publishes() -> None:
             tasks.start_soon(producer.ping)
             tasks.start_soon(producer.publish, "t", b"x")
         assert len(node.peers) == 1
+
+
+async def test_a_start_beside_aclose_leaves_nothing_open() -> None:
+    """On trio, the order of the two tasks is random."""
+    lookup = Lookup("127.0.0.1:1")
+
+    async def start(producer: Producer) -> None:
+        with suppress(InvalidState):
+            await producer.start()
+
+    async with bounded():
+        for _ in range(20):
+            producer = Producer(lookup)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(start, producer)
+                tasks.start_soon(producer.aclose)
+            await producer.aclose()
+            assert lookup.metadata._users == 0

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from nsqext import LookupOptions, OutgoingMessage, Producer
-from nsqext.errors import ExtendNotSupported, LookupFailed, NotLookupd, TopicNotReady
+from nsqext.errors import ExtendNotSupported, LookupFailed, NotLookupd, PublishFailed, TopicNotReady
 from tests.support.fake_nsqd import obey, scripted_lookup, scripted_node, until
 from tests.support.machine_pauses import unless_paused
 from tests.support.producers import bodies, bounded, options_of
@@ -161,3 +161,25 @@ async def test_a_lookup_service_that_is_not_ready_has_answered() -> None:
                 await until(lambda: _lookups(lookup) > 2)
                 lookup.set_leaders({0: node}, num=1)
         assert bodies(node) == [b"y"]
+
+
+async def test_a_call_that_waits_for_an_upgrade_when_the_producer_closes_is_reported_as_not_published() -> None:
+    async with (
+        bounded(),
+        scripted_node(obey()) as node,
+        scripted_lookup() as lookup,
+        anyio.create_task_group() as tasks,
+    ):
+        lookup.set_leaders({0: node}, num=1)
+        async with Producer(str(lookup), options=options_of(close_timeout=0.0)) as producer:
+            await producer.publish("t", b"plain")
+            lookup.delay = 60.0
+            before = _lookups(lookup)
+
+            async def publish() -> None:
+                with pytest.raises(PublishFailed, match="before the producer was closed"):
+                    await producer.publish_many("t", [OutgoingMessage(b"x", tag="a")])
+
+            tasks.start_soon(publish)
+            await until(lambda: _lookups(lookup) > before)
+        tasks.cancel_scope.deadline = anyio.current_time() + 10.0

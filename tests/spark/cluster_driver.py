@@ -19,6 +19,7 @@ from pyspark.sql import functions as sf
 
 import nsqext.spark
 from nsqext.spark.pyspark_features import HAS_READ_LIMITS
+from tests.support.spark_queries import run_to_end
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -123,8 +124,7 @@ def _to_parquet(
     )
     total = 0
     while True:
-        query = writer.start()
-        query.awaitTermination()
+        query = run_to_end(writer.start, timeout=None)
         count = sum(progress.numInputRows for progress in query.recentProgress)
         total += count
         # PySpark 4.0 and 4.1 run one batch, first the one that was not completed

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from nsqext.spark.pyspark_features import HAS_READ_LIMITS
 from tests.spark.exactly_once_driver import open_session
+from tests.support.spark_queries import run_to_end
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -42,8 +43,7 @@ def main(folder: Path, options: dict[str, str]) -> None:
     writer = source.writeStream.foreachBatch(merge).option("checkpointLocation", str(folder / "checkpoint"))
     writer = writer.trigger(availableNow=True)
     while True:
-        query = writer.start()
-        query.awaitTermination()
+        query = run_to_end(writer.start, timeout=None)
         # PySpark 4.0 and 4.1 run one batch, first the one that was not completed
         if HAS_READ_LIMITS or not sum(progress.numInputRows for progress in query.recentProgress):
             break

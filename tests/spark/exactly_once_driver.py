@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as sf
 
 from nsqext.spark.pyspark_features import HAS_READ_LIMITS
+from tests.support.spark_queries import run_to_end
 from tests.support.spark_standalone import SESSION
 
 if TYPE_CHECKING:
@@ -92,10 +93,9 @@ def main(mode: str, folder: Path, options: dict[str, str], counts: dict[str, str
     """Run until killed, or (``finish``) to the end of the topics, and write down which rows exist."""
     session, kind = open_session(folder, delta), "delta" if delta else "parquet"
     if mode == "run":
-        start(session, folder, options, kind, processingTime="0 seconds")
         if counts:
             start_counts(session, folder, counts, processingTime="0 seconds")
-        session.streams.awaitAnyTermination()
+        run_to_end(lambda: start(session, folder, options, kind, processingTime="0 seconds"), timeout=None)
         return
     finish(session, folder, options, counts, kind)
     session.stop()
@@ -107,7 +107,7 @@ def finish(
     """Read to the end, and write down which rows exist, as Spark sees them."""
     # PySpark 4.0 and 4.1 run one batch, first the one that was not completed
     for _ in range(1 if HAS_READ_LIMITS else 2):
-        start(session, folder, options, kind, availableNow=True).awaitTermination()
+        run_to_end(lambda: start(session, folder, options, kind, availableNow=True), timeout=None)
     if counts:
         finish_counts(session, folder, counts)
     rows = session.read.format(kind).load(str(folder / "rows")).select(*COLUMNS).collect()
@@ -119,7 +119,7 @@ def finish_counts(session: SparkSession, folder: Path, counts: dict[str, str]) -
     """Count to the end, and write down the published counts: number of messages, and windows without duplicates."""
     from nsqext.spark import dedupe
 
-    start_counts(session, folder, counts, availableNow=True).awaitTermination()
+    run_to_end(lambda: start_counts(session, folder, counts, availableNow=True), timeout=None)
     options = {"lookupd": counts["lookupd"], "subscribe": counts["target"], "includeHeaders": "true"}
     published = session.read.format("nsqext").options(**options).load()
     once = [row.value.decode().split() for row in dedupe(published).select("value").collect()]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spark.conftest import ROOT
+from tests.support.spark_queries import after_slow_starts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,7 +43,7 @@ def test_write_stream_and_read(
     topic = servers.make_topic("orders", 2)
     where = ("--lookupd", servers.options["lookupd"], "--topic", topic)
     assert run_example("spark_write.py", *where, "--rows", str(ROWS)) == f"{ROWS} messages are stored\n"
-    run_example("spark_stream.py", *where, "--out", str(tmp_path), "--once")
+    after_slow_starts(lambda: run_example("spark_stream.py", *where, "--out", str(tmp_path), "--once"))
     table = run_example("spark_read.py", *where)
     counts = [int(line.split("|")[2]) for line in table.splitlines() if line.startswith(("|0 ", "|1 "))]
     assert sum(counts) == ROWS + 2 * servers.first

@@ -9,9 +9,10 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import define, field
+from pyspark.errors import StreamingQueryException
 
 from nsqext.spark.pyspark_features import HAS_READ_LIMITS
 
@@ -19,9 +20,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ("Reading", "finish", "post", "starting", "wait_for")
+__all__ = ("Reading", "after_slow_starts", "post", "run_to_end", "starting", "wait_for")
+
+T = TypeVar("T")
 
 _DEADLINE = 90
+_STARTS = 3
+_SLOW_START = "Python worker failed to connect back"
 
 Row = tuple[str, int, int, bytes]
 """Topic, partition, offset and value."""
@@ -68,12 +73,10 @@ class Reading:
 
     def run(self, change: Callable[[DataFrame], DataFrame] | None = None) -> StreamingQuery:
         """Read everything that is there now; returns the last query that ran a batch."""
-        query = self.start(change)
-        finish(query)
+        query = run_to_end(lambda: self.start(change))
         while not HAS_READ_LIMITS:
             before = self._runs()
-            following = self.start(change)
-            finish(following)
+            following = run_to_end(lambda: self.start(change))
             if self._runs() == before:
                 break
             query = following
@@ -99,10 +102,35 @@ class Reading:
         shutil.rmtree(self.checkpoint)
 
 
-def finish(query: StreamingQuery) -> None:
-    """Wait until a query has ended by itself."""
-    assert query.awaitTermination(_DEADLINE), "the query did not end"
-    assert query.exception() is None
+def after_slow_starts(action: Callable[[], T]) -> T:
+    """Run something that starts streams, and run it again if Spark gave up on the start of one.
+
+    Spark gives the Python process that plans a stream 10 seconds to start, which no setting changes. On a machine that
+    is too busy for that a stream is started again with its checkpoint, as users are advised to do.
+    """
+    for _ in range(_STARTS - 1):
+        try:
+            return action()
+        except StreamingQueryException as error:
+            if _SLOW_START not in str(error):
+                raise
+    return action()
+
+
+def run_to_end(start: Callable[[], StreamingQuery], timeout: int | None = _DEADLINE) -> StreamingQuery:
+    """Start a query and wait until it has ended by itself.
+
+    Args:
+        start: starts the query.
+        timeout: seconds in which the query must end; None for no limit.
+    """
+
+    def run() -> StreamingQuery:
+        query = start()
+        assert query.awaitTermination(timeout) is not False, "the query did not end"
+        return query
+
+    return after_slow_starts(run)
 
 
 def wait_for(condition: Callable[[], bool], what: str, timeout: float = 60.0) -> None:

@@ -19,6 +19,7 @@ from nsqext.spark.read import channel_stream
 from nsqext.spark.read.channel_lag import ChannelLag
 from nsqext.spark.read.channel_stream import NsqChannelReader
 from nsqext.sync import Producer
+from tests.support.spark_queries import run_to_end
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -295,9 +296,7 @@ def test_a_query_over_the_original_nsq(spark: SparkSession, original: Cluster, t
         )
 
     for first in (30, 60):
-        query = start()
-        assert query.awaitTermination(60)
-        assert query.exception() is None
+        run_to_end(start)
         publish(original, topic, 30, first)
     rows = Counter(int(row.value) for row in spark.read.parquet(str(tmp_path / "rows")).select("value").collect())
     assert rows == Counter(range(60))

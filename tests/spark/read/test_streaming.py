@@ -18,13 +18,14 @@ from nsqext.spark.pyspark_features import HAS_READ_LIMITS
 from nsqext.spark.schema import read_schema
 from nsqext.spark.source import NsqDataSource
 from nsqext.sync import Producer
-from tests.support.spark_queries import Reading, finish, post, starting, wait_for
+from tests.support.spark_queries import Reading, after_slow_starts, post, run_to_end, starting, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyarrow import RecordBatch
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from tests.support.spark_cluster import Servers
 
@@ -122,15 +123,14 @@ def test_tasks_that_fail_in_the_middle_are_run_again(spark: SparkSession, server
         .load()
         .select("partition", "offset", "value")
     )
-    query = (
+    writer = (
         frame.mapInArrow(fail_at_first, frame.schema)
         .writeStream.format("parquet")
         .option("path", str(tmp_path / "rows"))
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
         .trigger(availableNow=True)
-        .start()
     )
-    finish(query)
+    run_to_end(writer.start)
     rows = spark.read.parquet(str(tmp_path / "rows")).collect()
     assert sorted((row.partition, row.offset - servers.first, bytes(row.value)) for row in rows) == [
         (partition, number, body) for partition in (0, 1) for number, body in enumerate(bodies("again", 200))
@@ -195,10 +195,16 @@ def test_a_topic_that_grows_while_a_query_runs(spark: SparkSession, servers: Ser
     topic = servers.make_topic("grows")
     options = servers.options | {"subscribe": topic, "channel": "spark", "startingOffsets": "earliest"}
     reading = Reading(spark, tmp_path / "checkpoint", options)
-    query = reading.start(processingTime="0 seconds")
+    servers.publish(topic, bodies("plain", 10), 0)
+
+    def start() -> StreamingQuery:
+        query = reading.start(processingTime="0 seconds")
+        query.processAllAvailable()
+        return query
+
+    query = after_slow_starts(start)
     try:
-        servers.publish(topic, bodies("plain", 10), 0)
-        wait_for(lambda: len(reading.rows()) == 10, "the first messages are read")
+        assert len(reading.rows()) == 10
         post(servers.lookupd[0], "/topic/partition/expand", topic=topic, partition_num=2)
         servers.cluster.wait_writable(topic, 1)
         servers.cluster.upgrade_topic(topic)
@@ -227,9 +233,16 @@ def test_the_leader_is_killed_while_a_batch_is_read(spark: SparkSession, tmp_pat
             "startingOffsets": "earliest",
         }
         reading = Reading(spark, tmp_path / "checkpoint", options)
-        query = reading.start()
         leader = cluster.leader("orders")
-        wait_for(lambda: progress(cluster, leader) > 500, "the batch is being read")
+
+        def start() -> StreamingQuery:
+            query = reading.start()
+            wait_for(lambda: progress(cluster, leader) > 500 or not query.isActive, "the batch is being read")
+            if (error := query.exception()) is not None:
+                raise error
+            return query
+
+        query = after_slow_starts(start)
         cluster.kill(leader)
         assert query.awaitTermination(60)
         assert query.exception() is None

@@ -16,6 +16,7 @@ from nsqext.spark import dedupe
 from nsqext.spark.pyspark_features import HAS_READ_LIMITS
 from nsqext.spark.write.row_id import Origin
 from tests.support.spark_cluster import collect
+from tests.support.spark_queries import run_to_end
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -170,9 +171,7 @@ def test_a_live_aggregate_is_published_once_for_readers(spark: SparkSession, ser
         kind = "value string, headers map<string,string>"
         writer = messages.mapInArrow(stumbling, kind).writeStream.format("nsqext")
         writer = writer.options(**servers.options, topic=target, ackBatchBytes="1")
-        writer.option("checkpointLocation", str(tmp_path / "sums")).trigger(
-            availableNow=True
-        ).start().awaitTermination()
+        run_to_end(writer.option("checkpointLocation", str(tmp_path / "sums")).trigger(availableNow=True).start)
 
     for partition in range(2):
         servers.publish(source, [b"%d" % number for number in range(partition, 70, 2)], partition)

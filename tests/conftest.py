@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +34,24 @@ _ALLOWED_SKIPS = (
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("explore", max_examples=2000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+_MEMORY = Path("/dev/shm")
+_ENOUGH = 4 << 30
+
+
+def _use_memory_for_temporary_files() -> None:
+    """Keep temporary files in memory unless TMPDIR is set: servers and Spark rename and sync files all the time.
+
+    A small file system in memory, as in most containers, and one that programs cannot be run from, are not used.
+    """
+    if "TMPDIR" in os.environ or not os.access(_MEMORY, os.W_OK):
+        return
+    if shutil.disk_usage(_MEMORY).free >= _ENOUGH and not os.statvfs(_MEMORY).f_flag & os.ST_NOEXEC:
+        tempfile.tempdir = os.environ["TMPDIR"] = str(_MEMORY)
+
+
+_use_memory_for_temporary_files()
 
 
 WATCHING_BACKENDS = [backend for name, backend in _BACKENDS.items() if name != "trio"]

@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -72,13 +73,45 @@ def closed_address() -> Iterator[Address]:
     ports.release()
 
 
-def _is_spark(nodeid: str) -> bool:
-    return nodeid.startswith("tests/spark/")
+_ROOT = Path(__file__).parents[1]
+_LONG = (
+    "tests/docs/test_snippets.py",
+    "tests/docs/test_migration.py",
+    "tests/interop/test_clients.py",
+    "tests/stories/test_migrated_services.py",
+    "tests/web/test_browser.py",
+    "tests/testing/test_plugin.py",
+    "tests/test_conftest.py",
+    "tests/soak/test_soak.py",
+    "tests/contract/test_consume.py",
+    "tests/client/consumer/test_order_after_reconnect.py",
+    "tests/client/consumer/subscriptions/test_topics.py",
+    "tests/broker/engine/test_partition_machine.py",
+)
+"""Files that take longest; one that was started last would be waited for."""
+
+
+@cache
+def _uses_spark(file: str) -> bool:
+    """Return whether a test file takes the fixture of the Spark session."""
+    path = _ROOT / file
+    text = path.read_text(encoding="utf-8") if file.startswith("tests/spark/") and path.is_file() else ""
+    return "spark: SparkSession" in text or 'usefixtures("spark")' in text
+
+
+def _file_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start the Spark tests first, because they take longest and others can run in parallel."""
-    items.sort(key=lambda item: not _is_spark(item.nodeid))
+    """Start the tests with a Spark session first, because they take longest, and then other long files."""
+    order = {file: number for number, file in enumerate(_LONG)}
+
+    def rank(item: pytest.Item) -> int:
+        file = _file_of(item.nodeid)
+        return -1 if _uses_spark(file) else order.get(file, len(order))
+
+    items.sort(key=rank)
 
 
 def pytest_collection_finish() -> None:
@@ -95,14 +128,14 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Run each file in one worker, because its tests share a cluster, and all Spark tests in one, with one session."""
+    """Run each file in one worker, because its tests share a cluster; files with a Spark session share a worker."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
     files = LoadFileScheduling(config, log)
     own = files._split_scope
-    files._split_scope = lambda nodeid: "tests/spark" if _is_spark(nodeid) else own(nodeid)
+    files._split_scope = lambda nodeid: "tests/spark" if _uses_spark(_file_of(nodeid)) else own(nodeid)
     return files
 
 

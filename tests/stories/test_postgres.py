@@ -58,9 +58,10 @@ async def test_each_message_is_stored_once() -> None:
         Cluster(nodes=3) as cluster,
     ):
         database.execute("CREATE TABLE orders (id bytea PRIMARY KEY, body bytea)")
-        cluster.create_topic("orders", partitions=2, replicas=2, channels=["archive"])
+        cluster.create_topic("orders", partitions=2, replicas=3, channels=["archive"])
         async with Producer(cluster.lookupd) as producer:
-            await producer.publish_many("orders", BODIES)
+            for partition in range(2):
+                await producer.publish_many("orders", BODIES[partition::2], partition=partition)
         lookupd = cluster.lookupd[0]
 
         # the process is killed while it inserts its first batch

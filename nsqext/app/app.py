@@ -87,7 +87,7 @@ class App(Router):
         self._middleware = check_middleware(middleware)
         self._handler_defaults = _checked_defaults(handler_defaults or {})
         self._test: AppTest | None = None
-        self._running = self._used = False
+        self._used = False
         self._unstarted = 0
         self._error: BaseException | None = None
         self._loop: object = None
@@ -222,6 +222,10 @@ class App(Router):
         self._consumers.append(self._consumer_of(spec))  # raises for invalid options
         super()._add(spec)
 
+    @property
+    def _running(self) -> bool:
+        return self._loop is not None
+
     def _check_changeable(self) -> None:
         if self._running:
             raise InvalidState("the app is running already", hint="add handlers before it is started")
@@ -346,7 +350,7 @@ class App(Router):
                 decorate(self._batch_handler_of(spec))
             else:
                 consumer.handler(auto_finish=spec.auto_finish)(self.handler_of(spec))
-        self._running = self._used = True
+        self._used = True
         self._loop = current_token().native_token
         self._error = None
         self._unstarted = len(self._consumers)
@@ -377,7 +381,6 @@ class App(Router):
             if self._error is not None:
                 raise self._error
         finally:
-            self._running = False
             self._loop = None
             self._stopping.set()  # also where a lifespan failed or the app was cancelled: `wait` waits for it
             self._started.set()

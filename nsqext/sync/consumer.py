@@ -82,20 +82,26 @@ class Consumer(BlockingClient):
         dispatch: str | None = None,
         **unknown: Never,
     ) -> None:
-        super().__init__()
-        self._consumer = AsyncConsumer(
-            topics,
-            channel,
-            lookupd=lookupd,
-            nsqd=nsqd,
-            tag=tag,
-            max_in_flight=max_in_flight,
-            concurrency=concurrency,
-            options=options,
-            key=key,
-            dispatch=dispatch,
-            **unknown,
+        self._use(
+            AsyncConsumer(
+                topics,
+                channel,
+                lookupd=lookupd,
+                nsqd=nsqd,
+                tag=tag,
+                max_in_flight=max_in_flight,
+                concurrency=concurrency,
+                options=options,
+                key=key,
+                dispatch=dispatch,
+                **unknown,
+            )
         )
+
+    def _use(self, consumer: AsyncConsumer) -> None:
+        """Initialize it with an asynchronous consumer that is not open."""
+        super().__init__()
+        self._consumer = consumer
         self._fetched: dict[int, AsyncMessageBatch] = {}
         self._running = False
 
@@ -108,10 +114,7 @@ class Consumer(BlockingClient):
     def of(cls, consumer: AsyncConsumer) -> Self:
         """Return a blocking consumer that consumes through an asynchronous one that is not open."""
         made = cls.__new__(cls)
-        BlockingClient.__init__(made)
-        made._consumer = consumer
-        made._fetched = {}
-        made._running = False
+        made._use(consumer)
         return made
 
     @property

@@ -103,11 +103,11 @@ class Consumer:
         self._handler: MessageHandler | BatchHandler | None = None
         if isinstance(self.options.failure.dead_letter, str) and lookupd and not (nsqd or isinstance(lookupd, Lookup)):
             lookupd = Lookup(lookupd, options=self.options.lookup)  # shared with the producer of dead letters
-        self._directory = metadata_cache(lookupd, nsqd, self.options.lookup)
+        self._metadata = metadata_cache(lookupd, nsqd, self.options.lookup)
         self._session = ConsumerSession(
             self._select(topics),
             SubscriptionSpec(self.channel, self.tag, self.options),
-            self._directory,
+            self._metadata,
             max_in_flight,
             self._dead_letter_topic(lookupd, nsqd),
         )
@@ -135,7 +135,7 @@ class Consumer:
     def _select(self, topics: str | Sequence[str]) -> TopicSelection:
         options, dead_letter = self.options, self.options.failure.dead_letter
         selection = TopicSelection(topics, dead_letter if isinstance(dead_letter, str) else None)
-        if selection.patterns and not self._directory.has_lookup:
+        if selection.patterns and not self._metadata.has_lookup:
             raise InvalidSetting(
                 f"the pattern {selection.patterns[0]!r} needs a list of topics", hint="give lookupd=... instead of nsqd"
             )
@@ -162,6 +162,10 @@ class Consumer:
     def topics(self, topics: str | Sequence[str]) -> None:
         self._session.topics.select(self._select(topics))
 
+    @property
+    def _name(self) -> str:
+        return str(self._session.topics.selection)
+
     def _dead_letter_topic(
         self, lookupd: str | Sequence[str] | Lookup, nsqd: str | Sequence[str]
     ) -> DeadLetterTopic | None:
@@ -174,6 +178,8 @@ class Consumer:
 
         options = ProducerOptions(connection=self.options.connection, lookup=self.options.lookup)
         return DeadLetterTopic(topic, self.channel, lookupd, nsqd, options)
+
+    # Handlers
 
     @overload
     def handler(self, function: H, /) -> H: ...
@@ -255,6 +261,8 @@ class Consumer:
             )
         return BatchLimits(max_count, max_wait)
 
+    # Opening and closing
+
     async def run(self, *, signals: bool | None = None) -> None:
         """Consume with the handler until cancelled, until SIGTERM or SIGINT, or until `stop`; then drain and close.
 
@@ -322,6 +330,14 @@ class Consumer:
         """
         await self._session.close()
 
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
     def stop(self) -> None:
         """Make `run` drain and return, or end the iteration. May be called in handlers and from any thread.
 
@@ -329,22 +345,20 @@ class Consumer:
         """
         self._session.stop()
 
-    @property
-    def _name(self) -> str:
-        return str(self._session.topics.selection)
-
     # Control and statistics
 
     def pause(self) -> None:
         """Request no further messages until `resume`; received messages are still handled."""
-        self._session.flow.paused = True
-        self._session.group.rebalance()
+        self._session.pause()
 
     def resume(self) -> None:
         """Request messages again."""
-        if not self._session.dispatcher.stopped:
-            self._session.flow.paused = False
-            self._session.group.rebalance()
+        self._session.resume()
+
+    @property
+    def paused(self) -> bool:
+        """Whether no further messages are requested."""
+        return self._session.paused
 
     @property
     def max_in_flight(self) -> int:
@@ -353,17 +367,11 @@ class Consumer:
         Raises:
             InvalidSetting: the value is not a positive number.
         """
-        return self._session.flow.max_in_flight
+        return self._session.max_in_flight
 
     @max_in_flight.setter
     def max_in_flight(self, count: int) -> None:
-        self._session.flow.max_in_flight = count
-        self._session.group.rebalance()
-
-    @property
-    def paused(self) -> bool:
-        """Whether no further messages are requested."""
-        return self._session.flow.paused
+        self._session.max_in_flight = count
 
     @property
     def connections(self) -> tuple[ConsumerConnection, ...]:
@@ -410,14 +418,6 @@ class Consumer:
         await self._session.seek(position, partitions, topic)
 
     # Iteration
-
-    async def __aenter__(self) -> Self:
-        return await self.start()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def __aiter__(self) -> Self:
         return self

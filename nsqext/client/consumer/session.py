@@ -105,6 +105,17 @@ class ConsumerSession:
         self._given_at = 0.0
         self._batches = BatchCollector(self.dispatcher.queue, self.ended.is_set, self.request_more)
 
+    @property
+    def _topic(self) -> str:
+        return str(self.topics.selection)
+
+    @property
+    def in_event_loop(self) -> bool:
+        """Whether the caller runs in the event loop of the consumer."""
+        return self._tasks.in_event_loop()
+
+    # Opening and closing
+
     async def open(self, *background: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Subscribe; returns when all partitions are subscribed, or after ``options.start_timeout``.
 
@@ -201,8 +212,7 @@ class ConsumerSession:
 
     def _stop_receiving(self) -> None:
         """Send RDY 0; called before messages are requeued, which the server would otherwise deliver here again."""
-        self.flow.paused = True
-        self.group.rebalance()
+        self.pause()
         self.group.flush()
 
     def fail(self, error: NsqError) -> None:
@@ -227,6 +237,8 @@ class ConsumerSession:
         self.dispatcher.stop()
         self.topics.started.set()  # nothing waits for subscriptions any more
         self.ended.set()
+
+    # Handlers and iteration
 
     def work(self, handler: MessageHandler | BatchHandler, concurrency: int) -> None:
         """Start the handlers.
@@ -318,14 +330,33 @@ class ConsumerSession:
         self.dispatcher.held.add(messages, anyio.get_current_task().id)
         return MessageBatch(messages)
 
-    @property
-    def _topic(self) -> str:
-        return str(self.topics.selection)
+    # Control
+
+    def pause(self) -> None:
+        """Request no further messages."""
+        self.flow.paused = True
+        self.group.rebalance()
+
+    def resume(self) -> None:
+        """Request messages again, unless the consumer was stopped."""
+        if not self.dispatcher.stopped:
+            self.flow.paused = False
+            self.group.rebalance()
 
     @property
-    def in_event_loop(self) -> bool:
-        """Whether the caller runs in the event loop of the consumer."""
-        return self._tasks.in_event_loop()
+    def paused(self) -> bool:
+        """Whether no further messages are requested."""
+        return self.flow.paused
+
+    @property
+    def max_in_flight(self) -> int:
+        """Messages that may be received and not answered, over all connections."""
+        return self.flow.max_in_flight
+
+    @max_in_flight.setter
+    def max_in_flight(self, count: int) -> None:
+        self.flow.max_in_flight = count
+        self.group.rebalance()
 
     async def seek(self, position: Position, partitions: Sequence[int] | None, topic: str | None) -> None:
         """Move the channel; see `Consumer.seek`."""

@@ -245,6 +245,6 @@ async def test_settings_take_a_shared_lookup_in_place_of_addresses(monkeypatch: 
     producer = Producer.from_url(lookupd=lookup)
     assert producer._metadata is lookup.metadata
     assert producer.options.timeout == 3
-    assert Consumer.from_url("t", "ch", lookupd=lookup)._directory is lookup.metadata
+    assert Consumer.from_url("t", "ch", lookupd=lookup)._metadata is lookup.metadata
     with pytest.raises(InvalidSetting, match="the lookup options differ from those of the Lookup"):
         Producer.from_url(lookupd=lookup, lookup_poll_interval=7.0)

@@ -99,7 +99,7 @@ async def test_a_topic_upgraded_to_extend_is_subscribed_again(cluster: Cluster, 
         publish(cluster, topic, b"before")
         assert await take(consumer, 1) == [b"before"]
         cluster.upgrade_topic(topic)
-        await eventually(lambda: consumer._directory.cached(topic, "r").meta.extend_support)  # type: ignore[union-attr]
+        await eventually(lambda: consumer._metadata.cached(topic, "r").meta.extend_support)  # type: ignore[union-attr]
         publish(cluster, topic, b"after", ext='{"a":"b"}')
         with anyio.fail_after(15):
             message = await consumer.__anext__()
@@ -202,7 +202,7 @@ async def test_a_node_of_the_original_that_leaves_lookup_is_forgotten() -> None:
         async with Consumer("t", "ch", lookupd=str(lookup), options=options) as consumer:
             assert len(consumer.connections) == 2
             lookup.set_leaders(nodes=[one])
-            await eventually(lambda: consumer._directory.cached("t", "r").nodes == (one.address,))  # type: ignore[union-attr]
+            await eventually(lambda: consumer._metadata.cached("t", "r").nodes == (one.address,))  # type: ignore[union-attr]
             for peer in two.peers:
                 await peer.close()
             await eventually(lambda: len(consumer._session.topics._subscribers["t"]._assignments) == 1)

@@ -127,7 +127,7 @@ async def test_new_topics_are_consumed_and_deleted_ones_are_not(cluster: Cluster
         assert topics_of(consumer) == set(names[1:])
         async with Producer(cluster.lookupd) as producer:
             await producer.ping()
-        assert names[0] not in await consumer._directory.topics(), "a consumer must not create the topic again"
+        assert names[0] not in await consumer._metadata.topics(), "a consumer must not create the topic again"
         cluster.create_topic(names[0], channels=["ch"])
         await eventually(lambda: topics_of(consumer) == set(names))
         await send(cluster, names[0], b"again")
@@ -140,9 +140,9 @@ async def test_new_topics_are_consumed_and_deleted_ones_are_not(cluster: Cluster
 async def test_a_list_without_the_topics_removes_nothing(cluster: Cluster, prefix: str) -> None:
     cluster.create_topic(f"{prefix}a", channels=["ch"])
     async with Consumer(f"{prefix}*", "ch", lookupd=cluster.lookupd, options=_POLLED) as consumer:
-        before = consumer._directory._listed_at
+        before = consumer._metadata._listed_at
         cluster.faults.empty_lookup()
-        await eventually(lambda: consumer._directory._listed_at > before + 0.3)
+        await eventually(lambda: consumer._metadata._listed_at > before + 0.3)
         cluster.faults.heal()
         await send(cluster, f"{prefix}a", b"one")
         assert await take(consumer, 1) == [b"one"]
@@ -162,7 +162,7 @@ async def test_a_list_that_fails_is_reported_once_and_changes_nothing(
         raise LookupFailed("no answer")
 
     async with Consumer(f"{prefix}*", "ch", lookupd=cluster.lookupd, options=_POLLED) as consumer:
-        monkeypatch.setattr(consumer._directory, "topics", fail)
+        monkeypatch.setattr(consumer._metadata, "topics", fail)
         await eventually(lambda: failures >= 3)
         await send(cluster, f"{prefix}a", b"one")
         assert await take(consumer, 1) == [b"one"]

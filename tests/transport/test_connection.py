@@ -428,9 +428,11 @@ async def test_regular_responses_keep_the_connection(monkeypatch: pytest.MonkeyP
         assert connection.closed
 
 
-async def test_a_request_behind_other_writes_has_its_own_timeout() -> None:
+async def test_a_request_behind_other_writes_has_its_own_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr("nsqext.transport.connection._clock", lambda: now)
     async with _connected(request_timeout=0.3) as (connection, peer), anyio.create_task_group() as tasks:
-        connection._oldest = time.monotonic() - 100
+        connection._oldest = now - 100
         connection.write(_pub(b"written"))
         caller = _Caller(connection, _pub(b"x"))
         tasks.start_soon(caller)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import zipfile
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from importlib.metadata import distribution
 from pathlib import Path
@@ -68,16 +67,15 @@ def _data(name: str) -> Path:
 def read_flights(rows: int | None = None) -> list[Flight]:
     """Return flights in the order of their scheduled departure, the first ``rows`` of them, or all."""
     with zipfile.ZipFile(flights_file()) as archive, archive.open(archive.namelist()[0]) as raw:
-        flights = list(_flights(io.TextIOWrapper(raw, encoding="utf-8", newline="")))
-    flights.sort(key=lambda flight: (str(flight.columns["time_hour"]), flight.number))
-    return flights[:rows]
-
-
-def _flights(lines: Iterator[str]) -> Iterator[Flight]:
-    reader = csv.reader(lines)
-    names = next(reader)
-    for number, cells in enumerate(reader, 1):
-        yield Flight(number, {name: _value(name, cell) for name, cell in zip(names, cells, strict=True)})
+        reader = csv.reader(io.TextIOWrapper(raw, encoding="utf-8", newline=""))
+        names = next(reader)
+        lines = list(enumerate(reader, 1))
+    hour = names.index("time_hour")
+    lines.sort(key=lambda line: line[1][hour])
+    return [
+        Flight(number, {name: _value(name, cell) for name, cell in zip(names, cells, strict=True)})
+        for number, cells in lines[:rows]
+    ]
 
 
 def _value(name: str, cell: str) -> int | str | None:

@@ -36,7 +36,7 @@ def run_snippet(snippet: Snippet, file: Path, address: str) -> Run:
 async def publish_one(lookupd: list[str]) -> None:
     """Publish the message that the pages expect."""
     async with nsqext.Producer(lookupd=lookupd) as producer:
-        await producer.publish("orders", b"one coffee", headers={"user": "42"}, tag="canary")
+        await producer.publish("orders", b"one coffee", headers={"user": "42"}, tag="canary", partition=1)
 
 
 @pytest.mark.parametrize("snippet", PROGRAMS, ids=lambda snippet: snippet.where)

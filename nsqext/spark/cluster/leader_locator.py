@@ -30,8 +30,10 @@ T = TypeVar("T")
 FIRST_CONTACT = 5.0
 """Seconds after which a query fails whose lookup nodes have never answered, probably for wrong addresses."""
 DELETED_AFTER = 20.0
-"""Seconds for which leaders must refuse a topic that lookup does not know before it counts as deleted: a restarted
-nsqlookupd knows its topics only after their nodes have registered again."""
+"""Seconds for which leaders must refuse a topic that lookup does not know before it counts as deleted.
+
+A restarted nsqlookupd knows its topics only after their nodes have registered again.
+"""
 _FIRST_PAUSE = 0.02
 _LAST_PAUSE = 0.5
 _QUIET = 3.0

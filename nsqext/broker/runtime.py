@@ -66,6 +66,8 @@ class Runtime(ABC):
         self.lookupds: dict[str, ManagedLookupd] = {}
         self._stopping = anyio.Event()
         self._tasks: TaskGroup | None = None
+        self._changes: dict[str, anyio.Lock] = {}
+        """By name of a server: its start, end or restart, which wait for each other."""
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -215,9 +217,17 @@ class Runtime(ABC):
             raise InvalidInput(f"{name!r} is not a lookup node", hint=f"use one of {', '.join(self.lookupds)}")
         return [running.lookupd]
 
+    def _change(self, name: str) -> anyio.Lock:
+        """Return the lock of a server; without other changes, it is acquired at once."""
+        return self._changes.setdefault(name, anyio.Lock(fast_acquire=True))
+
     async def kill(self, name: str) -> None:
         """Kill a node as ``kill -9`` does."""
         running = self._server(name)
+        async with self._change(name):
+            await self._kill(running)
+
+    async def _kill(self, running: ManagedNode | ManagedLookupd) -> None:
         if isinstance(running, ManagedLookupd):
             running.lookupd.alive = False
             self.lookupd_changed(running.lookupd)
@@ -231,29 +241,31 @@ class Runtime(ABC):
     async def terminate(self, name: str) -> None:
         """End a node as SIGTERM does: its partitions move to others first."""
         running = self._server(name)
-        if isinstance(running, ManagedLookupd):
-            await self.kill(name)
-            return
-        self.node_changed(running.member, NodeChange.LEAVING)
-        await running.drain()
+        async with self._change(name):
+            if isinstance(running, ManagedLookupd):
+                await self._kill(running)
+                return
+            self.node_changed(running.member, NodeChange.LEAVING)
+            await running.drain()
 
     async def restart(self, name: str) -> None:
         """Start a node with the messages that it had; a running one is killed first."""
         running = self._server(name)
         if self._tasks is None:
             raise InvalidState("the cluster is not running")
-        if running.server is not None:
-            await self.kill(name)
-        if isinstance(running, ManagedNode):
-            running.member.node.faults.thaw()  # a new process is not frozen
-            running.member.isolated = False
-        await running.start(self._tasks)
-        if isinstance(running, ManagedLookupd):
-            running.lookupd.alive = True
-            self.lookupd_changed(running.lookupd)
-        else:
-            running.member.alive = True
-            self.node_changed(running.member, NodeChange.RETURNED)
+        async with self._change(name):
+            if running.server is not None:
+                await self._kill(running)
+            if isinstance(running, ManagedNode):
+                running.member.node.faults.thaw()  # a new process is not frozen
+                running.member.isolated = False
+            await running.start(self._tasks)
+            if isinstance(running, ManagedLookupd):
+                running.lookupd.alive = True
+                self.lookupd_changed(running.lookupd)
+            else:
+                running.member.alive = True
+                self.node_changed(running.member, NodeChange.RETURNED)
 
     # --- faults ---------------------------------------------------------------------------------------------------
 

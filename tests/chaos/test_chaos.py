@@ -86,6 +86,14 @@ def test_a_redelivery_is_not_out_of_order() -> None:
     assert (outcome.redelivered, outcome.twice_stored) == (2, 0)
 
 
+def test_a_subscription_is_not_taken_for_an_earlier_one_whose_memory_it_has() -> None:
+    ledger = Ledger("retry")
+    (body,) = published(ledger, "plain", 1)
+    for _ in range(20):
+        consume(ledger, Delivered(body, 1, Owner()))
+    assert ledger.outcome().violations == []
+
+
 def test_the_ledger_finds_unexplained_duplicates() -> None:
     ledger, owner = Ledger("raise"), Owner()
     first, second = published(ledger, "plain", 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -217,6 +218,15 @@ def test_the_state_of_a_node_is_up_frozen_or_down() -> None:
         assert (cluster.state("n1"), cluster.state("n2")) == ("up", "up")
         with pytest.raises(InvalidInput, match="unknown node"):
             cluster.state("n9")
+
+
+@pytest.mark.parametrize("name", ["n1", "l1"])
+def test_a_server_that_is_restarted_by_several_threads_runs_afterwards(name: str) -> None:
+    with Cluster(1) as cluster, ThreadPoolExecutor(4) as threads:
+        cluster.kill(name)
+        list(threads.map(cluster.restart, [name] * 4))
+        http = cluster.nodes["n1"].http if name == "n1" else cluster.lookupd[0]
+        assert httpx.get(f"http://{http}/ping").text == "OK"
 
 
 def test_a_killed_node_restarts_with_its_messages() -> None:

@@ -226,7 +226,7 @@ def test_a_server_that_is_restarted_by_several_threads_runs_afterwards(name: str
         cluster.kill(name)
         list(threads.map(cluster.restart, [name] * 4))
         http = cluster.nodes["n1"].http if name == "n1" else cluster.lookupd[0]
-        assert httpx.get(f"http://{http}/ping").text == "OK"
+        assert plain_http.get(f"http://{http}/ping").text == "OK"
 
 
 def test_a_killed_node_restarts_with_its_messages() -> None:

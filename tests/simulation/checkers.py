@@ -258,8 +258,9 @@ def _longest(publish: Publish, history: History) -> float:
 
 
 def _discovers(publish: Publish, history: History) -> bool:
-    """Return whether a publish may have been the first request on a connection that was lost without a sign."""
-    return history.half_open and history.on_unknown == "raise" and publish.outcome == "unknown"
+    """Return whether a publish may be the first one on a lost connection, or to a node that lookup named wrongly."""
+    stale = history.half_open or history.misled
+    return stale and history.on_unknown == "raise" and publish.outcome == "unknown"
 
 
 def late_deliveries(history: History) -> Iterator[str]:

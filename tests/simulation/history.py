@@ -162,6 +162,8 @@ class History:
         settle: seconds after the last fault in which leases end, back-off ends, and clients reconnect.
         paused: seconds for which the machine did nothing.
         half_open: connections were lost without a sign, and the next request on each of them discovers it.
+        misled: lookup named wrong leaders, which idle producers keep. A node without a copy of the partition closes the
+            connection, and where a command was not received as a whole, a reset hides the error that it sent.
         close_seconds: longest time that closing a client took.
         left_over: sockets and tasks that existed after everything was closed.
         changed: messages whose headers are not those that were published.
@@ -190,6 +192,7 @@ class History:
     settle: float = 20.0
     paused: float = 0.0
     half_open: bool = False
+    misled: bool = False
     close_seconds: float = 0.0
     left_over: list[str] = field(factory=list)
     changed: list[str] = field(factory=list)

@@ -324,11 +324,12 @@ def test_an_inversion_that_a_warning_announced_is_excused() -> None:
     assert judge(history) == []
 
 
-def test_a_connection_that_was_lost_without_a_sign_makes_one_late_publish_unknown() -> None:
-    """What seed 1009573 showed: an idle producer learns of a half-open connection when it publishes."""
+@pytest.mark.parametrize("cause", ["half_open", "misled"])
+def test_a_late_publish_is_unknown_on_a_lost_connection_or_at_a_wrong_node(cause: str) -> None:
+    """What seeds 1009573 and 2935 showed: an idle producer learns of either when it publishes."""
     history = good()
     _fail_late(history)
-    history.half_open = True
+    setattr(history, cause, True)
     assert judge(history) != []
     history.on_unknown = "raise"
     assert judge(history) == []

@@ -46,6 +46,11 @@ def test_a_request_to_pause_may_arrive_after_the_one_to_resume() -> None:
     assert text_of(run_one(2_000_732, features=("batch_handler",)).error) == ""
 
 
+def test_a_publish_to_a_node_that_lookup_named_wrongly_may_have_an_unknown_outcome() -> None:
+    """2,935 publishes long after the fault; the node's error was lost in the reset of the connection."""
+    assert text_of(run_one(2935).error) == ""
+
+
 @pytest.mark.parametrize("feature", FEATURES)
 def test_a_schedule_that_uses_a_feature_repeats_its_trace(feature: str) -> None:
     first, second = (run_one(3, size="short", features=(feature,)) for _ in range(2))

@@ -6,6 +6,7 @@ import gzip
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from secrets import token_hex
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -180,7 +181,8 @@ async def test_handlers_begin_at_the_limited_rate(monkeypatch: pytest.MonkeyPatc
         pauses.append(round(seconds, 6))
 
     monkeypatch.setattr("nsqext.middleware.builtin._clock", lambda: now)
-    monkeypatch.setattr(anyio, "sleep", sleep)
+    # not of anyio itself: the thread of the cluster sleeps too
+    monkeypatch.setattr("nsqext.middleware.builtin.anyio", SimpleNamespace(sleep=sleep))
     limit = RateLimit(10, burst=2)
     message = make_message(RecordingOwner())
     for _ in range(4):
@@ -317,7 +319,8 @@ async def test_the_messages_of_a_batch_count_towards_the_rate(monkeypatch: pytes
     async def sleep(seconds: float) -> None:
         pauses.append(round(seconds, 3))
 
-    monkeypatch.setattr("nsqext.middleware.builtin.anyio.sleep", sleep)
+    # not of anyio itself: the thread of the cluster sleeps too
+    monkeypatch.setattr("nsqext.middleware.builtin.anyio", SimpleNamespace(sleep=sleep))
     limit = RateLimit(10)
     for count in (5, 1, 2):
         await call_batch(limit, make_batch(*range(count)))

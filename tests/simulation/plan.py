@@ -38,7 +38,7 @@ TRIPLES = 0.25
 _SETTLED = 21.0
 """Virtual seconds after which publishes must succeed."""
 
-DISK_FAULTS = {"power", "disk_full", "disk_failing", "disk_slow"}
+DISK_FAULTS = frozenset({"power", "disk_full", "disk_failing", "disk_slow"})
 _TOPICS_OF_FAULTS = {"upgrade": "upgraded", "recreate": "recreated"}
 _TOPICS_OF = {"tags": "tagged", "letters": "rejected"}
 
@@ -226,7 +226,7 @@ def _draw_habits(seed: int) -> tuple[str, ...]:
 def _with_triple(plan: Plan) -> Plan:
     """Replace the first three faults by three of different kinds that last at the same time."""
     random = Random(f"triple {plan.seed}")
-    useless = set() if plan.disk else DISK_FAULTS
+    useless = frozenset() if plan.disk else DISK_FAULTS
     useless |= {fault for fault, topic in _TOPICS_OF_FAULTS.items() if topic not in plan.topics}
     at = random.uniform(0.0, 0.9 * plan.seconds)
     faults = list(plan.faults[3:])

@@ -65,6 +65,8 @@ def test_a_message_whose_answer_was_refused_fails_with_its_batch() -> None:
 
 def test_a_seed_draws_the_same_schedule_each_time() -> None:
     assert draw_plan(5) == draw_plan(5)
+    forwards, backwards = ([draw_plan(seed) for seed in seeds] for seeds in (range(300), reversed(range(300))))
+    assert forwards == backwards[::-1], "drawing one changed another one"
     assert draw_plan(5, faults=()).faults == ()
     assert {draw_plan(seed).size for seed in range(200)} == {"short", "long"}
     assert {feature for seed in range(100) for feature in draw_plan(seed).features} == {*FEATURES, TRIPLE}

@@ -19,14 +19,7 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.partition import Partition
     from nsqext.broker.nsqd.node import Hosted
 
-__all__ = (
-    "ReplicaSet",
-    "commit_all",
-    "copy_records",
-    "cut_tail",
-    "hand_over_channels",
-    "mirror_channels",
-)
+__all__ = ("ReplicaSet", "commit_all", "copy_records", "cut_tail", "hand_over_channels", "mirror_channels")
 
 _CHUNK = 1000
 _LOG = logging.getLogger(__name__)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import anyio
 
 from nsqext.client.consumer.handler_signals import Finish, HandlerSignal, Reject, Requeue
+from nsqext.client.consumer.handlers.message_key import key_reader
 from nsqext.client.consumer.message import Message
-from nsqext.errors import ProtocolError
+from nsqext.protocol.headers import KEY_HEADER
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.options import FailureOptions
@@ -24,6 +25,8 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 _clock = time.monotonic
 _LETTERS_AT_ONCE = 32
 """Messages of a batch that are published to the dead letter topic at the same time."""
+
+_key_of = key_reader(KEY_HEADER)
 
 DeadLetters = Callable[[Message, Exception | None], Awaitable[object]]
 
@@ -164,9 +167,9 @@ class FailurePolicy:
             for message in messages:
                 await self.dead_letter(message, error)
             return
-        by_key: dict[object, list[Message]] = {}
+        by_key: dict[bytes, list[Message]] = {}
         for message in messages:
-            by_key.setdefault(_key_of(message) or message, []).append(message)
+            by_key.setdefault(_key_of(message), []).append(message)
         left = iter(by_key.values())
 
         async def publish() -> None:
@@ -180,13 +183,6 @@ class FailurePolicy:
 
     def _may_reject(self, message: Message) -> bool:
         return self._options.reject_ordered or not message.in_order
-
-
-def _key_of(message: Message) -> str | None:
-    try:
-        return message.key
-    except ProtocolError:  # its header is not JSON
-        return None
 
 
 def _where(message: Message) -> dict[str, object]:

@@ -211,13 +211,14 @@ class Workers:
 
     async def _without_exhausted(self, messages: list[Message]) -> list[Message]:
         """Send messages whose attempts are used up to the dead letters; return the others."""
-        exhausted = {
-            message for message in messages if message.attempts > 1 and self._policy.attempts_exhausted(message)
-        }
-        if not exhausted:
-            return messages
-        await self._policy.dead_letter_all([message for message in messages if message in exhausted], None)
-        return [message for message in messages if message not in exhausted]
+        exhausted: list[Message] = []
+        others: list[Message] = []
+        for message in messages:
+            used_up = message.attempts > 1 and self._policy.attempts_exhausted(message)
+            (exhausted if used_up else others).append(message)
+        if exhausted:
+            await self._policy.dead_letter_all(exhausted, None)
+        return others
 
     async def _handle_batch(self, slot: _Slot, handler: BatchHandler, batch: MessageBatch) -> None:
         try:

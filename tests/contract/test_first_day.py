@@ -22,6 +22,7 @@ from tests.support.tcp_relay import relaying
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from nsqext.types import Address
     from tests.support.cluster import ClusterUnderTest, Original
 
 pytestmark = pytest.mark.anyio
@@ -59,21 +60,23 @@ async def test_a_late_consumer_of_the_original_gets_its_share(original: Original
 
 
 async def test_publishes_and_consumers_wait_for_lookup(
-    cluster_under_test: ClusterUnderTest, channel: str, free_tcp_port: int, caplog: pytest.LogCaptureFixture
+    cluster_under_test: ClusterUnderTest, channel: str, closed_address: Address, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster = cluster_under_test
-    await _wait_for_lookup(cluster.lookupd[0], cluster.plain, channel, free_tcp_port, caplog)
+    await _wait_for_lookup(cluster.lookupd[0], cluster.plain, channel, closed_address, caplog)
 
 
 async def test_publishes_and_consumers_wait_for_lookup_of_the_original(
-    original: Original, topic: str, free_tcp_port: int, caplog: pytest.LogCaptureFixture
+    original: Original, topic: str, closed_address: Address, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await _wait_for_lookup(original.lookupd[0], topic, "ch", free_tcp_port, caplog)
+    await _wait_for_lookup(original.lookupd[0], topic, "ch", closed_address, caplog)
 
 
-async def _wait_for_lookup(lookupd: str, topic: str, channel: str, port: int, caplog: pytest.LogCaptureFixture) -> None:
+async def _wait_for_lookup(
+    lookupd: str, topic: str, channel: str, closed: Address, caplog: pytest.LogCaptureFixture
+) -> None:
     """Start a consumer and publish before the lookup service starts."""
-    address = f"127.0.0.1:{port}"
+    address = str(closed)
     consumer = Consumer(topic, channel, lookupd=address, options=ConsumerOptions(lookup_timeout=60.0))
     handled = anyio.Event()
 
@@ -92,7 +95,7 @@ async def _wait_for_lookup(lookupd: str, topic: str, channel: str, port: int, ca
             await eventually(lambda: "waiting for a partition to subscribe to" in caplog.text)
             await eventually(lambda: "no lookup service answers yet" in caplog.text)
             assert not consumer.connections
-            async with relaying(lookupd, port):
+            async with relaying(lookupd, closed.port):
                 # a channel starts at the end of each partition when the consumer subscribes to it
                 partitions = (await producer.meta(topic)).partition_num or 1
                 await eventually(lambda: len(consumer.connections) == partitions)

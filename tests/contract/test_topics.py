@@ -12,6 +12,7 @@ from nsqext.errors import ExtendNotSupported, LookupFailed, TopicNotFound
 from tests.support.messages import DEADLINE, finish_all
 
 if TYPE_CHECKING:
+    from nsqext.types import Address
     from tests.support.cluster import ClusterUnderTest
 
 pytestmark = pytest.mark.anyio
@@ -77,8 +78,8 @@ async def test_consumers_wait_for_a_missing_topic(
     assert "waiting for a partition to subscribe to" in caplog.text
 
 
-async def test_a_lookup_service_that_is_down_is_reported(free_tcp_port: int) -> None:
-    lookupd = f"127.0.0.1:{free_tcp_port}"
+async def test_a_lookup_service_that_is_down_is_reported(closed_address: Address) -> None:
+    lookupd = str(closed_address)
     with anyio.fail_after(DEADLINE):
         async with Producer(lookupd, options=ProducerOptions(startup_timeout=0.2)) as producer:
             with pytest.raises(LookupFailed, match=lookupd):
@@ -89,10 +90,10 @@ async def test_a_lookup_service_that_is_down_is_reported(free_tcp_port: int) -> 
 
 
 async def test_one_lookup_address_that_works_is_enough(
-    cluster_under_test: ClusterUnderTest, channel: str, free_tcp_port: int
+    cluster_under_test: ClusterUnderTest, channel: str, closed_address: Address
 ) -> None:
     topic = cluster_under_test.plain
-    lookupd = [f"127.0.0.1:{free_tcp_port}", *cluster_under_test.lookupd]
+    lookupd = [str(closed_address), *cluster_under_test.lookupd]
     async with Consumer(topic, channel, lookupd=lookupd) as consumer, Producer(lookupd) as producer:
         await producer.publish(topic, b"hi")
         assert [message.body for message in await finish_all(consumer, 1)] == [b"hi"]

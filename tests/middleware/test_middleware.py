@@ -169,7 +169,7 @@ async def test_timeouts_raise_and_quick_handlers_return() -> None:
     async def slow(message: Message) -> None:
         await anyio.sleep_forever()
 
-    with anyio.fail_after(5), pytest.raises(TimeoutError, match=r"longer than 0.01 s"):
+    with anyio.fail_after(15), pytest.raises(TimeoutError, match=r"longer than 0.01 s"):
         await surround_handler((HandlerTimeout(0.01),), slow, "ch")(message)
 
 

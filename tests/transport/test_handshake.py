@@ -219,7 +219,7 @@ async def test_a_subscription_that_is_not_granted_with_ok_ends_the_connection() 
     async with scripted_node() as node:
         connection, _ = await open_connection(node.address, ConnectionOptions())
         peer = await node.accept()
-        with anyio.fail_after(5):
+        with anyio.fail_after(15):
             async with anyio.create_task_group() as tasks:
 
                 async def answer() -> None:
@@ -255,7 +255,7 @@ async def test_cancelling_anywhere_closes_the_socket(secured: Cluster, authority
 async def test_a_node_that_does_not_respond_to_a_subscription() -> None:
     async with scripted_node() as node:
         connection, _ = await open_connection(node.address, ConnectionOptions())
-        with anyio.fail_after(5):
+        with anyio.fail_after(15):
             with pytest.raises(RequestTimeout, match=r"no response to SUB_ORDERED within 0\.1 s"):
                 await subscribe(connection, sub("t", "ch", 0, verb="SUB_ORDERED"), 0.1)
         connection.close()

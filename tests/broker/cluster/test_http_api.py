@@ -279,7 +279,7 @@ async def test_a_connection_accepted_while_the_server_closes_is_dropped(turns: i
         server.kill()
     with late:
         late.setblocking(False)
-        with anyio.fail_after(5):
+        with anyio.fail_after(15):
             await anyio.wait_readable(late)
         with suppress(ConnectionResetError):
             assert late.recv(1) == b""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import resource
-import socket
 import time
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 import pytest
@@ -24,6 +23,9 @@ from nsqext.cli.message_record import outgoing_message
 from nsqext.errors import InvalidInput
 from nsqext.sync import Producer
 from tests.support.command_line import lines, run, started
+
+if TYPE_CHECKING:
+    from nsqext.types import Address
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +72,8 @@ def test_messages_of_the_original_nsq_are_recorded_and_replayed(tmp_path: Path) 
     assert found["body"] == "one"
 
 
-def test_a_recorder_waits_for_a_cluster_that_starts_later(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
+def test_a_recorder_waits_for_a_cluster_that_starts_later(tmp_path: Path, closed_address: Address) -> None:
+    address = str(closed_address)
     with started("record", "t", "--to", str(tmp_path), "--until-end", "--lookupd", address) as recorder:
         assert recorder.poll() is None
         with Cluster(nodes=1, options=ClusterOptions(lookupd_http=(address,))) as cluster:

@@ -6,7 +6,7 @@ import csv
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from anyio.lowlevel import checkpoint
@@ -18,6 +18,9 @@ from nsqext.cli.flights import demo_run
 from nsqext.cli.flights.results import ConsumerCounts, DemoResults
 from nsqext.cli.flights.rows import CANARY, FLIGHTS, Columns, Flight, find_flights, read_flights
 from nsqext.errors import InvalidSetting
+
+if TYPE_CHECKING:
+    from nsqext.types import Address
 
 PEOPLE = "name,home town,age\nAda,London,36\nNA,Turing,41\n,Princeton,53\n"
 
@@ -323,8 +326,8 @@ def test_bad_arguments_are_refused(
     assert code == 2
 
 
-def test_a_missing_lookup_service_is_reported(capsys: pytest.CaptureFixture[str], free_tcp_port: int) -> None:
-    code, output = run_demo(capsys, "--lookupd", f"127.0.0.1:{free_tcp_port}")
+def test_a_missing_lookup_service_is_reported(capsys: pytest.CaptureFixture[str], closed_address: Address) -> None:
+    code, output = run_demo(capsys, "--lookupd", str(closed_address))
     assert "no lookup node returned a usable response" in output or "no response" in output
     assert code == 2
 

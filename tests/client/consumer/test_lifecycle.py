@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import socket
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,6 +22,7 @@ from tests.support.messages import share_of_a_late_consumer
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster
+    from nsqext.types import Address
 
 pytestmark = pytest.mark.anyio
 
@@ -162,11 +162,10 @@ async def test_signals_are_received_before_the_first_message(cluster: Cluster, t
 # --- servers that are not up yet, and wrong ones ---------------------------------------------------------------------
 
 
-async def test_run_waits_for_a_lookup_service_that_starts_later(caplog: pytest.LogCaptureFixture) -> None:
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        port = reserved.getsockname()[1]
-    consumer = Consumer("t", "ch", lookupd=f"127.0.0.1:{port}", options=quick(lookup_timeout=30.0))
+async def test_run_waits_for_a_lookup_service_that_starts_later(
+    closed_address: Address, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = Consumer("t", "ch", lookupd=str(closed_address), options=quick(lookup_timeout=30.0))
     handled = anyio.Event()
 
     @consumer.handler
@@ -175,8 +174,9 @@ async def test_run_waits_for_a_lookup_service_that_starts_later(caplog: pytest.L
 
     async def body() -> None:
         await eventually(lambda: "waiting for a partition to subscribe to" in caplog.text)
-        async with scripted_lookup(port=port) as lookup, scripted_node(obey({"RDY": message(1)})) as node:
-            lookup.set_leaders({0: node}, num=1)
+        node = scripted_node(obey({"RDY": message(1)}))
+        async with scripted_lookup(port=closed_address.port) as lookup, node as leader:
+            lookup.set_leaders({0: leader}, num=1)
             with anyio.fail_after(10):
                 await handled.wait()
 
@@ -198,11 +198,8 @@ async def test_a_proxy_whose_lookup_service_is_not_up_is_waited_for(
     assert "is nsqlookupd up" in caplog.text or "503 no healthy upstream" in caplog.text
 
 
-async def test_the_wait_for_a_lookup_service_ends() -> None:
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        port = reserved.getsockname()[1]
-    consumer = Consumer("t", "ch", lookupd=f"127.0.0.1:{port}", options=quick(lookup_timeout=0.1))
+async def test_the_wait_for_a_lookup_service_ends(closed_address: Address) -> None:
+    consumer = Consumer("t", "ch", lookupd=str(closed_address), options=quick(lookup_timeout=0.1))
     with anyio.fail_after(10), pytest.raises(LookupUnreachable):
         await consumer.start()
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-SLOW = 2
-"""Partition of the task that hesitates."""
+HESITATION = "hesitation"
+"""Name of the file with the Spark partition of the attempt that hesitates."""
 _SLICE = 500
 """Rows of an Arrow batch in the job with a slow task."""
 
@@ -97,16 +97,29 @@ def speculate(spark: SparkSession, given: dict[str, str]) -> object:
 
 
 def _hesitate(folder: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Pass on what was read; the first attempt of one task stops in the middle until it is killed."""
+    """Pass on what was read; the first attempt of any task that reads a second batch waits there until it is killed.
+
+    Spark may start a task a second time before its first attempt has read anything, so that either may wait.
+    """
     import time
 
     context = TaskContext.get()
     assert context is not None
     for number, batch in enumerate(batches):
         (Path(folder) / f"attempt-{context.partitionId()}-{context.attemptNumber()}").touch()
-        if number and context.partitionId() == SLOW and not context.attemptNumber():
+        if number and _is_first(Path(folder) / HESITATION, str(context.partitionId())):
             time.sleep(3600)
         yield batch
+
+
+def _is_first(file: Path, text: str) -> bool:
+    """Write a file, and return whether it did not exist."""
+    try:
+        with file.open("x") as created:
+            created.write(text)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _to_parquet(

@@ -76,10 +76,7 @@ class Standalone:
 
     def kill_executor(self, worker: int) -> bool:
         """Kill one executor of a worker with SIGKILL; return False if the worker has none."""
-        for pid in self.executors(worker)[:1]:
-            os.kill(pid, signal.SIGKILL)
-            return True
-        return False
+        return any(_kill(pid) for pid in self.executors(worker)[:1])
 
     def kill_worker(self, worker: int) -> None:
         """End a worker and its executors by SIGKILL."""
@@ -87,7 +84,7 @@ class Standalone:
         self.workers[worker].kill()
         self.workers[worker].wait()
         for pid in executors:
-            os.kill(pid, signal.SIGKILL)
+            _kill(pid)  # an executor also ends by itself when it has lost its worker
 
     def stop(self) -> None:
         """End all processes."""
@@ -149,6 +146,15 @@ def _wait_for_line(log: Path, pattern: str, process: subprocess.Popen[bytes]) ->
         assert process.poll() is None, text
         time.sleep(0.05)
     raise AssertionError(log.read_text(errors="replace"))
+
+
+def _kill(pid: int) -> bool:
+    """Kill a process with SIGKILL; return False if it does not exist any more."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _children(parent: int) -> list[int]:

@@ -12,6 +12,7 @@ from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.coordinator import membership
 from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
 from nsqext.broker.coordinator.state_file import StateFile
+from nsqext.broker.coordinator.stats import coordinator_stats
 from nsqext.broker.engine.channel.kind import make_kind
 from nsqext.broker.engine.channel_types import admit
 from nsqext.broker.engine.errors import Refusal
@@ -63,7 +64,7 @@ class RuntimeHa(Runtime):
         """Add a node to the coordinator, from which lookup nodes get their view."""
         self.coordinator.members[member.name] = member
         member.node.on_channel_created = member.node.on_channel_deleted = self.coordinator.channels_changed
-        member.node.coordinator_stats = partial(self.coordinator.stats, member.name)
+        member.node.coordinator_stats = partial(coordinator_stats, self.coordinator, member.name)
 
     def create_servers(self) -> None:
         """Create the servers, and open the topics of the data path."""

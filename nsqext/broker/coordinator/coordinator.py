@@ -15,12 +15,7 @@ import anyio
 from attrs import frozen
 
 from nsqext.broker.coordinator import policy
-from nsqext.broker.coordinator.replication import (
-    ReplicaSet,
-    commit_all,
-    copy_records,
-    hand_over_channels,
-)
+from nsqext.broker.coordinator.replication import ReplicaSet, commit_all, copy_records, hand_over_channels
 from nsqext.broker.engine.errors import Refusal
 from nsqext.errors import InvalidSetting
 
@@ -36,14 +31,8 @@ _MIRROR = 0.2
 """Seconds after which followers get the positions of channels; later ones are lost in a crash of the leader."""
 
 _RETRY = 1.0
-_RPC_COUNTS = (
-    *("RPCCalls", "RPCTime", "BytesWritten", "BytesRead", "ReadCalls", "ReadErrors", "WriteCalls", "WriteErrors"),
-    *("DialCalls", "DialErrors", "AcceptCalls", "AcceptErrors"),
-)
-_ERROR_COUNTS = (
-    *("WriteEpochError", "WriteNotLeaderError", "WriteQuorumError", "WriteBusyError", "RpcCheckFailed"),
-    *("LeadershipError", "TopicCoordMissingError", "LocalErr"),
-)
+"""Seconds after which a replica whose disk is full tries to catch up again."""
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -171,37 +160,6 @@ class Coordinator:
         if not self.exists(replicas):
             return False
         return self.members[state.leader].alive and policy.is_writable(state, self.topics[replicas.topic].spec)
-
-    def stats(self, node: str, topic: str, partition: int) -> dict[str, Any]:
-        """Return a node's answer to ``/coordinator/stats`` (captured: cluster_stats).
-
-        Args:
-            node: whose answer.
-            topic: only this topic; without one no partition is listed.
-            partition: only this partition; all partitions that the node holds if it is negative.
-        """
-        held = [
-            replicas
-            for replicas in self.replica_sets_on(node)
-            if replicas.topic == topic and (partition < 0 or replicas.partition == partition)
-        ]
-        return {
-            "rpc_stats": dict.fromkeys(_RPC_COUNTS, 0),
-            "ErrStats": dict.fromkeys(_ERROR_COUNTS, 0) | {"OtherCoordErrs": {}},
-            "topic_coord_stats": [self._partition_stats(replicas) for replicas in held],
-        }
-
-    def _partition_stats(self, replicas: ReplicaSet) -> dict[str, Any]:
-        state = replicas.state
-        stats = {name: {"hostname": "", "node_id": self.members[name].distributed_id} for name in state.replicas}
-        behind = [stats[name] | {"progress": 0} for name in state.replicas if name not in state.in_sync]
-        return {
-            "node": "",
-            "name": replicas.topic,
-            "partition": replicas.partition,
-            "isr_stats": [stats[name] for name in state.in_sync],
-            "catchup_stats": behind or None,
-        }
 
     @property
     def stable(self) -> bool:

@@ -269,24 +269,6 @@ async def test_partitions_of_a_removed_node_are_moved() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_node_lists_its_partitions_of_a_topic() -> None:
-    coordinator = make_coordinator()
-    admin.create_topic(coordinator, "t", TopicSpec(partition_num=4, replica=2, ordered=True))
-    state = coordinator.replica_sets["t", 0].state
-    behind = next(name for name in state.replicas if name != state.leader)
-    state.in_sync.remove(behind)
-    held = [replicas.partition for replicas in coordinator.replica_sets_on(behind)]
-    expected = coordinator.stats(behind, "t", -1)["topic_coord_stats"]
-    assert [entry["partition"] for entry in expected] == held
-    ids = {name: member.distributed_id for name, member in coordinator.members.items()}
-    (first,) = coordinator.stats(behind, "t", 0)["topic_coord_stats"]
-    assert first["isr_stats"] == [{"hostname": "", "node_id": ids[state.leader]}]
-    assert first["catchup_stats"] == [{"hostname": "", "node_id": ids[behind], "progress": 0}]
-    assert coordinator.stats(behind, "", -1)["topic_coord_stats"] == []
-    assert coordinator.stats(behind, "t", 9)["topic_coord_stats"] == []
-
-
-@pytest.mark.anyio
 async def test_the_load_follows_every_operation() -> None:
     async with running(4) as coordinator:
         for number in range(3):

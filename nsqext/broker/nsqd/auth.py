@@ -1,139 +1,127 @@
-"""What an HTTP auth server allows a client, and the request that asks for it."""
+"""AUTH, and the check of the commands that need it."""
 
 from __future__ import annotations
 
-import random
-import re
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Protocol
 
-import orjson
-from attrs import field, frozen
-
-from nsqext.broker.go_format import decode
-from nsqext.broker.http.api import dump
-from nsqext.broker.http.client import HttpClient, HttpRequestFailed
+from nsqext.broker.nsqd.auth_server import query_auth
+from nsqext.protocol.extjson import quote
+from nsqext.protocol.server.request_error import RequestError
 
 if TYPE_CHECKING:
-    from nsqext.broker.nsqd.options import NodeOptions
+    from nsqext.broker.nsqd.auth_server import Authorizations
+    from nsqext.broker.nsqd.node import Node
+    from nsqext.protocol.server.command_parser import Command
+    from nsqext.protocol.server.negotiate import ClientSettings
 
-__all__ = ("Authorizations", "query_auth")
-
-_TIMEOUT = 5.0
-_OK = 200
-_ACCEPT = {"Accept": "application/vnd.nsq; version=1.0"}
-_JSON = {**_ACCEPT, "Content-Type": "application/json"}
-_PERMISSIONS = frozenset(("subscribe", "publish"))
+__all__ = ("AuthClient", "auth", "check_auth", "recheck_auth")
 
 
-class _BadReply(Exception):
-    """Reply of an auth server that is not valid."""
-
-
-@frozen
-class _Grant:
-    topic: re.Pattern[str]
-    channels: tuple[re.Pattern[str], ...]
-    permissions: frozenset[str]
-
-    def allows(self, topic: str, channel: str) -> bool:
-        needed = "subscribe" if channel else "publish"
-        if needed not in self.permissions or not self.topic.search(topic):
-            return False
-        # a publisher's channel is empty, and one of the patterns has to match that (captured: auth)
-        return any(pattern.search(channel) for pattern in self.channels)
-
-
-@frozen
-class Authorizations:
-    """What a client may do.
+class AuthClient(Protocol):
+    """The part of a session that authorization depends on.
 
     Attributes:
-        secret: what it authenticated with; never shown.
-        identity: the client's name at the auth server.
-        identity_url: page about that identity.
-        grants: permissions by topic and channel.
-        expires: clock time at which the auth server has to be asked again.
+        authorizations: result of AUTH; None before.
     """
 
-    secret: bytes = field(repr=False)
-    identity: str
-    identity_url: str
-    grants: tuple[_Grant, ...]
-    expires: float
+    node: Node
+    peer: str
+    settings: ClientSettings
+    authorizations: Authorizations | None
 
-    def allows(self, topic: str, channel: str) -> bool:
-        """Return whether it may subscribe to a channel, or publish to a topic when the channel is empty."""
-        return any(grant.allows(topic, channel) for grant in self.grants)
+    def answer(self, data: bytes) -> None:
+        """Send a response."""
 
-    def summary(self) -> dict[str, Any]:
-        """Return the members that a client with authorizations adds to ``/stats``."""
-        members = {"auth_identity": self.identity, "auth_identity_url": self.identity_url}
-        return {"authed": True} | {name: text for name, text in members.items() if text}
-
-    def reply(self) -> bytes:
-        """Return the reply to AUTH."""
-        count = len(self.grants)
-        return dump({"identity": self.identity, "identity_url": self.identity_url, "permission_count": count})
+    def refuse(self, error: RequestError) -> None:
+        """Send an error, and close the connection after it when it is fatal."""
 
 
-def _read(data: bytes, secret: bytes, now: float) -> Authorizations:
-    try:
-        answer = orjson.loads(data)
-        grants = tuple(
-            _Grant(
-                re.compile(grant.get("topic") or ""),
-                tuple(map(re.compile, grant.get("channels") or ())),
-                frozenset(grant.get("permissions") or ()),
-            )
-            for grant in answer.get("authorizations") or ()
-        )
-        ttl = answer.get("ttl", 0)
-        names = (str(answer.get("identity") or ""), str(answer.get("identity_url") or ""))
-    except (orjson.JSONDecodeError, AttributeError, TypeError, re.error) as error:
-        raise _BadReply(str(error)) from error
-    if not isinstance(ttl, int) or ttl <= 0 or any(grant.permissions - _PERMISSIONS for grant in grants):
-        raise _BadReply("the time to live or a permission is not valid")
-    return Authorizations(secret, *names, grants, now + ttl)
+def auth(client: AuthClient, command: Command) -> Awaitable[None]:
+    """Run AUTH.
+
+    Raises:
+        RequestError: the client has authorizations already, or the node has no auth server.
+    """
+    if client.authorizations is not None:
+        raise RequestError("E_INVALID", f"AUTH {_cased(client, 'Already')} set")
+    if not client.node.limits.auth:
+        raise RequestError("E_AUTH_DISABLED", f"AUTH {_cased(client, 'Disabled')}")
+    return _log_in(client, command.body or b"")
 
 
-def _post_body(values: dict[str, str]) -> bytes:
-    """Return JSON with a list for each value, the original server's form of a POST."""
-    readable = {
-        name: text.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for name, text in values.items()
-    }
-    return dump({name: [text] for name, text in readable.items()})
+def _cased(client: AuthClient, word: str) -> str:
+    return word.lower() if client.node.options.original else word
 
 
-async def query_auth(options: NodeOptions, secret: bytes, peer: str, *, tls: bool) -> Authorizations | None:
-    """Ask the auth servers in turn until one answers; return None when none of them does.
+async def _log_in(client: AuthClient, secret: bytes) -> None:
+    found = await _query(client, secret)
+    if found is None:
+        client.refuse(RequestError("E_AUTH_FAILED", "AUTH failed"))
+    elif not found.grants:
+        client.refuse(RequestError("E_UNAUTHORIZED", f"AUTH {_cased(client, 'No')} authorizations found"))
+    else:
+        client.authorizations = found
+        client.answer(found.reply())
+
+
+async def _query(client: AuthClient, secret: bytes) -> Authorizations | None:
+    return await query_auth(client.node.options, secret, client.peer, tls=client.settings.tls)
+
+
+def check_auth(client: AuthClient, command: str, topic: str, channel: str) -> bool:
+    """Check that a client may run a command.
 
     Args:
-        options: addresses and clock.
-        secret: what the client sent with AUTH.
-        peer: ``host:port`` of the client.
-        tls: the client's connection is encrypted.
+        client: the client.
+        command: name of the command, for the error.
+        topic: topic to publish or to subscribe to.
+        channel: empty for publishing.
+
+    Returns:
+        False when the authorizations have expired: then `recheck_auth` has to be awaited.
+
+    Raises:
+        RequestError: the client is not allowed to.
     """
-    host = peer.rpartition(":")[0].strip("[]")
-    values = {"remote_ip": host, "secret": decode(secret), "tls": "true" if tls else "false"}
-    addresses = list(options.auth_addresses)
-    if options.original:
-        values = {"common_name": ""} | values  # both servers send the arguments in the order of their names
-        random.shuffle(addresses)
-    client = HttpClient(_TIMEOUT)
+    if not client.node.limits.auth:
+        return True
+    found = client.authorizations
+    if found is None:
+        raise RequestError("E_AUTH_FIRST", f"AUTH required before {command}")
+    if found.expires < client.node.options.clock():
+        return False
+    if not found.allows(topic, channel):
+        raise RequestError("E_UNAUTHORIZED", f"AUTH failed for {command} on {quote(topic)} {quote(channel)}")
+    return True
+
+
+async def recheck_auth(
+    client: AuthClient, command: str, topic: str, channel: str, run: Callable[[], Awaitable[None] | None]
+) -> None:
+    """Ask the auth server again, check, and run the rest of a command; an error is sent as its answer.
+
+    Args:
+        client: the client.
+        command: name of the command, for the error.
+        topic: topic to publish or to subscribe to.
+        channel: empty for publishing.
+        run: the rest of the command.
+    """
     try:
-        for address in addresses:
-            url = address if "://" in address else f"http://{address}/auth"
-            try:
-                if options.auth_method == "post":
-                    reply = await client.request("POST", url, headers=_JSON, content=_post_body(values))
-                else:
-                    asked = f"{url}?{urlencode(values, errors='surrogateescape')}"
-                    reply = await client.request("GET", asked, headers=_ACCEPT)
-                if reply.status == _OK:
-                    return _read(reply.content, secret, options.clock())
-            except (HttpRequestFailed, _BadReply):
-                continue
-        return None
-    finally:
-        await client.aclose()
+        await _renew(client)
+        check_auth(client, command, topic, channel)
+        waiting = run()
+    except RequestError as error:
+        client.refuse(error)
+    else:
+        if waiting is not None:
+            await waiting
+
+
+async def _renew(client: AuthClient) -> None:
+    """Replace a client's authorizations; None if the auth server grants nothing any more."""
+    found = await _query(client, client.authorizations.secret if client.authorizations else b"")
+    if found is None:
+        raise RequestError("E_AUTH_FAILED", "AUTH failed")
+    client.authorizations = found if found.grants else None

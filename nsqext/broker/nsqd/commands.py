@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
 from nsqext.broker.go_format import decode, parse_bool, parse_int, quote
 from nsqext.broker.nsqd import consume_commands as consume
 from nsqext.broker.nsqd import publish_commands as publish
+from nsqext.broker.nsqd.auth import auth, check_auth
 from nsqext.broker.nsqd.session import Dialect
 from nsqext.broker.nsqd.validation import CommandValidator
 from nsqext.protocol.frames import OK
@@ -57,14 +58,6 @@ def nop(_: Session, __: Command) -> None:
     """Run NOP: receiving it is enough to keep the connection alive."""
 
 
-def _auth(session: Session, command: Command) -> Awaitable[None] | None:
-    if session.authorizations is not None:
-        raise RequestError("E_INVALID", "AUTH Already set")
-    if not session.node.limits.auth:
-        raise RequestError("E_AUTH_DISABLED", "AUTH Disabled")
-    return session.log_in(command.body or b"")
-
-
 def _create_topic(session: Session, command: Command) -> None:
     """Run INTERNAL_CREATE_TOPIC, which a node of a cluster refuses (captured: standalone_create_topic)."""
     words = command.words
@@ -77,7 +70,7 @@ def _create_topic(session: Session, command: Command) -> None:
         partition = parse_int(decode(words[2]))
     except ValueError as error:
         raise RequestError("E_BAD_PARTITION", f"topic partition is not valid: {error}") from None
-    session.check_auth("CREATE_TOPIC", topic, "")
+    check_auth(session, "CREATE_TOPIC", topic, "")
     if partition < 0:
         raise RequestError("E_BAD_PARTITION", "partition should not less than 0")
     try:
@@ -109,7 +102,7 @@ _COMMANDS: Mapping[bytes, Handler] = {
     b"SUB_ORDERED": consume.sub_ordered,
     b"CLS": consume.cls,
     b"IDENTIFY": identify,
-    b"AUTH": _auth,
+    b"AUTH": auth,
     b"INTERNAL_CREATE_TOPIC": _create_topic,
 }
 

@@ -11,6 +11,7 @@ from nsqext.broker.engine.channel_types import admit
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.start_position import StartPosition
 from nsqext.broker.go_format import base10, byte_list, decode, parse_int, quote, wrap
+from nsqext.broker.nsqd.auth import check_auth, recheck_auth
 from nsqext.broker.nsqd.subscriber import SessionSubscriber
 from nsqext.protocol.frames import CLOSE_WAIT, OK
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
@@ -70,8 +71,8 @@ class Mode(NamedTuple):
 
 def _sub(session: Session, words: list[bytes], mode: Mode) -> Awaitable[None] | None:
     place = _check_words(session, words)
-    if not session.check_auth("SUB", place.topic, place.channel):
-        return session.recheck_auth("SUB", place.topic, place.channel, partial(_subscribe, session, place, mode))
+    if not check_auth(session, "SUB", place.topic, place.channel):
+        return recheck_auth(session, "SUB", place.topic, place.channel, partial(_subscribe, session, place, mode))
     _subscribe(session, place, mode)
     return None
 

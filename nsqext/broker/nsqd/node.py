@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from nsqext.broker.engine.channel.channel import Channel
     from nsqext.broker.engine.partition import Stored
-    from nsqext.broker.nsqd.auth import Authorizations
+    from nsqext.broker.nsqd.auth_server import Authorizations
     from nsqext.broker.nsqd.publish_stats import Publisher
     from nsqext.protocol.server.connection_state import State
     from nsqext.protocol.server.negotiate import ClientSettings, ServerLimits

@@ -9,6 +9,7 @@ from anyio.lowlevel import checkpoint
 
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.partition import NewMessage
+from nsqext.broker.nsqd.auth import recheck_auth
 from nsqext.broker.nsqd.batch_store import Deferred, is_large, store_in_parts
 from nsqext.protocol.frames import OK
 from nsqext.protocol.record import raw_size
@@ -144,7 +145,7 @@ def _put(
     if session.rules.stale_auth:
         session.rules.stale_auth = False
         again = partial(_put, session, hosted, items, code, traced=traced, trace_id=trace_id)
-        return session.recheck_auth("PUB", hosted.partition.topic, "", again)
+        return recheck_auth(session, "PUB", hosted.partition.topic, "", again)
     if is_large(hosted, items):
         return Deferred(partial(_put_in_parts, session, hosted, items, code, traced=traced, trace_id=trace_id))
     stored = store(session.node, hosted, items, code)

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from attrs import evolve
 
-from nsqext.broker.nsqd.auth import Authorizations, query_auth
 from nsqext.broker.nsqd.output_buffer import OutputBuffer
-from nsqext.protocol.extjson import quote
 from nsqext.protocol.frames import HEARTBEAT, MAGIC_V2, FrameType, encode_frame
 from nsqext.protocol.names import is_ephemeral
 from nsqext.protocol.server.command_parser import Command, CommandParser
@@ -28,6 +26,7 @@ from nsqext.protocol.tls_layer import TlsLayer
 if TYPE_CHECKING:
     from nsqext.broker.engine.channel.channel import Channel
     from nsqext.broker.engine.channel.client import Subscriber
+    from nsqext.broker.nsqd.auth_server import Authorizations
     from nsqext.broker.nsqd.node import Hosted, Node
     from nsqext.broker.nsqd.publish_stats import Publisher
     from nsqext.broker.nsqd.validation import CommandValidator
@@ -309,73 +308,6 @@ class Session:
         if not (asked or self.node.options.original or self.output.layers or is_ephemeral(channel)):
             self.settings.output_buffer_size = _CONSUMER_BUFFER
 
-    # --- authorization --------------------------------------------------------------------------------------------
-
-    async def log_in(self, secret: bytes) -> None:
-        """Run AUTH: ask the auth server for the client's authorizations, and answer."""
-        found = await query_auth(self.node.options, secret, self.peer, tls=self.settings.tls)
-        if found is None:
-            self.refuse(RequestError("E_AUTH_FAILED", "AUTH failed"))
-        elif not found.grants:
-            word = "no" if self.node.options.original else "No"
-            self.refuse(RequestError("E_UNAUTHORIZED", f"AUTH {word} authorizations found"))
-        else:
-            self.authorizations = found
-            self.answer(found.reply())
-
-    def check_auth(self, command: str, topic: str, channel: str) -> bool:
-        """Check that the client may run a command.
-
-        Args:
-            command: name of the command, for the error.
-            topic: topic to publish or to subscribe to.
-            channel: empty for publishing.
-
-        Returns:
-            False when the authorizations have expired: then `recheck_auth` has to be awaited.
-
-        Raises:
-            RequestError: the client is not allowed to.
-        """
-        if not self.node.limits.auth:
-            return True
-        found = self.authorizations
-        if found is None:
-            raise RequestError("E_AUTH_FIRST", f"AUTH required before {command}")
-        if found.expires < self.clock():
-            return False
-        if not found.allows(topic, channel):
-            raise RequestError("E_UNAUTHORIZED", f"AUTH failed for {command} on {quote(topic)} {quote(channel)}")
-        return True
-
-    async def recheck_auth(
-        self, command: str, topic: str, channel: str, run: Callable[[], Awaitable[None] | None]
-    ) -> None:
-        """Ask the auth server again, check, and run the rest of a command; an error is sent as its answer.
-
-        Args:
-            command: name of the command, for the error.
-            topic: topic to publish or to subscribe to.
-            channel: empty for publishing.
-            run: the rest of the command.
-        """
-        try:
-            await self._renew_authorizations()
-            self.check_auth(command, topic, channel)
-            waiting = run()
-        except RequestError as error:
-            self.refuse(error)
-        else:
-            if waiting is not None:
-                await waiting
-
-    async def _renew_authorizations(self) -> None:
-        secret = self.authorizations.secret if self.authorizations else b""
-        found = await query_auth(self.node.options, secret, self.peer, tls=self.settings.tls)
-        if found is None:
-            raise RequestError("E_AUTH_FAILED", "AUTH failed")
-        self.authorizations = found if found.grants else None
-
     # --- time and end ---------------------------------------------------------------------------------------------
 
     def identified(self) -> None:
@@ -398,9 +330,7 @@ class Session:
                 self.write(encode_frame(FrameType.RESPONSE, HEARTBEAT))
         elif now >= end:
             self.closed = True
-        if self.output.due:
-            self.output.expire(self.node.options.machine_clock())
-        self.mark()
+        self.expire_output(self.node.options.machine_clock())
 
     def _disconnect_time(self) -> float:
         """Return the time at which the client is disconnected if nothing is received from it until then."""

@@ -5,26 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from nsqext.broker.go_format import decode, parse_int, word_lists
+from nsqext.broker.nsqd.auth import AuthClient, check_auth
 from nsqext.protocol.server.connection_state import State, check_state
 from nsqext.protocol.server.publish_bodies import BATCH_VERBS, BatchReader, Target, check_publish_size, check_room
 from nsqext.protocol.server.request_error import RequestError
 
 if TYPE_CHECKING:
-    from nsqext.broker.nsqd.node import Hosted, Node
+    from nsqext.broker.nsqd.node import Hosted
 
-__all__ = ("AuthorizedClient", "CommandValidator")
+__all__ = ("CheckedClient", "CommandValidator")
 
 _SMALL = frozenset((b"IDENTIFY", b"AUTH"))  # commands whose body is not a message
 
 
-class AuthorizedClient(Protocol):
+class CheckedClient(AuthClient, Protocol):
     """The part of a session that the checks depend on."""
 
-    node: Node
     state: State
-
-    def check_auth(self, command: str, topic: str, channel: str) -> bool:
-        """Return whether the authorizations are valid; raise `RequestError` when they do not allow the command."""
 
 
 class CommandValidator:
@@ -39,7 +36,7 @@ class CommandValidator:
         stale_auth: the auth server has to be asked again before it is stored.
     """
 
-    def __init__(self, client: AuthorizedClient) -> None:
+    def __init__(self, client: CheckedClient) -> None:
         self._client = client
         self._node = client.node
         self._limits = client.node.limits
@@ -120,7 +117,7 @@ class CommandValidator:
             raise RequestError("E_TOPIC_NOT_EXIST")
         if self._partition == -1 and hosted.partition.ordered:
             raise RequestError("E_BAD_PARTITION", "topic partition is not valid for multi partition: -1")
-        self.stale_auth = not self._client.check_auth("PUB", topic, "")
+        self.stale_auth = not check_auth(self._client, "PUB", topic, "")
         check_room(verb, size)
         waiting = hosted.waiting + size
         if waiting > self._node.switches.max_pub_waiting:

@@ -155,62 +155,21 @@ def simulated_machine(
         real_http: HTTP runs in httpx and uvicorn, on simulated sockets.
     """
     _load_product()
-    backend = import_module("anyio._backends._asyncio")
-    http_client = import_module("nsqext.broker.http.client")
-    entropy = random.Random(f"entropy {seed}")
     before = random.getstate()
     collecting = gc.isenabled()
     _running[0] = network
     try:
         with ExitStack() as stack:
-            clocks = (
-                (time, "monotonic", clock.monotonic),
-                (time, "monotonic_ns", clock.monotonic_ns),
-                (time, "perf_counter", clock.monotonic),
-                (time, "time", clock.time),
-                (time, "time_ns", clock.time_ns),
-                (os, "urandom", entropy.randbytes),
-                (os, "getpid", lambda: 1),
-                (socket, "gethostname", lambda: "simulated"),
-            )
-            captured = _captured(getattr(module, name) for module, name, _ in clocks)
-            for module, name, simulated in clocks:
-                real = getattr(module, name)
-                chosen = _only_this_thread(real, simulated)
-                stack.enter_context(patch.object(module, name, chosen))
-                for user, attribute in captured[real]:
-                    stack.enter_context(patch.object(user, attribute, chosen))
-            for module_name, name in _PURE:
-                module = import_module(module_name)
-                stack.enter_context(patch.object(module, name, _remembered(getattr(module, name))))
-            for user in ("nsqext.transport.sockets", "nsqext.broker.listeners"):
-                stack.enter_context(patch.object(import_module(user), "make_socket", network.socket))
-            stack.enter_context(patch.object(backend, "CancelScope", _numbered_scope(backend)))
-            stack.enter_context(patch.object(backend, "current_task", _current_task))
-            stack.enter_context(
-                patch.object(backend.AsyncIOBackend, "run_sync_in_worker_thread", staticmethod(_run_at_once))
-            )
-            stack.enter_context(patch.object(http_client, "_loaded", [True]))
-            sniffio = sys.modules.get("sniffio")  # an optional dependency of anyio
-            if sniffio is not None:
-                library = _current_library(sniffio)
-                stack.enter_context(
-                    patch.object(import_module("anyio._core._eventloop"), "current_async_library", library)
-                )
-            if disk is not None:
-                runtime = import_module("nsqext.broker.runtime")
-                stack.enter_context(patch.object(runtime, "locked", lambda *_, **__: nullcontext()))
-                for name, function in disk.replacements():
-                    stack.enter_context(patch.object(os, name, function))
-            if not real_http:
-                http = import_module("nsqext.testing.simulation.http")  # loads httpx
-                lookup_http = import_module("nsqext.lookup.http")
-                stack.enter_context(
-                    patch.object(lookup_http, "_make_transport", lambda context: http.SimulatedHttpTransport())
-                )
-                stack.enter_context(patch.object(lookup_http, "_make_request", http.SimulatedRequest))
-                server = import_module("nsqext.broker.http.uvicorn_server")
-                stack.enter_context(patch.object(server, "H11Protocol", http.SimulatedHttpServer))
+            for replacements in (
+                _functions_of_the_machine(clock, random.Random(f"entropy {seed}")),
+                _pure_functions(),
+                _sockets(network),
+                _parts_of_anyio(),
+                () if disk is None else _files(disk),
+                _http(real=real_http),
+            ):
+                for owner, name, replacement in replacements:
+                    stack.enter_context(patch.object(owner, name, replacement))
             random.seed(f"product {seed}")
             gc.disable()  # finalizers would run at times that depend on the machine
             yield
@@ -219,6 +178,71 @@ def simulated_machine(
         random.setstate(before)
         if collecting:
             gc.enable()
+
+
+Replacement = tuple[Any, str, Any]
+"""A module or class, the name of one of its attributes, and the value of it during a simulation."""
+
+
+def _functions_of_the_machine(clock: SimulatedClock, entropy: random.Random) -> Iterator[Replacement]:
+    """Replace clocks, entropy and names, also in modules of the package that imported the functions by name."""
+    functions = (
+        (time, "monotonic", clock.monotonic),
+        (time, "monotonic_ns", clock.monotonic_ns),
+        (time, "perf_counter", clock.monotonic),
+        (time, "time", clock.time),
+        (time, "time_ns", clock.time_ns),
+        (os, "urandom", entropy.randbytes),
+        (os, "getpid", lambda: 1),
+        (socket, "gethostname", lambda: "simulated"),
+    )
+    captured = _captured(getattr(module, name) for module, name, _ in functions)
+    for module, name, simulated in functions:
+        real = getattr(module, name)
+        chosen = _only_this_thread(real, simulated)
+        yield module, name, chosen
+        for user, attribute in captured[real]:
+            yield user, attribute, chosen
+
+
+def _pure_functions() -> Iterator[Replacement]:
+    for module_name, name in _PURE:
+        module = import_module(module_name)
+        yield module, name, _remembered(getattr(module, name))
+
+
+def _sockets(network: Network) -> Iterator[Replacement]:
+    for user in ("nsqext.transport.sockets", "nsqext.broker.listeners"):
+        yield import_module(user), "make_socket", network.socket
+
+
+def _parts_of_anyio() -> Iterator[Replacement]:
+    """Replace what depends on addresses and threads, and what is slow."""
+    backend = import_module("anyio._backends._asyncio")
+    yield backend, "CancelScope", _numbered_scope(backend)
+    yield backend, "current_task", _current_task
+    yield backend.AsyncIOBackend, "run_sync_in_worker_thread", staticmethod(_run_at_once)
+    sniffio = sys.modules.get("sniffio")  # an optional dependency of anyio
+    if sniffio is not None:
+        yield import_module("anyio._core._eventloop"), "current_async_library", _current_library(sniffio)
+
+
+def _files(disk: SimulatedDisk) -> Iterator[Replacement]:
+    yield import_module("nsqext.broker.runtime"), "locked", lambda *_, **__: nullcontext()
+    for name, function in disk.replacements():
+        yield os, name, function
+
+
+def _http(*, real: bool) -> Iterator[Replacement]:
+    # as if httpx was loaded: the first simulation of a process would load it in a thread
+    yield import_module("nsqext.broker.http.client"), "_loaded", [True]
+    if real:
+        return
+    http = import_module("nsqext.testing.simulation.http")  # loads httpx
+    client = import_module("nsqext.lookup.http")
+    yield client, "_make_transport", lambda context: http.SimulatedHttpTransport()
+    yield client, "_make_request", http.SimulatedRequest
+    yield import_module("nsqext.broker.http.uvicorn_server"), "H11Protocol", http.SimulatedHttpServer
 
 
 @cache

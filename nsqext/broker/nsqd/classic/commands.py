@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.publish import NewMessage
 from nsqext.broker.go_format import decode
+from nsqext.broker.nsqd.auth import auth, check_auth, recheck_auth
 from nsqext.broker.nsqd.batch_store import Deferred, is_large, store_in_parts
 from nsqext.broker.nsqd.classic.validation import ClassicValidator, parse_delay
 from nsqext.broker.nsqd.commands import identify, nop
@@ -61,14 +62,6 @@ class ClassicSubscriber(SessionSubscriber):
         self.session.hold(head + body, full=client is None or client.in_flight >= client.window)
 
 
-def _auth(session: Session, command: Command) -> Awaitable[None] | None:
-    if session.authorizations is not None:
-        raise RequestError("E_INVALID", "AUTH already set")
-    if not session.node.limits.auth:
-        raise RequestError("E_AUTH_DISABLED", "AUTH disabled")
-    return session.log_in(command.body or b"")
-
-
 def _publish(session: Session, command: Command) -> Awaitable[None] | None:
     """Run PUB, DPUB, MPUB; an unknown topic is created."""
     rules = session.rules
@@ -77,10 +70,10 @@ def _publish(session: Session, command: Command) -> Awaitable[None] | None:
         fresh, rules.stale_auth = not rules.stale_auth, False
         messages = [NewMessage(item.body) for item in command.items or ()]
     else:
-        fresh = session.check_auth(verb, topic, "")
+        fresh = check_auth(session, verb, topic, "")
         messages = [NewMessage(command.body or b"", delay=rules.delay)]
     if not fresh:
-        return session.recheck_auth(verb, topic, "", partial(_put, session, verb, topic, messages))
+        return recheck_auth(session, verb, topic, "", partial(_put, session, verb, topic, messages))
     return _put(session, verb, topic, messages)
 
 
@@ -118,8 +111,8 @@ def _answer(session: Session, hosted: Hosted, stored: Stored) -> None:
 def _sub(session: Session, command: Command) -> Awaitable[None] | None:
     """Run SUB; an unknown topic or channel is created."""
     topic, channel = check_sub(session, command.words)
-    if not session.check_auth("SUB", topic, channel):
-        return session.recheck_auth("SUB", topic, channel, partial(_subscribe, session, topic, channel))
+    if not check_auth(session, "SUB", topic, channel):
+        return recheck_auth(session, "SUB", topic, channel, partial(_subscribe, session, topic, channel))
     _subscribe(session, topic, channel)
     return None
 
@@ -198,7 +191,7 @@ _COMMANDS: Mapping[bytes, Handler] = {
     b"SUB": _sub,
     b"CLS": cls,
     b"IDENTIFY": identify,
-    b"AUTH": _auth,
+    b"AUTH": auth,
 }
 
 CLASSIC = Dialect(_COMMANDS, ClassicValidator, missed_heartbeats=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from nsqext.broker.go_format import MASK_64, base10, decode, quote, wrap
+from nsqext.broker.nsqd.auth import check_auth
 from nsqext.broker.nsqd.validation import CommandValidator
 from nsqext.protocol.names import is_valid_topic
 from nsqext.protocol.server.publish_bodies import BATCH_VERBS, BatchReader, Target
@@ -45,7 +46,7 @@ class ClassicValidator(CommandValidator):
             raise RequestError("E_BAD_TOPIC", f"{again}{name} topic name {quote(self.topic)} is not valid")
         self.delay: float = self._delay(words[2]) if verb == b"DPUB" else 0.0
         if verb == b"MPUB":
-            self.stale_auth: bool = not self._client.check_auth(name, self.topic, "")
+            self.stale_auth: bool = not check_auth(self._client, name, self.topic, "")
 
     def _delay(self, word: bytes) -> float:
         millis = parse_delay(word, f"DPUB could not parse timeout {decode(word)}")

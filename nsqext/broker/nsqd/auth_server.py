@@ -1,0 +1,139 @@
+"""What an HTTP auth server allows a client, and the request that asks for it."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+import orjson
+from attrs import field, frozen
+
+from nsqext.broker.go_format import decode
+from nsqext.broker.http.api import dump
+from nsqext.broker.http.client import HttpClient, HttpRequestFailed
+
+if TYPE_CHECKING:
+    from nsqext.broker.nsqd.options import NodeOptions
+
+__all__ = ("Authorizations", "query_auth")
+
+_TIMEOUT = 5.0
+_OK = 200
+_ACCEPT = {"Accept": "application/vnd.nsq; version=1.0"}
+_JSON = {**_ACCEPT, "Content-Type": "application/json"}
+_PERMISSIONS = frozenset(("subscribe", "publish"))
+
+
+class _BadReply(Exception):
+    """Reply of an auth server that is not valid."""
+
+
+@frozen
+class _Grant:
+    topic: re.Pattern[str]
+    channels: tuple[re.Pattern[str], ...]
+    permissions: frozenset[str]
+
+    def allows(self, topic: str, channel: str) -> bool:
+        needed = "subscribe" if channel else "publish"
+        if needed not in self.permissions or not self.topic.search(topic):
+            return False
+        # a publisher's channel is empty, and one of the patterns has to match that (captured: auth)
+        return any(pattern.search(channel) for pattern in self.channels)
+
+
+@frozen
+class Authorizations:
+    """What a client may do.
+
+    Attributes:
+        secret: what it authenticated with; never shown.
+        identity: the client's name at the auth server.
+        identity_url: page about that identity.
+        grants: permissions by topic and channel.
+        expires: clock time at which the auth server has to be asked again.
+    """
+
+    secret: bytes = field(repr=False)
+    identity: str
+    identity_url: str
+    grants: tuple[_Grant, ...]
+    expires: float
+
+    def allows(self, topic: str, channel: str) -> bool:
+        """Return whether it may subscribe to a channel, or publish to a topic when the channel is empty."""
+        return any(grant.allows(topic, channel) for grant in self.grants)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the members that a client with authorizations adds to ``/stats``."""
+        members = {"auth_identity": self.identity, "auth_identity_url": self.identity_url}
+        return {"authed": True} | {name: text for name, text in members.items() if text}
+
+    def reply(self) -> bytes:
+        """Return the reply to AUTH."""
+        count = len(self.grants)
+        return dump({"identity": self.identity, "identity_url": self.identity_url, "permission_count": count})
+
+
+def _read(data: bytes, secret: bytes, now: float) -> Authorizations:
+    try:
+        answer = orjson.loads(data)
+        grants = tuple(
+            _Grant(
+                re.compile(grant.get("topic") or ""),
+                tuple(map(re.compile, grant.get("channels") or ())),
+                frozenset(grant.get("permissions") or ()),
+            )
+            for grant in answer.get("authorizations") or ()
+        )
+        ttl = answer.get("ttl", 0)
+        names = (str(answer.get("identity") or ""), str(answer.get("identity_url") or ""))
+    except (orjson.JSONDecodeError, AttributeError, TypeError, re.error) as error:
+        raise _BadReply(str(error)) from error
+    if not isinstance(ttl, int) or ttl <= 0 or any(grant.permissions - _PERMISSIONS for grant in grants):
+        raise _BadReply("the time to live or a permission is not valid")
+    return Authorizations(secret, *names, grants, now + ttl)
+
+
+def _post_body(values: dict[str, str]) -> bytes:
+    """Return JSON with a list for each value, the original server's form of a POST."""
+    readable = {
+        name: text.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for name, text in values.items()
+    }
+    return dump({name: [text] for name, text in readable.items()})
+
+
+async def query_auth(options: NodeOptions, secret: bytes, peer: str, *, tls: bool) -> Authorizations | None:
+    """Ask the auth servers in turn until one answers; return None when none of them does.
+
+    Args:
+        options: addresses and clock.
+        secret: what the client sent with AUTH.
+        peer: ``host:port`` of the client.
+        tls: the client's connection is encrypted.
+    """
+    host = peer.rpartition(":")[0].strip("[]")
+    values = {"remote_ip": host, "secret": decode(secret), "tls": "true" if tls else "false"}
+    addresses = list(options.auth_addresses)
+    if options.original:
+        values = {"common_name": ""} | values  # both servers send the arguments in the order of their names
+        random.shuffle(addresses)
+    client = HttpClient(_TIMEOUT)
+    try:
+        for address in addresses:
+            url = address if "://" in address else f"http://{address}/auth"
+            try:
+                if options.auth_method == "post":
+                    reply = await client.request("POST", url, headers=_JSON, content=_post_body(values))
+                else:
+                    asked = f"{url}?{urlencode(values, errors='surrogateescape')}"
+                    reply = await client.request("GET", asked, headers=_ACCEPT)
+                if reply.status == _OK:
+                    return _read(reply.content, secret, options.clock())
+            except (HttpRequestFailed, _BadReply):
+                continue
+        return None
+    finally:
+        await client.aclose()

@@ -287,8 +287,8 @@ async def test_a_topic_that_no_node_can_hold_is_refused(ha: Cluster) -> None:
 
 async def test_a_partition_without_a_leader_ends_in_time(ha: Cluster) -> None:
     topic = fresh()
+    ha.create_topic(topic, channels=["ch"])
     async with Admin(ha.lookupd, timeout=0.6) as admin:
-        await admin.create_topic(topic, channels=["ch"])
         name = ha.leader(topic, 0)
         assert name is not None
         ha.kill(name)

@@ -185,7 +185,7 @@ def recording_leaks(leaks: list[str]) -> Iterator[None]:
 
 async def leftover_tasks(before: set[int], leaks: list[str]) -> None:
     """Record the tasks that still run after clients and cluster have been closed."""
-    with anyio.move_on_after(1):
+    with anyio.move_on_after(10):
         while any(task.id not in before for task in anyio.get_running_tasks()):  # noqa: ASYNC110 - tasks end silently
             await anyio.sleep(0.01)
     leaks += [f"task {task.name}" for task in anyio.get_running_tasks() if task.id not in before]

@@ -219,7 +219,7 @@ asyncio.run(main())
 
 
 def test_a_forked_process_is_not_in_the_event_loop_of_the_tasks() -> None:
-    subprocess.run([sys.executable, "-c", _FORK], check=True, timeout=20)
+    subprocess.run([sys.executable, "-c", _FORK], check=True, timeout=60)
 
 
 async def test_no_task_can_be_started_while_the_tasks_end() -> None:

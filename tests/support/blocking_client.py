@@ -19,7 +19,7 @@ T = TypeVar("T")
 class BlockingClient:
     """One connection to a node; frames are tuples (type, data)."""
 
-    def __init__(self, address: str, timeout: float = 5.0) -> None:
+    def __init__(self, address: str, timeout: float = 20.0) -> None:
         host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout)
         self.socket.sendall(b"  V2")
@@ -52,7 +52,7 @@ class BlockingClient:
             data += more
         return data
 
-    def frame(self, timeout: float = 5.0) -> tuple[int, bytes]:
+    def frame(self, timeout: float = 20.0) -> tuple[int, bytes]:
         """Return the next frame except heartbeats; raise EOFError if the node closed the connection."""
         self.socket.settimeout(timeout)
         while True:
@@ -62,7 +62,7 @@ class BlockingClient:
                 return int.from_bytes(data[:4], "big"), data[4:]
             self.socket.sendall(b"NOP\n")
 
-    def ask(self, line: str, body: bytes | None = None, timeout: float = 5.0) -> bytes:
+    def ask(self, line: str, body: bytes | None = None, timeout: float = 20.0) -> bytes:
         """Send a command and return the data of the response."""
         self.send(line, body)
         return self.frame(timeout)[1]
@@ -74,7 +74,7 @@ class BlockingClient:
             self.send(f"RDY {ready}")
         return answer
 
-    def message(self, timeout: float = 5.0) -> tuple[bytes, int, bytes]:
+    def message(self, timeout: float = 20.0) -> tuple[bytes, int, bytes]:
         """Return id, attempts and body of the next message."""
         kind, data = self.frame(timeout)
         assert kind == 2, data

@@ -41,7 +41,7 @@ class Program:
     def end(self, number: int = signal.SIGTERM) -> int:
         """Send a signal; return the exit status after stderr was closed."""
         self.process.send_signal(number)
-        _, errors = self.process.communicate(timeout=20)
+        _, errors = self.process.communicate(timeout=60)
         self.lines += errors.decode().splitlines()
         return self.process.wait()
 

@@ -45,7 +45,7 @@ def test_stop_leaves_nothing() -> None:
     for address in addresses:
         with pytest.raises(OSError, match="refused"):
             socket.create_connection(("127.0.0.1", port(address)), 1).close()
-    assert set(threading.enumerate()) == threads
+    assert set(threading.enumerate()) <= threads
 
 
 def _waiting_requests(runtime: Runtime) -> int:
@@ -298,10 +298,10 @@ def test_a_lost_follower_of_two_makes_a_publish_hang() -> None:
         follower = "n2" if leader == "n1" else "n1"
         with BlockingClient(cluster.nodes[leader].tcp) as talker, BlockingClient(cluster.nodes[leader].tcp) as consumer:
             assert consumer.subscribe("t") == b"OK"
-            cluster.kill(follower)
             begun = time.monotonic()
+            cluster.kill(follower)
             assert talker.ask("PUB t 0", b"x") == b"E_FAILED_ON_NOT_WRITABLE "
-            assert time.monotonic() - begun > 0.1
+            assert time.monotonic() - begun >= 0.29
             with pytest.raises((EOFError, ConnectionError)):
                 consumer.frame()
             assert talker.ask("PUB t 0", b"x") == b"E_FAILED_ON_NOT_LEADER "

@@ -48,7 +48,7 @@ def test_the_page_is_served_until_a_signal(number: signal.Signals) -> None:
         ) as events:  # an open page does not keep the program alive
             assert next(events.iter_lines()).startswith("retry:")
             process.send_signal(number)
-            assert process.wait(timeout=10) == 0
+            assert process.wait(timeout=30) == 0
         assert process.stderr is not None
         assert process.stderr.read() == b""
 
@@ -80,7 +80,7 @@ def test_the_broker_serves_a_page_that_changes_it() -> None:
         assert "/topics/orders" in text
         assert "/actions/kill" in text
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=30) == 0
         assert process.stderr is not None
         assert process.stderr.read() == b""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
@@ -231,6 +232,8 @@ async def test_addresses_that_are_switched_move_all_connections(cluster: Cluster
             lookup.switch(other.lookupd)
             await eventually(lambda: {one.node for one in consumer.connections} == there)
             await eventually(lambda: {one.partition for one in consumer.connections} == {0, 1})
+            writable = partial(lookup.metadata.cached, topic_a, "w")  # each topic is looked up by itself
+            await eventually(lambda: {str(leader) for leader in writable().leaders.values()} == there)  # type: ignore[union-attr]
             assert (await producer.publish(topic_a, b"there")).node in there
             pool = producer._pool
             await eventually(lambda: {str(key) for key, node in pool._nodes.items() if node.connection} == there)

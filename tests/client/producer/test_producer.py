@@ -116,7 +116,7 @@ async def test_a_key_needs_partitions() -> None:
 
 async def test_nothing_is_connected_early_and_a_restarted_node_is_found(closed_address: Address) -> None:
     async def attempt(number: int) -> None:
-        async with bounded(), Producer(nsqd=str(closed_address), options=options_of(timeout=0.2)) as producer:
+        async with bounded(), Producer(nsqd=str(closed_address), options=options_of(timeout=0.5)) as producer:
             for body in (b"first", b"again"):
                 with pytest.raises((PublishFailed, DeliveryUnknown)) as caught:
                     await producer.publish("t", b"lost")
@@ -502,7 +502,7 @@ async def test_closing_waits_for_batches_that_wait_for_the_lookup_service(up: bo
         lookup.set_response("/nodes", {"producers": []})
         async with (
             anyio.create_task_group() as tasks,
-            Producer(str(lookup), options=options_of(timeout=30.0, close_timeout=3.0 if up else 0.05)) as producer,
+            Producer(str(lookup), options=options_of(timeout=30.0, close_timeout=20.0 if up else 0.05)) as producer,
         ):
             tasks.start_soon(publish, producer)
             await until(lambda: sum(question.startswith("/nodes") for question in lookup.questions) > 1)

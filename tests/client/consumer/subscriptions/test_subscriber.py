@@ -267,7 +267,7 @@ async def test_a_node_that_never_answers_sub_is_tried_again() -> None:
         options = quick(connection=ConnectionOptions(request_timeout=0.1))
         async with Consumer("t", "ch", lookupd=str(lookup), options=options) as consumer:
             await eventually(lambda: consumer.connections)
-        assert len(node.peers) == 2
+        assert len(node.peers) >= 2
 
 
 async def test_a_consumer_that_waits_for_its_topic_outlives_a_lookup_that_fails() -> None:

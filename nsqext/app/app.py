@@ -253,7 +253,8 @@ class App(Router):
         """Run in the current event loop until `stop` or an error of a consumer; then drain and close.
 
         Args:
-            signals: stop on SIGTERM and SIGINT; by default they are not handled.
+            signals: stop on SIGTERM and SIGINT; by default they are not handled. The first signal does not interrupt a
+                lifespan that begins or ends.
 
         Raises:
             InvalidSetting: there is no handler, a publisher for a function that is not a handler, or a handler whose
@@ -264,7 +265,16 @@ class App(Router):
         On cancellation, running handlers have ``close_timeout`` seconds to end.
         """
         self._begin()
-        await self._main(signals=signals)
+        if not signals:
+            await self._main()
+            return
+        receiving = BackgroundTasks("app")  # until lifespans and the producer are closed
+        await receiving.start()
+        receiving.start_soon(stop_on_signals, self.stop, logger)
+        try:
+            await self._main()
+        finally:
+            await receiving.aclose()
 
     async def start(self) -> Self:
         """Run in the background until `aclose`, which any task may call.
@@ -371,13 +381,14 @@ class App(Router):
                         hint="use a topic that the pattern does not match",
                     )
 
-    async def _main(self, *, signals: bool = False) -> None:
+    async def _main(self) -> None:
         try:
             async with AsyncExitStack() as stack:
                 await stack.enter_async_context(self._producer)
                 for lifespan in self.lifespans:
                     await stack.enter_async_context(lifespan(self))
-                await self._consume(signals=signals)
+                if not self._stopping.is_set():
+                    await self._consume()
             if self._error is not None:
                 raise self._error
         finally:
@@ -386,18 +397,14 @@ class App(Router):
             self._started.set()
             self._ended.set()
 
-    async def _consume(self, *, signals: bool) -> None:
+    async def _consume(self) -> None:
         try:
             async with anyio.create_task_group() as tasks:
-                if signals:
-                    tasks.start_soon(stop_on_signals, self.stop, logger)
-                async with anyio.create_task_group() as consuming:
-                    for consumer in self._consumers:
-                        consuming.start_soon(self._run_consumer, consumer)
-                    await self._stopping.wait()
-                    for consumer in self._consumers:
-                        consumer.stop()
-                tasks.cancel_scope.cancel()
+                for consumer in self._consumers:
+                    tasks.start_soon(self._run_consumer, consumer)
+                await self._stopping.wait()
+                for consumer in self._consumers:
+                    consumer.stop()
         except BaseExceptionGroup as group:
             raise first_error(group) from None
 

@@ -32,8 +32,6 @@ logger: logging.Logger = logging.getLogger("nsqext.tasks")
 E = TypeVar("E", bound=BaseException)
 
 _get_ident = threading.get_ident
-_SIGNAL_LOOK = 0.25
-"""Seconds between two checks whether the task that receives signals has ended."""
 
 _running_inside: ContextVar[tuple[object, ...]] = ContextVar("nsqext_background_tasks", default=())
 """Markers of the `BackgroundTasks` that the current task belongs to, or was started from."""
@@ -295,8 +293,47 @@ def _forget_event_loops() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_event_loops)
 
-_stops: list[Callable[[], None]] = []
-"""Functions to call on the first signal: one task of the program receives signals for all."""
+
+class _SignalReceiver:
+    """Receives SIGTERM and SIGINT for all runs of an event loop: both are received until the last run has ended.
+
+    After the first signal both have their default effect again.
+    """
+
+    def __init__(self) -> None:
+        self.loop: object = current_token().native_token
+        self._context = anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
+        self._signals = self._context.__enter__()
+        self._open = True
+        self._stops: list[Callable[[], None]] = []
+        self._reading = anyio.Lock()
+
+    async def wait(self, stop: Callable[[], None], log: logging.Logger) -> None:
+        """Wait for a signal; one of the tasks that wait receives it and calls the functions of all."""
+        self._stops.append(stop)
+        try:
+            async with self._reading:
+                if self._open:
+                    number = await anext(self._signals)
+                    self._close()
+                    log.info("stopping on %s", number.name)
+                    for one in tuple(self._stops):
+                        one()
+        finally:
+            self._stops.remove(stop)
+            if not self._stops:
+                self._close()
+
+    def _close(self) -> None:
+        global _receiver
+        if self._open:
+            self._open = False
+            self._context.__exit__(None, None, None)
+        if _receiver is self:
+            _receiver = None
+
+
+_receiver: _SignalReceiver | None = None
 
 
 def takes_signals(wanted: bool | None) -> bool:
@@ -308,7 +345,7 @@ def takes_signals(wanted: bool | None) -> bool:
     """
     if wanted is not None:
         return wanted
-    return _in_main_thread() and (bool(_stops) or signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+    return _in_main_thread() and (_receiver is not None or signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
 
 
 def _in_main_thread() -> bool:
@@ -324,20 +361,14 @@ async def stop_on_signals(stop: Callable[[], None], log: logging.Logger) -> None
         stop: the function.
         log: where the signal is logged.
     """
+    global _receiver
     if not _in_main_thread():
         log.debug("signals are received in the main thread only")
         return
-    _stops.append(stop)
     try:
-        while _stops[0] is not stop:  # noqa: ASYNC110 - it ends rarely, and nothing waits for this
-            await anyio.sleep(_SIGNAL_LOOK)
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
-            async for number in received:
-                log.info("stopping on %s", signal.Signals(number).name)
-                for one in tuple(_stops):
-                    one()
-                return
+        if _receiver is None or _receiver.loop is not current_token().native_token:
+            _receiver = _SignalReceiver()
     except (NotImplementedError, RuntimeError, ValueError) as error:
         log.debug("signals cannot be received: %s", error)
-    finally:
-        _stops.remove(stop)
+        return
+    await _receiver.wait(stop, log)

@@ -10,6 +10,7 @@ from secrets import token_hex
 import anyio
 import httpx
 import pytest
+from anyio.lowlevel import checkpoint
 
 from nsqext import (
     App,
@@ -173,6 +174,45 @@ def test_run_until_a_signal(cluster: Cluster, topics: tuple[str, str], backend: 
 
     app.run(backend=backend)
     assert left == ["yes"]
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_signal_while_lifespans_begin_or_end_leaves_them(
+    cluster: Cluster, topics: tuple[str, str], backend: str
+) -> None:
+    app = App(cluster.lookupd)
+    steps: list[str] = []
+    before = signal.getsignal(signal.SIGTERM)
+
+    async def receive_signal() -> None:
+        assert signal.getsignal(signal.SIGTERM) != before, "the default effect ends the process"
+        os.kill(os.getpid(), signal.SIGTERM)
+        while signal.getsignal(signal.SIGTERM) != before:
+            await checkpoint()
+
+    @app.handler(topics[0], "ch")
+    async def handle(message: Message) -> None:
+        app.stop()
+
+    @app.lifespan
+    async def ends_late(given: App) -> AsyncIterator[None]:
+        assert signal.getsignal(signal.SIGTERM) != before, "the default effect ends the process"
+        await given.producer.publish(topics[0], b"x")
+        yield
+        if "again" not in steps:
+            await receive_signal()
+        steps.append("left")
+
+    @app.lifespan
+    async def begins_late(given: App) -> AsyncIterator[None]:
+        if steps:
+            await receive_signal()
+            steps.append("again")
+        yield
+
+    app.run(backend=backend)
+    app.run(backend=backend)
+    assert steps == ["left", "again", "left"]
 
 
 class Wreck(BaseException):

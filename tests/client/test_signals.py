@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import pytest
-from anyio import create_task_group, to_thread
+from anyio import create_task_group, to_thread, wait_all_tasks_blocked
 
 from nsqext import Consumer, Message
 from nsqext.client.tasks import stop_on_signals
@@ -39,6 +39,56 @@ async def test_sigterm_drains(cluster: Cluster, topic: str) -> None:
             await eventually(lambda: consumer.paused)
             go_on.set()
     await eventually(lambda: depth(cluster, topic) == 0)
+
+
+async def test_signals_are_received_until_the_last_consumer_has_ended(cluster: Cluster, topic: str) -> None:
+    first, second = (Consumer(topic, channel, lookupd=cluster.lookupd, options=QUICK) for channel in ("ch", "other"))
+    before = signal.getsignal(signal.SIGTERM)
+
+    async def handle(message: Message) -> None:
+        pass
+
+    async def run(consumer: Consumer, ended: anyio.Event) -> None:
+        consumer.handler(handle)
+        await consumer.run()
+        ended.set()
+
+    both = anyio.Event(), anyio.Event()
+    with anyio.fail_after(10):
+        async with create_task_group() as tasks:
+            tasks.start_soon(run, first, both[0])
+            await eventually(lambda: first.connections)
+            tasks.start_soon(run, second, both[1])
+            await eventually(lambda: second.connections)
+            first.stop()
+            await both[0].wait()
+            assert signal.getsignal(signal.SIGTERM) != before, "the default effect ends the process without draining"
+            os.kill(os.getpid(), signal.SIGTERM)
+            await both[1].wait()
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+async def test_the_first_signal_stops_all_and_the_second_one_has_its_default_effect() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    stopped: list[object] = []
+    drained = anyio.Event()
+    log = logging.getLogger("nsqext.consumer")
+
+    async def run(name: str) -> None:
+        await stop_on_signals(lambda: stopped.append((name, signal.getsignal(signal.SIGTERM))), log)
+        await drained.wait()
+
+    with anyio.fail_after(10):
+        async with create_task_group() as tasks:
+            tasks.start_soon(run, "one")
+            tasks.start_soon(run, "two")
+            await wait_all_tasks_blocked()
+            os.kill(os.getpid(), signal.SIGTERM)
+            await eventually(lambda: stopped)
+            await wait_all_tasks_blocked()
+            assert signal.getsignal(signal.SIGTERM) == before
+            drained.set()
+    assert sorted(stopped) == [("one", before), ("two", before)]  # type: ignore[type-var]
 
 
 async def test_another_thread_has_no_signals() -> None:

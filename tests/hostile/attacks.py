@@ -255,7 +255,7 @@ async def _attack_broker(attack: Attack, seconds: float) -> Result:
             with _program("clients", attack.name, places["tcp"], places["http"]) as attacker:
                 await peer.exchange_until(time.monotonic() + seconds)
                 counters = await anyio.to_thread.run_sync(_end, attacker)
-            with anyio.move_on_after(10):
+            with anyio.move_on_after(30):
                 await peer.exchange(5)
                 async with honest(places["lookupd"], Usage(), "second"):  # new connections are served as well
                     waits.recovered = True

@@ -24,10 +24,13 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize("name", _SHORT)
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_bounds_hold_and_honest_peers_are_served(name: str, cluster: Cluster) -> None:
     (attack,) = (attack for attack in ATTACKS if attack.name == name)
-    result = run(attack, cluster, 0.8)
+    for seconds in (0.8, 4.0, 20.0):  # on a loaded machine the attacker may not get to send within the first of them
+        result = run(attack, cluster, seconds)
+        if result.sent:
+            break
     assert result.connections
     assert result.sent
     assert result.broken(timed=False) == []

@@ -18,7 +18,7 @@ __all__ = ("ADDRESS", "ROOT", "Run", "Snippet", "run_program", "snippets_of")
 
 ROOT = Path(__file__).parents[2]
 ADDRESS = "127.0.0.1:4161"
-DEADLINE = 30.0
+DEADLINE = 100.0
 
 _BLOCK = re.compile(
     r"^(?:<!-- snippet: (?P<mode>\w+) -->\n)?^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<output>.*?)^```$)?",
@@ -85,7 +85,7 @@ def run_program(*arguments: str | Path, until: str | None = None) -> Run:
         until: text after which SIGTERM is sent; None if the program exits by itself.
 
     Raises:
-        TimeoutError: the program did not exit, or did not print ``until``, within 30 seconds.
+        TimeoutError: the program did not exit, or did not print ``until``, within 100 seconds.
     """
     command = [sys.executable, "-u", "-W", "error", *map(str, arguments)]
     output = bytearray()

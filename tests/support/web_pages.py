@@ -45,7 +45,7 @@ async def browsing(
 
 async def page_with(browser: httpx.AsyncClient, path: str, holds: Callable[[str], bool]) -> str:
     """Load a page repeatedly until its text satisfies a condition; return the text."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(30):
         while True:
             text = (await browser.get(path)).text
             if holds(text):

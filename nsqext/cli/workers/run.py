@@ -142,13 +142,13 @@ class Supervisor:
         else:
             self._ready.discard(number)
         complete = len(self._ready) == self._workers
-        if complete and ready:
-            logger.info("all %d workers are ready", self._workers)
         if self._ready_file is not None:
             if complete:
                 self._ready_file.touch()
             else:
                 self._ready_file.unlink(missing_ok=True)
+        if complete and ready:
+            logger.info("all %d workers are ready", self._workers)
 
     def stop(self) -> None:
         """Make all workers drain and exit."""

@@ -171,14 +171,14 @@ def test_a_folder_that_cannot_be_created_ends_the_recorder_at_once(cluster: Clus
 
 def test_a_full_disk_ends_the_recorder_and_loses_nothing(cluster: Cluster, tmp_path: Path) -> None:
     topic = make_topic(cluster, "record")
-    with Producer(cluster.lookupd) as producer:
-        producer.publish_many(topic, [token_hex(500).encode() for _ in range(200)])
-    words = ("record", topic, "--to", str(tmp_path), "--batch", "10", "--until-end", "--lookupd", cluster.lookupd[0])
+    words = ("record", topic, "--to", str(tmp_path), "--batch", "10", "--lookupd", cluster.lookupd[0])
     with started(*words) as recorder:
         resource.prlimit(recorder.pid, resource.RLIMIT_FSIZE, (30_000, 30_000))
+        with Producer(cluster.lookupd) as producer:
+            producer.publish_many(topic, [token_hex(500).encode() for _ in range(200)])
         _, errors = recorder.communicate()
     assert (recorder.wait(), b"File too large" in errors, b"Traceback" in errors) == (2, True, False), errors
     kept = len(recorded(tmp_path))
     assert 0 < kept < 200
-    lines(*words)
+    lines(*words, "--until-end")
     assert len(set(recorded(tmp_path))) == 200

@@ -117,7 +117,7 @@ def test_dead_letters_return_to_their_topic(cluster: Cluster) -> None:
     lines("pub", dead, "one", "--header", f"dead-letter-topic={origin}", *where)
     headers = lines("tail", dead, "--start", "earliest", "--until-end", *where)[0]["headers"]
     assert headers == {"dead-letter-topic": origin}
-    done = lines("deadletters", "replay", dead, "--idle", "1", *where)
+    done = lines("deadletters", "replay", dead, "--idle", "2", *where)
     assert done == [{"topic": dead, "replayed": 1}]
     (found,) = lines("tail", origin, "--channel", "ch", "--until-end", *where)
     assert (found["body"], found["headers"]) == ("one", {})

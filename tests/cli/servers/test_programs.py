@@ -91,7 +91,7 @@ nsqext.cli.main([{name!r}])
         [sys.executable, "-c", program],
         env=command_line.environment(),
         capture_output=True,
-        timeout=20,
+        timeout=60,
         check=False,
     )
     assert (ended.returncode, ended.stderr) == (0, b"")
@@ -136,7 +136,7 @@ run_program("nsqd", {{"log-level": "error"}}, serve)
         [sys.executable, "-c", program],
         env=command_line.environment(),
         capture_output=True,
-        timeout=20,
+        timeout=60,
         check=False,
     )
     assert (ended.returncode, ended.stderr) == (0, b"")

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
 
+import anyio
 import pytest
 
 from nsqext import sync
 from nsqext.broker import Cluster
+from nsqext.cli.workers.run import Supervisor
 from nsqext.cli.workers.worker import CANNOT_START, load_app
 from nsqext.errors import InvalidSetting
 from tests.support.blocking_client import eventually
@@ -87,7 +91,7 @@ class Program:
     def end(self) -> int:
         """Wait for the end and return the exit status."""
         status = self.process.wait(30)
-        self._reader.join(10)
+        self._reader.join(30)
         return status
 
 
@@ -123,7 +127,7 @@ def test_workers_share_are_restarted_and_drained(cluster: Cluster, topic: str, t
         assert {int(line.split()[1]) for line in running.handled()} == set(before.values())
         os.kill(before[1], signal.SIGKILL)
         running.wait_log("worker 1 exited with status -9; restarting it in 0.5 s")
-        eventually(lambda: not (tmp_path / "ready").exists() or running.log.count("all 2 workers") == 2, seconds=10.0)
+        eventually(lambda: not (tmp_path / "ready").exists() or running.log.count("all 2 workers") == 2, seconds=30.0)
         running.wait_log("all 2 workers are ready", 2)
         after = running.ready()
         assert after[1] != before[1]
@@ -136,6 +140,30 @@ def test_workers_share_are_restarted_and_drained(cluster: Cluster, topic: str, t
     assert set(range(40)) <= set(handled)
     assert "[worker 2] nsqext.consumer: drained and closed" in running.log
     assert "Traceback" not in running.log
+
+
+def test_the_ready_file_exists_when_the_workers_are_reported_as_ready(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "nsqext.run")
+    file = tmp_path / "ready"
+    worker = "import os, sys; os.write({ready}, b'1'); sys.stdin.read()"
+    supervisor = Supervisor([sys.executable, "-I", "-c", worker], 1, ready_file=file)
+    existed: list[bool] = []
+
+    def stop(record: logging.LogRecord) -> bool:
+        if record.getMessage() == "all 1 workers are ready":
+            existed.append(file.exists())
+            supervisor.stop()
+        return True
+
+    logger = logging.getLogger("nsqext.run")
+    logger.addFilter(stop)
+    try:
+        assert anyio.run(supervisor.run) == 0
+    finally:
+        logger.removeFilter(stop)
+    assert (existed, file.exists()) == ([True], False)
 
 
 def test_workers_that_stop_by_themselves_are_not_restarted(cluster: Cluster, topic: str, tmp_path: Path) -> None:
@@ -158,7 +186,7 @@ def test_workers_are_restarted_when_their_source_changes_and_killed_on_a_second_
         (tmp_path / "service.py").write_text(SERVICE.format(topic=topic, prefix="new "))
         running.wait_log("all 1 workers are ready", 2)
         publish(cluster, topic, "x")
-        eventually(lambda: [line.rpartition(" ")[0] for line in running.handled()] == ["new x"], seconds=20.0)
+        eventually(lambda: [line.rpartition(" ")[0] for line in running.handled()] == ["new x"], seconds=30.0)
         publish(cluster, topic, "hang")
         running.wait_log("hanging")
         running.process.send_signal(signal.SIGINT)

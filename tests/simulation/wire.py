@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nsqext.testing.simulation.network import SimulatedSocket
+    from collections.abc import Callable
+
+    from nsqext.testing.simulation.sockets import SimulatedSocket
 
 __all__ = ("RdyWatch",)
 

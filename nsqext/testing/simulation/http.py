@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import httpx
 
 if TYPE_CHECKING:
-    from nsqext.testing.simulation.network import SimulatedSocket
+    from nsqext.testing.simulation.sockets import SimulatedSocket
 
 __all__ = ("SimulatedHttpServer", "SimulatedHttpTransport", "SimulatedRequest", "SimulatedResponse")
 

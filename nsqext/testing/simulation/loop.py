@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
-from nsqext.testing.simulation.network import HOST
+from nsqext.testing.simulation.sockets import HOST
 
 if TYPE_CHECKING:
     from nsqext.testing.simulation.network import Network

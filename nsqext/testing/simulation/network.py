@@ -1,17 +1,15 @@
-"""Sockets in memory that behave as a kernel's: partial writes, chunks, delays, full buffers, resets, half-open peers.
+"""The links between simulated hosts: chunks, delays, lost and blocked segments, and the time at which they arrive.
 
-A socket belongs to the host of the task that made it. A link is a direction between two hosts. What is sent on a
-blocked link waits, as TCP retransmits it, and arrives after the link is restored. Every choice is drawn from the seed.
+A link is a direction between two hosts. What is sent on a blocked link waits, as TCP retransmits it, and arrives after
+the link is restored. Every choice is drawn from the seed.
 """
 
 from __future__ import annotations
 
 import errno
-import os
-import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextvars import ContextVar
 from hashlib import blake2b
 from heapq import heappop, heappush
@@ -20,9 +18,10 @@ from typing import Any
 
 from attrs import frozen
 
-__all__ = ("HOST", "Network", "NetworkOptions", "SimulatedSocket", "current_host")
+from nsqext.testing.simulation.sockets import SimulatedSocket
 
-HOST = "127.0.0.1"
+__all__ = ("Network", "NetworkOptions", "current_host")
+
 current_host: ContextVar[str] = ContextVar("nsqext_simulated_host", default="client")
 """Name of the simulated host that the current task runs on."""
 
@@ -57,242 +56,6 @@ class NetworkOptions:
     buffers: tuple[int, ...] = (4096, 65536, 262144)
     late: float = 0.05
     late_seconds: float = 0.005
-
-
-class SimulatedSocket(socket.socket):
-    """A TCP socket of a simulated network; `Network.socket` makes it."""
-
-    def __init__(self, network: Network, host: str) -> None:
-        # socket.socket.__init__ is not called: it would open a file descriptor
-        self.network: Network = network
-        self.host: str = host
-        self.number: int = network.next_number()
-        self.fd: int = network.take_fd(self)
-        self.address: tuple[str, int] = (HOST, 0)
-        self.peer: SimulatedSocket | None = None
-        self.remote: tuple[str, int] | None = None
-        self.buffer: bytearray = bytearray()
-        self.capacity: int = network.random.choice(network.options.buffers)
-        self.connecting: bool = False
-        self.listening: bool = False
-        self.ended: bool = False
-        self.eof: bool = False
-        self.fin_sent: bool = False
-        self.error: int = 0
-        self.backlog: deque[SimulatedSocket] = deque()
-        self.segments: deque[tuple[float, int, bytes]] = deque()
-        self.unread: int = 0
-        self.last_arrival: float = 0.0
-
-    # --- what programs call ---------------------------------------------------------------------------------------
-
-    @property
-    def family(self) -> int:  # type: ignore[override]
-        """IPv4."""
-        return socket.AF_INET
-
-    @property
-    def type(self) -> int:  # type: ignore[override]
-        """A stream."""
-        return socket.SOCK_STREAM
-
-    @property
-    def proto(self) -> int:
-        """TCP."""
-        return socket.IPPROTO_TCP
-
-    @property
-    def timeout(self) -> float:
-        """Non-blocking."""
-        return 0.0
-
-    def fileno(self) -> int:
-        """Return a number that no real file descriptor has; -1 after `close`."""
-        return -1 if self.ended else self.fd
-
-    def setblocking(self, flag: bool, /) -> None:
-        """Do nothing: the socket never blocks."""
-
-    def settimeout(self, value: float | None, /) -> None:
-        """Do nothing: the socket never blocks."""
-
-    def gettimeout(self) -> float:
-        """Return 0: the socket never blocks."""
-        return 0.0
-
-    def setsockopt(self, *args: Any) -> None:
-        """Do nothing."""
-
-    def getsockopt(self, level: int, option: int, size: int = 0, /) -> Any:
-        """Return and clear the pending error; 0 for all other options."""
-        if (level, option) == (socket.SOL_SOCKET, socket.SO_ERROR):
-            found, self.error = self.error, 0
-            return found
-        return bytes(size) if size else 0
-
-    def getsockname(self) -> tuple[str, int]:
-        """Return the address of this end."""
-        self._check()
-        return self.address
-
-    def getpeername(self) -> tuple[str, int]:
-        """Return the address of the other end."""
-        self._check()
-        if self.remote is None or self.connecting:
-            raise _failure(errno.ENOTCONN)
-        return self.remote
-
-    def bind(self, address: Any, /) -> None:
-        """Bind to a port of this host; 0 for a free one."""
-        self._check()
-        port = address[1] or self.network.take_port()
-        if port in self.network.listeners:
-            raise _failure(errno.EADDRINUSE)
-        self.address = (HOST, port)
-
-    def listen(self, backlog: int = 128, /) -> None:
-        """Accept connections."""
-        self._check()
-        if self.address[1] in self.network.listeners:
-            raise _failure(errno.EADDRINUSE)
-        self.listening = True
-        self.host = self.network.host_of(self.address[1])
-        self.network.listeners[self.address[1]] = self
-
-    def accept(self) -> tuple[socket.socket, tuple[str, int]]:
-        """Return the next connection."""
-        self._check()
-        if not self.backlog:
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        found = self.backlog.popleft()
-        return found, found.remote or (HOST, 0)
-
-    def connect(self, address: Any, /) -> None:
-        """Begin to connect; the socket is writable when it has succeeded or failed."""
-        self._check()
-        self.connecting = True
-        self.address = (HOST, self.address[1] or self.network.take_port())
-        self.remote = (address[0], address[1])
-        self.network.dial(self)
-        raise BlockingIOError(errno.EINPROGRESS, os.strerror(errno.EINPROGRESS))
-
-    def send(self, data: Any, flags: int = 0, /) -> int:
-        """Send what the buffers take, or a part of it."""
-        self._check()
-        self._raise_error()
-        if self.peer is None or self.fin_sent:
-            raise _failure(errno.EPIPE)
-        if self.host in self.network.dead:
-            return len(data)
-        room = self.room
-        if room <= 0:
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        random, options = self.network.random, self.network.options
-        size = min(len(data), room)
-        if size > 1 and random.random() < options.partial:
-            size = random.randint(1, size)
-        piece = bytes(data[:size])
-        if self.network.on_sent is not None:
-            self.network.on_sent(self, piece)
-        if size > 1 and random.random() < options.split:
-            cut = random.randint(1, size - 1)
-            self.network.transmit(self, _DATA, piece[:cut])
-            piece = piece[cut:]
-        self.network.transmit(self, _DATA, piece)
-        return size
-
-    def sendmsg(self, buffers: Iterable[Any], *args: Any) -> int:
-        """Send buffers as one."""
-        return self.send(b"".join(buffers))
-
-    def sendall(self, data: Any, flags: int = 0, /) -> None:
-        """Refuse: it would block."""
-        raise NotImplementedError("a simulated socket does not block")
-
-    def recv(self, size: int, flags: int = 0, /) -> bytes:
-        """Return received bytes."""
-        self._check()
-        if self.buffer:
-            data = bytes(self.buffer[:size])
-            del self.buffer[:size]
-            if self.network.on_received is not None:
-                self.network.on_received(self, data)
-            return data
-        self._raise_error()
-        if self.eof or self.peer is None:
-            return b""
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-
-    def recv_into(self, buffer: Any, size: int = 0, flags: int = 0) -> int:
-        """Read received bytes into a buffer."""
-        data = self.recv(size or len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def shutdown(self, how: int, /) -> None:
-        """End the outgoing direction."""
-        self._check()
-        if self.peer is None:
-            raise _failure(errno.ENOTCONN)
-        if how != socket.SHUT_RD and not self.fin_sent:
-            self.fin_sent = True
-            self.network.transmit(self, _FIN)
-
-    def close(self) -> None:
-        """Close; the peer reads the end, or a reset if received bytes were not read."""
-        if not self.ended:
-            self.network.close(self)
-
-    def detach(self) -> int:
-        """Refuse: there is no file descriptor."""
-        raise NotImplementedError("a simulated socket has no file descriptor")
-
-    def __enter__(self) -> SimulatedSocket:
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<SimulatedSocket {self.number} {self.host} {self.address} {self.remote}>"
-
-    # --- state ----------------------------------------------------------------------------------------------------
-
-    def _check(self) -> None:
-        if self.ended:
-            raise _failure(errno.EBADF)
-
-    def _raise_error(self) -> None:
-        if self.error:
-            found, self.error = self.error, 0
-            raise _failure(found)
-
-    @property
-    def room(self) -> int:
-        """Bytes that the buffers of both ends take."""
-        peer = self.peer
-        return self.capacity - self.unread - (len(peer.buffer) if peer is not None else 0)
-
-    @property
-    def readable(self) -> bool:
-        """Whether `recv` or `accept` would not block."""
-        if self.listening:
-            return bool(self.backlog)
-        return not self.connecting and bool(self.buffer or self.eof or self.error)
-
-    @property
-    def writable(self) -> bool:
-        """Whether `send` would take something, or fail, or connecting has ended."""
-        return not self.connecting and (bool(self.error) or self.eof_sent or self.room > self.capacity // 4)
-
-    @property
-    def eof_sent(self) -> bool:
-        """Whether nothing can be sent any more."""
-        return self.fin_sent or self.peer is None
-
-
-def _failure(number: int) -> OSError:
-    return OSError(number, os.strerror(number))
 
 
 class Network:
@@ -360,6 +123,10 @@ class Network:
         """Return the number of a new socket."""
         self._numbers += 1
         return self._numbers
+
+    def draw_capacity(self) -> int:
+        """Return the bytes that the buffers of a new socket take."""
+        return self.random.choice(self.options.buffers)
 
     def take_fd(self, sock: SimulatedSocket) -> int:
         """Return the lowest free descriptor."""
@@ -454,6 +221,31 @@ class Network:
         self.note(f"connected {sock.number} {sock.host} {accepted.number} {accepted.host}")
 
     # --- transmitting ---------------------------------------------------------------------------------------------
+
+    def send(self, sock: SimulatedSocket, data: bytes) -> int:
+        """Send data or a part of it, in one piece or in two; return how many bytes."""
+        random, options = self.random, self.options
+        size = len(data)
+        if size > 1 and random.random() < options.partial:
+            size = random.randint(1, size)
+            data = data[:size]
+        if self.on_sent is not None:
+            self.on_sent(sock, data)
+        if size > 1 and random.random() < options.split:
+            cut = random.randint(1, size - 1)
+            self.transmit(sock, _DATA, data[:cut])
+            data = data[cut:]
+        self.transmit(sock, _DATA, data)
+        return size
+
+    def received(self, sock: SimulatedSocket, data: bytes) -> None:
+        """Record that a program has read data."""
+        if self.on_received is not None:
+            self.on_received(sock, data)
+
+    def end(self, sock: SimulatedSocket) -> None:
+        """End the outgoing direction of a socket."""
+        self.transmit(sock, _FIN)
 
     def transmit(self, sock: SimulatedSocket, kind: int, data: bytes = b"") -> None:
         """Send a segment to the peer."""

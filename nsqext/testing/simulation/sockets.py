@@ -1,0 +1,282 @@
+"""Sockets in memory that behave as a kernel's: partial writes, full buffers, resets, half-open peers.
+
+A socket belongs to the host of the task that made it. What it sends is transmitted by `Network`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+__all__ = ("HOST", "Links", "SimulatedSocket")
+
+HOST = "127.0.0.1"
+
+
+class Links(Protocol):
+    """The part of a network that its sockets depend on.
+
+    Attributes:
+        listeners: listening sockets by port.
+        dead: hosts whose processes were killed.
+    """
+
+    listeners: dict[int, SimulatedSocket]
+    dead: set[str]
+
+    def next_number(self) -> int:
+        """Return the number of a new socket."""
+
+    def take_fd(self, sock: SimulatedSocket, /) -> int:
+        """Return the lowest free descriptor."""
+
+    def take_port(self) -> int:
+        """Return a port that was never used."""
+
+    def host_of(self, port: int, /) -> str:
+        """Return the host of a port."""
+
+    def draw_capacity(self) -> int:
+        """Return the bytes that the buffers of a new socket take."""
+
+    def dial(self, sock: SimulatedSocket, /) -> None:
+        """Send a SYN."""
+
+    def send(self, sock: SimulatedSocket, data: bytes, /) -> int:
+        """Send data or a part of it; return how many bytes."""
+
+    def end(self, sock: SimulatedSocket, /) -> None:
+        """End the outgoing direction of a socket."""
+
+    def received(self, sock: SimulatedSocket, data: bytes, /) -> None:
+        """Record that a program has read data."""
+
+    def close(self, sock: SimulatedSocket, /) -> None:
+        """Close a socket."""
+
+
+class SimulatedSocket(socket.socket):
+    """A TCP socket of a simulated network; `Network.socket` makes it."""
+
+    def __init__(self, network: Links, host: str) -> None:
+        # socket.socket.__init__ is not called: it would open a file descriptor
+        self.network: Links = network
+        self.host: str = host
+        self.number: int = network.next_number()
+        self.fd: int = network.take_fd(self)
+        self.address: tuple[str, int] = (HOST, 0)
+        self.peer: SimulatedSocket | None = None
+        self.remote: tuple[str, int] | None = None
+        self.buffer: bytearray = bytearray()
+        self.capacity: int = network.draw_capacity()
+        self.connecting: bool = False
+        self.listening: bool = False
+        self.ended: bool = False
+        self.eof: bool = False
+        self.fin_sent: bool = False
+        self.error: int = 0
+        self.backlog: deque[SimulatedSocket] = deque()
+        self.segments: deque[tuple[float, int, bytes]] = deque()
+        self.unread: int = 0
+        self.last_arrival: float = 0.0
+
+    # --- what programs call ---------------------------------------------------------------------------------------
+
+    @property
+    def family(self) -> int:  # type: ignore[override]
+        """IPv4."""
+        return socket.AF_INET
+
+    @property
+    def type(self) -> int:  # type: ignore[override]
+        """A stream."""
+        return socket.SOCK_STREAM
+
+    @property
+    def proto(self) -> int:
+        """TCP."""
+        return socket.IPPROTO_TCP
+
+    @property
+    def timeout(self) -> float:
+        """Non-blocking."""
+        return 0.0
+
+    def fileno(self) -> int:
+        """Return a number that no real file descriptor has; -1 after `close`."""
+        return -1 if self.ended else self.fd
+
+    def setblocking(self, flag: bool, /) -> None:
+        """Do nothing: the socket never blocks."""
+
+    def settimeout(self, value: float | None, /) -> None:
+        """Do nothing: the socket never blocks."""
+
+    def gettimeout(self) -> float:
+        """Return 0: the socket never blocks."""
+        return 0.0
+
+    def setsockopt(self, *args: Any) -> None:
+        """Do nothing."""
+
+    def getsockopt(self, level: int, option: int, size: int = 0, /) -> Any:
+        """Return and clear the pending error; 0 for all other options."""
+        if (level, option) == (socket.SOL_SOCKET, socket.SO_ERROR):
+            found, self.error = self.error, 0
+            return found
+        return bytes(size) if size else 0
+
+    def getsockname(self) -> tuple[str, int]:
+        """Return the address of this end."""
+        self._check()
+        return self.address
+
+    def getpeername(self) -> tuple[str, int]:
+        """Return the address of the other end."""
+        self._check()
+        if self.remote is None or self.connecting:
+            raise _failure(errno.ENOTCONN)
+        return self.remote
+
+    def bind(self, address: Any, /) -> None:
+        """Bind to a port of this host; 0 for a free one."""
+        self._check()
+        port = address[1] or self.network.take_port()
+        if port in self.network.listeners:
+            raise _failure(errno.EADDRINUSE)
+        self.address = (HOST, port)
+
+    def listen(self, backlog: int = 128, /) -> None:
+        """Accept connections."""
+        self._check()
+        if self.address[1] in self.network.listeners:
+            raise _failure(errno.EADDRINUSE)
+        self.listening = True
+        self.host = self.network.host_of(self.address[1])
+        self.network.listeners[self.address[1]] = self
+
+    def accept(self) -> tuple[socket.socket, tuple[str, int]]:
+        """Return the next connection."""
+        self._check()
+        if not self.backlog:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        found = self.backlog.popleft()
+        return found, found.remote or (HOST, 0)
+
+    def connect(self, address: Any, /) -> None:
+        """Begin to connect; the socket is writable when it has succeeded or failed."""
+        self._check()
+        self.connecting = True
+        self.address = (HOST, self.address[1] or self.network.take_port())
+        self.remote = (address[0], address[1])
+        self.network.dial(self)
+        raise BlockingIOError(errno.EINPROGRESS, os.strerror(errno.EINPROGRESS))
+
+    def send(self, data: Any, flags: int = 0, /) -> int:
+        """Send what the buffers take, or a part of it."""
+        self._check()
+        self._raise_error()
+        if self.peer is None or self.fin_sent:
+            raise _failure(errno.EPIPE)
+        if self.host in self.network.dead:
+            return len(data)
+        room = self.room
+        if room <= 0:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return self.network.send(self, bytes(data[:room]))
+
+    def sendmsg(self, buffers: Iterable[Any], *args: Any) -> int:
+        """Send buffers as one."""
+        return self.send(b"".join(buffers))
+
+    def sendall(self, data: Any, flags: int = 0, /) -> None:
+        """Refuse: it would block."""
+        raise NotImplementedError("a simulated socket does not block")
+
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
+        """Return received bytes."""
+        self._check()
+        if self.buffer:
+            data = bytes(self.buffer[:size])
+            del self.buffer[:size]
+            self.network.received(self, data)
+            return data
+        self._raise_error()
+        if self.eof or self.peer is None:
+            return b""
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    def recv_into(self, buffer: Any, size: int = 0, flags: int = 0) -> int:
+        """Read received bytes into a buffer."""
+        data = self.recv(size or len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def shutdown(self, how: int, /) -> None:
+        """End the outgoing direction."""
+        self._check()
+        if self.peer is None:
+            raise _failure(errno.ENOTCONN)
+        if how != socket.SHUT_RD and not self.fin_sent:
+            self.fin_sent = True
+            self.network.end(self)
+
+    def close(self) -> None:
+        """Close; the peer reads the end, or a reset if received bytes were not read."""
+        if not self.ended:
+            self.network.close(self)
+
+    def detach(self) -> int:
+        """Refuse: there is no file descriptor."""
+        raise NotImplementedError("a simulated socket has no file descriptor")
+
+    def __enter__(self) -> SimulatedSocket:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<SimulatedSocket {self.number} {self.host} {self.address} {self.remote}>"
+
+    # --- state ----------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self.ended:
+            raise _failure(errno.EBADF)
+
+    def _raise_error(self) -> None:
+        if self.error:
+            found, self.error = self.error, 0
+            raise _failure(found)
+
+    @property
+    def room(self) -> int:
+        """Bytes that the buffers of both ends take."""
+        peer = self.peer
+        return self.capacity - self.unread - (len(peer.buffer) if peer is not None else 0)
+
+    @property
+    def readable(self) -> bool:
+        """Whether `recv` or `accept` would not block."""
+        if self.listening:
+            return bool(self.backlog)
+        return not self.connecting and bool(self.buffer or self.eof or self.error)
+
+    @property
+    def writable(self) -> bool:
+        """Whether `send` would take something, or fail, or connecting has ended."""
+        return not self.connecting and (bool(self.error) or self.eof_sent or self.room > self.capacity // 4)
+
+    @property
+    def eof_sent(self) -> bool:
+        """Whether nothing can be sent any more."""
+        return self.fin_sent or self.peer is None
+
+
+def _failure(number: int) -> OSError:
+    return OSError(number, os.strerror(number))

@@ -9,9 +9,9 @@ import anyio
 from anyio.lowlevel import current_token
 
 from nsqext.admin.peek import newest_messages
-from nsqext.admin.requests import ClusterRequests, generation_of, generation_of_node, http_of, unsupported, within
+from nsqext.admin.requests import ClusterRequests, generation_of, http_of, unsupported, within
 from nsqext.admin.results import NodeStatus, StoredMessage, TopicInfo, TopicStats
-from nsqext.admin.stats import cluster_stats, read_replicas, topic_stats
+from nsqext.admin.stats import cluster_stats, in_sync_replicas, node_statuses, topic_stats
 from nsqext.admin.topic_creation import NewTopic, create_topic, wait_writable
 from nsqext.arguments import check_time, options_of, unknown_arguments
 from nsqext.errors import InvalidInput, InvalidState, PartitionUnavailable, TopicNotFound
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from nsqext.client.consumer.position import Position
     from nsqext.lookup.partition_map import PartitionMap
-    from nsqext.lookup.responses import NodeInfo
     from nsqext.types import Address
 
 __all__ = ("Admin",)
@@ -421,30 +420,7 @@ class Admin:
         Raises:
             LookupFailed: no lookup node returned a usable response.
         """
-        requests = self._open()
-        infos = await requests.client.nodes()
-
-        async def ping(info: NodeInfo) -> bool:
-            if info.http is None:
-                return False
-            await requests.get(info.http, "/info", {})
-            return True
-
-        by_address = {info.tcp: info for info in infos}
-        answered, _ = await requests.ask_all(by_address, lambda address: ping(by_address[address]))
-        return tuple(
-            NodeStatus(
-                tcp=info.tcp,
-                http=info.http,
-                version=info.version,
-                hostname=info.hostname,
-                generation=generation_of_node(info),
-                topics=dict(sorted(info.topics.items())),
-                tombstoned=info.tombstoned,
-                reachable=answered.get(info.tcp, False),
-            )
-            for info in infos
-        )
+        return await node_statuses(self._open())
 
     async def replicas(self, topic: str) -> dict[int, tuple[str, ...]]:
         """Return the TCP addresses of the in-sync replicas by partition, the leader first.
@@ -458,12 +434,7 @@ class Admin:
         where = await self._open().led(topic)
         if where.nodes:
             raise unsupported("replicas", "the original NSQ has no replicas", topic)
-        found: dict[int, tuple[str, ...]] = {}
-        for number, node in sorted(where.leaders.items()):
-            params: dict[str, str | int] = {"topic": topic, "partition": number}
-            data = await self._requests.get(http_of(where, node), "/coordinator/stats", params)
-            found[number] = read_replicas(data, node)
-        return found
+        return await in_sync_replicas(self._requests, where)
 
     async def stats(self, topic: str, channel: str | None = None) -> TopicStats:
         """Return the statistics of a topic: messages, depth and lag per partition and channel, clients.

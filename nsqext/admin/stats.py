@@ -1,4 +1,4 @@
-"""Read the statistics of topics and partitions from nodes of both generations, and sum them up."""
+"""Request statistics and states from the nodes of both generations, and sum them up over partitions."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from nsqext.admin.results import (
     ClientStats,
     Generation,
     KeyRange,
+    NodeStatus,
     PartitionChannelStats,
     PartitionStats,
     TopicStats,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from nsqext.admin.requests import ClusterRequests
     from nsqext.lookup.partition_map import PartitionMap
 
-__all__ = ("cluster_stats", "read_replicas", "read_stats", "sum_up", "topic_stats")
+__all__ = ("cluster_stats", "in_sync_replicas", "node_statuses", "read_stats", "sum_up", "topic_stats")
 
 
 def read_stats(data: Any, node: Address) -> dict[str, list[PartitionStats]]:
@@ -207,7 +208,45 @@ async def cluster_stats(requests: ClusterRequests) -> dict[str, TopicStats]:
     }
 
 
-def read_replicas(data: Any, leader: Address) -> tuple[str, ...]:
+async def node_statuses(requests: ClusterRequests) -> tuple[NodeStatus, ...]:
+    """Return every nsqd that lookup lists, and whether it responds; see `nsqext.Admin.nodes`."""
+    infos = await requests.client.nodes()
+    by_address = {info.tcp: info for info in infos}
+
+    async def ping(address: Address) -> bool:
+        http = by_address[address].http
+        if http is None:
+            return False
+        await requests.get(http, "/info", {})
+        return True
+
+    answered, _ = await requests.ask_all(by_address, ping)
+    return tuple(
+        NodeStatus(
+            tcp=info.tcp,
+            http=info.http,
+            version=info.version,
+            hostname=info.hostname,
+            generation=generation_of_node(info),
+            topics=dict(sorted(info.topics.items())),
+            tombstoned=info.tombstoned,
+            reachable=answered.get(info.tcp, False),
+        )
+        for info in infos
+    )
+
+
+async def in_sync_replicas(requests: ClusterRequests, where: PartitionMap) -> dict[int, tuple[str, ...]]:
+    """Request the in-sync replicas of each partition from its leader; see `nsqext.Admin.replicas`."""
+    found: dict[int, tuple[str, ...]] = {}
+    for number, node in sorted(where.leaders.items()):
+        params: dict[str, str | int] = {"topic": where.topic, "partition": number}
+        data = await requests.get(http_of(where, node), "/coordinator/stats", params)
+        found[number] = _read_replicas(data, node)
+    return found
+
+
+def _read_replicas(data: Any, leader: Address) -> tuple[str, ...]:
     """Read the in-sync replicas out of ``/coordinator/stats``; a node id is ``host:rpc_port:tcp_port:number``."""
     try:
         members: list[Mapping[str, Any]] = data["topic_coord_stats"][0].get("isr_stats") or []

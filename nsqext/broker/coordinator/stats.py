@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from nsqext.broker.nsqd.node import COORDINATOR_ERRORS
+
 if TYPE_CHECKING:
     from nsqext.broker.coordinator.coordinator import Coordinator
     from nsqext.broker.coordinator.replication import ReplicaSet
@@ -13,10 +15,6 @@ __all__ = ("coordinator_stats",)
 _RPC_COUNTS = (
     *("RPCCalls", "RPCTime", "BytesWritten", "BytesRead", "ReadCalls", "ReadErrors", "WriteCalls", "WriteErrors"),
     *("DialCalls", "DialErrors", "AcceptCalls", "AcceptErrors"),
-)
-_ERROR_COUNTS = (
-    *("WriteEpochError", "WriteNotLeaderError", "WriteQuorumError", "WriteBusyError", "RpcCheckFailed"),
-    *("LeadershipError", "TopicCoordMissingError", "LocalErr"),
 )
 
 
@@ -36,7 +34,7 @@ def coordinator_stats(coordinator: Coordinator, node: str, topic: str, partition
     ]
     return {
         "rpc_stats": dict.fromkeys(_RPC_COUNTS, 0),
-        "ErrStats": dict.fromkeys(_ERROR_COUNTS, 0) | {"OtherCoordErrs": {}},
+        "ErrStats": dict.fromkeys(COORDINATOR_ERRORS, 0) | {"OtherCoordErrs": {}},
         "topic_coord_stats": [_partition_stats(coordinator, replicas) for replicas in held],
     }
 

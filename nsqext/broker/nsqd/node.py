@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from nsqext.protocol.server.connection_state import State
     from nsqext.protocol.server.negotiate import ClientSettings, ServerLimits
 
-__all__ = ("SHORTEST_TICK", "ConnectedClient", "Hosted", "Node", "Switches")
+__all__ = ("COORDINATOR_ERRORS", "SHORTEST_TICK", "ConnectedClient", "Hosted", "Node", "Switches")
 
 _log = logging.getLogger("nsqext.broker.nsqd")
 
@@ -102,17 +102,11 @@ class Switches:
     verbose: bool = False
 
 
-_COORDINATOR_ERRORS = (
-    "WriteEpochError",
-    "WriteNotLeaderError",
-    "WriteQuorumError",
-    "WriteBusyError",
-    "RpcCheckFailed",
-    "LeadershipError",
-    "TopicCoordMissingError",
-    "LocalErr",
+COORDINATOR_ERRORS = (
+    *("WriteEpochError", "WriteNotLeaderError", "WriteQuorumError", "WriteBusyError", "RpcCheckFailed"),
+    *("LeadershipError", "TopicCoordMissingError", "LocalErr"),
 )
-
+"""Names of the counters of errors in ``/coordinator/stats``."""
 
 SHORTEST_TICK = 0.05
 """Seconds between two ticks of a node with deadlines that have changed."""
@@ -312,7 +306,7 @@ class Node:
     def _alone_stats(self, topic: str, partition: int) -> dict[str, Any]:
         return {
             "rpc_stats": None,
-            "ErrStats": dict.fromkeys(_COORDINATOR_ERRORS, 0) | {"OtherCoordErrs": {}},
+            "ErrStats": dict.fromkeys(COORDINATOR_ERRORS, 0) | {"OtherCoordErrs": {}},
             "topic_coord_stats": [
                 {
                     "node": "",

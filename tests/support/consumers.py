@@ -19,7 +19,19 @@ if TYPE_CHECKING:
     from nsqext.broker import Cluster
     from tests.support.fake_nsqd import Peer, ScriptedNode
 
-__all__ = ("CALM", "QUICK", "depth", "eventually", "opened", "publish", "quick", "running", "take", "tape")
+__all__ = (
+    "CALM",
+    "QUICK",
+    "depth",
+    "eventually",
+    "in_batches",
+    "opened",
+    "publish",
+    "quick",
+    "running",
+    "take",
+    "tape",
+)
 
 _PATIENCE = 25.0
 
@@ -134,3 +146,12 @@ async def take(consumer: Consumer, count: int) -> list[bytes]:
             if len(bodies) == count:
                 break
     return bodies
+
+
+def in_batches(
+    cluster: Cluster, topic: str, options: ConsumerOptions = QUICK, max_in_flight: int = 200, concurrency: int = 1
+) -> Consumer:
+    """Return a consumer whose messages are read in batches."""
+    return Consumer(
+        topic, "ch", lookupd=cluster.lookupd, options=options, max_in_flight=max_in_flight, concurrency=concurrency
+    )

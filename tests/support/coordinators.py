@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import anyio
 
@@ -17,11 +18,12 @@ from nsqext.types import Address
 QUICK = CoordinatorOptions(lease=0.05, join_pause=0.01)
 
 
-def make_coordinator(nodes: int = 3, options: CoordinatorOptions = QUICK) -> Coordinator:
-    """Return a coordinator with nodes n1, n2 and so on, which have fake addresses."""
+def make_coordinator(nodes: int = 3, options: CoordinatorOptions = QUICK, *, folder: Path | None = None) -> Coordinator:
+    """Return a coordinator with nodes n1, n2 and so on, which have fake addresses; their data is in this folder."""
     coordinator = Coordinator(options)
     for number in range(1, nodes + 1):
-        node = Node(f"n{number}", NodeOptions(hostname="host"))
+        path = folder / f"n{number}" if folder else None
+        node = Node(f"n{number}", NodeOptions(hostname="host", data_path=path))
         tcp, http = Address("127.0.0.1", 1000 + number), Address("127.0.0.1", 2000 + number)
         coordinator.members[node.name] = Member(node.name, node, tcp, http, number)
     return coordinator

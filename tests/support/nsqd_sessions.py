@@ -11,7 +11,7 @@ from nsqext.broker.nsqd.session import Session
 from nsqext.protocol.frames import FrameParser, FrameType
 from nsqext.types import TopicMeta
 
-__all__ = ("Client", "Clock", "host", "make_node", "sized")
+__all__ = ("Client", "Clock", "host", "make_node", "ready_client", "sized")
 
 _U32 = Struct(">I")
 
@@ -96,3 +96,11 @@ class Client:
     def open(self) -> bool:
         """Whether the connection stays open."""
         return not (self.session.closing or self.session.closed)
+
+
+def ready_client(node: Node, ready: int = 10, channel: str = "ch") -> Client:
+    """Return a client that is subscribed and has sent RDY."""
+    client = Client(node, f"127.0.0.1:{2000 + len(node.sessions)}")
+    assert client.ask(f"SUB t {channel} 0\n".encode()) == "OK"
+    client.send(b"RDY %d\n" % ready)
+    return client

@@ -23,7 +23,7 @@ from tests.support.fake_nsqd import (
     scripted_node,
 )
 
-__all__ = ("bodies", "bounded", "options_of", "producing")
+__all__ = ("bodies", "bounded", "options_of", "producing", "publish_keyed")
 
 _QUICK = LookupOptions(max_pause=0.02)
 
@@ -56,3 +56,8 @@ async def producing(
         lookup.set_leaders(dict(enumerate(nodes)), num=len(nodes), extend=extend)
         async with Producer(str(lookup), options=options or options_of()) as producer:
             yield producer, nodes, lookup
+
+
+async def publish_keyed(producer: Producer, body: bytes) -> None:
+    """Publish with the key ``k``."""
+    await producer.publish("t", body, key="k")

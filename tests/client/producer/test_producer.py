@@ -2,59 +2,28 @@
 
 from __future__ import annotations
 
-import gc
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from nsqext import (
-    BatchFailed,
-    DeliveryUnknown,
-    OutgoingMessage,
-    Producer,
-    PublishFailed,
-    Receipt,
-)
-from nsqext.errors import (
-    DelayNotSupported,
-    ExtendNotSupported,
-    InvalidHeader,
-    InvalidPartition,
-    InvalidState,
-    NsqError,
-    TopicNotFound,
-)
+from nsqext import BatchFailed, DeliveryUnknown, OutgoingMessage, Producer, PublishFailed, Receipt
+from nsqext.errors import DelayNotSupported, ExtendNotSupported, InvalidHeader, InvalidPartition, TopicNotFound
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER, decompress_body
 from nsqext.protocol.headers import decode_headers
 from nsqext.protocol.trace_reply import encode_trace_reply
 from tests.support.fake_lookupd import node_json
-from tests.support.fake_nsqd import (
-    PLAIN,
-    Answer,
-    error,
-    obey,
-    ok,
-    scripted_lookup,
-    scripted_node,
-    until,
-)
+from tests.support.fake_nsqd import PLAIN, Answer, error, obey, ok, scripted_lookup, scripted_node, until
 from tests.support.machine_pauses import unless_paused
-from tests.support.producers import bodies, bounded, options_of, producing
+from tests.support.producers import bodies, bounded, options_of, producing, publish_keyed
 
 if TYPE_CHECKING:
     from nsqext.types import Address
 
+
 pytestmark = pytest.mark.anyio
-
-
-async def _publish_keyed(producer: Producer, body: bytes) -> None:
-    await producer.publish("t", body, key="k")
-
-
-# Choice
 
 
 async def test_partitions_take_turns() -> None:
@@ -174,9 +143,6 @@ async def test_unused_topics_are_forgotten_while_others_continue() -> None:
             assert bodies(one)[-1] == b"again"
 
 
-# Headers, traces, compression, delay
-
-
 async def test_a_trace_gives_a_full_receipt() -> None:
     async with producing({"PUB_TRACE": ok(encode_trace_reply(7, 5, 100, 31))}) as (producer, nodes, _):
         receipt = await producer.publish("t", b"x", trace_id=5)
@@ -281,9 +247,6 @@ async def test_a_delay_is_for_the_original_nsq() -> None:
         assert nodes[0].commands == []
 
 
-# The original NSQ
-
-
 async def test_a_topic_unknown_to_lookup_is_published_to_nodes_of_the_original_nsq() -> None:
     async with bounded(), scripted_node(obey(), granted=PLAIN) as node, scripted_lookup() as lookup:
         lookup.set_response("/nodes", {"producers": [node_json(str(node)) | {"version": "1.3.0"}]})
@@ -331,10 +294,10 @@ async def test_the_time_of_a_publish_runs_while_it_waits_for_its_turn() -> None:
         lookup.set_leaders({0: node}, num=1)
         options = options_of(timeout=30.0)
         async with Producer(str(lookup), options=options) as producer, anyio.create_task_group() as tasks:
-            tasks.start_soon(_publish_keyed, producer, b"x")
+            tasks.start_soon(publish_keyed, producer, b"x")
             peer = await node.accept()
             await peer.expect("PUB")
-            tasks.start_soon(_publish_keyed, producer, b"y")
+            tasks.start_soon(publish_keyed, producer, b"y")
             await anyio.wait_all_tasks_blocked()
             begun_by = time.monotonic()
             await anyio.sleep(0.01)
@@ -363,307 +326,3 @@ async def test_several_nodes_without_lookup(closed_address: Address) -> None:
                 await producer.publish("t", b"x")
         assert len(one.commands) + len(two.commands) == 9
         assert min(len(one.commands), len(two.commands)) >= 3
-
-
-# Opening and closing
-
-
-async def test_closing_waits_for_publishes_in_progress() -> None:
-    async with bounded(), scripted_node() as node, anyio.create_task_group() as tasks:
-        receipts: list[Receipt] = []
-
-        async def publish(producer: Producer) -> None:
-            receipts.append(await producer.publish("t", b"x"))
-
-        async def serve() -> None:
-            peer = await node.accept()
-            await peer.expect("PUB")
-            taken.set()
-            await leaving.wait()
-            await peer.answer()
-
-        taken, leaving = anyio.Event(), anyio.Event()
-        tasks.start_soon(serve)
-        async with Producer(nsqd=str(node)) as producer:
-            tasks.start_soon(publish, producer)
-            await taken.wait()
-            leaving.set()
-        assert len(receipts) == 1
-
-
-async def test_closing_after_a_cancellation_waits_no_longer_than_for_the_answer() -> None:
-    async with bounded(), scripted_node() as node:
-        async with anyio.create_task_group() as tasks:
-
-            async def use() -> None:
-                async with Producer(nsqd=str(node), options=options_of(close_timeout=60)) as producer:
-                    await producer.publish("t", b"x")
-
-            tasks.start_soon(use)
-            peer = await node.accept()
-            await peer.expect("PUB")
-            tasks.cancel_scope.cancel()
-            with anyio.CancelScope(shield=True):
-                await peer.answer()
-        await peer.expect_end()
-
-
-async def test_closing_does_not_wait_for_ever() -> None:
-    outcomes: list[NsqError] = []
-    async with bounded(), scripted_node(obey({"PUB": None})) as node, anyio.create_task_group() as tasks:
-
-        async def publish(producer: Producer, **choice: Any) -> None:
-            try:
-                await producer.publish("t", b"x", **choice)
-            except NsqError as failure:
-                outcomes.append(failure)
-
-        async with Producer(nsqd=str(node), options=options_of(close_timeout=0.1, timeout=60)) as producer:
-            for _ in range(3):
-                tasks.start_soon(publish, producer)
-            await until(lambda: len(node.commands) == 3)
-    assert [type(outcome) for outcome in outcomes] == [DeliveryUnknown] * 3
-
-
-async def test_a_closed_producer_refuses() -> None:
-    async with bounded(), scripted_node(obey()) as node:
-        producer = Producer(nsqd=str(node))
-        with pytest.raises(InvalidState):
-            await producer.publish("t", b"x")
-        async with producer:
-            await producer.publish("t", b"x")
-        for publish in (producer.publish("t", b"x"), producer.publish_many("t", [b"x"])):
-            with pytest.raises(InvalidState):
-                await publish
-        with pytest.raises(InvalidState):
-            async with producer:
-                pass
-        with pytest.raises(InvalidState):
-            producer.batcher("t")
-
-
-async def test_requests_cut_off_by_closing_are_not_retried() -> None:
-    outcomes: list[NsqError] = []
-
-    async def publish(producer: Producer) -> None:
-        with pytest.raises(DeliveryUnknown, match="before the producer was closed") as caught:
-            await producer.publish("t", b"late")
-        outcomes.append(caught.value)
-
-    options = options_of(close_timeout=0.05, retry_wait=5.0)
-    async with (
-        bounded(),
-        scripted_node(obey({"PUB": [ok(), None]})) as node,
-        anyio.create_task_group() as tasks,
-        Producer(nsqd=str(node), options=options) as producer,
-    ):
-        await producer.publish("t", b"x")
-        tasks.start_soon(publish, producer)
-        await until(lambda: len(node.commands) == 2)
-    assert len(outcomes) == 1
-    assert bodies(node) == [b"x", b"late"]
-
-
-async def test_publishes_that_wait_for_their_key_are_not_sent_after_closing() -> None:
-    outcomes: list[NsqError] = []
-
-    async def publish(producer: Producer, body: bytes) -> None:
-        with pytest.raises(NsqError) as caught:
-            await producer.publish("t", body, key="k")
-        outcomes.append(caught.value)
-
-    async with (
-        anyio.create_task_group() as tasks,
-        producing({"PUB": [ok(), None]}, options=options_of(close_timeout=0.05)) as (producer, nodes, _),
-    ):
-        await producer.publish("t", b"x", key="k")
-        tasks.start_soon(publish, producer, b"sent")
-        await until(lambda: len(nodes[0].commands) == 2)
-        tasks.start_soon(publish, producer, b"not sent")
-        await anyio.wait_all_tasks_blocked()
-    assert bodies(nodes[0]) == [b"x", b"sent"]
-    assert [type(outcome) for outcome in outcomes] == [DeliveryUnknown, PublishFailed]
-    assert "not sent: the producer was closed" in str(outcomes[1])
-    assert (producer.statistics().unknown, producer.statistics().failed) == (1, 1)
-
-
-@pytest.mark.parametrize("up", [True, False])
-async def test_closing_waits_for_batches_that_wait_for_the_lookup_service(up: bool) -> None:
-    outcomes: list[object] = []
-
-    async def publish(producer: Producer) -> None:
-        try:
-            outcomes.append(await producer.publish_many("new", [b"x"]))
-        except NsqError as failure:
-            outcomes.append(str(failure))
-
-    async with bounded(), scripted_node(obey(), granted=PLAIN) as node, scripted_lookup() as lookup:
-        lookup.refuse(404, "TOPIC_NOT_FOUND")
-        lookup.set_response("/nodes", {"producers": []})
-        async with (
-            anyio.create_task_group() as tasks,
-            Producer(str(lookup), options=options_of(timeout=30.0, close_timeout=20.0 if up else 0.05)) as producer,
-        ):
-            tasks.start_soon(publish, producer)
-            await until(lambda: sum(question.startswith("/nodes") for question in lookup.questions) > 1)
-            tasks.start_soon(producer.aclose)
-            await anyio.wait_all_tasks_blocked()
-            if up:
-                lookup.set_response("/nodes", {"producers": [node_json(str(node)) | {"version": "1.3.0"}]})
-        assert len(node.commands) == up
-    assert len(outcomes) == 1
-    assert isinstance(outcomes[0], list) if up else "before the producer was closed" in str(outcomes[0])
-
-
-async def test_closing_waits_for_a_call_whose_batches_have_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsqext.client.producer.producer._CLOSE_POLL", 0)  # checks in each turn of the event loop
-    receipts: list[Receipt] = []
-
-    async def publish(producer: Producer) -> None:
-        receipts.extend(await producer.publish_many("t", [b"x"] * 20))
-
-    async with bounded(), scripted_node(obey()) as one, scripted_node(obey()) as two, scripted_lookup() as lookup:
-        lookup.refuse(503, "starting")
-        async with (
-            anyio.create_task_group() as tasks,
-            Producer(str(lookup), options=options_of(max_batch_count=1)) as producer,
-        ):
-            tasks.start_soon(publish, producer)
-            await until(lambda: lookup.questions)
-            tasks.start_soon(producer.aclose)
-            await until(lambda: not producer._open)
-            lookup.set_leaders({0: one, 1: two}, num=2)
-    assert len(receipts) == 20
-
-
-async def test_closing_waits_for_a_publish_between_two_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsqext.client.producer.producer._CLOSE_POLL", 0)  # checks in each turn of the event loop
-    async with bounded(), scripted_node() as node:
-        async with anyio.create_task_group() as tasks, Producer(nsqd=str(node), options=options_of()) as producer:
-            for body in (b"stored", b"retried"):
-                tasks.start_soon(producer.publish, "t", body)
-            peer = await node.accept()
-            for _ in range(2):
-                await peer.expect("PUB")
-            tasks.start_soon(producer.aclose)
-            await until(lambda: not producer._open)
-            # on trio, the task that received both responses wakes the other one
-            await peer.raw(ok() + error("E_PUB_FAILED"))
-            await peer.expect("PUB")
-            await peer.answer()
-        assert producer.statistics().stored == 2
-
-
-async def test_the_error_of_the_block_is_kept() -> None:
-    async with bounded(), scripted_node(obey()) as node:
-        with pytest.raises(KeyError):
-            async with Producer(nsqd=str(node)) as producer:
-                await producer.publish("t", b"x")
-                raise KeyError
-        with anyio.CancelScope() as scope:
-            async with Producer(nsqd=str(node)) as producer:
-                await producer.publish("t", b"x")
-                scope.cancel()
-                await anyio.sleep(10)
-        assert scope.cancelled_caught
-
-
-async def test_a_producer_that_was_not_closed_warns_and_its_tasks_end() -> None:
-    before = {task.id for task in anyio.get_running_tasks()}
-    producer = await Producer(nsqd="127.0.0.1:1").start()
-    assert any(task.id not in before for task in anyio.get_running_tasks())
-    with pytest.warns(ResourceWarning, match="Producer was not closed"):
-        del producer
-        gc.collect()
-    await until(lambda: all(task.id in before for task in anyio.get_running_tasks()))
-
-
-async def test_a_producer_is_opened_in_one_task_and_closed_in_another() -> None:
-    async with bounded(), scripted_node(obey()) as node:
-        producers: list[Producer] = []
-
-        async def open_one() -> None:
-            producers.append(await Producer(nsqd=str(node)).start())
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(open_one)
-        (producer,) = producers
-        await producer.publish("t", b"x")
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(producer.aclose)
-            tasks.start_soon(producer.aclose)
-        await producer.aclose()
-        with pytest.raises(InvalidState, match="closed"):
-            await producer.publish("t", b"y")
-        with pytest.raises(InvalidState, match="opened before"):
-            await producer.start()
-    assert bodies(node) == [b"x"]
-
-
-async def test_the_cancellation_of_the_task_that_opened_it_does_not_reach_a_producer() -> None:
-    async with bounded(), scripted_node(obey()) as node:
-        with anyio.CancelScope() as scope:
-            producer = await Producer(nsqd=str(node)).start()
-            scope.cancel()
-            await anyio.sleep_forever()
-        await producer.publish("t", b"x")
-        async with producer.batcher("t") as batcher:
-            await batcher.publish(b"y")
-        await producer.aclose()
-
-
-async def test_a_producer_in_another_event_loop_is_refused_before_anything_is_sent() -> None:
-    async with bounded(), scripted_node(obey()) as node, Producer(nsqd=str(node)) as producer:
-        await producer.publish("t", b"x")
-
-        async def use_it() -> None:
-            for call in (
-                lambda: producer.publish("t", b"y"),
-                lambda: producer.publish("t", b"y", key="k"),
-                lambda: producer.publish_many("t", [b"y"]),
-                producer.aclose,
-            ):
-                with pytest.raises(InvalidState, match="another event loop"):
-                    await call()
-            with pytest.raises(InvalidState, match="another event loop"):
-                producer.batcher("t")
-
-        for backend in ("asyncio", "trio"):
-            await anyio.to_thread.run_sync(lambda: anyio.run(use_it, backend=backend))  # noqa: B023
-        await producer.publish("t", b"z")
-    assert bodies(node) == [b"x", b"z"]
-
-
-async def test_a_background_task_that_fails_closes_the_producer_and_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fail() -> None:
-        raise KeyError("broken")
-
-    producer = Producer(nsqd="127.0.0.1:1")
-    monkeypatch.setattr(producer._pool, "run", fail)
-    with pytest.raises(KeyError, match="broken"):
-        async with bounded(), producer:
-            await until(lambda: not producer._open)
-            with pytest.raises(InvalidState, match="has failed: KeyError") as caught:
-                await producer.publish("t", b"x")
-            assert isinstance(caught.value.__cause__, KeyError)
-    await producer.aclose()
-
-
-@pytest.mark.parametrize("steps", range(1, 14))
-async def test_cancelling_a_publish_anywhere_leaves_all_in_order(steps: int) -> None:
-    """Cancel after a number of turns of the event loop: while connecting, sending, waiting, retrying."""
-    answers: list[Answer] = [error("E_FAILED_ON_NOT_LEADER"), ok()]
-    async with producing({"PUB": answers}) as (producer, nodes, _):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_publish_keyed, producer, b"x")
-            for _ in range(steps):
-                await anyio.lowlevel.checkpoint()
-            if steps > 8:
-                await anyio.sleep(0.002 * (steps - 8))
-            tasks.cancel_scope.cancel()
-        receipt = await producer.publish("t", b"y", key="k")
-        assert receipt.partition == 0
-        assert len(producer._key_lock) == 0
-        assert not producer._sender.attempts
-        await until(lambda: not producer._pool.in_flight)
-        assert bodies(nodes[0])[-1] == b"y"

@@ -1,0 +1,134 @@
+"""PUB and its variants: the order of the checks, refusals, and answers."""
+
+from __future__ import annotations
+
+from struct import pack
+
+import pytest
+
+from nsqext.protocol.server.negotiate import ServerLimits
+from nsqext.protocol.trace_reply import decode_trace_reply
+from tests.support.commands import multi_body, trace_body
+from tests.support.nsqd_sessions import Client, host, make_node, ready_client, sized
+
+
+def test_a_record_too_long_by_its_extend_part_is_refused_late() -> None:
+    node = make_node(limits=ServerLimits(max_msg_size=100))
+    host(node, "x", extend=True)
+    client = Client(node)
+    text = "ErrType:7 ErrCode:0 : invalid message write size (127) maxMsgSize=126"
+    assert client.ask(sized("PUB x 0", b"b" * 100)) == f"!E_PUB_FAILED {text}"
+    assert client.ask(sized("MPUB x 0", pack(">II", 1, 100) + b"b" * 100)) == f"!E_MPUB_FAILED {text}"
+    assert client.open
+    assert client.ask(sized("PUB x 0", b"b" * 99)) == "OK"
+    entry = node.hosted["x", 0].partition.log.at(1)
+    assert entry is not None
+    assert entry.record.internal_id == 4
+
+
+def test_responses_precede_deliveries_of_the_same_publish() -> None:
+    node = make_node()
+    host(node)
+    client = ready_client(node)
+    client.send(sized("PUB t 0", b"a"))
+    assert [kind for kind, _ in client.receive()] == [0, 2]
+
+
+def test_a_trace_reply_says_where_the_message_is() -> None:
+    node = make_node()
+    host(node)
+    client = Client(node)
+    client.send(sized("PUB_TRACE t 0", trace_body(7, b"abc")))
+    ((_, data),) = client.receive()
+    assert decode_trace_reply(data, 7) == (2, 7, 0, 33)
+
+
+@pytest.mark.parametrize(
+    ("line", "body", "answer"),
+    [
+        ("PUB", b"x", "!E_INVALID insufficient number of parameters"),
+        ("PUB t zz", b"x", '!E_BAD_PARTITION topic partition is not valid: strconv.Atoi: parsing "zz": invalid syntax'),
+        ("PUB t 5", b"x", "!E_TOPIC_NOT_EXIST "),
+        ("PUB t 5 more", b"x", "OK"),
+        ("PUB other", b"x", "!E_TOPIC_NOT_EXIST "),
+        ("PUB t 0", b"", "!E_BAD_BODY invalid body size 0"),
+        ("MPUB t 0", multi_body([b"a", b""]), "!E_BAD_MESSAGE MPUB invalid message(1) body size 0"),
+        ("DPUB t 5", b"x", "!E_INVALID invalid command [[68 80 85 66] [116] [53]]"),
+        ("PUB_EXT t 0", b"\0\x02{}x", "!E_EXT_NOT_SUPPORT ext content not supported in topic t"),
+    ],
+)
+def test_publishes_are_checked_in_the_servers_order(line: str, body: bytes, answer: str) -> None:
+    node = make_node()
+    host(node)
+    client = Client(node)
+    assert client.ask(sized(line, body)) == answer
+    assert client.open is (answer == "OK" or "EXT_NOT" in answer)
+
+
+def test_bytes_that_are_not_text_are_unchanged() -> None:
+    client = Client(make_node())
+    client.send(b"SUB \xff\xfe ch\n")
+    ((_, data),) = client.receive()
+    assert data == b'E_BAD_TOPIC SUB topic name "\\xff\\xfe" is not valid'
+
+
+def test_a_follower_refuses_publishes_and_stays_open() -> None:
+    node = make_node()
+    hosted = host(node)
+    hosted.leader = False
+    client = Client(node)
+    assert client.ask(sized("PUB t 0", b"x")) == "!E_FAILED_ON_NOT_LEADER "
+    assert client.open
+    assert client.ask(b"SUB t ch 0\n") == "!E_FAILED_ON_NOT_LEADER "
+    assert not client.open
+
+
+def test_a_leader_without_majority_refuses_publishes_and_consumers() -> None:
+    node = make_node()
+    hosted = host(node)
+    hosted.writable = False
+    client = Client(node)
+    assert client.ask(sized("MPUB t 0", multi_body([b"x"]))) == "!E_FAILED_ON_NOT_WRITABLE "
+    assert client.ask(b"SUB t ch 0\n") == "!E_FAILED_ON_NOT_WRITABLE "
+    assert not client.open
+
+
+def test_writes_that_are_switched_off_are_answered_as_by_a_follower() -> None:
+    node = make_node()
+    host(node)
+    host(node, "o", ordered=True)
+    client = Client(node)
+    node.switches.write_disabled = "ordered"
+    assert client.ask(sized("PUB o 0", b"x")) == "!E_FAILED_ON_NOT_LEADER "
+    assert client.ask(sized("PUB t 0", b"x")) == "OK"
+    node.switches.write_disabled = "all"
+    assert client.ask(sized("PUB t 0", b"x")) == "!E_FAILED_ON_NOT_LEADER "
+
+
+def test_too_many_bytes_that_wait_are_refused_and_close() -> None:
+    node = make_node(max_pub_waiting=10)
+    hosted = host(node)
+    hosted.waiting = 8
+    client = Client(node)
+    answer = client.ask(sized("PUB t 0", b"four"))
+    assert answer == "!E_PUB_TOO_MUCH_WAITING pub too much waiting in the queue: 12"
+    assert not client.open
+
+
+def test_a_node_that_drains_refuses_publishes() -> None:
+    node = make_node()
+    host(node)
+    node.exiting = True
+    client = Client(node)
+    assert client.ask(sized("PUB t 0", b"x")) == "!E_PUB_FAILED exiting"
+    assert client.ask(sized("MPUB t 0", multi_body([b"x"]))) == "!E_MPUB_FAILED exiting"
+    assert client.open
+
+
+def test_a_batch_leaves_unread_bytes_in_the_stream() -> None:
+    node = make_node()
+    host(node)
+    client = Client(node)
+    body = multi_body([b"a"]) + b"NOPE\n"
+    client.send(sized("MPUB t 0", body))
+    assert [data for _, data in client.receive()] == [b"OK", b"E_INVALID invalid command [[78 79 80 69]]"]

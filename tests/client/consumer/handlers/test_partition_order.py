@@ -1,0 +1,225 @@
+"""Messages that were not received yet are waited for, as long as the order can be kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from nsqext.client.consumer.handlers import key_lanes
+from nsqext.client.consumer.handlers.partition_order import is_lost
+from tests.support.key_lanes import Bench, Owner, at_place, cut
+
+
+@pytest.mark.anyio
+async def test_unseen_messages_are_waited_for() -> None:
+    """The server had sent 2 and 3, which were never received; 4 is received first."""
+    bench = Bench(1)
+
+    def put(*numbers: int) -> None:
+        messages = bench.make(*(f"a{number}" for number in numbers))
+        bench.lanes.put([at_place(message, number) for message, number in zip(messages, numbers, strict=True)])
+
+    put(1)
+    bench.wait(0.3)
+    cut(bench)
+    put(4, 3)
+    assert bench.rows() == {"a": ["a1"]}
+    assert bench.lanes.waiting == 2
+    put(2)
+    assert bench.rows() == {"a": ["a1", "a2", "a3", "a4"]}
+    put(6)
+    bench.wait(4.9)
+    assert bench.rows() == {"a": ["a1", "a2", "a3", "a4"]}
+    bench.wait(0.2)
+    assert bench.rows() == {"a": ["a1", "a2", "a3", "a4", "a6"]}, "a gap that stays"
+
+
+@pytest.mark.anyio
+async def test_the_first_messages_are_sorted_even_when_their_connection_is_lost_meanwhile() -> None:
+    bench = Bench(1)
+
+    def put(*numbers: int) -> None:
+        messages = bench.make(*(f"a{number}" for number in numbers))
+        bench.lanes.put([at_place(message, number) for message, number in zip(messages, numbers, strict=True)])
+
+    put(3, 1)
+    assert bench.rows() == {}
+    cut(bench)
+    put(4, 3)
+    bench.wait(0.3)
+    assert bench.rows() == {}
+    put(2, 1)
+    assert bench.rows() == {"a": ["a1", "a2", "a3", "a4"]}
+
+
+@pytest.mark.anyio
+async def test_messages_that_use_up_rdy_while_they_wait_are_requeued() -> None:
+    bench = Bench(1)
+    (first,) = bench.put("a1")
+    again = cut(bench)
+    again.ready = 4
+    bench.put("a2", "a3", "a4", "a5", owner=again)
+    bench.take(first)
+    bench.lanes.expired(first)
+    bench.wait(0.5)
+    assert again.commands == []
+    bench.wait(1.1)
+    assert again.commands == [("REQ", b"a4"), ("REQ", b"a5")]
+    bench.put("a5", "a1", owner=again)
+    assert bench.rows() == {"a": ["a1", "a2", "a3", "a4", "a5"]}
+    assert [is_lost(message) for message in bench.lanes.queued()] == [False, False, False, True, False]
+
+
+@pytest.mark.anyio
+async def test_a_message_that_made_room_has_the_attempts_that_it_was_handled() -> None:
+    bench = Bench(1)
+    (first,) = bench.put("a1")
+    again = cut(bench)
+    again.ready = 1
+    bench.put("a2", owner=again)
+    bench.take(first)
+    bench.lanes.expired(first)
+    for attempts in range(2, 10):
+        bench.wait(0.1)
+        bench.wait(1.1)
+        (delivery,) = bench.make("a2", owner=again)
+        delivery.attempts = attempts
+        bench.lanes.put([delivery])
+    assert again.commands == [("REQ", b"a2")] * 8
+    bench.put("a1", owner=again)
+    assert {message.body: message.attempts for message in bench.lanes.queued()} == {b"a1": 1, b"a2": 1}
+
+
+@pytest.mark.anyio
+async def test_redelivered_messages_that_use_up_rdy_make_room_for_an_earlier_one() -> None:
+    """On a new connection to the original NSQ, even if nothing else was received."""
+    bench = Bench(1)
+    bench.owner.partition = -1
+    first, _ = bench.put("a1", "a2")
+    again = cut(bench)
+    again.partition, again.ready = -1, 1
+    bench.put("a2", owner=again)
+    bench.take(first)
+    bench.lanes.expired(first)
+    bench.wait(0.1)
+    bench.wait(1.1)
+    assert again.commands == [("REQ", b"a2")]
+    bench.put("a1", "a2", owner=again)
+    assert bench.rows() == {"a": ["a1", "a2"]}
+
+
+@pytest.mark.anyio
+async def test_the_order_is_given_up_when_too_many_messages_wait(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(key_lanes, "_MOST_RETURNED", 2)
+    bench = Bench(1)
+    bench.owner.partition = -1
+    (first,) = bench.put("a1")
+    again = cut(bench)
+    again.partition = -1
+    bench.put("b1", owner=again)
+    bench.take(first)
+    bench.lanes.expired(first)
+    bench.put("a2", "a3", owner=again)
+    bench.wait(0.1)
+    assert not caplog.text
+    bench.put("a4", owner=again)
+    bench.wait(0.1)
+    assert "3 messages of t wait for a redelivery of earlier ones" in caplog.text
+    bench.put("a3", "a1", owner=again)
+    assert bench.rows() == {"b": ["b1"], "a": ["a3", "a1"]}
+
+
+@pytest.mark.anyio
+async def test_the_original_nsq_redelivers_after_the_timeout(caplog: pytest.LogCaptureFixture) -> None:
+    """It keeps messages of a lost connection in flight: the time for a redelivery counts from their timeout."""
+    bench = Bench(1)
+    bench.owner.partition = -1
+    first, finished = bench.put("a1", "b1")
+    bench.take(first)
+    bench.take(finished).finish_now()
+    again = cut(bench)
+    again.partition, again.ready = -1, 2
+    bench.put("a2", owner=again)
+    bench.lanes.expired(first)
+    bench.put("a3", owner=again)
+    assert again.delays == {b"a3": 60.0}, "until the first one has timed out"
+    bench.wait(1.2)
+    bench.wait(117.0)
+    assert bench.rows() == {}
+    bench.put("a3", "b1", owner=again)
+    assert again.commands[-1] == ("FIN", b"b1"), "its first FIN was lost"
+    bench.wait(2.0)
+    assert bench.rows() == {"a": ["a2", "a3"]}
+    assert "1 messages of a key were not redelivered within 60 s" in caplog.text
+
+
+@pytest.mark.anyio
+async def test_a_key_of_another_partition_does_not_wait() -> None:
+    bench = Bench(1)
+    (first,) = bench.put("a1")
+    again = cut(bench)
+    bench.put("a2", owner=again)
+    bench.take(first)
+    bench.lanes.expired(first)
+    other = Owner()
+    other.partition = 1
+    bench.put("a7", owner=other)
+    assert bench.rows() == {"a": ["a7"]}
+
+
+@pytest.mark.anyio
+async def test_a_key_failover_channel_redelivers_to_any_consumer() -> None:
+    """The connection is closed if messages wait for one that timed out, and its messages are dropped.
+
+    It is not enough to requeue the waiting ones: the server may have sent later ones that are not received yet.
+    """
+    bench = Bench(1, ordered_by_server=True)
+    (first,) = bench.put("a1")
+    bench.clock.now += 2
+    bench.put("a2")
+    bench.owner.horizon = bench.clock.now - 1
+    bench.take(first)
+    bench.lanes.expired(first)
+    bench.put("a3")
+    assert bench.rows() == {}
+    bench.wait(1.9)
+    assert bench.owner.commands == []
+    bench.wait(0.2)
+    assert bench.owner.commands == [("reset", b"")]
+    bench.put("a4", "b1")
+    assert bench.rows() == {"b": ["b1"]}
+    bench.put("a2", "b2", owner=cut(bench))
+    assert bench.rows() == {"a": ["a2"], "b": ["b2"]}
+
+
+@pytest.mark.anyio
+async def test_the_place_of_a_message_that_timed_out_is_kept_on_a_key_failover_channel() -> None:
+    """It is kept while no message of its key waits, because a later message may still be received."""
+    bench = Bench(1, ordered_by_server=True)
+    (first,) = bench.put("a1")
+    bench.clock.now += 2
+    bench.owner.horizon = bench.clock.now - 1
+    bench.take(first)
+    bench.lanes.expired(first)
+    bench.wait(100.0)
+    bench.put("a2", "b1")
+    assert bench.rows() == {"b": ["b1"]}
+    bench.wait(1.9)
+    bench.put("a1")
+    assert bench.rows() == {"a": ["a1", "a2"], "b": ["b1"]}
+    bench.wait(100.0)
+    assert ("reset", b"") not in bench.owner.commands
+
+
+def test_messages_lost_to_other_consumers_are_bounded() -> None:
+    bench = Bench(1, ordered_by_server=True)
+    bench.owner.ready = 3
+    for number in range(7):
+        (message,) = bench.put(f"{number}")
+        bench.take(message)
+        bench.clock.now += 2
+        bench.owner.horizon = bench.clock.now - 1
+        bench.lanes.expired(message)
+        bench.wait(0.0)
+        assert (("reset", b"") in bench.owner.commands) == (number == 6)

@@ -1,0 +1,201 @@
+"""Large and many writes, and peers that read slowly or never."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from nsqext.errors import ConnectionLost, NotSent, NsqError, RequestTimeout
+from nsqext.transport import connection as module
+from tests.support.connections import Caller, connected_peer, paired_connection, pub, until
+from tests.support.fake_nsqd import ok
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+pytestmark = pytest.mark.anyio
+
+_BIG = 20_000_000
+"""More bytes than the socket buffers accept while the peer does not read."""
+
+
+async def test_a_request_that_the_kernel_sends_in_parts() -> None:
+    async with connected_peer() as (connection, peer), anyio.create_task_group() as tasks:
+        big, small = Caller(connection, pub(b"b" * _BIG)), Caller(connection, pub(b"small"))
+        tasks.start_soon(big)
+        await until(lambda: connection._rest)
+        tasks.start_soon(small)
+        assert (await peer.expect("PUB")).body == b"b" * _BIG
+        assert (await peer.expect("PUB")).body == b"small"
+        await peer.raw(ok(b"1") + ok(b"2"))
+        await big.ended.wait()
+        await small.ended.wait()
+        assert (big.outcome, small.outcome) == (b"1", b"2")
+
+
+@pytest.mark.parametrize("reads", [True, False])
+async def test_large_requests_of_one_turn_are_sent_one_by_one(reads: bool) -> None:
+    sizes = [10, _BIG, _BIG, 20, _BIG]
+    async with connected_peer(request_timeout=30.0 if reads else 0.2) as (connection, peer):
+        if not reads:
+            peer.stop_reading()
+        callers = [Caller(connection, pub(b"b" * size)) for size in sizes]
+        async with anyio.create_task_group() as tasks:
+            for caller in callers:
+                tasks.start_soon(caller)
+            if reads:
+                bodies = [(await peer.expect("PUB")).body or b"" for _ in sizes]
+                assert sorted(map(len, bodies)) == sorted(sizes)  # trio starts tasks in any order
+                await peer.raw(b"".join(ok(b"%d" % number) for number in range(len(sizes))))
+            for caller in callers:
+                await until(caller.ended.is_set, connection)
+    if reads:
+        assert {caller.outcome for caller in callers} == {b"%d" % number for number in range(len(sizes))}
+    else:
+        kinds = [type(caller.outcome) for caller in callers]
+        assert kinds.count(NotSent) >= 2  # all queued after the first large one, which was written in part
+        assert kinds.count(RequestTimeout) >= 1
+
+
+async def test_a_large_request_behind_small_ones_is_sent_alone() -> None:
+    async with connected_peer(request_timeout=0.2) as (connection, peer):
+        peer.stop_reading()
+        sent = [connection.send_request(pub(b"b" * size)) for size in (10, 20, _BIG, _BIG)]
+        kinds: list[type[NsqError]] = [NsqError] * len(sent)
+
+        async def wait(number: int, response: Awaitable[bytes]) -> None:
+            try:
+                await response
+            except NsqError as error:
+                kinds[number] = type(error)
+
+        async with anyio.create_task_group() as tasks:
+            for number, response in enumerate(sent):
+                tasks.start_soon(wait, number, response)
+            await until(lambda: NsqError not in kinds, connection)
+        assert kinds == [RequestTimeout, RequestTimeout, RequestTimeout, NotSent]
+
+
+async def test_a_request_cancelled_while_it_is_sent_is_sent_completely() -> None:
+    async with connected_peer() as (connection, peer), anyio.create_task_group() as tasks:
+        big, small = Caller(connection, pub(b"b" * _BIG)), Caller(connection, pub(b"small"))
+        tasks.start_soon(big)
+        await until(lambda: connection._rest)
+        big.scope.cancel()
+        await big.ended.wait()
+        tasks.start_soon(small)
+        assert len((await peer.expect("PUB")).body or b"") == _BIG
+        assert (await peer.expect("PUB")).body == b"small"
+        await peer.raw(ok(b"1") + ok(b"2"))
+        await small.ended.wait()
+        assert small.outcome == b"2"
+
+
+async def test_a_peer_that_never_reads_loses_the_connection() -> None:
+    async with connected_peer(request_timeout=0.2) as (connection, peer), anyio.create_task_group() as tasks:
+        peer.stop_reading()
+        big, behind = Caller(connection, pub(b"b" * _BIG)), Caller(connection, pub(b"small"))
+        tasks.start_soon(big)
+        await until(lambda: connection._rest)
+        tasks.start_soon(behind)
+        await until(lambda: connection.in_flight == 2)
+        await until(lambda: connection.closed, connection)
+        await big.ended.wait()
+        await behind.ended.wait()
+        assert type(big.outcome) is RequestTimeout
+        assert "no response within 0.2 s" in str(big.outcome)
+        assert type(behind.outcome) is NotSent
+        assert peer.commands == []
+
+
+async def test_drain_sends_pending_writes() -> None:
+    async with connected_peer() as (connection, peer), anyio.create_task_group() as tasks:
+        connection.write(pub(b"b" * _BIG))
+        connection.write(pub(b"c"))
+        for _ in range(3):
+            tasks.start_soon(connection.drain)
+        assert len((await peer.expect("PUB")).body or b"") == _BIG
+        assert (await peer.expect("PUB")).body == b"c"
+
+
+async def test_closing_ends_a_drain() -> None:
+    async with connected_peer() as (connection, peer), anyio.create_task_group() as tasks:
+        peer.stop_reading()
+        connection.write(pub(b"b" * _BIG))
+        for _ in range(2):
+            tasks.start_soon(connection.drain)
+        await until(lambda: connection._rest)
+        connection.close()
+        connection.close()
+        assert peer.commands == []
+
+
+async def test_a_peer_that_resets() -> None:
+    async with connected_peer() as (connection, peer), anyio.create_task_group() as tasks:
+        await peer.close()
+        caller = Caller(connection, pub(b"b" * _BIG))
+        tasks.start_soon(caller)
+        await caller.ended.wait()
+        assert isinstance(caller.outcome, ConnectionLost)
+        assert connection.closed
+
+
+async def test_writes_of_one_turn_share_a_send() -> None:
+    with paired_connection() as (connection, right):
+        right.setblocking(False)
+        connection.write(b"a")
+        connection.write(b"b")
+        with pytest.raises(BlockingIOError):
+            right.recv(10)
+        connection.flush()
+        connection.flush()
+        assert right.recv(10) == b"ab"
+
+
+async def test_a_reset_while_writing_ends_the_connection_once() -> None:
+    with paired_connection() as (connection, right):
+        right.close()
+        connection.write(b"a")
+        connection.flush()
+        first = connection.protocol.error
+        connection.write(b"b")
+        connection.flush()
+        assert isinstance(first, ConnectionLost)
+        assert connection.protocol.error is first
+        assert (connection.closed, connection.local_address) == (True, "")
+
+
+async def test_acknowledgements_that_the_server_does_not_read_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_UNSENT", 100_000)
+    with paired_connection() as (connection, _):
+        connection.write(b"x" * _BIG)
+        connection.flush()
+        for _ in range(99):
+            connection.write(b"y" * 1000)
+            connection.flush()
+        assert connection.usable
+        connection.write(b"y" * 2000)
+        assert not connection.usable
+        assert "the server does not read" in str(connection.protocol.error)
+
+
+async def test_a_server_that_never_reads_acknowledgements_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [time.monotonic()]
+    monkeypatch.setattr(module, "_clock", lambda: now[0])
+    with paired_connection(request_timeout=5.0) as (connection, right):
+        connection.write(b"x" * _BIG)
+        connection.flush()
+        now[0] += 4.9
+        connection.tick()
+        assert connection.usable
+        right.recv(1 << 22)
+        connection.tick()  # some bytes were sent: the timeout starts again
+        now[0] += 4.9
+        connection.tick()
+        assert connection.usable
+        now[0] += 0.2
+        connection.tick()
+        assert "did not read for 5 s" in str(connection.protocol.error)

@@ -79,7 +79,7 @@ class Cluster:
         self._ended: Any = None
         self.faults: ClusterFaults = ClusterFaults(self._run)
 
-    # --- start and stop -----------------------------------------------------------------------------------------------
+    # Start and stop
 
     def start(self) -> Self:
         """Start the cluster; return when every server listens.
@@ -146,7 +146,7 @@ class Cluster:
             raise InvalidState("the cluster is not running", hint="use it inside `with Cluster() as cluster:`")
         return self._portal.call(function, self._runtime)
 
-    # --- addresses ----------------------------------------------------------------------------------------------------
+    # Addresses
 
     @property
     def lookupd(self) -> list[str]:
@@ -167,7 +167,7 @@ class Cluster:
             raise InvalidState("the cluster is not running", hint="use it inside `with Cluster() as cluster:`")
         return self._runtime
 
-    # --- topics -------------------------------------------------------------------------------------------------------
+    # Topics
 
     @property
     def topics(self) -> dict[str, list[str]]:
@@ -278,7 +278,7 @@ class Cluster:
         """
         return str(self._run(lambda runtime: coordinated(runtime).wait_writable(topic, partition, timeout)))
 
-    # --- nodes --------------------------------------------------------------------------------------------------------
+    # Nodes
 
     def state(self, name: str) -> Literal["up", "frozen", "down"]:
         """Return whether an nsqd is up, frozen or down; does not wait for the cluster.

@@ -91,7 +91,7 @@ class ClusterFaults:
         self._run = run
         self.clock: ScriptedClock = ScriptedClock(run)
 
-    # --- nodes ----------------------------------------------------------------------------------------------------
+    # Nodes
 
     def kill(self, name: str) -> None:
         """Kill a node or lookup node; see `Cluster.kill`."""
@@ -120,7 +120,7 @@ class ClusterFaults:
         """Close every new connection to a node at once, or accept them again."""
         self._run(lambda runtime: runtime.node(name).member.node.faults.refuse(refusing))
 
-    # --- bytes ----------------------------------------------------------------------------------------------------
+    # Bytes
 
     def _add(self, name: str, rule: Rule) -> None:
         if rule.direction not in ("in", "out"):
@@ -177,7 +177,7 @@ class ClusterFaults:
         fault = RequestError(code, text, fatal=fatal)
         self._run(lambda runtime: runtime.node(name).member.node.faults.answer(fault, times, command))
 
-    # --- lookup ---------------------------------------------------------------------------------------------------
+    # Lookup
 
     def _lookups(self, name: str | None, change: Callable[[LookupNode], None]) -> None:
         def act(runtime: Runtime) -> None:

@@ -69,7 +69,7 @@ class Runtime(ABC):
         self._changes: dict[str, anyio.Lock] = {}
         """By name of a server: its start, end or restart, which wait for each other."""
 
-    # --- life -----------------------------------------------------------------------------------------------------
+    # Running
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Run until `stop`, then close every socket and release every port.
@@ -150,7 +150,7 @@ class Runtime(ABC):
         if self._tasks is not None:
             self._tasks.cancel_scope.cancel()
 
-    # --- what the generations do differently ------------------------------------------------------------------------
+    # What the generations do differently
 
     @abstractmethod
     def create_lookupd(self, name: str, tcp: Address, http: Address) -> ManagedLookupd:
@@ -184,7 +184,7 @@ class Runtime(ABC):
     def lookupd_changed(self, lookupd: LookupNode) -> None:
         """React to a lookup node that was killed or started."""
 
-    # --- nodes ----------------------------------------------------------------------------------------------------
+    # Nodes
 
     def _server(self, name: str) -> ManagedNode | ManagedLookupd:
         found = self.nodes.get(name) or self.lookupds.get(name)
@@ -267,7 +267,7 @@ class Runtime(ABC):
                 running.member.alive = True
                 self.node_changed(running.member, NodeChange.RETURNED)
 
-    # --- faults ---------------------------------------------------------------------------------------------------
+    # Faults
 
     def freeze(self, name: str) -> None:
         """Freeze a node, as SIGSTOP does."""

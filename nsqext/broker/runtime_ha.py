@@ -82,7 +82,7 @@ class RuntimeHa(Runtime):
     async def wait_registered(self) -> None:
         """Return at once: lookup nodes show the coordinator's members."""
 
-    # --- topics ---------------------------------------------------------------------------------------------------
+    # Topics
 
     async def create_topic(self, name: str, spec: TopicSpec, channels: tuple[str, ...], dispatch: str = "") -> None:
         """Create a topic with channels; return when every partition accepts writes."""
@@ -155,7 +155,7 @@ class RuntimeHa(Runtime):
         except admin.Refused as error:
             raise NsqError(f"the leader cannot be moved: {error.text}", topic=topic, partition=partition) from error
 
-    # --- nodes ----------------------------------------------------------------------------------------------------
+    # Nodes
 
     def node_changed(self, member: Member, change: NodeChange) -> None:
         """Pass the change to the coordinator."""

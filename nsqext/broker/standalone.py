@@ -291,7 +291,7 @@ async def run_lookupd(settings: LookupdSettings) -> None:
     except OSError:
         tcp.close()
         raise
-    addresses = [Address(*found.getsockname()[:2]) for found in (tcp, http)]
+    addresses = [Address(*sock.getsockname()[:2]) for sock in (tcp, http)]
     registry = Registry(time.time_ns, settings.inactive_producer_timeout, settings.tombstone_lifetime)
     version = _limits(settings.generation).version
     lookupd = ClassicLookupd(registry, version, settings.broadcast_address, tcp=addresses[0], http=addresses[1])
@@ -303,7 +303,7 @@ async def run_lookupd(settings: LookupdSettings) -> None:
             _log.info("TCP: listening on %s", addresses[0])
             _log.info("HTTP: listening on %s", addresses[1])
     finally:
-        for found in (tcp, http):
+        for sock in (tcp, http):
             with suppress(OSError):
-                found.close()
+                sock.close()
         _log.info("NSQLOOKUPD: bye")

@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 from attrs import define, evolve
 
-from nsqext.errors import (
-    InvalidInput,
-    InvalidSetting,
-    InvalidState,
-    LookupFailed,
-    NsqError,
-)
+from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, LookupFailed, NsqError
 from nsqext.lookup.http import LookupHttp
 from nsqext.lookup.options import LookupOptions, LookupUrl, parse_lookup_addresses
 from nsqext.lookup.partition_map import failure
@@ -233,11 +227,11 @@ class LookupClient:
 
     def _tiers(self) -> list[list[Address]]:
         """Group the lookup nodes: listed ones, further given addresses, those that failed repeatedly."""
-        everyone = dict.fromkeys((*self._nodes, *self.addresses))
-        failing = {address for address in everyone if self._is_failing(address)}
+        known_nodes = dict.fromkeys((*self._nodes, *self.addresses))
+        failing = {address for address in known_nodes if self._is_failing(address)}
         first = [address for address in self._nodes if address not in failing]
         second = [address for address in self.addresses if address not in self._nodes and address not in failing]
-        return [tier for tier in (first, second, [address for address in everyone if address in failing]) if tier]
+        return [tier for tier in (first, second, [address for address in known_nodes if address in failing]) if tier]
 
     def _is_failing(self, address: Address) -> bool:
         health = self._health.get(address)

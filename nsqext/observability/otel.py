@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import evolve, frozen
@@ -111,18 +111,11 @@ class OpenTelemetry(Observer):
             "messaging.client.consumed.messages", "{message}", "Messages that were delivered to a handler."
         )
 
-    def publishing(self, publishing: Publishing) -> AbstractContextManager[object]:
-        """Record a span for a publish."""
-        return self._publishing(publishing)
-
-    def handling(self, handling: Handling) -> AbstractContextManager[object]:
-        """Record a span for a handler."""
-        return self._handling(handling)
-
     # Publishing
 
     @contextmanager
-    def _publishing(self, publishing: Publishing) -> Iterator[None]:
+    def publishing(self, publishing: Publishing) -> Iterator[None]:
+        """Record a span for a publish."""
         topic = publishing.topic
         base: Attributes = {SYSTEM: "nsq", OPERATION_NAME: "publish", DESTINATION: topic}
         attributes: Attributes = {**base, OPERATION_TYPE: "send"}
@@ -206,7 +199,8 @@ class OpenTelemetry(Observer):
     # Processing
 
     @contextmanager
-    def _handling(self, handling: Handling) -> Iterator[None]:
+    def handling(self, handling: Handling) -> Iterator[None]:
+        """Record a span for a handler."""
         base: Attributes = {SYSTEM: "nsq", OPERATION_NAME: "process", GROUP: handling.channel}
         counts = Counter(message.topic for message in handling.messages)
         for topic, count in counts.items():

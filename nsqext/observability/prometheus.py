@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
@@ -242,16 +242,9 @@ class Prometheus(Observer):
     def _count_consumer_event(self, labels: tuple[str, str], event: ClientEvent) -> None:
         self._consumer_events.labels(*labels, event.kind).inc()
 
-    def publishing(self, publishing: Publishing) -> AbstractContextManager[object]:
-        """Measure a publish."""
-        return self._publishing(publishing)
-
-    def handling(self, handling: Handling) -> AbstractContextManager[object]:
-        """Measure a handler."""
-        return self._handling(handling)
-
     @contextmanager
-    def _publishing(self, publishing: Publishing) -> Iterator[None]:
+    def publishing(self, publishing: Publishing) -> Iterator[None]:
+        """Measure a publish."""
         topic = publishing.topic
         bound = self._by_topic.get(topic)
         if bound is None:
@@ -269,7 +262,8 @@ class Prometheus(Observer):
         bound.seconds.observe(time.monotonic() - started)
 
     @contextmanager
-    def _handling(self, handling: Handling) -> Iterator[None]:
+    def handling(self, handling: Handling) -> Iterator[None]:
+        """Measure a handler."""
         counts = Tally(message.topic for message in handling.messages)
         bound = [(self._handled_of(topic, handling.channel), count) for topic, count in counts.items()]
         for message in handling.messages:

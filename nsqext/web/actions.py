@@ -114,7 +114,7 @@ def _channel_page(topic: str, channel: str) -> str:
     return f"{topic_page(topic)}/channels/{quote(channel, safe='')}"
 
 
-# --- topics -------------------------------------------------------------------------------------------------------
+# Topics
 
 
 async def _create_topic(target: Target, form: Form) -> str:
@@ -184,7 +184,7 @@ async def _publish(target: Target, form: Form) -> str:
     return topic_page(topic)
 
 
-# --- channels -----------------------------------------------------------------------------------------------------
+# Channels
 
 
 async def _change_channel(method: str, target: Target, form: Form) -> str:
@@ -220,7 +220,7 @@ async def _seek_channel(target: Target, form: Form) -> str:
     return _channel_page(topic, channel)
 
 
-# --- the embedded cluster -----------------------------------------------------------------------------------------
+# The embedded cluster
 
 
 async def _fault(method: str, target: Target, form: Form) -> str:

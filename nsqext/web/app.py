@@ -157,7 +157,7 @@ class WebPage:
         else:
             await self._routes(scope, receive, send)
 
-    # --- pages ----------------------------------------------------------------------------------------------------
+    # Pages
 
     def _route(self, path: str, build: _Build, *, live: bool = True) -> Route:
         async def endpoint(request: Request) -> Response:
@@ -218,7 +218,7 @@ class WebPage:
             else:
                 yield b": unchanged\n\n"
 
-    # --- actions --------------------------------------------------------------------------------------------------
+    # Actions
 
     async def _form(self, request: Request) -> dict[str, str]:
         """Return the fields of a form with a valid token.
@@ -291,7 +291,7 @@ class WebPage:
         html = template.render(self._values(request, None), title=action.button, live=False, **values)
         return Response(html, media_type="text/html")
 
-    # --- errors ---------------------------------------------------------------------------------------------------
+    # Errors
 
     def _nsq_error_page(self, request: Request, error: NsqError) -> Response:
         status = 404 if isinstance(error, TopicNotFound) else 400 if isinstance(error, InvalidInput) else 503

@@ -131,7 +131,7 @@ def _execute(session: Session, data: bytes) -> None:
     for _ in range(10_000):
         if waiting is not None:
             waiting.close()  # type: ignore[attr-defined]
-            session.waited()
+            session.command_done()
             return
         if not session.pending or session.closing or session.closed or not session.has_room:
             return

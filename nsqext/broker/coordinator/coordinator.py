@@ -106,7 +106,7 @@ class Coordinator:
         if self._group is not None:
             self._group.start_soon(function, *args)
 
-    # --- queries --------------------------------------------------------------------------------------------------
+    # Queries
 
     def reachable(self, name: str) -> bool:
         """Return whether a node answers."""
@@ -167,7 +167,7 @@ class Coordinator:
         in_sync = all(set(found.state.replicas) == set(found.state.in_sync) for found in self.replica_sets.values())
         return in_sync and not self.upgrading and all(member.alive for member in self.members.values())
 
-    # --- topics and replicas --------------------------------------------------------------------------------------
+    # Topics and replicas
 
     def open_partition(self, topic: TopicState, partition: int, state: PartitionState) -> None:
         """Host a partition on its nodes.
@@ -232,7 +232,7 @@ class Coordinator:
         del self.topics[topic.name]
         self.notify_watchers(topic.name)
 
-    # --- leaders and followers ------------------------------------------------------------------------------------
+    # Leaders and followers
 
     def elect(self, replicas: ReplicaSet, name: str) -> None:
         """Make an in-sync node the leader.
@@ -304,7 +304,7 @@ class Coordinator:
         for watcher in list(self.watchers):
             watcher(topic)
 
-    # --- links between nodes --------------------------------------------------------------------------------------
+    # Links between nodes
 
     def separate(self, first: str, second: str) -> None:
         """Cut the link between two nodes; a leader drops the follower when a lease has passed."""
@@ -333,7 +333,7 @@ class Coordinator:
                 if pair <= set(replicas.state.replicas):
                     self.apply_roles(replicas)
 
-    # --- catch-up -------------------------------------------------------------------------------------------------
+    # Catch-up
 
     def start_catch_ups(self, replicas: ReplicaSet) -> None:
         """Start the catch-up of every reachable replica that is not in sync."""

@@ -85,7 +85,7 @@ class StateFile:
         write_atomically(self._path, data, sync=False)
         self._written = data
 
-    # --- start ----------------------------------------------------------------------------------------------------
+    # Start
 
     def load(self) -> None:
         """Open the topics of the file.

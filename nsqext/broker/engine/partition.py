@@ -134,7 +134,7 @@ class Partition:
         """What was found on disk; None without a data path."""
         return None if self._storage is None else self._storage.store.recovery
 
-    # the queue
+    # The queue
 
     def put(self, messages: list[NewMessage]) -> Stored:
         """Append messages to the queue; channels read them after `commit`.
@@ -254,7 +254,7 @@ class Partition:
         if last is not None:
             self._counter = counter_of(last) + 1
 
-    # memory
+    # Memory
 
     def _make_room(self) -> None:
         """Free memory.
@@ -299,7 +299,7 @@ class Partition:
         if self.log.start_offset != start:
             self.changes += 1
 
-    # channels
+    # Channels
 
     def channel(self, name: str, kind: ChannelKind = PLAIN) -> Channel:
         """Return a channel; a new one has this type and starts at the end of the queue.
@@ -366,7 +366,7 @@ class Partition:
         self.extend = True
         self.note_channels()
 
-    # the topic of the original server
+    # The topic of the original server
 
     @property
     def depth(self) -> int:
@@ -395,7 +395,7 @@ class Partition:
                 channel.discard_after(first)
         self.note_channels()
 
-    # time and end
+    # Time and end
 
     def touch(self) -> None:
         """Schedule a tick, because a deadline may have changed."""
@@ -460,7 +460,7 @@ class Partition:
             storage.close()
         self.log.release()
 
-    # state on disk
+    # State on disk
 
     def state(self) -> StoredPartition:
         """Return the persistent state besides the queue."""

@@ -36,7 +36,7 @@ class _Routes:
         self.lookupd = lookupd
         self.coordinator = lookupd.coordinator
 
-    # --- queries ------------------------------------------------------------------------------------------------------
+    # Queries
 
     def info(self, call: Call) -> object:
         return {"version": self._version(), "ha_support": True}
@@ -97,7 +97,7 @@ class _Routes:
             producers.append(entry | {"topics": list(topics), "partitions": topics})
         return {"producers": producers}
 
-    # --- topics -------------------------------------------------------------------------------------------------------
+    # Topics
 
     def _must_lead(self, status: int = 400, text: str = NOT_LEADER) -> None:
         if not self.lookupd.is_leader:
@@ -161,7 +161,7 @@ class _Routes:
         registered = [found.registered for found in topic.partitions.values()] if topic else []
         return {peers[node].address for node in registered if node is not None and node in peers}
 
-    # --- registered channels ------------------------------------------------------------------------------------------
+    # Registered channels
 
     def _registered(self, call: Call) -> tuple[str, str, list[str], bool]:
         name, channel = read_channel(call)

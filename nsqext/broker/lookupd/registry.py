@@ -91,7 +91,7 @@ class Registry:
         """Return an empty registry with the same settings."""
         return Registry(self.wall, self.inactive_timeout, self.tombstone_lifetime)
 
-    # --- changes ------------------------------------------------------------------------------------------------------
+    # Changes
 
     def add(self, registration: Registration, node: RegisteredNode | None = None) -> None:
         """Add a registration, with or without a node."""
@@ -143,7 +143,7 @@ class Registry:
                 if producer.node.address == address:
                     producer.hidden_at = at
 
-    # --- queries ------------------------------------------------------------------------------------------------------
+    # Queries
 
     def find(self, category: str, key: str, subkey: str = "") -> list[Registration]:
         """Return the registrations that match; ``*`` matches every name."""

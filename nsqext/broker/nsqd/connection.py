@@ -95,7 +95,7 @@ class Connection:
         """Start to read."""
         self._read_on()
 
-    # --- reading --------------------------------------------------------------------------------------------------
+    # Reading
 
     def _read_on(self) -> None:
         if not (self._reading or self._ended or self.session.closing):
@@ -115,7 +115,7 @@ class Connection:
         except OSError:
             data = b""
         if not data:
-            self.session.no_more()
+            self.session.eof_received()
             self.send()
             self.close()
         elif self._faults.active:
@@ -189,7 +189,7 @@ class Connection:
             try:
                 await waiting
             finally:
-                session.waited()
+                session.command_done()
             awaited += 1
             if awaited % _COMMANDS_AWAITED == 0:
                 await checkpoint()
@@ -201,7 +201,7 @@ class Connection:
         self._running = False
         self._continue()
 
-    # --- writing --------------------------------------------------------------------------------------------------
+    # Writing
 
     def send(self) -> None:
         """Send the session's output, without waiting."""
@@ -274,7 +274,7 @@ class Connection:
         if session.pending:
             self._continue()
 
-    # --- the end --------------------------------------------------------------------------------------------------
+    # Closing
 
     def _close_if_done(self) -> None:
         session = self.session

@@ -119,7 +119,7 @@ class Session:
         self._heartbeat_due = self.heard + self.settings.heartbeat_interval
         self.id: int = node.add(self)
 
-    # --- bytes in -------------------------------------------------------------------------------------------------
+    # Bytes in
 
     def receive(self, data: bytes) -> None:
         """Take bytes from the client.
@@ -196,7 +196,7 @@ class Session:
         self._waiting = waiting is not None
         return waiting
 
-    def no_more(self) -> None:
+    def eof_received(self) -> None:
         """Refuse a command whose body is truncated by the end of the stream."""
         if self._waiting or self.closing or self._magic is not None or self.handshake is not None:
             return
@@ -205,7 +205,7 @@ class Session:
         except RequestError as error:
             self.refuse(error)
 
-    def waited(self) -> None:
+    def command_done(self) -> None:
         """Record that what `step` returned has been awaited."""
         self._waiting = False
         self.heard = self.clock()
@@ -226,7 +226,7 @@ class Session:
         versions = [layer.version for layer in self.output.layers if isinstance(layer, TlsLayer)]
         return (versions[0] or "").replace("TLSv", "TLS") if versions else ""
 
-    # --- bytes out ------------------------------------------------------------------------------------------------
+    # Bytes out
 
     @property
     def has_room(self) -> bool:
@@ -308,7 +308,7 @@ class Session:
         if not (asked or self.node.options.original or self.output.layers or is_ephemeral(channel)):
             self.settings.output_buffer_size = _CONSUMER_BUFFER
 
-    # --- time and end ---------------------------------------------------------------------------------------------
+    # Time and end
 
     def identified(self) -> None:
         """Let deliveries and heartbeats follow the first IDENTIFY (captured: identify_heartbeat_later)."""

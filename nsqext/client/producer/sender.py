@@ -51,7 +51,7 @@ class Sender:
     """Sends publish requests and returns their receipts.
 
     Args:
-        options: of the producer.
+        options: options of the producer.
         router: routes of topics.
         pool: connections by node.
 
@@ -71,14 +71,14 @@ class Sender:
         self.closed: bool = False
 
     async def publish(self, request: PublishRequest, started: float | None = None) -> list[Receipt]:
-        """Publish; returns a receipt for each message.
+        """Publish, and return a receipt for each message.
 
         Args:
             request: the request.
             started: when the publish began, in seconds of the monotonic clock; now by default.
 
         Raises:
-            NsqError: see `nsqext.client.producer.producer.Producer.publish`.
+            NsqError: see `nsqext.Producer.publish`.
         """
         if self.closed:
             self.counters.failed += request.count
@@ -228,7 +228,7 @@ class PublishAttempt:
     async def run(
         self, route: Route | None = None, target: Target | None = None, failure: NsqError | None = None
     ) -> list[Receipt]:
-        """Publish; returns the receipts.
+        """Publish, and return the receipts.
 
         Args:
             route: the route of an attempt that was made on the fast path.
@@ -236,7 +236,7 @@ class PublishAttempt:
             failure: its error; None where there was no such attempt.
 
         Raises:
-            NsqError: see `nsqext.client.producer.producer.Producer.publish`.
+            NsqError: see `nsqext.Producer.publish`.
         """
         sender, request = self._sender, self._request
         self._route = route

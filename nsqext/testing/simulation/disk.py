@@ -73,7 +73,7 @@ class SimulatedDisk:
         self.root: SimulatedPath = path_type("/simulated")
         self._folders[str(self.root)] = None
 
-    # --- faults ---------------------------------------------------------------------------------------------------
+    # Faults
 
     def _node(self, path: str) -> str:
         parts = path.split("/", 3)
@@ -118,7 +118,7 @@ class SimulatedDisk:
             return bytes(file.data[: random.randint(len(file.durable), len(file.data))])
         return bytes(file.data)
 
-    # --- functions of os ------------------------------------------------------------------------------------------
+    # Functions of os
 
     def open(self, path: SimulatedPath, flags: int) -> int:
         """Open a file."""
@@ -193,7 +193,7 @@ class SimulatedDisk:
         """Close a file."""
         self._open.pop(fd, None)
 
-    # --- methods of paths -----------------------------------------------------------------------------------------
+    # Methods of paths
 
     def find(self, path: SimulatedPath) -> _File:
         """Return a file.

@@ -100,7 +100,7 @@ class Network:
         self._ports = _FIRST_PORT
         self._digest = blake2b(digest_size=16)
 
-    # --- trace ----------------------------------------------------------------------------------------------------
+    # Trace
 
     @property
     def trace(self) -> str:
@@ -113,7 +113,7 @@ class Network:
         if self.lines is not None:
             self.lines.append(f"{self.now:10.6f} {text} {data[:60]!r}" if data else f"{self.now:10.6f} {text}")
 
-    # --- sockets --------------------------------------------------------------------------------------------------
+    # Sockets
 
     def socket(self, *args: Any) -> SimulatedSocket:
         """Return a new socket of the current host; the arguments of `socket.socket` are ignored."""
@@ -174,7 +174,7 @@ class Network:
             heappush(self._free_fds, sock.fd)
             self.readable.pop(sock.fd, None)
 
-    # --- events ---------------------------------------------------------------------------------------------------
+    # Events
 
     def call_at(self, when: float, function: Callable[..., None], argument: Any) -> None:
         """Call a function at a virtual time."""
@@ -193,7 +193,7 @@ class Network:
         longest = options.spike_latency if random.random() < options.spike else options.latency[1]
         return random.uniform(options.latency[0], longest) * self.slow.get((source, target), 1.0)
 
-    # --- connecting -----------------------------------------------------------------------------------------------
+    # Connecting
 
     def dial(self, sock: SimulatedSocket) -> None:
         """Send a SYN."""
@@ -220,7 +220,7 @@ class Network:
         self.readable[listener.fd] = None
         self.note(f"connected {sock.number} {sock.host} {accepted.number} {accepted.host}")
 
-    # --- transmitting ---------------------------------------------------------------------------------------------
+    # Transmitting
 
     def send(self, sock: SimulatedSocket, data: bytes) -> int:
         """Send data or a part of it, in one piece or in two; return how many bytes."""
@@ -293,7 +293,7 @@ class Network:
                 sock.error, sock.eof = errno.ECONNRESET, True
                 self.readable[sock.fd] = None
 
-    # --- faults ---------------------------------------------------------------------------------------------------
+    # Faults
 
     def block(self, source: str, target: str) -> None:
         """Transmit nothing from a host to another one, until `unblock`."""

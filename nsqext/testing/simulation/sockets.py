@@ -84,7 +84,7 @@ class SimulatedSocket(socket.socket):
         self.unread: int = 0
         self.last_arrival: float = 0.0
 
-    # --- what programs call ---------------------------------------------------------------------------------------
+    # Methods of socket.socket
 
     @property
     def family(self) -> int:  # type: ignore[override]
@@ -243,7 +243,7 @@ class SimulatedSocket(socket.socket):
     def __repr__(self) -> str:
         return f"<SimulatedSocket {self.number} {self.host} {self.address} {self.remote}>"
 
-    # --- state ----------------------------------------------------------------------------------------------------
+    # State
 
     def _check(self) -> None:
         if self.ended:

@@ -372,7 +372,7 @@ async def test_http_is_refused_where_https_is_required(method: str) -> None:
 def test_a_body_that_is_cut_off_is_refused_in_the_originals_words(sent: bytes, refusal: str) -> None:
     client = Client(_node())
     client.send(sent)
-    client.session.no_more()
+    client.session.eof_received()
     assert client.receive() == [(FrameType.ERROR, refusal.encode())]
     assert not client.open
 

@@ -195,7 +195,7 @@ def test_a_body_that_is_cut_off_is_refused(sent: bytes, refusal: str) -> None:
     host(node)
     client = Client(node)
     client.send(sent)
-    client.session.no_more()
+    client.session.eof_received()
     assert client.receive() == [(FrameType.ERROR, refusal.encode())]
     assert not client.open
 
@@ -204,7 +204,7 @@ def test_a_body_that_is_cut_off_is_refused(sent: bytes, refusal: str) -> None:
 def test_no_error_without_a_truncated_body(sent: bytes) -> None:
     client = Client(make_node())
     client.send(sent)
-    client.session.no_more()
+    client.session.eof_received()
     assert client.receive() == []
 
 

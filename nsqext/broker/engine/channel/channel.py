@@ -86,7 +86,7 @@ class Channel:
         """The acknowledged position."""
         return self.cursor.acked
 
-    # clients
+    # Clients
 
     def subscribe(self, subscriber: Subscriber, *, ordered: bool = False, start: StartPosition | None = None) -> None:
         """Add a client.
@@ -203,7 +203,7 @@ class Channel:
     def _failed(self, client: Client) -> None:
         client.record_failure()
 
-    # delivery
+    # Delivery
 
     def pump(self) -> None:
         """Deliver messages while clients can take them."""
@@ -272,7 +272,7 @@ class Channel:
         matches = client.matches
         return matches is None or not self._partition.extend or matches(delivery.entry.record)
 
-    # responses to messages
+    # Responses to messages
 
     def finish(self, subscriber: Subscriber, internal_id: int) -> None:
         """Finish a message.
@@ -365,7 +365,7 @@ class Channel:
             self._failed(client)
         return Refusal(text)
 
-    # time
+    # Time
 
     def tick(self) -> float:
         """Process timeouts, delays and the delayed queue; return the clock time of the next call."""
@@ -391,7 +391,7 @@ class Channel:
             self._selector.renew(client)
         self.cursor.requeue(delivery)
 
-    # switches
+    # Switches
 
     def set_offset(self, position: StartPosition) -> None:
         """Move the read position; messages in flight are discarded, the message that was read ahead is kept.
@@ -459,7 +459,7 @@ class Channel:
         self._partition.note_channels()
         self.empty()
 
-    # leader changes, close, disk
+    # Leader changes, close, disk
 
     def suspend(self) -> None:
         """Close all clients and discard messages in flight, because another node leads the partition."""

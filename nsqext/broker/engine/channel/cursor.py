@@ -87,7 +87,7 @@ class Cursor:
     def _journal(self, partition: PartitionView, channel: str) -> Journal | None:
         return None if is_ephemeral(channel) else partition.journal(channel)
 
-    # forwards
+    # Reading and acknowledging
 
     def take(self) -> Delivery | None:
         """Return the next message; None at the end of the queue and while too many messages are unacknowledged."""
@@ -189,7 +189,7 @@ class Cursor:
             return not delivery.kept
         return bool(self.acked.starts) and self.acked.covers(entry.offset, entry.size)
 
-    # backwards
+    # Requeued and delayed messages
 
     def requeue(self, delivery: Delivery) -> None:
         """Queue a message for redelivery."""
@@ -241,7 +241,7 @@ class Cursor:
             return inf
         return self._options.clock() + max(self.delayed.first_due - self._options.wall(), 0) / 1e9
 
-    # other positions
+    # Other positions
 
     def jump(self, offset: int, count: int) -> None:
         """Move to a position: everything before it counts as finished, nothing behind it."""

@@ -109,7 +109,7 @@ class KeySelector(TagSelector):
         self._free: dict[Client, None] = {}  # clients that may take messages
         self._ready: dict[Client, None] = {}  # clients whose heap or window changed
 
-    # clients
+    # Clients
 
     def add(self, client: Client) -> None:
         """Add a client: it is assigned the upper half of the busiest client's range."""
@@ -173,7 +173,7 @@ class KeySelector(TagSelector):
             ranges = self._ranges.get("")
         return None if ranges is None else ranges.at(queue.position)
 
-    # messages
+    # Messages
 
     def put(self, delivery: Delivery) -> None:
         """Add a message to the replay set, after it was read or requeued."""
@@ -262,7 +262,7 @@ class KeySelector(TagSelector):
         for heap in self._heaps.values():
             heap.clear()
 
-    # statistics
+    # Statistics
 
     def ranges(self) -> list[tuple[str, float, float, Client, float]]:
         """Return tag, low, high, client and messages per second of each range, in order."""

@@ -150,7 +150,7 @@ class Log:
         """Give the memory back to the budget, because the log is no longer used."""
         self._hold(-self.held)
 
-    # writing
+    # Writing
 
     def append(self, entries: Sequence[Entry], *, stored: bool = False) -> None:
         """Append records that were published together; the first one has to continue the log.
@@ -210,7 +210,7 @@ class Log:
                 self.append(entries[first:stop] if stop - first < len(entries) else entries)
                 first = stop
 
-    # reading
+    # Reading
 
     def at(self, count: int) -> Entry | None:
         """Return the message with this number; None before the start, behind the end and in a gap."""
@@ -320,7 +320,7 @@ class Log:
             self.shrink(self._cache_bytes)
         return entries
 
-    # removing
+    # Removing
 
     def trim(self, offset: int) -> None:
         """Remove records before an offset, in whole segments; the log then begins at `start_offset`."""

@@ -72,7 +72,7 @@ class SegmentStore:
         with usable(folder):
             folder.mkdir(parents=True, exist_ok=True)
 
-    # opening
+    # Opening
 
     def recover(
         self, known_end: tuple[int, int] = (0, 0), begins: Mapping[int, tuple[int, int]] | None = None
@@ -234,7 +234,7 @@ class SegmentStore:
                 self._abandon()
             raise Refusal(f"{self._folder.path} cannot be written: {error.strerror}") from error
 
-    # end
+    # End
 
     @property
     def is_dirty(self) -> bool:

@@ -15,11 +15,10 @@ from nsqext.broker.go_format import parse_int, wrap
 from nsqext.broker.http.api import Call, Form, HttpFault, HttpPanic, check_block_rate, route
 from nsqext.broker.listeners import split_address
 from nsqext.broker.nsqd.batch_store import store_in_parts
-from nsqext.broker.nsqd.http.publish import parse_aside, read_lines
+from nsqext.broker.nsqd.http.publish import read_batch
 from nsqext.broker.nsqd.http.request_args import RequestArgs
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
-from nsqext.protocol.server.publish_bodies import PublishItem, Target, parse_publish
-from nsqext.protocol.server.request_error import RequestError
+from nsqext.protocol.server.publish_bodies import PublishItem
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -68,15 +67,8 @@ class _Publisher(RequestArgs):
         if int(call.headers.get("content-length") or 0) > limits.max_body_size:
             raise HttpFault(413, "BODY_TOO_BIG")
         hosted = self.node.create_topic(self._topic_of(call))
-        body = await call.body(limits.max_body_size)
-        if "binary" in call.args and call.arg("binary") not in _FALSE:
-            try:
-                target = Target(hosted.partition.topic)
-                items = await parse_aside(lambda: parse_publish(b"MPUB", body, limits, target), body)
-            except RequestError as error:
-                raise HttpFault(413, error.code[2:]) from None
-        else:
-            items = await parse_aside(lambda: read_lines(body, limits.max_msg_size, limits.max_body_size), body)
+        binary = "binary" in call.args and call.arg("binary") not in _FALSE
+        items = await read_batch(call, hosted.partition.topic, limits, binary=binary)
         if items:
             await self._put(hosted, items)
         return "OK"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nsqext.broker.go_format import build
 from nsqext.broker.http.api import Call, route
 from nsqext.broker.nsqd.http.request_args import RequestArgs
-from nsqext.broker.nsqd.http.stats import client_state, go_duration
+from nsqext.broker.nsqd.http.stats import client_state, connected_text, consumer_text, go_duration
 
 if TYPE_CHECKING:
     from starlette.routing import Route
@@ -199,17 +199,13 @@ def _channel_line(channel: dict[str, Any]) -> str:
 def _client_line(client: dict[str, Any], now: int) -> str:
     port = client["remote_address"].rpartition(":")[2]
     name = f"{client['hostname']}:{port} {client['user_agent']}"
-    connected = go_duration((now // _NS - client["connect_ts"]) * _NS)
+    connected = connected_text(client, now)
     counts = client.get("pub_counts")
     if counts:
         total = sum(one["count"] for one in counts)
         topics = ",".join(f"{one['topic']}={one['count']}" for one in counts)
-        return f"[V2 {name:<21}] msgs: {total:<8} topics: {topics} connected: {connected}"
-    return (
-        f"[V2 {name:<21}] state: {client['state']} inflt: {client['in_flight_count']:<4} "
-        f"rdy: {client['ready_count']:<4} fin: {client['finish_count']:<8} re-q: {client['requeue_count']:<8} "
-        f"msgs: {client['message_count']:<8} connected: {connected}"
-    )
+        return f"[V2 {name:<21}] msgs: {total:<8} topics: {topics} {connected}"
+    return f"[V2 {name:<21}] {consumer_text(client)} {connected}"
 
 
 def classic_stats_routes(args: RequestArgs) -> list[Route]:

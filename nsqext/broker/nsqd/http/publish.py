@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
     from nsqext.broker.engine.partition import Stored
     from nsqext.broker.nsqd.node import Hosted
+    from nsqext.protocol.server.negotiate import ServerLimits
 
-__all__ = ("parse_aside", "publish_routes", "read_lines")
+__all__ = ("publish_routes", "read_batch")
 
 _HEADER_PREFIX = "x-nsqext-"
 _MAX_HEADER = 0xFFFF
@@ -35,12 +36,29 @@ _LARGE_BODY = 65_536
 _BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
 
 
-def read_lines(body: bytes, max_msg_size: int, max_body_size: int) -> list[PublishItem]:
-    """Split the body of /mpub into lines, without empty ones.
+async def read_batch(call: Call, topic: str, limits: ServerLimits, *, binary: bool) -> list[PublishItem]:
+    """Read the messages of /mpub.
+
+    Args:
+        call: the request.
+        topic: name of the topic.
+        limits: largest sizes.
+        binary: the body is that of MPUB; otherwise each line is a message.
 
     Raises:
-        HttpFault: the body or a line is too big.
+        HttpFault: the body or a message is too big, or the body is not that of MPUB.
     """
+    body = await call.body(limits.max_body_size)
+    if not binary:
+        return await _parse_aside(lambda: _read_lines(body, limits.max_msg_size, limits.max_body_size), body)
+    try:
+        return await _parse_aside(lambda: parse_publish(b"MPUB", body, limits, Target(topic)), body)
+    except RequestError as error:
+        raise HttpFault(413, error.code[2:]) from None
+
+
+def _read_lines(body: bytes, max_msg_size: int, max_body_size: int) -> list[PublishItem]:
+    """Split the body of /mpub into lines, without empty ones."""
     if len(body) > max_body_size:
         raise HttpFault(413, "BODY_TOO_BIG")
     lines = [line for line in body.split(b"\n") if line]
@@ -49,7 +67,7 @@ def read_lines(body: bytes, max_msg_size: int, max_body_size: int) -> list[Publi
     return [PublishItem(line) for line in lines]
 
 
-async def parse_aside(parse: Callable[[], list[PublishItem]], body: bytes) -> list[PublishItem]:
+async def _parse_aside(parse: Callable[[], list[PublishItem]], body: bytes) -> list[PublishItem]:
     """Parse the body of /mpub; a large one in a thread, so that other clients are served meanwhile."""
     return parse() if len(body) <= _LARGE_BODY else await to_thread.run_sync(parse)
 
@@ -136,15 +154,7 @@ class _Publisher(RequestArgs):
             raise HttpFault(413, "BODY_TOO_BIG")
         hosted = self.topic(call)
         self._check_waiting(hosted, size)
-        body = await call.body(limits.max_body_size)
-        if "binary" in call.args:
-            try:
-                target = Target(hosted.partition.topic)
-                items = await parse_aside(lambda: parse_publish(b"MPUB", body, limits, target), body)
-            except RequestError as error:
-                raise HttpFault(413, error.code[2:]) from None
-        else:
-            items = await parse_aside(lambda: read_lines(body, limits.max_msg_size, limits.max_body_size), body)
+        items = await read_batch(call, hosted.partition.topic, limits, binary="binary" in call.args)
         self._check_write(hosted)
         if items:
             await self._put(hosted, items)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import ConnectedClient, Hosted
     from nsqext.broker.nsqd.publish_stats import PublishStats
 
-__all__ = ("client_state", "go_duration", "stats_routes")
+__all__ = ("client_state", "connected_text", "consumer_text", "go_duration", "stats_routes")
 
 _NO_LATENCY = {"count": 0, "percentiles": None}
 _STATES = {State.INIT: 0, State.SUBSCRIBED: 3, State.CLOSING: 4}
@@ -308,12 +308,21 @@ def _channel_line(channel: dict[str, Any]) -> str:
 
 def _client_line(client: dict[str, Any], now: int) -> str:
     name = f"{client['name']}:{client['remote_address'].rpartition(':')[2]}"
-    connected = go_duration((now // _NS - client["connect_ts"]) * _NS)
+    return f"        [V2 {name:<21}] {consumer_text(client)} {connected_text(client, now)}"
+
+
+def consumer_text(client: dict[str, Any]) -> str:
+    """Return the state and the counters of a consumer in the text form of /stats."""
     return (
-        f"        [V2 {name:<21}] state: {client['state']} inflt: {client['in_flight_count']:<4} "
+        f"state: {client['state']} inflt: {client['in_flight_count']:<4} "
         f"rdy: {client['ready_count']:<4} fin: {client['finish_count']:<8} re-q: {client['requeue_count']:<8} "
-        f"msgs: {client['message_count']:<8} connected: {connected}"
+        f"msgs: {client['message_count']:<8}"
     )
+
+
+def connected_text(client: dict[str, Any], now: int) -> str:
+    """Return the duration of a connection in the text form of /stats; ``now`` in nanoseconds since 1970."""
+    return f"connected: {go_duration((now // _NS - client['connect_ts']) * _NS)}"
 
 
 def stats_routes(args: RequestArgs) -> list[Route]:

@@ -224,18 +224,19 @@ class Admin:
             OperationNotSupported: the topic is on the original generation.
             LookupFailed: refused, or no lookup node responds.
         """
-        where = await self._open().find(topic)
+        requests = self._open()
+        where = await requests.find(topic)
         if generation_of(where) == "nsq":
             raise unsupported("upgrade_topic", "the original NSQ has no extend headers", topic)
         if where.meta.extend_support:
             return
-        await self._requests.change_lookup("/topic/meta/update", {"topic": topic, "upgradeext": "true"})
+        await requests.change_lookup("/topic/meta/update", {"topic": topic, "upgradeext": "true"})
 
         async def check() -> None:
-            if not (await self._requests.find(topic)).meta.extend_support:
+            if not (await requests.find(topic)).meta.extend_support:
                 raise PartitionUnavailable("lookup does not report extend support yet", topic=topic)
 
-        await self._requests.settled(check, topic)
+        await requests.settled(check, topic)
 
     async def expand_topic(self, topic: str, partitions: int) -> None:
         """Raise the number of partitions of a topic of the redesigned NSQ.
@@ -247,9 +248,10 @@ class Admin:
             LookupFailed: refused, or no lookup node responds.
         """
         number = within("partitions", partitions, MAX_PARTITIONS)
-        if generation_of(await self._open().find(topic)) == "nsq":
+        requests = self._open()
+        if generation_of(await requests.find(topic)) == "nsq":
             raise unsupported("expand_topic", "the original NSQ has no partitions", topic)
-        await self._requests.change_lookup("/topic/partition/expand", {"topic": topic, "partition_num": number})
+        await requests.change_lookup("/topic/partition/expand", {"topic": topic, "partition_num": number})
 
     async def pause_topic(self, topic: str) -> None:
         """Stop a topic of the original generation from passing messages to its channels.
@@ -266,11 +268,12 @@ class Admin:
         await self._switch_topic(topic, "unpause")
 
     async def _switch_topic(self, topic: str, action: str) -> None:
-        where = await self._open().find(topic)
+        requests = self._open()
+        where = await requests.find(topic)
         if generation_of(where) == "ha":
             raise unsupported(f"{action}_topic", "the redesigned NSQ pauses channels, not topics", topic)
         for node in where.nodes:
-            await self._requests.post(http_of(where, node), f"/topic/{action}", {"topic": topic})
+            await requests.post(http_of(where, node), f"/topic/{action}", {"topic": topic})
 
     async def empty_topic(self, topic: str) -> None:
         """Discard the messages that wait in a topic and in all its channels.
@@ -282,11 +285,12 @@ class Admin:
             PartitionUnavailable: a partition has no leader in time.
             ConnectionFailed: a node of the original generation does not respond.
         """
-        where = await self._open().find(topic)
+        requests = self._open()
+        where = await requests.find(topic)
         for channel in await self.channels(topic):
             await self.empty_channel(topic, channel)
         for node in where.nodes:
-            await self._requests.post(http_of(where, node), "/topic/empty", {"topic": topic})
+            await requests.post(http_of(where, node), "/topic/empty", {"topic": topic})
 
     async def tombstone(self, topic: str, node: str) -> None:
         """Hide a topic's node temporarily from consumers and producers, so that it can be taken out of service.
@@ -307,7 +311,7 @@ class Admin:
             raise InvalidInput(
                 f"no node has the HTTP address {node!r}", topic=topic, hint=f"known are {', '.join(known)}"
             )
-        await self._requests.change_lookup("/topic/tombstone", {"topic": topic, "node": node})
+        await requests.change_lookup("/topic/tombstone", {"topic": topic, "node": node})
 
     # Channels
 
@@ -320,11 +324,12 @@ class Admin:
             PartitionUnavailable: a partition has no leader in time.
         """
         check_channel(channel)
-        where = await self._open().find(topic)
+        requests = self._open()
+        where = await requests.find(topic)
         if where.meta.disable_channel_auto_create or not where.leaders:
-            await self._requests.change_lookup("/channel/create", {"topic": topic, "channel": channel})
+            await requests.change_lookup("/channel/create", {"topic": topic, "channel": channel})
         if not where.meta.disable_channel_auto_create:
-            await self._open().change_channel("create", topic, channel)
+            await requests.change_channel("create", topic, channel)
 
     async def delete_channel(self, topic: str, channel: str, *, missing_ok: bool = False) -> None:
         """Delete a channel with its position and its waiting messages, on every partition.
@@ -340,14 +345,15 @@ class Admin:
             PartitionUnavailable: a partition has no leader in time.
         """
         check_channel(channel)
-        where = await self._open().find(topic)
+        requests = self._open()
+        where = await requests.find(topic)
         if await self._lacks_channel(topic, channel):  # the redesigned nsqd accepts an unknown channel
             if missing_ok:
                 return
             raise InvalidInput(f"the topic has no channel {channel}", topic=topic, hint="check its name")
-        await self._open().change_channel("delete", topic, channel)
+        await requests.change_channel("delete", topic, channel)
         if where.meta.disable_channel_auto_create or where.nodes:
-            await self._requests.change_lookup("/channel/delete", {"topic": topic, "channel": channel})
+            await requests.change_lookup("/channel/delete", {"topic": topic, "channel": channel})
 
     async def _lacks_channel(self, topic: str, channel: str) -> bool:
         """Return whether neither lookup nor any node knows a channel; False if a node does not respond."""
@@ -431,10 +437,11 @@ class Admin:
             PartitionUnavailable: a partition has no leader.
             ConnectionFailed: a leader does not respond.
         """
-        where = await self._open().led(topic)
+        requests = self._open()
+        where = await requests.led(topic)
         if where.nodes:
             raise unsupported("replicas", "the original NSQ has no replicas", topic)
-        return await in_sync_replicas(self._requests, where)
+        return await in_sync_replicas(requests, where)
 
     async def stats(self, topic: str, channel: str | None = None) -> TopicStats:
         """Return the statistics of a topic: messages, depth and lag per partition and channel, clients.
@@ -448,10 +455,11 @@ class Admin:
             LookupFailed: no lookup node returned a usable response.
             ConnectionFailed: no node that holds the topic responded.
         """
-        where = await self._open().find(topic)
+        requests = self._open()
+        where = await requests.find(topic)
         if channel is not None:
             check_channel(channel)
-        return await topic_stats(self._requests, where, channel)
+        return await topic_stats(requests, where, channel)
 
     async def all_stats(self) -> dict[str, TopicStats]:
         """Return the statistics of every topic by name, with one request per node.
@@ -481,7 +489,8 @@ class Admin:
             ConnectionFailed: a leader does not respond.
         """
         wanted = within("count", count, 1000)
-        where = await self._open().led(topic)
+        requests = self._open()
+        where = await requests.led(topic)
         if where.nodes:
             raise unsupported("peek", "the original NSQ cannot read messages without consuming them", topic)
         if partition is not None and partition not in where.leaders:
@@ -491,4 +500,4 @@ class Admin:
             for part in (await self.stats(topic)).partitions
             if part.partition is not None and partition in (None, part.partition)
         ]
-        return await newest_messages(self._requests, topic, chosen, wanted)
+        return await newest_messages(requests, topic, chosen, wanted)

@@ -211,7 +211,7 @@ class ConsumerSession:
         await self.topics.close()
 
     def _stop_receiving(self) -> None:
-        """Send RDY 0; called before messages are requeued, which the server would otherwise deliver here again."""
+        """Send RDY 0 before messages are requeued: the server would deliver them to this consumer again."""
         self.pause()
         self.group.flush()
 

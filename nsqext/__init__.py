@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.statistics import ProducerStatistics
     from nsqext.client.trace_log import trace_log
     from nsqext.errors import BatchFailed, DeliveryUnknown, InvalidInput, NsqError, PublishFailed, ServerError
-    from nsqext.lookup.metadata import Lookup
+    from nsqext.lookup.lookup import Lookup
     from nsqext.lookup.options import LookupOptions
     from nsqext.protocol.identify import ExtFilter
     from nsqext.transport.options import ConnectionOptions
@@ -104,7 +104,7 @@ _HOMES = {
     "nsqext.client.trace_log": ("trace_log",),
     "nsqext.errors": ("BatchFailed", "DeliveryUnknown", "InvalidInput", "NsqError", "PublishFailed", "ServerError"),
     "nsqext.lookup.options": ("LookupOptions",),
-    "nsqext.lookup.metadata": ("Lookup",),
+    "nsqext.lookup.lookup": ("Lookup",),
     "nsqext.protocol.identify": ("ExtFilter",),
     "nsqext.transport.options": ("ConnectionOptions",),
     "nsqext.types": ("Address", "Receipt", "TopicMeta"),

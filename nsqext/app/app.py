@@ -24,7 +24,7 @@ from nsqext.client.producer.producer import Producer
 from nsqext.client.producer.request import OutgoingMessage
 from nsqext.client.tasks import BackgroundTasks, call_in_loop, first_error, stop_on_signals
 from nsqext.errors import InvalidSetting, InvalidState, NsqError
-from nsqext.lookup.metadata import Lookup
+from nsqext.lookup.lookup import Lookup
 from nsqext.middleware.base import Middleware, check_middleware
 from nsqext.middleware.clients import MiddlewareProducer, surround_batch_handler, surround_handler
 from nsqext.transport.event_loop import current_loop

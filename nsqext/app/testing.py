@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nsqext.app.router import HandlerSpec, LifespanManager
     from nsqext.client.consumer.handlers.workers import Handler
     from nsqext.client.producer.request import OutgoingMessage
-    from nsqext.lookup.metadata import Lookup
+    from nsqext.lookup.lookup import Lookup
 
 __all__ = ("AppTest", "Published")
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.options import ConsumerOptions
     from nsqext.client.producer.options import ProducerOptions
-    from nsqext.lookup.metadata import Lookup
+    from nsqext.lookup.lookup import Lookup
     from nsqext.types import Receipt
 
 __all__ = ("MiddlewareConsumer", "MiddlewareProducer", "surround_batch_handler", "surround_handler")

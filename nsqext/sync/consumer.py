@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.statistics import ConsumerConnection, ConsumerStatistics
     from nsqext.client.events import ClientEvent
-    from nsqext.lookup.metadata import Lookup
+    from nsqext.lookup.lookup import Lookup
 
 __all__ = ("Consumer",)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.request import OutgoingMessage
     from nsqext.client.producer.statistics import ProducerStatistics
     from nsqext.errors import NsqError
-    from nsqext.lookup.metadata import Lookup
+    from nsqext.lookup.lookup import Lookup
     from nsqext.types import Receipt, TopicMeta
 
 __all__ = ("Batcher", "Producer")

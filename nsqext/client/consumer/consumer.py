@@ -19,7 +19,7 @@ from nsqext.client.consumer.subscriptions.topics import TopicSelection
 from nsqext.client.consumer.typed.parameters import message_handler
 from nsqext.client.tasks import stop_on_signals, takes_signals
 from nsqext.errors import InvalidSetting, InvalidState
-from nsqext.lookup.metadata import Lookup, metadata_cache
+from nsqext.lookup.lookup import Lookup, metadata_cache
 from nsqext.protocol.names import check_channel, check_tag
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from nsqext.client.consumer.position import Position
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.producer import Producer
 from nsqext.errors import InvalidInput, OperationNotSupported, PartitionUnavailable, TopicNotReady
-from nsqext.lookup.metadata import Lookup
+from nsqext.lookup.lookup import Lookup
 from nsqext.transport.options import ConnectionOptions
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from nsqext.errors import (
     PartitionUnavailable,
     ProtocolError,
 )
-from nsqext.lookup.metadata import Lookup, metadata_cache
+from nsqext.lookup.lookup import Lookup, metadata_cache
 
 if TYPE_CHECKING:
     from nsqext.client.producer.key_lock import Turn

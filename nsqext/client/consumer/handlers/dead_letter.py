@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from nsqext.client.consumer.message import Message
     from nsqext.client.producer.options import ProducerOptions
-    from nsqext.lookup.metadata import Lookup
+    from nsqext.lookup.lookup import Lookup
 
 __all__ = ("DEAD_LETTER_PREFIX", "DeadLetterTopic")
 

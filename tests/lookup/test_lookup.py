@@ -12,7 +12,8 @@ import pytest
 
 from nsqext import Lookup, LookupOptions
 from nsqext.errors import InvalidSetting, InvalidState
-from nsqext.lookup.metadata import MetadataCache, metadata_cache
+from nsqext.lookup.lookup import metadata_cache
+from nsqext.lookup.metadata import MetadataCache
 from nsqext.types import Address
 from tests.support.fake_lookupd import LookupNodes, eventually, lookup_json, not_found
 

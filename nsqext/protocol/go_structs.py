@@ -15,7 +15,7 @@ from nsqext.protocol.extjson import encodable
 __all__ = ("Schema", "UnreadableFields", "read_fields")
 
 Schema = Mapping[str, Any]
-"""Name to ``str``, ``bool``, ``int``, the largest number as an ``int`` value, a schema, or a list of one schema."""
+"""Name to ``str``, ``bool``, ``int``, the largest number as an ``int`` value, a schema, or a list of one of these."""
 
 _INT64 = (1 << 63) - 1
 
@@ -68,7 +68,7 @@ def _member(name: str, value: Any, kind: Any) -> Any:
     if isinstance(kind, Mapping):
         return _object(value, kind)
     if isinstance(kind, list) and isinstance(value, list):
-        return [_object(_Members() if item is None else item, kind[0]) for item in value]
+        return [_item(name, item, kind[0]) for item in value]
     if kind is str and isinstance(value, str):
         return encodable(value)
     if kind is bool and isinstance(value, bool):
@@ -78,3 +78,10 @@ def _member(name: str, value: Any, kind: Any) -> Any:
         if isinstance(largest, int) and -largest - 1 <= value <= largest:
             return value
     raise UnreadableFields(f"{name} cannot be {type(value).__name__}")
+
+
+def _item(name: str, value: Any, kind: Any) -> Any:
+    """Read an item of a list; null is the zero value of its type."""
+    if value is None:
+        return {} if isinstance(kind, Mapping) else kind()
+    return _member(name, value, kind)

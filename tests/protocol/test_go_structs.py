@@ -8,8 +8,8 @@ import pytest
 
 from nsqext.protocol.go_structs import UnreadableFields, read_fields
 
-_PAIR = {"key": str}
-_SCHEMA = {"name": str, "count": int, "rate": 127, "on": bool, "inner": {"key": str, "n": int}, "list": [_PAIR]}
+_LISTS: dict[str, Any] = {"list": [{"key": str}], "names": [str]}
+_SCHEMA = {"name": str, "count": int, "rate": 127, "on": bool, "inner": {"key": str, "n": int}, **_LISTS}
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,7 @@ _SCHEMA = {"name": str, "count": int, "rate": 127, "on": bool, "inner": {"key": 
         (b'{"on":false,"inner":{"KEY":"k","n":1,"x":2}}', {"on": False, "inner": {"key": "k", "n": 1}}),
         (b'{"list":[{"key":"a"},null,{}]}', {"list": [{"key": "a"}, {}, {}]}),
         (b'{"inner":null,"list":null}', {}),
+        (b'{"names":["a",null,"\xff"]}', {"names": ["a", "", "\ufffd"]}),
         (b'{"name":"\xff"}', {"name": "\ufffd"}),
         (b'{"name":"\\ud800"}', {"name": "\ufffd"}),
         (b' {"name":"\\ud83d\\ude00"}\n', {"name": "😀"}),
@@ -43,6 +44,7 @@ def test_members_that_servers_read(body: bytes, expected: dict[str, Any]) -> Non
         b'{"count":"1"}', b'{"count":1.0}', b'{"count":1e2}', b'{"count":true}', b'{"count":9223372036854775808}',
         b'{"count":99999999999999999999}', b'{"rate":128}', b'{"rate":-129}', b'{"on":1}', b'{"on":"true"}',
         b'{"inner":[]}', b'{"inner":{"n":"1"}}', b'{"list":{}}', b'{"list":[1]}', b'{"list":[0]}', b'{"list":[""]}',
+        b'{"names":"a"}', b'{"names":[1]}',
         b'{"name":"a\nb"}', b'{"count":NaN}', b'{"x":Infinity}', b"[" * 100_000, b'{"x":\xff}',
     ],
 )  # fmt: skip

@@ -1,23 +1,31 @@
 """HTTP requests from a server to another one: the auth server, and nsqlookupd.
 
-The first request imports httpx in a thread: the import takes 0.2 s, in which the event loop has to serve. Requests
-bypass `httpx.AsyncClient`, which logs each URL at INFO: the URL of an auth request contains the client's secret.
+The first request imports httpx and loads the certificates of authorities in a thread: both take 0.2 s, in which the
+event loop has to serve. Requests bypass `httpx.AsyncClient`, which logs each URL at INFO: the URL of an auth request
+contains the client's secret.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
 from anyio import to_thread
 
 if TYPE_CHECKING:
+    import ssl
+
     import httpx
 
 __all__ = ("HttpClient", "HttpReply", "HttpRequestFailed")
 
-_loaded: list[bool] = []
+_contexts: list[ssl.SSLContext] = []
+
+
+def _load() -> ssl.SSLContext:
+    import httpx
+
+    return httpx.create_ssl_context(trust_env=False)
 
 
 class HttpRequestFailed(Exception):
@@ -25,10 +33,11 @@ class HttpRequestFailed(Exception):
 
 
 class HttpReply(NamedTuple):
-    """An answer."""
+    """An answer; the location is where a redirect leads to."""
 
     status: int
     content: bytes
+    location: str = ""
 
 
 class HttpClient:
@@ -50,19 +59,18 @@ class HttpClient:
         Raises:
             HttpRequestFailed: the URL is invalid, the server cannot be reached, or its answer is not HTTP.
         """
-        if not _loaded:
-            await to_thread.run_sync(import_module, "httpx")
-            _loaded.append(True)
+        if not _contexts:
+            _contexts.append(await to_thread.run_sync(_load))
         import httpx
 
         if self._transport is None:
-            self._transport = httpx.AsyncHTTPTransport()
+            self._transport = httpx.AsyncHTTPTransport(verify=_contexts[0])
         try:
             limits = {"timeout": httpx.Timeout(self._timeout).as_dict()}
             request = httpx.Request(method, url, headers=headers, content=content, extensions=limits)
             response = await self._transport.handle_async_request(request)
             try:
-                return HttpReply(response.status_code, await response.aread())
+                return HttpReply(response.status_code, await response.aread(), response.headers.get("location", ""))
             finally:
                 await response.aclose()
         except (httpx.HTTPError, httpx.InvalidURL) as error:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
-import re
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urljoin
 
-import orjson
 from attrs import field, frozen
 
+from nsqext.broker.engine.filters.go_regexp import InvalidExpression, compile_regexp
 from nsqext.broker.go_format import decode
 from nsqext.broker.http.api import dump
-from nsqext.broker.http.client import HttpClient, HttpRequestFailed
+from nsqext.broker.http.client import HttpClient, HttpReply, HttpRequestFailed
+from nsqext.protocol.go_structs import Schema, UnreadableFields, read_fields
 
 if TYPE_CHECKING:
     from nsqext.broker.nsqd.options import NodeOptions
@@ -24,6 +25,13 @@ _OK = 200
 _ACCEPT = {"Accept": "application/vnd.nsq; version=1.0"}
 _JSON = {**_ACCEPT, "Content-Type": "application/json"}
 _PERMISSIONS = frozenset(("subscribe", "publish"))
+_GRANT: Schema = {"topic": str, "channels": [str], "permissions": [str]}
+_REPLY: Schema = {"ttl": int, "authorizations": [_GRANT], "identity": str, "identity_url": str}
+_REDIRECTS = frozenset((301, 302, 303, 307, 308))
+_KEEP_METHOD = frozenset((307, 308))
+_MOST_REQUESTS = 10  # of Go's client, including the redirected ones
+
+_Matcher = Callable[[str], bool]
 
 
 class _BadReply(Exception):
@@ -32,16 +40,16 @@ class _BadReply(Exception):
 
 @frozen
 class _Grant:
-    topic: re.Pattern[str]
-    channels: tuple[re.Pattern[str], ...]
+    topic: _Matcher
+    channels: tuple[_Matcher, ...]
     permissions: frozenset[str]
 
     def allows(self, topic: str, channel: str) -> bool:
         needed = "subscribe" if channel else "publish"
-        if needed not in self.permissions or not self.topic.search(topic):
+        if needed not in self.permissions or not self.topic(topic):
             return False
         # a publisher's channel is empty, and one of the patterns has to match that (captured: auth)
-        return any(pattern.search(channel) for pattern in self.channels)
+        return any(matches(channel) for matches in self.channels)
 
 
 @frozen
@@ -79,22 +87,19 @@ class Authorizations:
 
 def _read(data: bytes, secret: bytes, now: float) -> Authorizations:
     try:
-        answer = orjson.loads(data)
-        grants = tuple(
-            _Grant(
-                re.compile(grant.get("topic") or ""),
-                tuple(map(re.compile, grant.get("channels") or ())),
-                frozenset(grant.get("permissions") or ()),
-            )
-            for grant in answer.get("authorizations") or ()
-        )
-        ttl = answer.get("ttl", 0)
-        names = (str(answer.get("identity") or ""), str(answer.get("identity_url") or ""))
-    except (orjson.JSONDecodeError, AttributeError, TypeError, re.error) as error:
+        reply = read_fields(data, _REPLY)
+        grants = tuple(map(_grant, reply.get("authorizations", ())))
+    except (UnreadableFields, InvalidExpression) as error:
         raise _BadReply(str(error)) from error
-    if not isinstance(ttl, int) or ttl <= 0 or any(grant.permissions - _PERMISSIONS for grant in grants):
+    ttl = reply.get("ttl", 0)
+    if ttl <= 0 or any(grant.permissions - _PERMISSIONS for grant in grants):
         raise _BadReply("the time to live or a permission is not valid")
-    return Authorizations(secret, *names, grants, now + ttl)
+    return Authorizations(secret, reply.get("identity", ""), reply.get("identity_url", ""), grants, now + ttl)
+
+
+def _grant(members: Mapping[str, Any]) -> _Grant:
+    channels = tuple(map(compile_regexp, members.get("channels", ())))
+    return _Grant(compile_regexp(members.get("topic", "")), channels, frozenset(members.get("permissions", ())))
 
 
 def _post_body(values: dict[str, str]) -> bytes:
@@ -103,6 +108,19 @@ def _post_body(values: dict[str, str]) -> bytes:
         name: text.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for name, text in values.items()
     }
     return dump({name: [text] for name, text in readable.items()})
+
+
+async def _request(client: HttpClient, method: str, url: str, content: bytes = b"") -> HttpReply:
+    """Send a request and follow redirects as Go's client does."""
+    for _ in range(_MOST_REQUESTS):
+        headers = _JSON if method == "POST" else _ACCEPT
+        reply = await client.request(method, url, headers=headers, content=content)
+        if reply.status not in _REDIRECTS or not reply.location:
+            return reply
+        url = urljoin(url, reply.location)
+        if reply.status not in _KEEP_METHOD:
+            method, content = "GET", b""
+    raise HttpRequestFailed("too many redirects")
 
 
 async def query_auth(options: NodeOptions, secret: bytes, peer: str, *, tls: bool) -> Authorizations | None:
@@ -126,10 +144,9 @@ async def query_auth(options: NodeOptions, secret: bytes, peer: str, *, tls: boo
             url = address if "://" in address else f"http://{address}/auth"
             try:
                 if options.auth_method == "post":
-                    reply = await client.request("POST", url, headers=_JSON, content=_post_body(values))
+                    reply = await _request(client, "POST", url, _post_body(values))
                 else:
-                    asked = f"{url}?{urlencode(values, errors='surrogateescape')}"
-                    reply = await client.request("GET", asked, headers=_ACCEPT)
+                    reply = await _request(client, "GET", f"{url}?{urlencode(values, errors='surrogateescape')}")
                 if reply.status == _OK:
                     return _read(reply.content, secret, options.clock())
             except (HttpRequestFailed, _BadReply):

@@ -367,7 +367,7 @@ class _AuthServer:
 def auth_server(monkeypatch: pytest.MonkeyPatch) -> _AuthServer:
     """An auth server that answers every HTTP request of a node."""
     server = _AuthServer()
-    monkeypatch.setattr(httpx, "AsyncHTTPTransport", lambda: httpx.MockTransport(server))
+    monkeypatch.setattr(httpx, "AsyncHTTPTransport", lambda **_: httpx.MockTransport(server))
     return server
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,19 +22,23 @@ if TYPE_CHECKING:
     from nsqext.transport.options import ConnectionOptions
     from nsqext.types import TopicMeta
 
-__all__ = ("DELETED_AFTER", "FIRST_CONTACT", "LeaderLocator")
+__all__ = ("FIRST_CONTACT", "LeaderLocator")
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 T = TypeVar("T")
 
+_clock = time.monotonic
+
 FIRST_CONTACT = 5.0
 """Seconds after which a query fails whose lookup nodes have never answered, probably for wrong addresses."""
-DELETED_AFTER = 20.0
-"""Seconds for which leaders must refuse a topic that lookup does not know before it counts as deleted.
+_DELETED_AFTER = 20.0
+"""Seconds for which a topic must be absent before it counts as deleted.
 
 A restarted nsqlookupd knows its topics only after their nodes have registered again.
 """
+_UNOBSERVED = 10.0
+"""Seconds after which an absence that was not observed again may have ended in between."""
 _FIRST_PAUSE = 0.02
 _LAST_PAUSE = 0.5
 _QUIET = 3.0
@@ -44,6 +49,30 @@ _LOG_INTERVAL = 10.0
 
 def _is_worth_retrying(error: BaseException) -> bool:
     return isinstance(error, NsqError) and error.retryable and not isinstance(error, TopicNotFound)
+
+
+class _Absences:
+    """Since when topics are absent without interruption, and when that was observed last."""
+
+    def __init__(self) -> None:
+        self._observed: dict[str, tuple[float, float]] = {}
+
+    def add(self, topic: str) -> None:
+        """Record that lookup does not know a topic, and that its leader refuses it, if one was known before."""
+        now = _clock()
+        since, last = self._observed.get(topic, (now, now))
+        if now - last > _UNOBSERVED and not self.is_deletion(topic):
+            since = now
+        self._observed[topic] = since, now
+
+    def end(self, topic: str) -> None:
+        """Record that a topic exists, or that no lookup node answered."""
+        self._observed.pop(topic, None)
+
+    def is_deletion(self, topic: str) -> bool:
+        """Return whether a topic is absent for so long that it counts as deleted."""
+        since, last = self._observed.get(topic, (0.0, 0.0))
+        return last - since > _DELETED_AFTER
 
 
 class LeaderLocator:
@@ -68,7 +97,7 @@ class LeaderLocator:
         self._first_contact = config.timeout if first_contact is None else min(first_contact, config.timeout)
         self._metadata = MetadataCache(config.lookupd, options=config.lookup())
         self._failed: dict[tuple[str, int], PartitionMap] = {}
-        self._unknown_since: dict[str, float] = {}
+        self._absences = _Absences()
         self._http = LookupHttp(config.lookup())
         self.nodes: Nodes = Nodes(self._http)
         self._logged_at = float("-inf")
@@ -136,15 +165,38 @@ class LeaderLocator:
             refused: whether a request to a leader failed.
         """
         if not self._metadata.is_unknown(topic, "r"):
-            self._unknown_since.pop(topic, None)
-            return
-        now = anyio.current_time()
-        since = self._unknown_since.setdefault(topic, now) if refused else self._unknown_since.get(topic, now)
-        if now - since > DELETED_AFTER:
+            self._absences.end(topic)
+        elif refused:
+            self._absences.add(topic)
+        if self._absences.is_deletion(topic):
             raise TopicNotFound("the topic does not exist any more", topic=topic, hint="it was deleted")
 
+    async def is_deleted(self, topic: str) -> bool:
+        """Look a topic up, and return whether it counts as deleted.
+
+        `TopicNotFound` alone does not tell that: a restarted lookup node does not know its topics yet.
+        """
+        try:
+            await self.retry(lambda: self._current(topic))
+        except TopicNotFound:
+            return self._absences.is_deletion(topic)
+        return False
+
+    def exists(self, topic: str) -> None:
+        """Record that a leader serves a topic: it is not deleted, although lookup may not know it at the moment."""
+        self._absences.end(topic)
+
     async def _resolve(self, topic: str) -> PartitionMap:
-        view = await self._metadata.resolve(topic, "r")
+        try:
+            view = await self._metadata.resolve(topic, "r")
+        except TopicNotFound:
+            self._absences.add(topic)
+            raise
+        except LookupFailed:
+            self._absences.end(topic)
+            raise
+        if not self._metadata.is_unknown(topic, "r"):
+            self._absences.end(topic)
         if view.nodes and not view.partition_num:
             raise InvalidSetting(
                 "the original NSQ has no partitions that can be read again", hint="use readMode=channel"
@@ -157,10 +209,12 @@ class LeaderLocator:
         async def attempt() -> T:
             leader, _ = await self.leader(topic, partition)
             try:
-                return await request(leader)
+                answer = await request(leader)
             except NsqError:
                 self.distrust(topic, partition, leader)
                 raise
+            self.exists(topic)
+            return answer
 
         return await self.retry(attempt)
 

@@ -29,7 +29,6 @@ from nsqext.errors import (
 )
 from nsqext.spark.cluster.admin import Admin
 from nsqext.spark.cluster.ephemeral_channel import ephemeral_name, open_ephemeral
-from nsqext.spark.cluster.leader_locator import DELETED_AFTER
 from nsqext.spark.read.frames import decode_frames, finish_commands
 from nsqext.spark.read.offsets import Range
 from nsqext.spark.read.reassembly import Block, Blocks, Reassembler
@@ -191,6 +190,7 @@ class RangeReader:
             reader = await open_ephemeral(options, leader, topic, partition, meta, channel)
             try:
                 await self._move(reader, leader)
+                self._admin.leaders.exists(topic)
                 self._reader = reader
                 await self._read(reader)
             finally:
@@ -311,7 +311,6 @@ class TaskReader:
         self._waiting = deque(ranges)
         self._open: deque[RangeReader] = deque()
         self._next = 0
-        self._unknown_since: dict[str, float] = {}
         self._tasks: TaskGroup | None = None
 
     async def __aenter__(self) -> Self:
@@ -399,8 +398,7 @@ class TaskReader:
         """Continue without a topic that was deleted after the batch was planned, once that is certain."""
         if self._options.fail_on_data_loss:
             raise error
-        now = anyio.current_time()
-        if now - self._unknown_since.setdefault(found.topic, now) > DELETED_AFTER:
+        if await self._admin.leaders.is_deleted(found.topic):
             logger.warning("the topic of %s does not exist any more: skipped", found)
             self._close_first()
             return

@@ -232,15 +232,25 @@ class StreamPlanner:
         return {topic: counts for topic, counts in offsets.items() if re.fullmatch(pattern, topic)}
 
     async def _catch_up(self, start: Offsets, end: Offsets) -> None:
-        """Wait until the servers have the messages of a stored batch; a new leader may need some time."""
+        """Wait until the servers have the messages of a stored batch; a new leader may need some time.
+
+        Raises:
+            NsqError: the servers do not answer, so that the messages may exist.
+        """
         timeout = self._options.read_timeout
-        with anyio.move_on_after(timeout):
+        until = anyio.current_time() + timeout
+        self._states = await self._anchors.survey()
+        if self._is_missing(start, end):
+            logger.warning("the servers do not have all messages of the next batch: waiting, %g s at most", timeout)
+        while self._is_missing(start, end) and (anyio.current_time() < until or await self._may_return(end)):
+            await anyio.sleep(_PAUSE)
             self._states = await self._anchors.survey()
-            if self._is_missing(start, end):
-                logger.warning("the servers do not have all messages of the next batch: waiting, %g s at most", timeout)
-            while self._is_missing(start, end):
-                await anyio.sleep(_PAUSE)
-                self._states = await self._anchors.survey()
+
+    async def _may_return(self, end: Offsets) -> bool:
+        """Return whether a topic of a batch is unknown and does not count as deleted yet."""
+        known = {topic for topic, _ in self._states}
+        unknown = [topic for topic in self._only(end) if topic not in known]
+        return not all([await self._admin.leaders.is_deleted(topic) for topic in unknown])
 
     def _is_missing(self, start: Offsets, end: Offsets) -> bool:
         """Return whether the servers do not have a message of the batch."""

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from secrets import token_hex
-from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,7 +19,7 @@ from pyspark.sql.datasource import InputPartition
 from nsqext.broker import Cluster
 from nsqext.broker.options import ClusterOptions
 from nsqext.errors import DataLoss, InvalidPartition, InvalidSetting, RangeIncomplete, TopicNotFound
-from nsqext.spark.cluster import portal
+from nsqext.spark.cluster import leader_locator, portal
 from nsqext.spark.cluster.admin import Admin
 from nsqext.spark.cluster.leader_locator import LeaderLocator
 from nsqext.spark.options import SourceOptions
@@ -313,7 +312,7 @@ def test_a_topic_that_is_deleted_before_it_is_read(
     gone = Range("deleted_topic", 0, 0, 10)
     with pytest.raises(TopicNotFound, match="deleted_topic"):
         list(read_ranges(options(cluster, topic), [gone]))
-    monkeypatch.setattr(range_reader, "DELETED_AFTER", 0.1)
+    monkeypatch.setattr(leader_locator, "_DELETED_AFTER", 0.1)
     monkeypatch.setattr(range_reader, "_LAST_PAUSE", 0.05)
     lenient = options(cluster, topic, failOnDataLoss="false")
     assert numbers(read_ranges(lenient, [gone, Range(topic, 0, 0, COUNT)])) == list(range(COUNT))
@@ -324,19 +323,35 @@ def test_a_topic_is_not_deleted_while_lookup_learns_it(
     cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A restarted nsqlookupd knows its topics only after their nodes have registered again."""
-    unknown = Event()
+    refuse_first_look(monkeypatch)
+    lenient = options(cluster, topic, failOnDataLoss="false")
+    assert numbers(read_ranges(lenient, [Range(topic, 0, 5, COUNT)])) == list(range(5, COUNT))
+
+
+def test_a_range_that_was_refused_long_ago_is_looked_up_again(
+    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All open ranges were refused when the task began; the second one is needed after the first one was read."""
+    refuse_first_look(monkeypatch)
+    monkeypatch.setattr(leader_locator, "_DELETED_AFTER", 0.01)
+    lenient = options(cluster, topic, failOnDataLoss="false")
+    found = numbers(read_ranges(lenient, [Range(topic, 0, 0, COUNT), Range(topic, 1, 0, COUNT // 2)]))
+    assert found == [*range(COUNT), *range(COUNT // 2)]
+
+
+def refuse_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the first look-up of each partition fail."""
+    refused: set[int] = set()
     resolve = LeaderLocator.leader
 
     async def leader(locator: LeaderLocator, topic: str, partition: int) -> tuple[Leader, TopicMeta]:
-        if not unknown.is_set():
-            unknown.set()
+        if partition not in refused:
+            refused.add(partition)
             raise TopicNotFound("the lookup service does not know the topic", topic=topic)
         return await resolve(locator, topic, partition)
 
     monkeypatch.setattr(LeaderLocator, "leader", leader)
     monkeypatch.setattr(range_reader, "_LAST_PAUSE", 0.05)
-    lenient = options(cluster, topic, failOnDataLoss="false")
-    assert numbers(read_ranges(lenient, [Range(topic, 0, 5, COUNT)])) == list(range(5, COUNT))
 
 
 def test_a_range_behind_the_end_is_never_short(cluster: Cluster, topic: str) -> None:

@@ -12,10 +12,11 @@ import pytest
 
 from nsqext import Producer
 from nsqext.broker import Cluster, ClusterOptions
-from nsqext.errors import DataLoss, InvalidState, TopicNotFound
+from nsqext.errors import DataLoss, InvalidState, PartitionUnavailable, TopicNotFound
 from nsqext.lookup.client import LookupClient
 from nsqext.spark.cluster import leader_locator
 from nsqext.spark.cluster.admin import Admin
+from nsqext.spark.cluster.leader_locator import LeaderLocator
 from nsqext.spark.options import ClientConfig, SourceOptions
 from nsqext.spark.read.offsets import Range
 from nsqext.spark.read.stream import StreamPlanner
@@ -100,7 +101,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 async def test_a_topic_that_is_deleted_while_queries_run(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader_locator, "DELETED_AFTER", 0.1)
+    monkeypatch.setattr(leader_locator, "_DELETED_AFTER", 0.1)
     monkeypatch.setattr("nsqext.spark.read.anchor._FRESH", -1.0)
     lookupd = cluster.lookupd
     for name in ("bills", "orders"):
@@ -162,6 +163,48 @@ async def test_a_task_that_starts_without_a_leader(cluster: Cluster) -> None:
         await anyio.sleep(0.3)  # time to learn that there is no leader
         await anyio.to_thread.run_sync(cluster.restart, leader)
     assert read == list(range(COUNT))
+
+
+async def test_a_stored_batch_is_not_skipped_while_its_leader_is_down(cluster: Cluster) -> None:
+    """Without ``failOnDataLoss`` only messages that do not exist any more are skipped."""
+    cluster.create_topic("orders", channels=["other"])
+    await publish(cluster.lookupd, "orders")
+    given = {"failOnDataLoss": "false", "readTimeoutMs": "600"}
+    async with planning(cluster.lookupd, "orders", **given) as planner:
+        start = await planner.initial()
+        end = await planner.latest(start, None)
+    leader = cluster.leader("orders")
+    await anyio.to_thread.run_sync(cluster.kill, leader)
+    async with planning(cluster.lookupd, "orders", **given) as planner:
+        with pytest.raises(PartitionUnavailable, match="orders"):
+            await planner.ranges(start, end)
+    await anyio.to_thread.run_sync(cluster.restart, leader)
+    async with planning(cluster.lookupd, "orders", failOnDataLoss="false") as planner:
+        assert await planner.ranges(start, end) == [Range("orders", 0, 0, COUNT)]
+
+
+async def test_a_stored_batch_is_not_skipped_while_lookup_learns_its_topic(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time after which a topic counts as deleted is longer than the timeout of a read."""
+    cluster.create_topic("orders", channels=["other"])
+    await publish(cluster.lookupd, "orders")
+    given = {"failOnDataLoss": "false", "readTimeoutMs": "300"}
+    is_deleted = LeaderLocator.is_deleted
+
+    async def learn(locator: LeaderLocator, topic: str) -> bool:
+        """The timeout of the read is over."""
+        found = await is_deleted(locator, topic)
+        cluster.faults.heal_lookup()
+        return found
+
+    monkeypatch.setattr(LeaderLocator, "is_deleted", learn)
+    async with planning(cluster.lookupd, "orders", **given) as planner:
+        start = await planner.initial()
+        end = await planner.latest(start, None)
+    cluster.faults.empty_lookup()
+    async with planning(cluster.lookupd, "orders", **given) as planner:
+        assert await planner.ranges(start, end) == [Range("orders", 0, 0, COUNT)]
 
 
 async def test_a_partition_that_is_added(cluster: Cluster) -> None:

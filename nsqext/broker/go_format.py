@@ -17,7 +17,6 @@ __all__ = (
     "parse_bool",
     "parse_int",
     "parse_unsigned",
-    "quote",
     "word_lists",
     "wrap",
 )

@@ -23,15 +23,17 @@ from hypothesis.stateful import (
     rule,
 )
 
-from nsqext.broker.engine.options import DiskOptions, PartitionOptions
-from nsqext.broker.engine.partition import NewMessage, Partition
+from nsqext.broker.engine.options import PartitionOptions
+from nsqext.broker.engine.partition import Partition
+from nsqext.broker.engine.publish import NewMessage
+from nsqext.broker.engine.storage.segments import DiskOptions
 from nsqext.protocol.headers import TAG_HEADER, decode_headers
 from nsqext.protocol.server.negotiate import ServerLimits
 from tests.support.engine_partition import Bench, Consumer, tagged
 
 if TYPE_CHECKING:
     from nsqext.broker.engine.channel.channel import Channel
-    from nsqext.broker.engine.partition import Stored
+    from nsqext.broker.engine.publish import Stored
     from nsqext.protocol.messages import RawMessage
 
 __all__ = ("Schedule", "Watched")

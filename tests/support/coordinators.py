@@ -10,7 +10,7 @@ import anyio
 
 from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
 from nsqext.broker.coordinator.members import Member
-from nsqext.broker.engine.partition import NewMessage
+from nsqext.broker.engine.publish import NewMessage
 from nsqext.broker.nsqd.node import Hosted, Node
 from nsqext.broker.nsqd.options import NodeOptions
 from nsqext.types import Address

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from nsqext.broker.engine.options import PartitionOptions
-from nsqext.broker.engine.partition import NewMessage, Partition, Stored
+from nsqext.broker.engine.partition import Partition
+from nsqext.broker.engine.publish import NewMessage, Stored
 from nsqext.protocol.headers import TAG_HEADER
 from nsqext.protocol.messages import EXT_JSON, RawMessage
 

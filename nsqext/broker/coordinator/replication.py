@@ -11,7 +11,7 @@ from attrs import define, field
 
 from nsqext.broker.engine.channel_types import set_kind
 from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.engine.partition import Stored
+from nsqext.broker.engine.publish import Stored
 from nsqext.protocol.server.request_error import RequestError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ("ChannelRules", "DiskOptions", "PartitionOptions")
+__all__ = ("ChannelRules", "PartitionOptions")
 
 _MIB = 1024 * 1024
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.storage.memory_budget import MemoryBudget
     from nsqext.broker.engine.storage.recovery import Recovery
 
-__all__ = ("NewMessage", "Partition", "PartitionOptions", "Stored")
+__all__ = ("Partition",)
 
 
 class Partition:

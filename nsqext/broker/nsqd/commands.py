@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nsqext.broker.go_format import decode, parse_bool, parse_int, quote
+from nsqext.broker.go_format import decode, parse_bool, parse_int
 from nsqext.broker.nsqd import consume_commands as consume
 from nsqext.broker.nsqd import publish_commands as publish
 from nsqext.broker.nsqd.auth import auth, check_auth
 from nsqext.broker.nsqd.session import Dialect
 from nsqext.broker.nsqd.validation import CommandValidator
+from nsqext.protocol.extjson import quote
 from nsqext.protocol.frames import OK
 from nsqext.protocol.layers import DeflateLayer, SnappyLayer
 from nsqext.protocol.names import is_valid_topic

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import define, evolve, field
 
-from nsqext.broker.engine.partition import Partition, PartitionOptions
+from nsqext.broker.engine.options import PartitionOptions
+from nsqext.broker.engine.partition import Partition
 from nsqext.broker.engine.schedule import Schedule
 from nsqext.broker.engine.storage.memory_budget import MemoryBudget
 from nsqext.broker.engine.storage.partition_store import stored_partitions
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     import anyio
 
     from nsqext.broker.engine.channel.channel import Channel
-    from nsqext.broker.engine.partition import Stored
+    from nsqext.broker.engine.publish import Stored
     from nsqext.broker.nsqd.auth_server import Authorizations
     from nsqext.broker.nsqd.publish_stats import Publisher
     from nsqext.protocol.server.connection_state import State

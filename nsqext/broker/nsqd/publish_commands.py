@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from anyio.lowlevel import checkpoint
 
 from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.engine.partition import NewMessage
+from nsqext.broker.engine.publish import NewMessage
 from nsqext.broker.nsqd.auth import recheck_auth
 from nsqext.broker.nsqd.batch_store import Deferred, is_large, store_in_parts
 from nsqext.protocol.frames import OK
@@ -20,7 +20,7 @@ from nsqext.protocol.trace_reply import encode_trace_reply
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from nsqext.broker.engine.partition import Stored
+    from nsqext.broker.engine.publish import Stored
     from nsqext.broker.nsqd.node import Hosted, Node
     from nsqext.broker.nsqd.session import Session
     from nsqext.protocol.server.command_parser import Command

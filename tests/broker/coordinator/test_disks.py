@@ -12,8 +12,8 @@ from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.coordinator import membership
 from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.engine.options import DiskOptions
 from nsqext.broker.engine.storage.partition_store import stored_partitions
+from nsqext.broker.engine.storage.segments import DiskOptions
 from tests.support.coordinators import bodies, hosted, publish, running, until
 from tests.support.engine_partition import Consumer
 

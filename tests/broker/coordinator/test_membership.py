@@ -13,11 +13,12 @@ from nsqext.broker.coordinator import membership
 from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
 from nsqext.broker.coordinator.replication import mirror_channels
 from nsqext.broker.coordinator.topics import TopicSpec
-from nsqext.broker.engine.partition import NewMessage, Partition
+from nsqext.broker.engine.publish import NewMessage
 from nsqext.protocol.server.request_error import RequestError
 from tests.support.coordinators import bodies, hosted, make_coordinator, publish, running, until
 
 if TYPE_CHECKING:
+    from nsqext.broker.engine.partition import Partition
     from nsqext.protocol.messages import RawMessage
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.engine.partition import NewMessage, Partition
+from nsqext.broker.engine.partition import Partition
+from nsqext.broker.engine.publish import NewMessage
 from nsqext.broker.engine.storage.memory_budget import MemoryBudget
 from nsqext.protocol.server.publish_bodies import PublishItem
 from tests.support.engine_partition import Bench, Consumer

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.engine.partition import NewMessage, Partition
+from nsqext.broker.engine.publish import NewMessage
 from nsqext.protocol.messages import EXT_JSON
 from tests.support.engine_partition import START, Bench, Consumer
+
+if TYPE_CHECKING:
+    from nsqext.broker.engine.partition import Partition
 
 
 def copy(source: Partition, target: Partition, start: int = 0) -> None:

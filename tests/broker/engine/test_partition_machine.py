@@ -23,7 +23,7 @@ from nsqext.broker.coordinator.replication import copy_records, cut_tail, hand_o
 from nsqext.broker.engine.channel.kind import ChannelKind
 from nsqext.broker.engine.channel_types import admit
 from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.engine.partition import NewMessage, Partition
+from nsqext.broker.engine.publish import NewMessage
 from nsqext.broker.engine.start_position import StartPosition
 from tests.support.channel_schedule import Schedule, Watched
 from tests.support.engine_partition import Consumer
@@ -31,7 +31,8 @@ from tests.support.engine_partition import Consumer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nsqext.broker.engine.partition import Stored
+    from nsqext.broker.engine.partition import Partition
+    from nsqext.broker.engine.publish import Stored
     from nsqext.protocol.messages import RawMessage
 
 SCHEDULE = settings(stateful_step_count=50, report_multiple_bugs=False)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from nsqext.broker.engine.options import PartitionOptions
-from nsqext.broker.engine.partition import NewMessage, Partition
+from nsqext.broker.engine.partition import Partition
+from nsqext.broker.engine.publish import NewMessage
 from nsqext.broker.engine.schedule import Schedule
 from tests.support.engine_partition import Bench, Consumer
 

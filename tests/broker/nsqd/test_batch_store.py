@@ -10,7 +10,7 @@ import pytest
 
 from nsqext.broker import Cluster
 from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.engine.partition import NewMessage, Stored
+from nsqext.broker.engine.publish import NewMessage, Stored
 from nsqext.broker.nsqd import batch_store
 from nsqext.broker.nsqd.batch_store import is_large, store_in_parts
 from nsqext.broker.nsqd.node import Hosted

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from nsqext.broker.engine.channel.channel import Channel
-    from nsqext.broker.engine.partition import Partition, Stored
+    from nsqext.broker.engine.partition import Partition
+    from nsqext.broker.engine.publish import Stored
     from nsqext.broker.nsqd.node import Hosted
 
 __all__ = ("classic_routes", "refusing_routes")

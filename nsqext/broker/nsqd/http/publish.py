@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from starlette.routing import Route
 
-    from nsqext.broker.engine.partition import Stored
+    from nsqext.broker.engine.publish import Stored
     from nsqext.broker.nsqd.node import Hosted
     from nsqext.protocol.server.negotiate import ServerLimits
 

@@ -9,7 +9,7 @@ import pytest
 
 from nsqext.broker.engine.channel.classic import ClassicChannel
 from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.engine.partition import NewMessage
+from nsqext.broker.engine.publish import NewMessage
 from nsqext.protocol.server.negotiate import ServerLimits
 from tests.support.engine_partition import Bench
 

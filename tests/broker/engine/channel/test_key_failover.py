@@ -12,7 +12,7 @@ from nsqext.broker.engine.channel.kind import ChannelKind, make_kind
 from nsqext.broker.engine.channel_types import admit
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.options import ChannelRules
-from nsqext.broker.engine.partition import NewMessage
+from nsqext.broker.engine.publish import NewMessage
 from nsqext.broker.engine.start_position import StartPosition
 from nsqext.dispatch import position_of
 from nsqext.protocol.headers import KEY_HEADER, TAG_HEADER

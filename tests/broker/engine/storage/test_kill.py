@@ -13,8 +13,10 @@ from tests.support.engine_partition import Bench
 WRITER = """
 import sys
 from pathlib import Path
-from nsqext.broker.engine.options import DiskOptions, PartitionOptions
-from nsqext.broker.engine.partition import NewMessage, Partition
+from nsqext.broker.engine.storage.segments import DiskOptions
+from nsqext.broker.engine.options import PartitionOptions
+from nsqext.broker.engine.publish import NewMessage
+from nsqext.broker.engine.partition import Partition
 
 options = PartitionOptions(data_path=Path(sys.argv[1]), disk=DiskOptions(max_file_bytes=200_000, sync_interval=0.001))
 partition = Partition("orders", 0, options)

@@ -20,7 +20,8 @@ from nsqext.broker.coordinator.replication import hand_over_channels, mirror_cha
 from nsqext.broker.engine.channel.kind import ChannelKind
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.options import PartitionOptions
-from nsqext.broker.engine.partition import NewMessage, Partition
+from nsqext.broker.engine.partition import Partition
+from nsqext.broker.engine.publish import NewMessage
 from nsqext.client.consumer.handlers.in_flight import touch_due
 from nsqext.client.consumer.handlers.key_lanes import KeyLanes
 from nsqext.client.consumer.handlers.message_key import key_reader

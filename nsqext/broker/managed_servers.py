@@ -130,7 +130,7 @@ class ManagedLookupd:
     _tasks: _ServerTasks = field(factory=_ServerTasks, init=False)
 
     async def start(self, group: TaskGroup) -> None:
-        """Listen; returns when requests are accepted."""
+        """Listen; return when requests are accepted."""
         if self.registry_of is not None:
             self._tcp_server = LookupTcpServer(self.registry_of)
             await self._tasks.start(group, self._tcp_server.serve, listen(str(self.tcp)))

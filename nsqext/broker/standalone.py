@@ -33,7 +33,7 @@ _VERSIONS = {
     "tls1.2": ssl.TLSVersion.TLSv1_2,
     "tls1.3": ssl.TLSVersion.TLSv1_3,
 }
-_log = logging.getLogger("nsqext.broker")
+logger: logging.Logger = logging.getLogger("nsqext.broker")
 
 
 def _is_redesigned(generation: str) -> bool:
@@ -218,17 +218,17 @@ async def run_nsqd(settings: NsqdSettings) -> None:
         try:
             async with anyio.create_task_group() as tasks:
                 await tasks.start(server.serve)
-                _log.info("TCP: listening on %s", server.tcp_address)
-                _log.info("HTTP: listening on %s", server.http_address)
+                logger.info("TCP: listening on %s", server.tcp_address)
+                logger.info("HTTP: listening on %s", server.http_address)
                 if server.https_address:
-                    _log.info("HTTPS: listening on %s", server.https_address)
+                    logger.info("HTTPS: listening on %s", server.https_address)
                 if settings.lookupd_addresses or settings.generation == "nsq":
                     tasks.start_soon(_register, node, settings, server.tcp_address, server.http_address)
                 await anyio.sleep_forever()
         finally:
             for topic, partition in list(node.hosted):
                 node.unhost(topic, partition)
-            _log.info("NSQ: bye")
+            logger.info("NSQ: bye")
 
 
 async def _register(node: Node, settings: NsqdSettings, tcp: str, http: str) -> None:
@@ -300,10 +300,10 @@ async def run_lookupd(settings: LookupdSettings) -> None:
             await tasks.start(LookupTcpServer(lookupd, partitions=ha).serve, tcp)
             app = standalone_app(lookupd) if ha else classic_app(lookupd)
             await tasks.start(HttpServer(app, guard=_guard(settings)).serve, http)
-            _log.info("TCP: listening on %s", addresses[0])
-            _log.info("HTTP: listening on %s", addresses[1])
+            logger.info("TCP: listening on %s", addresses[0])
+            logger.info("HTTP: listening on %s", addresses[1])
     finally:
         for sock in (tcp, http):
             with suppress(OSError):
                 sock.close()
-        _log.info("NSQLOOKUPD: bye")
+        logger.info("NSQLOOKUPD: bye")

@@ -33,7 +33,7 @@ _MIRROR = 0.2
 _RETRY = 1.0
 """Seconds after which a replica whose disk is full tries to catch up again."""
 
-_LOG = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 @frozen
@@ -370,7 +370,7 @@ class Coordinator:
                 self._add_in_sync(replicas, name)
                 return
         except Refusal as refusal:
-            _LOG.warning("%s cannot catch up: %s", name, refusal.text)
+            logger.warning("%s cannot catch up: %s", name, refusal.text)
             self._leave_joining(replicas, name)
             await anyio.sleep(_RETRY)
         finally:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ("left", "returned", "silent", "thawed")
 
-_LOG = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 def silent(coordinator: Coordinator, member: Member) -> None:
@@ -120,7 +120,7 @@ def _replace(coordinator: Coordinator, member: Member) -> None:
         try:
             coordinator.host(replicas, chosen)
         except InvalidSetting as error:
-            _LOG.warning("%s cannot host a replica: %s", chosen, error)
+            logger.warning("%s cannot host a replica: %s", chosen, error)
             continue
         coordinator.unhost(replicas, member.name)
         state.replicas[state.replicas.index(member.name)] = chosen

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ("ReplicaSet", "commit_all", "copy_records", "cut_tail", "hand_over_channels", "mirror_channels")
 
 _CHUNK = 1000
-_LOG = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 def cut_tail(source: Partition, target: Partition) -> None:
@@ -100,7 +100,7 @@ def hand_over_channels(old: Partition, new: Partition) -> None:
             try:
                 mine.delayed.put(delayed)
             except Refusal as refusal:
-                _LOG.warning("a delayed message is kept in memory only: %s", refusal.text)
+                logger.warning("a delayed message is kept in memory only: %s", refusal.text)
                 mine.delayed.restore(delayed)
         new.channels[name].read_ahead = None
         mine.rewind(forget=False)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ("StateFile",)
 
 _RETRY = 1.0
-_LOG = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _Partitions = dict[tuple[str, int], PartitionState]
 
@@ -75,7 +75,7 @@ class StateFile:
             self._replace()
         except OSError as error:
             self._retry = True
-            _LOG.warning("%s cannot be written: %s", self._path, error.strerror)
+            logger.warning("%s cannot be written: %s", self._path, error.strerror)
 
     def _replace(self) -> None:
         data = with_checksum(orjson.dumps({"topics": self._topics}))
@@ -121,7 +121,7 @@ class StateFile:
             return topics, partitions
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             aside = self._keep_aside()
-            _LOG.warning("%s is damaged (%s); it is kept as %s", self._path, _reason(error), aside)
+            logger.warning("%s is damaged (%s); it is kept as %s", self._path, _reason(error), aside)
             return None
 
     def _keep_aside(self) -> Path:
@@ -145,7 +145,7 @@ class StateFile:
         partitions = {key: _derive_partition(held) for key, held in copies.items()}
         topics = [_derive_topic(name, copies) for name in dict.fromkeys(name for name, _ in copies)]
         if topics:
-            _LOG.warning(
+            logger.warning(
                 "%s was missing or damaged: rebuilt %d topics with %d partitions from the files of the nodes; "
                 "registered channels, retention and sync settings of topics have their defaults",
                 self._path,
@@ -196,7 +196,7 @@ def _derive_topic(name: str, copies: dict[tuple[str, int], dict[str, StoredParti
     )
     missing = [number for number in range(spec.partition_num) if number not in held]
     if missing:
-        _LOG.warning("topic %s: no node has files of partitions %s", name, ", ".join(map(str, missing)))
+        logger.warning("topic %s: no node has files of partitions %s", name, ", ".join(map(str, missing)))
     return TopicState(name, spec)
 
 

@@ -40,7 +40,7 @@ _TIMEOUT = 5.0  # the real one waits for a second, which a busy machine may exce
 _CLOSE_TIMEOUT = 1.0
 _POLL = 1.0  # seconds between two checks of the configured lookup nodes
 _FAILURES = (OSError, anyio.BrokenResourceError, anyio.EndOfStream, TimeoutError, NsqError)
-_LOG = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 _Encode = Callable[[str, "str | None", "int | None"], bytes]
 
 
@@ -61,7 +61,12 @@ class _LookupConnection:
     _parser: LookupdResponseParser = field(factory=LookupdResponseParser, init=False)
 
     async def connect(self, identity: PeerInfo) -> None:
-        """Connect and identify; raises one of _FAILURES."""
+        """Connect and identify.
+
+        Raises:
+            NsqError: the lookup node refuses IDENTIFY, or its response is invalid.
+            OSError, BrokenResourceError, EndOfStream, TimeoutError: the lookup node cannot be reached.
+        """
         address = split_address(self.address)
         with anyio.fail_after(_TIMEOUT):
             self.stream = await anyio.connect_tcp(address.host, address.port)
@@ -69,7 +74,7 @@ class _LookupConnection:
         self.info = PeerInfo.decode(await self.request(MAGIC + identify(identity)))
 
     async def request(self, data: bytes) -> bytes:
-        """Send a command and return the response; raises one of _FAILURES."""
+        """Send a command and return the response; raises the errors of `connect`."""
         if self.stream is None:
             raise ConnectionError(self.address)
         with anyio.fail_after(_TIMEOUT):
@@ -89,7 +94,7 @@ class _LookupConnection:
 
 def _log_command(connection: _LookupConnection, command: bytes) -> None:
     level = logging.DEBUG if command == PING else logging.INFO
-    _LOG.log(level, "LOOKUPD(%s): %s", connection.address, command.decode("utf-8", "replace").rstrip())
+    logger.log(level, "LOOKUPD(%s): %s", connection.address, command.decode("utf-8", "replace").rstrip())
 
 
 class RegistrationClient:
@@ -180,11 +185,11 @@ class RegistrationClient:
         """Connect to lookup nodes that were added to the configuration, disconnect from those that were removed."""
         wanted = self.node.switches.lookupd_addresses
         for address in [address for address in self._connections if address not in wanted]:
-            _LOG.info("LOOKUP(%s): removing peer", address)
+            logger.info("LOOKUP(%s): removing peer", address)
             await self._connections.pop(address).close()
         for address in wanted:
             if address not in self._connections:
-                _LOG.info("LOOKUP(%s): adding peer", address)
+                logger.info("LOOKUP(%s): adding peer", address)
                 self._connections[address] = _LookupConnection(address)
                 await self._connect(self._connections[address])
 
@@ -200,10 +205,10 @@ class RegistrationClient:
 
     async def _connect(self, connection: _LookupConnection) -> None:
         """Connect, identify and register everything; a failed attempt is repeated with the next PING."""
-        _LOG.info("LOOKUP connecting to %s", connection.address)
+        logger.info("LOOKUP connecting to %s", connection.address)
         try:
             await connection.connect(self._identity)
-            _LOG.info("LOOKUPD(%s): peer info %s", connection.address, connection.info)
+            logger.info("LOOKUPD(%s): peer info %s", connection.address, connection.info)
             for command in self._all_registrations():
                 _log_command(connection, command)
                 await connection.request(command)
@@ -217,7 +222,7 @@ class RegistrationClient:
         if not connection.reported:
             connection.reported = True
             reason = str(error) or type(error).__name__
-            _LOG.info("nsqlookupd %s: %s; retried every %g s", connection.address, reason, self.ping_interval)
+            logger.info("nsqlookupd %s: %s; retried every %g s", connection.address, reason, self.ping_interval)
 
     def _all_registrations(self) -> list[bytes]:
         commands: list[bytes] = []

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ("LookupSession", "LookupTcpServer")
 
-_log = logging.getLogger("nsqext.broker.lookupd")
+logger: logging.Logger = logging.getLogger("nsqext.broker.lookupd")
 
 _READ = 65536
 _ACCEPT_PAUSE = 0.05
@@ -88,7 +88,7 @@ class LookupSession:
         members = {"remote_address": self.remote} | asdict(peer)
         del members["distributed_id"]  # of clusters only, whose nodes do not register by TCP
         self.node = RegisteredNode(self.remote, members, self.registry.wall())
-        _log.info(
+        logger.info(
             "CLIENT(%s): IDENTIFY Address:%s TCP:%d HTTP:%d Version:%s",
             *(self.remote, peer.broadcast_address, peer.tcp_port, peer.http_port, peer.version),
         )
@@ -105,16 +105,16 @@ class LookupSession:
         topic, prefix = self._registrations(command)
         if command.channel:
             self.registry.add(Registration("channel", command.topic, prefix + command.channel), node)
-            _log.info(
+            logger.info(
                 "DB: client(%s) REGISTER category:channel key:%s subkey:%s",
                 *(self.remote, command.topic, prefix + command.channel),
             )
         self.registry.add(topic, node)
-        _log.info("DB: client(%s) REGISTER category:topic key:%s subkey:%s", self.remote, topic.key, topic.subkey)
+        logger.info("DB: client(%s) REGISTER category:topic key:%s subkey:%s", self.remote, topic.key, topic.subkey)
 
     def _unregister(self, node: RegisteredNode, command: LookupdCommand) -> None:
         topic, prefix = self._registrations(command)
-        _log.info("DB: client(%s) UNREGISTER key:%s subkey:%s", self.remote, topic.key, prefix + command.channel)
+        logger.info("DB: client(%s) UNREGISTER key:%s subkey:%s", self.remote, topic.key, prefix + command.channel)
         if command.channel:
             self.registry.remove(Registration("channel", command.topic, prefix + command.channel), node)
             return
@@ -169,7 +169,7 @@ class LookupTcpServer:
                 await anyio.sleep(_ACCEPT_PAUSE)
                 continue
             sock.setblocking(False)
-            _log.info("TCP: new client(%s)", peer_name(peer))
+            logger.info("TCP: new client(%s)", peer_name(peer))
             tasks.start_soon(self._serve_node, sock, peer_name(peer))
 
     async def _serve_node(self, sock: socket.socket, remote: str) -> None:
@@ -189,4 +189,4 @@ class LookupTcpServer:
         finally:
             session.end()
             sock.close()
-            _log.info("PROTOCOL(V1): [%s] exiting ioloop", remote)
+            logger.info("PROTOCOL(V1): [%s] exiting ioloop", remote)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ("COORDINATOR_ERRORS", "SHORTEST_TICK", "ConnectedClient", "Hosted", "Node", "Switches")
 
-_log = logging.getLogger("nsqext.broker.nsqd")
+logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
 
 
 @define(eq=False)
@@ -272,7 +272,7 @@ class Node:
         found = self.hosted.get((topic, 0))
         if found is None:
             found = self.host(topic, 0, TopicMeta())
-            _log.info("TOPIC(%s): created", topic)
+            logger.info("TOPIC(%s): created", topic)
             self.on_topic_created(topic)
         return found
 
@@ -280,7 +280,7 @@ class Node:
         """Delete a topic with its channels; return whether it existed."""
         found = self.partitions(topic)
         if found:
-            _log.info("TOPIC(%s): deleting", topic)
+            logger.info("TOPIC(%s): deleting", topic)
         for hosted in found:
             for name in list(hosted.partition.channels):
                 self.on_channel_deleted(topic, hosted.partition.partition, name)
@@ -291,7 +291,7 @@ class Node:
 
     def _channel_deleted(self, hosted: Hosted, name: str) -> None:
         partition = hosted.partition
-        _log.log(_level(name), "CHANNEL(%s): deleting", name)
+        logger.log(_level(name), "CHANNEL(%s): deleting", name)
         self.on_channel_deleted(partition.topic, partition.partition, name)
         hosted.deliveries[name] = 0  # another channel of this name counts from the beginning
         if self.options.original and is_ephemeral(partition.topic) and not partition.channels:
@@ -355,7 +355,7 @@ class Node:
             self._channel_created(partition, name)
 
     def _channel_created(self, partition: Partition, name: str) -> None:
-        _log.log(_level(name), "TOPIC(%s): new channel(%s)", partition.topic, name)
+        logger.log(_level(name), "TOPIC(%s): new channel(%s)", partition.topic, name)
         self.on_channel_created(partition.topic, partition.partition, name)
 
     @property

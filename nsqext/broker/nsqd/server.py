@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ("NsqdServer", "dialect_of")
 
-_log = logging.getLogger("nsqext.broker.nsqd")
+logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
 
 _DRAIN = 1.0
 _ACCEPTS = 64
@@ -278,7 +278,7 @@ class NsqdServer:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         name = peer_name(peer)
-        _log.info("TCP: new client(%s)", name)
+        logger.info("TCP: new client(%s)", name)
         session = Session(self.node, name, self._dialect)
         connection = Connection(sock, session, self.node.faults, self._loop, self)
         self._connections[session.id] = connection

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Dialect", "Handler", "Session")
 
-_log = logging.getLogger("nsqext.broker.nsqd")
+logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
 
 Handler = Callable[["Session", Command], Awaitable[None] | None]
 """Runs a command; return what has to be awaited before the next one, and raises `RequestError`."""
@@ -149,7 +149,7 @@ class Session:
             self._magic = data
             return b""
         self._magic = None
-        _log.info("CLIENT(%s): desired protocol magic %r", self.peer, data[: len(MAGIC_V2)].decode("latin-1"))
+        logger.info("CLIENT(%s): desired protocol magic %r", self.peer, data[: len(MAGIC_V2)].decode("latin-1"))
         if not data.startswith(MAGIC_V2):
             self.refuse(RequestError("E_BAD_PROTOCOL", None))
         elif 0 < self.node.switches.max_connections < len(self.node.sessions):
@@ -382,4 +382,4 @@ class Session:
         self.channel = self.subscriber = None
         if channel is not None and subscriber is not None:
             channel.unsubscribe(subscriber)
-        _log.info("PROTOCOL(V2): [%s] exiting ioloop", self.peer)
+        logger.info("PROTOCOL(V2): [%s] exiting ioloop", self.peer)

@@ -15,7 +15,7 @@ __all__ = ("read_program", "run_program")
 _LEVELS = {"debug": 10, "info": 20, "warn": 30, "error": 40, "fatal": 50}
 _NAMES = {logging.WARNING: "WARN", logging.CRITICAL: "FATAL"}
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_log = logging.getLogger("nsqext.broker")
+logger: logging.Logger = logging.getLogger("nsqext.broker")
 
 
 class _Format(logging.Formatter):
@@ -38,9 +38,9 @@ class _Format(logging.Formatter):
 def _start_log(name: str, flags: Mapping[str, Any]) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(_Format(flags.get("log-prefix", f"[{name}] ")))
-    _log.addHandler(handler)
-    _log.setLevel(_LEVELS.get(str(flags.get("log-level", "info")).lower(), logging.INFO))
-    _log.propagate = False
+    logger.addHandler(handler)
+    logger.setLevel(_LEVELS.get(str(flags.get("log-level", "info")).lower(), logging.INFO))
+    logger.propagate = False
 
 
 def read_program(
@@ -75,7 +75,7 @@ def read_program(
         check(flags)
     except (FlagError, InvalidSetting) as error:
         _start_log(name, {})
-        _log.critical("%s", error)
+        logger.critical("%s", error)
         raise SystemExit(1) from None
     return {**defaults, **flags}
 
@@ -95,7 +95,7 @@ def run_program(name: str, flags: Mapping[str, Any], serve: Callable[[], Corouti
     from nsqext.errors import NsqError
 
     _start_log(name, flags)
-    _log.info("%s v%s", name, version_of(flags.get("generation", "nsq")))
+    logger.info("%s v%s", name, version_of(flags.get("generation", "nsq")))
 
     async def until_signal() -> None:
         with anyio.open_signal_receiver(*_SIGNALS) as signals:  # also while the servers close
@@ -111,7 +111,7 @@ def run_program(name: str, flags: Mapping[str, Any], serve: Callable[[], Corouti
         if not isinstance(error, (NsqError, OSError, ModuleNotFoundError)):
             raise
         hint = ": pip install 'nsqext[broker]'" if isinstance(error, ModuleNotFoundError) else ""
-        _log.critical("failed to instantiate %s - %s%s", name, error, hint)
+        logger.critical("failed to instantiate %s - %s%s", name, error, hint)
         sys.exit(1)
     finally:
         for number in _SIGNALS:

@@ -117,7 +117,7 @@ class ConsumerSession:
     # Opening and closing
 
     async def open(self, *background: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Subscribe; returns when all partitions are subscribed, or after ``options.start_timeout``.
+        """Subscribe; return when all partitions are subscribed, or after ``options.start_timeout``.
 
         Args:
             background: further tasks, which are cancelled when the consumer has closed.

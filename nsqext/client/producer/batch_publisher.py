@@ -65,7 +65,7 @@ class BatchPublisher:
         partition: int | None,
         started: float,
     ) -> list[Receipt]:
-        """Publish messages; returns a receipt for each of them.
+        """Publish messages; return a receipt for each of them.
 
         Args:
             topic: name of the topic.

@@ -128,7 +128,7 @@ class SimulatedCluster:
             await self.runtime.create_topic(name, *self._specs[name])
 
     async def recreate_topic(self, name: str) -> bool:
-        """Delete a topic with its messages and create it again; returns False while a node or disk cannot take it."""
+        """Delete a topic with its messages and create it again; return False while a node or disk cannot take it."""
         if not all(running.member.reachable for running in self.runtime.nodes.values()):
             return False
         if self.disk is not None and (self.disk.full or self.disk.failing):
@@ -139,7 +139,7 @@ class SimulatedCluster:
         return True
 
     async def upgrade_topic(self, name: str) -> bool:
-        """Turn a topic into an extend topic; returns whether the cluster did it."""
+        """Turn a topic into an extend topic; return whether the cluster did it."""
         try:
             with as_server():
                 self.runtime.upgrade_topic(name)
@@ -222,7 +222,7 @@ class SimulatedCluster:
         self.runtime.thaw(name)
 
     async def move_leader(self, topic: str, partition: int, name: str) -> bool:
-        """Make another node the leader; returns whether the cluster did it."""
+        """Make another node the leader; return whether the cluster did it."""
         try:
             with as_server():
                 await self.runtime.move_leader(topic, partition, name)
@@ -231,7 +231,7 @@ class SimulatedCluster:
         return True
 
     async def heal(self) -> None:
-        """Start every server, remove every injected fault; returns when every partition accepts writes.
+        """Start every server, remove every injected fault; return when every partition accepts writes.
 
         Raises:
             PartitionUnavailable: a partition accepts no writes for 30 s.

@@ -207,7 +207,7 @@ class SimulatedDisk:
         return found
 
     def put(self, path: SimulatedPath, data: bytes) -> int:
-        """Replace the content of a file with a new one; returns an open descriptor."""
+        """Replace the content of a file with a new one; return an open descriptor."""
         self._check(str(path))
         self._files[str(path)] = _File(bytearray(data))
         return self.open(path, os.O_WRONLY)

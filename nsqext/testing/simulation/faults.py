@@ -382,7 +382,7 @@ class Injector:
                     await waiting
 
     async def heal(self) -> None:
-        """End every fault; returns when every partition accepts writes."""
+        """End every fault; return when every partition accepts writes."""
         async with self._turn:
             for link in sorted(self.network.blocked):
                 self.network.unblock(*link)

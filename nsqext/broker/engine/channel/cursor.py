@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Cursor",)
 
-_LOG = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Cursor:
@@ -146,7 +146,7 @@ class Cursor:
         """Log once per message that it cannot be read from disk; the channel waits for it."""
         if self._unreadable != self.count:
             self._unreadable = self.count
-            _LOG.warning("%s", refusal.text)
+            logger.warning("%s", refusal.text)
 
     @property
     def blocked_by_disk(self) -> bool:

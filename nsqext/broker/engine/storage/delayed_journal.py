@@ -25,7 +25,7 @@ __all__ = ("ChannelJournal", "DelayedJournal")
 
 _OVERGROWN = 16 * 1024 * 1024
 _NUMBERS = ("offset", "size", "count", "attempts", "due")
-_LOG = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class DelayedJournal:
@@ -67,12 +67,12 @@ class DelayedJournal:
         if damaged:
             kept = keep_aside(self.path, "damaged", move=False)
             self.damaged_file = kept.name
-            _LOG.warning(
+            logger.warning(
                 "%s is damaged: %d of %d changes of delayed queues are lost; the file is kept as %s",
                 self.path, damaged, len(lines) - 1, kept.name,
             )  # fmt: skip
         if self.torn_bytes:
-            _LOG.warning("%s: removed a torn line of %d bytes at the end", self.path, self.torn_bytes)
+            logger.warning("%s: removed a torn line of %d bytes at the end", self.path, self.torn_bytes)
         return held
 
     def rewrite(self, held: Iterable[tuple[str, Iterable[Delayed]]]) -> None:
@@ -124,7 +124,7 @@ class DelayedJournal:
         try:
             self.write(line)
         except Refusal as refusal:
-            _LOG.warning("%s", refusal.text)
+            logger.warning("%s", refusal.text)
 
     def close(self) -> None:
         """Close the file; further writes are refused."""

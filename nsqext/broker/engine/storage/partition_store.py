@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ("ChannelState", "PartitionStore", "StoredPartition", "stored_partitions")
 
-_LOG = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 _STATE = ".channels.json"
 _COPY = ".copy"
 _FILE = re.compile(r"(.+)-([0-9]+)\.(?:diskqueue\.[0-9]+\.dat|channels\.json(?:\.copy)?)")
@@ -136,7 +136,7 @@ class StoredPartition:
         for channel in self.channels:
             lost = log.start_offset - channel.offset
             if lost > 0:
-                _LOG.warning(
+                logger.warning(
                     "channel %s of topic %s partition %d: the queue starts at offset %d, behind its position %d; "
                     "%d bytes of unfinished messages are lost",
                     channel.name, self.topic, self.partition, log.start_offset, channel.offset, lost,
@@ -221,7 +221,7 @@ class PartitionStore:
         if problems:
             self.dirty = True
             self.store.recovery.damaged_files += self._missing
-            _LOG.warning("%s; channels are read from its copy", problems[0])
+            logger.warning("%s; channels are read from its copy", problems[0])
         return states[0]
 
     def open_log(
@@ -251,7 +251,7 @@ class PartitionStore:
             log.append(run, stored=True)
         if state is None and log is not None:
             self.store.recovery.damaged_files += self._missing
-            _LOG.warning(
+            logger.warning(
                 "%s is missing or damaged: the channels of %d messages are unknown; new channels start at the end",
                 self._path, log.end_count - log.start_count,
             )  # fmt: skip
@@ -279,7 +279,7 @@ class PartitionStore:
             lost = {channel.name: channel.delayed for channel in state.channels if channel.delayed}
             recovery.damaged_files.append(self._journal.path.name)
             recovery.lost_messages += sum(lost.values())
-            _LOG.warning("%s is missing: delayed messages are lost, by channel: %s", self._journal.path, lost)
+            logger.warning("%s is missing: delayed messages are lost, by channel: %s", self._journal.path, lost)
         return held
 
     def compact(self, held: Callable[[], Iterable[tuple[str, Iterable[Delayed]]]]) -> None:
@@ -292,7 +292,7 @@ class PartitionStore:
             try:
                 self._journal.rewrite(held())
             except OSError as error:
-                _LOG.warning("%s: the journal cannot be compacted: %s", self._path.name, error.strerror)
+                logger.warning("%s: the journal cannot be compacted: %s", self._path.name, error.strerror)
 
     def journal(self, channel: str) -> ChannelJournal:
         """Return the journal of a channel's delayed queue."""
@@ -308,7 +308,7 @@ class PartitionStore:
             for path in (self._path, _copy_of(self._path)):
                 write_atomically(path, state.encode(), sync=self._options.fsync != "never")
         except OSError as error:
-            _LOG.warning("%s cannot be written: %s", self._path, error.strerror)
+            logger.warning("%s cannot be written: %s", self._path, error.strerror)
             self.dirty = True
             return
         self.dirty = False

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ("SegmentRecovery",)
 
-_LOG = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 _CHUNK = 1024
 
 
@@ -96,7 +96,7 @@ class SegmentRecovery:
                     self._set_aside(self._folder.file(number, 0, 0), "begins at an unknown offset")
                     continue
                 files[number] = file
-                _LOG.warning("%s cannot be read (%r); the records begin at offset %d", base, error, file.offset)
+                logger.warning("%s cannot be read (%r); the records begin at offset %d", base, error, file.offset)
                 self._folder.write_begin(file)
         return sorted(files.values(), key=lambda file: file.offset)
 
@@ -116,7 +116,7 @@ class SegmentRecovery:
         """Rename a file that cannot be a part of the queue."""
         kept = keep_aside(file.path, "lost", move=True)
         self._recovery.damaged_files.append(kept.name)
-        _LOG.warning("%s %s; renamed to %s", file.path, reason, kept.name)
+        logger.warning("%s %s; renamed to %s", file.path, reason, kept.name)
 
     def _missing_files(self, numbers: list[int]) -> list[SegmentFile]:
         """Return the files of which only the begin is stored; it is renamed and kept."""
@@ -164,7 +164,7 @@ class SegmentRecovery:
         if not names and self._scanned and not any(name.startswith(self._scanned) for name in recovery.damaged_files):
             names = [self._scanned]
         recovery.damaged_files += names
-        _LOG.warning(
+        logger.warning(
             "%s: %d bytes with %d messages before offset %d are missing%s",
             self._folder, lost, messages, offset, f", of {', '.join(names)}" if names else "",
         )  # fmt: skip
@@ -174,13 +174,13 @@ class SegmentRecovery:
         """Report records and files that are missing at the end of the queue."""
         end, messages = self._known_end
         if was_empty and end:
-            _LOG.warning("%s: all files of the queue are missing; it had %d messages", self._folder.path, messages)
+            logger.warning("%s: all files of the queue are missing; it had %d messages", self._folder.path, messages)
             if not self._missing:
                 self._recovery.lost_bytes += end
                 return
         self._note_gap(end, messages)
         for file in self._missing:
-            _LOG.warning("%s is missing; nothing is known of its messages", file.path)
+            logger.warning("%s is missing; nothing is known of its messages", file.path)
 
     # Damaged bytes
 
@@ -204,7 +204,7 @@ class SegmentRecovery:
         if torn:
             os.truncate(file.path, end)
             self._recovery.torn_file, self._recovery.torn_bytes = file.path.name, torn
-            _LOG.warning(
+            logger.warning(
                 "%s: removed a torn record of %d bytes at the end, which was not acknowledged", file.path, torn
             )
         self.files.append(file)
@@ -219,7 +219,7 @@ class SegmentRecovery:
         lost = len(data) - sum(run.end - run.position for run in runs)
         self._recovery.lost_bytes += lost
         self._recovery.lost_messages += messages
-        _LOG.warning(
+        logger.warning(
             "%s is damaged: %d bytes with about %d messages are lost, %d messages are readable; the file is kept as %s",
             file.path, lost, messages, sum(len(run.entries) for run in runs), kept.name,
         )  # fmt: skip

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ("DiskOptions", "SegmentStore")
 
-_LOG = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 _MIB = 1024 * 1024
 
 
@@ -198,7 +198,7 @@ class SegmentStore:
             try:
                 self._folder.remove(file)
             except OSError as error:
-                _LOG.warning("%s cannot be removed: %s", file.path, error.strerror)
+                logger.warning("%s cannot be removed: %s", file.path, error.strerror)
 
     def truncate(self, offset: int) -> None:
         """Remove everything at or behind an offset.
@@ -247,7 +247,7 @@ class SegmentStore:
             try:
                 os.fsync(self._out)
             except OSError as error:
-                _LOG.warning("%s cannot be written: %s", self._files[-1].path, error.strerror)
+                logger.warning("%s cannot be written: %s", self._files[-1].path, error.strerror)
                 return
         self._dirty = False
 
@@ -258,7 +258,7 @@ class SegmentStore:
                 if self._options.fsync != "never":
                     os.fsync(self._out)
             except OSError as error:
-                _LOG.warning("%s cannot be written: %s", self._folder, error.strerror)
+                logger.warning("%s cannot be written: %s", self._folder, error.strerror)
             finally:
                 os.close(self._out)
                 self._out = -1

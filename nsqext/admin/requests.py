@@ -33,7 +33,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 _PAUSE = 0.25  # seconds between two attempts while leaders are elected
-_LONGEST_PAUSE = 2.0
+_LONGEST_PAUSE = 2.0  # seconds; the pause doubles until then
 _AT_ONCE = 16  # concurrent requests
 
 # error codes of a node that is not the leader of the partition, or not yet

@@ -10,6 +10,7 @@ from nsqext.protocol.server.request_error import RequestError
 
 __all__ = (
     "MASK_64",
+    "NANOSECONDS",
     "base10",
     "build",
     "byte_list",
@@ -22,6 +23,8 @@ __all__ = (
 )
 
 
+NANOSECONDS = 1_000_000_000
+"""Nanoseconds of a second: Go counts durations in them."""
 MASK_64: int = (1 << 64) - 1
 """Every bit of a number of 64 bits."""
 

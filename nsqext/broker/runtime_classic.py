@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ("RuntimeClassic",)
 
-_REGISTRATION_TIMEOUT = 5.0
+_REGISTRATION_TIMEOUT = 5.0  # seconds
 
 
 class RuntimeClassic(Runtime):

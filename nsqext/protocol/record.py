@@ -16,7 +16,19 @@ import msgspec
 
 from nsqext.errors import ProtocolError
 
-__all__ = ("EXTEND_FLAG", "MAX_ATTEMPTS", "RECORD_OVERHEAD", "Record", "decode_record", "encode_record", "raw_size")
+__all__ = (
+    "COUNTER_BITS",
+    "EXTEND_FLAG",
+    "MAX_ATTEMPTS",
+    "RECORD_OVERHEAD",
+    "Record",
+    "decode_record",
+    "encode_record",
+    "raw_size",
+)
+
+COUNTER_BITS = 50
+"""An internal id is ``partition << COUNTER_BITS | counter`` (captured in partition_ids)."""
 
 EXTEND_FLAG = 0xA000
 MAX_ATTEMPTS = 4000

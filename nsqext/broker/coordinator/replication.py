@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ("ReplicaSet", "commit_all", "copy_records", "cut_tail", "hand_over_channels", "mirror_channels")
 
-_CHUNK = 1000
+_CHUNK = 1000  # records that are copied in one turn of the event loop
 logger: logging.Logger = logging.getLogger(__name__)
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ("StateFile",)
 
-_RETRY = 1.0
+_RETRY = 1.0  # seconds until a failed write is repeated
 logger: logging.Logger = logging.getLogger(__name__)
 
 _Partitions = dict[tuple[str, int], PartitionState]

@@ -8,7 +8,7 @@ import msgspec
 from attrs import define
 
 from nsqext.broker.engine.storage.log import Entry
-from nsqext.protocol.record import Record, raw_size
+from nsqext.protocol.record import COUNTER_BITS, Record, raw_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ("NewMessage", "Stored", "as_entries", "counter_of")
 
-_SHIFT = 50
-_COUNTERS = (1 << _SHIFT) - 1
+_COUNTERS = (1 << COUNTER_BITS) - 1
 
 
 class NewMessage(msgspec.Struct, eq=False, gc=False):
@@ -68,7 +67,7 @@ def as_entries(messages: list[NewMessage], log: Log, first: tuple[int, int, int]
         extend: messages of the topic carry extend headers.
     """
     partition, counter, timestamp = first
-    internal_id = partition << _SHIFT | counter
+    internal_id = partition << COUNTER_BITS | counter
     offset, number = log.end_offset, log.end_count
     entries: list[Entry] = []
     for message in messages:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ("RegistrationClient",)
 
 _TIMEOUT = 5.0  # the real one waits for a second, which a busy machine may exceed between two programs
-_CLOSE_TIMEOUT = 1.0
+_CLOSE_TIMEOUT = 1.0  # seconds
 _POLL = 1.0  # seconds between two checks of the configured lookup nodes
 _FAILURES = (OSError, anyio.BrokenResourceError, anyio.EndOfStream, TimeoutError, NsqError)
 logger: logging.Logger = logging.getLogger(__name__)

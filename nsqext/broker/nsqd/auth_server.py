@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Authorizations", "query_auth")
 
-_TIMEOUT = 5.0
+_TIMEOUT = 5.0  # seconds for each of connecting, sending and receiving
 _OK = 200
 _ACCEPT = {"Accept": "application/vnd.nsq; version=1.0"}
 _JSON = {**_ACCEPT, "Content-Type": "application/json"}

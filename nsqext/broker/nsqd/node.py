@@ -112,6 +112,7 @@ COORDINATOR_ERRORS = (
 SHORTEST_TICK = 0.05
 """Seconds between two ticks of a node with deadlines that have changed."""
 _LONGEST_TICK = 0.25
+"""Seconds between two ticks of any other node: heartbeats need them."""
 
 _EPOCH = 1288834974288  # 2012-10-28 in units of 2**20 ns, where the original server's ids begin
 _ID_SHIFT = 22

@@ -31,8 +31,8 @@ __all__ = ("NsqdServer", "dialect_of")
 
 logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
 
-_DRAIN = 1.0
-_ACCEPTS = 64
+_DRAIN = 1.0  # seconds for which publishers receive refusals before a node ends
+_ACCEPTS = 64  # connections that are accepted in one turn of the event loop
 _ACCEPT_AGAIN = 0.1  # seconds, after no file descriptor was left
 _ANY = "127.0.0.1:0"
 

@@ -82,6 +82,8 @@ class Session:
         published: what it published, by topic.
         ready: its last RDY count.
         output: frames to send.
+        rules: checks of its commands.
+        heard: clock time of the last command that was run.
         handshake: TLS that is being negotiated; nothing else is received or sent meanwhile.
         after_handshake: called when the handshake is complete.
     """

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from nsqext.broker.go_format import NANOSECONDS
+
 __all__ = ("reported",)
 
-_NS = 1_000_000_000
 _NAMES = {
     "node-id": "id",
     "e2e-processing-latency-percentile": "e2e_processing_latency_percentiles",
@@ -60,7 +61,7 @@ def reported(flags: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, An
         if value is None or (name.startswith("broadcast-") and value == 0):
             continue
         if kinds[name] == "duration":
-            value = round(value * _NS)
+            value = round(value * NANOSECONDS)
         if name == "e2e-processing-latency-percentile":
             value = [float(text) for text in value]
         found[_NAMES.get(name, name.replace("-", "_"))] = value

@@ -29,6 +29,7 @@ logger: logging.Logger = logging.getLogger("nsqext.run")
 
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
+"""Seconds before a worker that died is restarted; they double while it dies early."""
 _STABLE = 60.0
 """A worker that ran this number of seconds is restarted after the shortest pause."""
 _SCAN = 0.5

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, overload
 
 from nsqext.client.producer.request import (
+    TRACE_SIZE,
     OutgoingMessage,
     PublishRequest,
     check_supported,
@@ -34,8 +35,6 @@ _ITEM_WORD = 4
 _LONGEST_TRACE = 40
 """Largest number of bytes that a trace id takes, as a header of its own."""
 
-_TRACE_SIZE = 8
-"""Bytes of a trace id in front of a body."""
 _LARGEST_TRACE = (1 << 64) - 1
 
 Messages = Sequence[bytes | OutgoingMessage]
@@ -180,7 +179,7 @@ def plain_batches(
     """
     overhead = 0
     if type(messages) is TracedBodies:
-        trace_ids, overhead = messages.trace_ids, _TRACE_SIZE
+        trace_ids, overhead = messages.trace_ids, TRACE_SIZE
         if not route.meta.partition_num or min(trace_ids) < 0 or max(trace_ids) > _LARGEST_TRACE:
             return None
         listed = messages.bodies

@@ -29,6 +29,7 @@ __all__ = ("ConnectionPool", "PooledNode")
 logger: logging.Logger = logging.getLogger("nsqext.producer")
 
 _TICK = 0.25
+"""Seconds between two checks of a connection with a request in flight."""
 _IDLE_TICK = 5.0
 """Longest time between two checks of a connection without a request in flight: only heartbeats need them."""
 _TICKS_PER_HEARTBEAT = 8

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.route import Target
 
 __all__ = (
+    "TRACE_SIZE",
     "MessageRequest",
     "OutgoingMessage",
     "PublishRequest",
@@ -35,7 +36,8 @@ __all__ = (
 )
 
 _HEADER_LENGTH = 2
-_TRACE_LENGTH = 8
+TRACE_SIZE = 8
+"""Bytes of a trace id in front of a body."""
 _UNKNOWN = TopicMeta()
 
 Encoded = tuple[bytes, bytes, int | None]
@@ -151,7 +153,7 @@ def encode_parts(
     header = b""
     if trace_id is not None:
         check_trace_id(trace_id)
-    elif traced and len(check_body(body, limit)) + _TRACE_LENGTH <= limit:
+    elif traced and len(check_body(body, limit)) + TRACE_SIZE <= limit:
         trace_id = 0
     if (
         options.compression != "none"
@@ -168,7 +170,7 @@ def encode_parts(
     if header:
         check_body(body, limit, _HEADER_LENGTH + len(header))
     else:
-        check_body(body, limit, 0 if trace_id is None else _TRACE_LENGTH)
+        check_body(body, limit, 0 if trace_id is None else TRACE_SIZE)
     return body, header, trace_id
 
 

@@ -46,7 +46,7 @@ class Router:
     """Find the routes of topics, and keep them up to date.
 
     Args:
-        options: of the producer.
+        options: options of the producer.
         metadata: partition maps of topics.
         pool: connections by node.
         events: receives leaders that move.

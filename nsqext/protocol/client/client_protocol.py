@@ -65,6 +65,7 @@ class ClientProtocol:
         out: bytes to be sent, oldest first; the transport sends and clears them.
         notices: rejected FIN, REQ and TOUCH, which are not responses; the user reads and clears them.
         error: why the connection cannot be used any more.
+        heartbeats: number of heartbeats that were received and answered.
     """
 
     __slots__ = ("_parser", "error", "heartbeats", "node", "notices", "out", "pending")

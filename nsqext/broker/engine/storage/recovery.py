@@ -13,7 +13,7 @@ from attrs import define, field
 
 from nsqext.broker.engine.storage.log import FIRST_COUNTER, Entry
 from nsqext.errors import ProtocolError
-from nsqext.protocol.record import RECORD_OVERHEAD, decode_record
+from nsqext.protocol.record import COUNTER_BITS, RECORD_OVERHEAD, decode_record
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Recovery", "Run", "keep_aside", "scan")
 
-_COUNTER_BITS = 50
-_COUNTER = (1 << _COUNTER_BITS) - 1
+_COUNTER = (1 << COUNTER_BITS) - 1
 _ID_AT = 14
 """Where the internal id lies in a record."""
 _NEAR = 16
@@ -114,7 +113,7 @@ def _record_at(data: bytes, position: int, partition: int, previous: int | None)
         record, stop = decode_record(data, position)
     except ProtocolError:
         return None
-    if record.internal_id >> _COUNTER_BITS != partition or record.internal_id & _COUNTER < FIRST_COUNTER:
+    if record.internal_id >> COUNTER_BITS != partition or record.internal_id & _COUNTER < FIRST_COUNTER:
         return None
     if previous is not None and record.internal_id <= previous:
         return None
@@ -147,7 +146,7 @@ def _resynchronise(data: bytes, run: Run, position: int, partition: int) -> tupl
 
 
 def _id_before(run: Run, partition: int) -> int:
-    return (partition << _COUNTER_BITS) + FIRST_COUNTER + run.count - 1
+    return (partition << COUNTER_BITS) + FIRST_COUNTER + run.count - 1
 
 
 def _drop_contradicted(run: Run, found_id: int, start: int, position: int, partition: int) -> int:

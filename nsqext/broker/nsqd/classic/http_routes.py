@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.publish import NewMessage
-from nsqext.broker.go_format import parse_int, wrap
+from nsqext.broker.go_format import NANOSECONDS, parse_int, wrap
 from nsqext.broker.http.api import Call, Form, HttpFault, HttpPanic, check_block_rate, route
 from nsqext.broker.listeners import split_address
 from nsqext.broker.nsqd.batch_store import store_in_parts
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ("classic_routes", "refusing_routes")
 
-_NS = 1_000_000_000
 _MS = 1_000_000
 _FALSE = ("false", "0")
 
@@ -59,9 +58,9 @@ class _Publisher(RequestArgs):
             nanoseconds = wrap(parse_int(call.arg("defer")) * _MS)
         except ValueError:
             raise HttpFault(400, "INVALID_DEFER") from None
-        if not 0 <= nanoseconds <= self.node.limits.max_req_timeout * _NS:
+        if not 0 <= nanoseconds <= self.node.limits.max_req_timeout * NANOSECONDS:
             raise HttpFault(400, "INVALID_DEFER")
-        return nanoseconds / _NS
+        return nanoseconds / NANOSECONDS
 
     async def mpub(self, call: Call) -> str:
         limits = self.node.limits
@@ -152,10 +151,10 @@ class _Operator(RequestArgs):
             "hostname": options.hostname,
             "http_port": split_address(self.addresses.http_address).port,
             "tcp_port": split_address(self.addresses.tcp_address).port,
-            "start_time": self.node.started // _NS,
-            "max_heartbeat_interval": round(limits.max_heartbeat_interval * _NS),
+            "start_time": self.node.started // NANOSECONDS,
+            "max_heartbeat_interval": round(limits.max_heartbeat_interval * NANOSECONDS),
             "max_output_buffer_size": limits.max_output_buffer_size,
-            "max_output_buffer_timeout": round(limits.max_output_buffer_timeout * _NS),
+            "max_output_buffer_timeout": round(limits.max_output_buffer_timeout * NANOSECONDS),
             "max_deflate_level": limits.max_deflate_level,
             "topology_zone": limits.topology_zone,
             "topology_region": limits.topology_region,

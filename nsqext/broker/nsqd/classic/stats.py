@@ -6,7 +6,7 @@ import gc
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from nsqext.broker.go_format import build
+from nsqext.broker.go_format import NANOSECONDS, build
 from nsqext.broker.http.api import Call, route
 from nsqext.broker.nsqd.http.request_args import RequestArgs
 from nsqext.broker.nsqd.http.stats import client_state, connected_text, consumer_text, go_duration
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ("classic_stats_routes",)
 
-_NS = 1_000_000_000
 _NO_LATENCY = {"count": 0, "percentiles": None}
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _MEMORY = (
@@ -54,7 +53,7 @@ def _client(session: ConnectedClient, stats: ClientStats | None, topic: str) -> 
         "message_count": stats.messages if stats else 0,
         "finish_count": stats.finished if stats else 0,
         "requeue_count": stats.requeued if stats else 0,
-        "connect_ts": session.connected // _NS,
+        "connect_ts": session.connected // NANOSECONDS,
         "sample_rate": settings.sample_rate,
         "deflate": settings.deflate,
         "snappy": settings.snappy,
@@ -94,7 +93,7 @@ class _Stats(RequestArgs):
         answer: dict[str, Any] = {
             "version": self.node.limits.version,
             "health": "OK",
-            "start_time": self.node.started // _NS,
+            "start_time": self.node.started // NANOSECONDS,
             "topics": topics,
         }
         if memory is not None:
@@ -156,7 +155,7 @@ class _Stats(RequestArgs):
         self, topics: list[dict[str, Any]], producers: list[dict[str, Any]], memory: dict[str, int] | None
     ) -> str:
         now = self.node.options.wall()
-        started = datetime.fromtimestamp(self.node.started // _NS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        started = datetime.fromtimestamp(self.node.started // NANOSECONDS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         lines = [
             f"nsqd v{build(self.node.limits.version)}",
             f"start_time {started}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsqext.broker.go_format import parse_int
+from nsqext.broker.go_format import NANOSECONDS, parse_int
 from nsqext.broker.http.api import Call, Form, HttpFault, route, set_block_rate
 from nsqext.broker.listeners import split_address
 from nsqext.broker.nsqd.http.request_args import RequestArgs
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from starlette.routing import Route
 
 __all__ = ("admin_routes",)
-
-_NS = 1_000_000_000
 
 
 class _Admin(RequestArgs):
@@ -29,7 +27,7 @@ class _Admin(RequestArgs):
             "hostname": options.hostname,
             "http_port": split_address(self.addresses.http_address).port,
             "tcp_port": split_address(self.addresses.tcp_address).port,
-            "start_time": self.node.started // _NS,
+            "start_time": self.node.started // NANOSECONDS,
             "ha_support": options.clustered,
         }
 
@@ -37,7 +35,7 @@ class _Admin(RequestArgs):
         return {
             "version": self.node.limits.version,
             "health": "OK",
-            "start_time": self.node.started // _NS,
+            "start_time": self.node.started // NANOSECONDS,
             "server_pub_failed": self.node.publish_failed,
         }
 

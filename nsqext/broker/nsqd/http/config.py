@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from nsqext.broker.engine.options import ChannelRules
+from nsqext.broker.go_format import NANOSECONDS
 from nsqext.broker.http.api import Call, HttpFault, null, route
 from nsqext.broker.listeners import split_address
 from nsqext.broker.nsqd.http.request_args import Addresses, RequestArgs
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ("config_routes",)
 
-_NS = 1_000_000_000
 _TLS_1_0 = 769
 _LEVELS = {"debug": 1, "info": 2, "warn": 3, "error": 4, "fatal": 5}
 _SETTABLE: dict[str, tuple[str, type]] = {
@@ -49,22 +49,22 @@ _DEFAULTS: dict[str, Any] = {
     "cluster_leadership_username": "",
     "default_commit_buf": 0,
     "e2e_processing_latency_percentiles": None,
-    "e2e_processing_latency_window_time": 600 * _NS,
+    "e2e_processing_latency_window_time": 600 * NANOSECONDS,
     "id": 0,
     "kv_block_cache": 0,
     "kv_enabled": False,
     "kv_max_write_buffer_number": 0,
     "kv_write_buffer_size": 0,
     "log_dir": "",
-    "lookup_ping_interval": 5 * _NS,
+    "lookup_ping_interval": 5 * NANOSECONDS,
     "max_commit_buf": 0,
     "max_confirm_win": 500,
     "metric_address": "",
     "pub_queue_size": 0,
     "queue_read_buffer_size": 0,
     "queue_scan_dirty_percent": 0.25,
-    "queue_scan_interval": _NS // 2,
-    "queue_scan_refresh_interval": 5 * _NS,
+    "queue_scan_interval": NANOSECONDS // 2,
+    "queue_scan_refresh_interval": 5 * NANOSECONDS,
     "queue_scan_selection_count": 20,
     "queue_scan_worker_pool_max": 16,
     "queue_topic_job_worker_pool_max": 100,
@@ -77,7 +77,7 @@ _DEFAULTS: dict[str, Any] = {
     "sleepms_between_log_sync_pull": 0,
     "start_as_fix_mode": False,
     "statsd_address": "",
-    "statsd_interval": 60 * _NS,
+    "statsd_interval": 60 * NANOSECONDS,
     "statsd_mem_stats": True,
     "statsd_protocol": "udp",
     "sync_every": 2500,
@@ -91,22 +91,22 @@ _DEFAULTS: dict[str, Any] = {
 
 _CLASSIC_DEFAULTS: dict[str, Any] = {
     "e2e_processing_latency_percentiles": [],
-    "e2e_processing_latency_window_time": 600 * _NS,
+    "e2e_processing_latency_window_time": 600 * NANOSECONDS,
     "enable_experiment": [],
-    "http_client_connect_timeout": 2 * _NS,
-    "http_client_request_timeout": 5 * _NS,
+    "http_client_connect_timeout": 2 * NANOSECONDS,
+    "http_client_request_timeout": 5 * NANOSECONDS,
     "https_address": "0.0.0.0:4152",
     "log_prefix": "[nsqd] ",
     "queue_scan_selection_count": 20,
     "queue_scan_worker_pool_max": 4,
     "statsd_address": "",
     "statsd_exclude_ephemeral": False,
-    "statsd_interval": 60 * _NS,
+    "statsd_interval": 60 * NANOSECONDS,
     "statsd_mem_stats": True,
     "statsd_prefix": "nsq.%s",
     "statsd_udp_packet_size": 508,
     "sync_every": 2500,
-    "sync_timeout": 2 * _NS,
+    "sync_timeout": 2 * NANOSECONDS,
     "tls_cert": "",
     "tls_client_auth_policy": "",
     "tls_key": "",
@@ -126,19 +126,19 @@ def _fixed(node: Node, addresses: Addresses) -> dict[str, Any]:
         "max_body_size": limits.max_body_size,
         "max_bytes_per_file": options.disk.max_file_bytes,
         "max_deflate_level": limits.max_deflate_level,
-        "max_heartbeat_interval": round(limits.max_heartbeat_interval * _NS),
+        "max_heartbeat_interval": round(limits.max_heartbeat_interval * NANOSECONDS),
         "max_msg_size": limits.max_msg_size,
-        "max_msg_timeout": round(limits.max_msg_timeout * _NS),
+        "max_msg_timeout": round(limits.max_msg_timeout * NANOSECONDS),
         "max_output_buffer_size": limits.max_output_buffer_size,
-        "max_output_buffer_timeout": round(limits.max_output_buffer_timeout * _NS),
+        "max_output_buffer_timeout": round(limits.max_output_buffer_timeout * NANOSECONDS),
         "max_rdy_count": limits.max_rdy_count,
-        "max_req_timeout": round(limits.max_req_timeout * _NS),
+        "max_req_timeout": round(limits.max_req_timeout * NANOSECONDS),
         "mem_queue_size": options.mem_queue_size,
-        "msg_timeout": round(limits.msg_timeout * _NS),
+        "msg_timeout": round(limits.msg_timeout * NANOSECONDS),
         "http_address": addresses.http_address,
         "https_address": addresses.https_address or "",
         "snappy": limits.snappy,
-        "sync_timeout": round(options.disk.sync_interval * _NS),
+        "sync_timeout": round(options.disk.sync_interval * NANOSECONDS),
         "tcp_address": addresses.tcp_address,
         "tls_min_version": _TLS_1_0,
         "tls_required": int(limits.tls_required),
@@ -148,8 +148,8 @@ def _fixed(node: Node, addresses: Addresses) -> dict[str, Any]:
         values |= {
             "auth_http_request_method": options.auth_method,
             "max_channel_consumers": limits.max_channel_consumers,
-            "min_output_buffer_timeout": round(limits.min_output_buffer_timeout * _NS),
-            "output_buffer_timeout": round(limits.output_buffer_timeout * _NS),
+            "min_output_buffer_timeout": round(limits.min_output_buffer_timeout * NANOSECONDS),
+            "output_buffer_timeout": round(limits.output_buffer_timeout * NANOSECONDS),
             "broadcast_http_port": split_address(addresses.http_address).port,
             "broadcast_tcp_port": split_address(addresses.tcp_address).port,
             "id": zlib.crc32(hashlib.md5(options.hostname.encode(), usedforsecurity=False).digest()) % 1024,
@@ -164,7 +164,7 @@ def _fixed(node: Node, addresses: Addresses) -> dict[str, Any]:
         | values
         | {
             "max_channel_delayed_qnum": rules.delayed_most,
-            "req_to_end_threshold": round(rules.delayed_threshold * _NS),
+            "req_to_end_threshold": round(rules.delayed_threshold * NANOSECONDS),
             "statsd_prefix": _statsd_prefix(
                 "nsq.%s", options.broadcast_address, split_address(addresses.http_address).port
             ),

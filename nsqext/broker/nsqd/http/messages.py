@@ -10,6 +10,7 @@ from nsqext.broker.engine.start_position import StartPosition
 from nsqext.broker.go_format import parse_int
 from nsqext.broker.http.api import Call, HttpFault, route
 from nsqext.broker.nsqd.http.request_args import RequestArgs
+from nsqext.protocol.record import COUNTER_BITS
 
 if TYPE_CHECKING:
     from starlette.routing import Route
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ("message_routes",)
 
-_PARTITION_SHIFT = 50
 _PARTITION_MASK = 1023
 _MODES = ("id", "count", "virtual_offset")
 
@@ -28,10 +28,8 @@ class _Messages(RequestArgs):
     def get(self, call: Call) -> object:
         mode = call.arg("search_mode")
         position = _number(call.arg("search_pos"), "ParseInt")
-        if mode == "id":
-            number = position >> _PARTITION_SHIFT & _PARTITION_MASK
-        else:
-            number = _number(call.arg("partition"), "Atoi")
+        by_id = mode == "id"
+        number = position >> COUNTER_BITS & _PARTITION_MASK if by_id else _number(call.arg("partition"), "Atoi")
         hosted = self.node.hosted.get((call.arg("topic"), number))
         if hosted is None:
             raise HttpFault(400, "topic does not exist")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
+from nsqext.broker.go_format import NANOSECONDS
 from nsqext.broker.http.api import Call, route
 from nsqext.broker.http.metrics import METRICS_TYPE, Metric, render_metrics
 from nsqext.broker.nsqd.http.request_args import RequestArgs
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ("metrics_routes",)
 
-_NS = 1_000_000_000
 _CHANNEL_METRICS = (
     ("depth", "gauge", "Messages that wait for delivery.", lambda stats: stats.depth),
     ("in_flight", "gauge", "Messages delivered and not answered yet.", lambda stats: stats.in_flight_count),
@@ -42,7 +42,7 @@ class _Metrics(RequestArgs):
         node = self.node
         labels = {"version": node.limits.version, "generation": node.limits.generation}
         yield Metric("nsqd_info", "gauge", "Version of the server.", [(labels, 1)])
-        yield Metric("nsqd_start_time_seconds", "gauge", "Start, since 1970.", [({}, node.started / _NS)])
+        yield Metric("nsqd_start_time_seconds", "gauge", "Start, since 1970.", [({}, node.started / NANOSECONDS)])
         yield Metric("nsqd_clients", "gauge", "Connected clients.", [({}, len(node.sessions))])
         yield Metric("nsqd_publish_failed_total", "counter", "Refused publishes.", [({}, node.publish_failed)])
         hosted = [found for _, found in sorted(node.hosted.items(), key=lambda item: item[0])]

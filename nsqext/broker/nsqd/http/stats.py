@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from nsqext.broker.go_format import build, parse_bool, parse_int
+from nsqext.broker.go_format import NANOSECONDS, build, parse_bool, parse_int
 from nsqext.broker.http.api import Call, Form, HttpFault, route
 from nsqext.broker.nsqd.http.request_args import RequestArgs
 from nsqext.protocol.identify import KEY_FAILOVER
@@ -23,7 +23,6 @@ __all__ = ("client_state", "connected_text", "consumer_text", "go_duration", "st
 
 _NO_LATENCY = {"count": 0, "percentiles": None}
 _STATES = {State.INIT: 0, State.SUBSCRIBED: 3, State.CLOSING: 4}
-_NS = 1_000_000_000
 
 
 def client_state(session: ConnectedClient) -> int:
@@ -33,7 +32,7 @@ def client_state(session: ConnectedClient) -> int:
 
 def go_time(nanoseconds: int) -> str:
     """Return a time as ``1970-01-01 00:00:00 +0000 UTC``, with a fraction as long as it has to be."""
-    seconds, fraction = divmod(nanoseconds, _NS)
+    seconds, fraction = divmod(nanoseconds, NANOSECONDS)
     text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
     digits = f".{fraction:09d}".rstrip("0") if fraction else ""
     return f"{text}{digits} +0000 UTC"
@@ -41,9 +40,9 @@ def go_time(nanoseconds: int) -> str:
 
 def go_duration(nanoseconds: int) -> str:
     """Return a duration as ``1h2m3.5s``."""
-    hours, rest = divmod(nanoseconds, 3600 * _NS)
-    minutes, rest = divmod(rest, 60 * _NS)
-    seconds = f"{rest / _NS:.9f}".rstrip("0").rstrip(".")
+    hours, rest = divmod(nanoseconds, 3600 * NANOSECONDS)
+    minutes, rest = divmod(rest, 60 * NANOSECONDS)
+    seconds = f"{rest / NANOSECONDS:.9f}".rstrip("0").rstrip(".")
     return (f"{hours}h" if hours else "") + (f"{minutes}m" if hours or minutes else "") + f"{seconds}s"
 
 
@@ -71,7 +70,7 @@ def _client(stats: ClientStats, session: ConnectedClient) -> dict[str, Any]:
         "requeue_count": stats.requeued,
         "timeout_count": stats.timed_out,
         "deferred_count": 0,
-        "connect_ts": session.connected // _NS,
+        "connect_ts": session.connected // NANOSECONDS,
         "sample_rate": settings.sample_rate,
         "deflate": settings.deflate,
         "snappy": settings.snappy,
@@ -87,8 +86,8 @@ def _client(stats: ClientStats, session: ConnectedClient) -> dict[str, Any]:
         "tls_negotiated_protocol": "",
         "tls_negotiated_protocol_is_mutual": settings.tls,
         "output_buffer_size": settings.output_buffer_size,
-        "output_buffer_timeout": round(settings.output_buffer_timeout * _NS),
-        "msg_timeout": round(settings.msg_timeout * _NS),
+        "output_buffer_timeout": round(settings.output_buffer_timeout * NANOSECONDS),
+        "msg_timeout": round(settings.msg_timeout * NANOSECONDS),
         "ext_filter": _filter(settings.ext_filter),
         "limited_rdy": stats.limit,
     }
@@ -124,7 +123,7 @@ def _publishers(traffic: PublishStats) -> list[dict[str, Any]]:
             "protocol": "tcp",
             "pub_count": publisher.published,
             "err_count": publisher.failed,
-            "last_pub_ts": publisher.last // _NS,
+            "last_pub_ts": publisher.last // NANOSECONDS,
         }
         for publisher in traffic.publishers.values()
     ]
@@ -145,7 +144,7 @@ class _Stats(RequestArgs):
         return {
             "version": self.node.limits.version,
             "health": "OK",
-            "start_time": self.node.started // _NS,
+            "start_time": self.node.started // NANOSECONDS,
             "topics": found,
         }
 
@@ -231,7 +230,7 @@ class _Stats(RequestArgs):
 
     def _text(self, topics: list[dict[str, Any]]) -> str:
         now = self.node.options.wall()
-        started = datetime.fromtimestamp(self.node.started // _NS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        started = datetime.fromtimestamp(self.node.started // NANOSECONDS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         lines = [
             f"nsqd v{build(self.node.limits.version)}",
             f"start_time {started}",
@@ -322,7 +321,7 @@ def consumer_text(client: dict[str, Any]) -> str:
 
 def connected_text(client: dict[str, Any], now: int) -> str:
     """Return the duration of a connection in the text form of /stats; ``now`` in nanoseconds since 1970."""
-    return f"connected: {go_duration((now // _NS - client['connect_ts']) * _NS)}"
+    return f"connected: {go_duration((now // NANOSECONDS - client['connect_ts']) * NANOSECONDS)}"
 
 
 def stats_routes(args: RequestArgs) -> list[Route]:

@@ -22,6 +22,7 @@ __all__ = ("SubscriptionGroup",)
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _TICK = 0.25
+"""Seconds between two ticks while messages are received or something is unsent."""
 _IDLE_TICK = 5.0
 """Longest time between two ticks while nothing is in flight: only heartbeats need them."""
 _TICKS_PER_TIMEOUT = 8

@@ -44,7 +44,7 @@ class Connection:
 
     Args:
         sock: connected and non-blocking.
-        address: of the node.
+        address: address of the node.
         max_frame_size: largest frame that is accepted, in bytes.
         request_timeout: seconds without any response to requests, or without any progress of a send, after which the
             connection is closed.

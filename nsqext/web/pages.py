@@ -66,7 +66,7 @@ class PartitionRow:
     """A partition in the page of its topic.
 
     Attributes:
-        number: partition number; None for a node's share of a topic of the classic generation.
+        number: partition number; None for a node's share of a topic of the original NSQ.
         leader: TCP address of the leader; None without a leader.
         replicas: TCP addresses of the other in-sync replicas.
         stats: statistics from the leader; None while it does not respond.

@@ -413,7 +413,7 @@ class Partition:
         due = min((channel.tick() for channel in self._each()), default=inf)
         storage = self._storage
         if storage is not None:
-            if storage.is_due(self.options.clock()):
+            if storage.begin_interval(self.options.clock()):
                 self._save(storage)
                 storage.compact(self._delayed)
             due = min(due, storage.next_deadline)

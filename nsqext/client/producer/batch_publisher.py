@@ -45,7 +45,7 @@ class BatchPublisher:
     """Publishes many messages of one call.
 
     Args:
-        options: of the producer.
+        options: options of the producer.
         router: routes of topics.
         sender: publishes the batches.
         key_lock: keeps the order of keys among all publishes of the producer.

@@ -267,7 +267,7 @@ class MessageRequest(PublishRequest):
     """Publish one message.
 
     Args:
-        options: of the producer.
+        options: options of the producer.
         topic: name of the topic.
         message: the message; ``key`` in it is ignored.
         key: decides the partition.

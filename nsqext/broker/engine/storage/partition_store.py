@@ -111,7 +111,11 @@ class StoredPartition:
 
     @classmethod
     def decode(cls, data: bytes) -> StoredPartition:
-        """Read the state; damage, a missing and an invalid member raise ValueError."""
+        """Read the state.
+
+        Raises:
+            ValueError: it is damaged, or a member is missing or invalid.
+        """
         try:
             state = msgspec.json.decode(without_checksum(data), type=cls)
         except msgspec.DecodeError as error:
@@ -313,8 +317,8 @@ class PartitionStore:
             return
         self.dirty = False
 
-    def is_due(self, now: float) -> bool:
-        """Start the next interval if it is time to, and return whether the state has to be written."""
+    def begin_interval(self, now: float) -> bool:
+        """Begin the next interval if the current one is over; return whether the state has to be written now."""
         if now < self._next:
             return False
         self._next = now + self._options.sync_interval

@@ -45,7 +45,7 @@ class MessageDispatcher:
     """Queues received messages, in one queue or in one for each worker, and runs the workers.
 
     Args:
-        options: of the consumer.
+        options: options of the consumer.
         flow: receives the number of messages that wait for their keys.
         failed: called when the key of a message cannot be read.
 

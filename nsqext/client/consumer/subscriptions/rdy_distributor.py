@@ -73,7 +73,7 @@ class RdyDistributor(Generic[K]):
 
     Args:
         max_in_flight: messages over all connections.
-        backoff: of the consumer.
+        backoff: backoff of the consumer.
         max_bytes: bytes over all connections, by the size of the messages received so far; each connection may have
             one message in all cases.
         initial_ready: the first window.

@@ -35,7 +35,7 @@ class SubscriptionGroup:
 
     Args:
         flow: distributes RDY.
-        backoff: of the consumer.
+        backoff: backoff of the consumer.
         ticked: called at each tick, with the time and the seconds by which the tick was late; RDY is distributed
             afterwards.
         events: receives changes of the backoff.
@@ -44,7 +44,7 @@ class SubscriptionGroup:
 
     Attributes:
         live: open subscriptions, of all topics.
-        backoff: of the consumer.
+        backoff: backoff of the consumer.
         opened: how many subscriptions were opened.
         reconnects: how many of them replaced one whose connection had ended.
         closed_counts: messages received, requeued and lost, and bytes received, of the subscriptions that ended.

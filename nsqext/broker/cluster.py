@@ -143,7 +143,7 @@ class Cluster:
 
     def _run(self, function: Callable[[Runtime], Any]) -> Any:
         if self._portal is None or self._runtime is None:
-            raise InvalidState("the cluster is not running", hint="use it inside `with Cluster() as cluster:`")
+            raise _not_running()
         return self._portal.call(function, self._runtime)
 
     # Addresses
@@ -164,7 +164,7 @@ class Cluster:
     @property
     def _running(self) -> Runtime:
         if self._runtime is None:
-            raise InvalidState("the cluster is not running", hint="use it inside `with Cluster() as cluster:`")
+            raise _not_running()
         return self._runtime
 
     # Topics
@@ -313,3 +313,7 @@ class Cluster:
             NsqError: the node is down.
         """
         self._run(lambda runtime: coordinated(runtime).move_leader(topic, partition, name))
+
+
+def _not_running() -> InvalidState:
+    return InvalidState("the cluster is not running", hint="use it inside `with Cluster() as cluster:`")

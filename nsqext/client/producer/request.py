@@ -124,7 +124,7 @@ def encode_message(
 
     Args:
         options: limits and compression.
-        meta: of the topic; without extend support neither key nor compression adds a header.
+        meta: meta of the topic; without extend support neither key nor compression adds a header.
         message: the message, or its body.
         key: its key.
         traced: the trace log needs a receipt with offset.

@@ -24,7 +24,7 @@ __all__ = (
 
 
 NANOSECONDS = 1_000_000_000
-"""Nanoseconds of a second: Go counts durations in them."""
+"""Nanoseconds of a second, the unit of durations in Go."""
 MASK_64: int = (1 << 64) - 1
 """Every bit of a number of 64 bits."""
 

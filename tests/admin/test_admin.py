@@ -101,7 +101,7 @@ async def test_a_paused_channel_delivers_nothing_until_it_is_unpaused(ha: Cluste
                     await anext(consumer)
                 assert scope.cancelled_caught
                 await admin.unpause_channel(topic, "ch")
-                with anyio.fail_after(10):
+                with anyio.fail_after(25):
                     message = await anext(consumer)
                 assert message.body == b"waits"
                 clients = (await admin.stats(topic)).channels["ch"].clients
@@ -342,7 +342,7 @@ async def test_stats_list_the_key_ranges_of_consumers(ha: Cluster) -> None:
         await admin.create_topic(topic, extend=True, channels=["other"])
         consumers = [Consumer(topic, "keys", lookupd=ha.lookupd, dispatch="key_failover") for _ in range(2)]
         async with consumers[0] as first, consumers[1]:
-            with anyio.fail_after(10):
+            with anyio.fail_after(25):
                 while True:
                     parts = (await admin.stats(topic)).partitions
                     found = parts[0].channels.get("keys")
@@ -388,7 +388,7 @@ async def test_a_channel_that_added_partitions_lack_is_emptied_and_deleted(ha: C
         await admin.create_topic(topic, channels=["old"])
         await producer.publish(topic, b"one")
         await admin.expand_topic(topic, 2)
-        with anyio.fail_after(10):
+        with anyio.fail_after(25):
             while len((await admin.topic(topic)).leaders) != 2:  # noqa: ASYNC110 - the broker has no event
                 await anyio.sleep(0.02)
         await admin.empty_topic(topic)

@@ -76,7 +76,7 @@ async def test_handlers_lifespans_and_producer(cluster: Cluster, topics: tuple[s
         app.stop()
 
     assert [consumer.topics for consumer in app.consumers] == [(first,), (second,)]
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         await app.serve()
     assert events == ["begin", "begin inner", b"one", b"two", "end inner", "end"]
 
@@ -89,7 +89,7 @@ async def test_a_consumer_that_cannot_continue_ends_the_app(cluster: Cluster, to
     async def handle(message: Message) -> None:
         """Never called."""
 
-    with anyio.fail_after(15), pytest.raises(InvalidPartition, match="partition"):
+    with anyio.fail_after(25), pytest.raises(InvalidPartition, match="partition"):
         await app.serve()
 
 
@@ -98,7 +98,7 @@ async def test_a_missing_lookup_service_is_one_error() -> None:
     options = ConsumerOptions(lookup_timeout=0.0)
     app.handler("orders", "ch", options=options)(nothing)
     app.handler("bills", "ch", options=options)(nothing)
-    with anyio.fail_after(15), pytest.raises(LookupFailed):
+    with anyio.fail_after(25), pytest.raises(LookupFailed):
         await app.serve()
 
 
@@ -122,7 +122,7 @@ async def test_cancelling_drains(cluster: Cluster, topics: tuple[str, str]) -> N
         await anyio.sleep(0.1)
         ended.append(message.body)
 
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(app.serve)
             await begun.wait()
@@ -153,7 +153,7 @@ async def test_a_running_app_cannot_be_changed(cluster: Cluster, topics: tuple[s
         app.stop()
         yield
 
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         await app.serve()
 
 
@@ -231,7 +231,7 @@ async def test_base_exceptions_of_handlers_are_raised(cluster: Cluster, topics: 
         await app.producer.publish(topics[0], b"x")
         yield
 
-    with anyio.fail_after(15), pytest.raises(Wreck):
+    with anyio.fail_after(25), pytest.raises(Wreck):
         await app.serve()
 
 
@@ -254,7 +254,7 @@ async def test_wait_ends_when_a_lifespan_fails(cluster: Cluster, topics: tuple[s
         with pytest.raises(KeyError):
             await app.serve()
 
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(serve)
             await entered.wait()
@@ -280,7 +280,7 @@ async def test_start_and_aclose_in_different_tasks_and_again(cluster: Cluster, t
 
     for body in (b"first", b"second"):
         arrived = anyio.Event()
-        with anyio.fail_after(15):
+        with anyio.fail_after(25):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(app.start)
             with pytest.raises(InvalidState, match="is running already"):
@@ -296,7 +296,7 @@ async def test_start_and_aclose_in_different_tasks_and_again(cluster: Cluster, t
 async def test_aclose_raises_the_error_that_ended_the_app(cluster: Cluster, topics: tuple[str, str]) -> None:
     app = App(cluster.lookupd)
     app.handler(topics[0], "ch", options=ConsumerOptions(partitions=(7,)))(nothing)
-    with anyio.fail_after(15), pytest.raises(InvalidPartition):
+    with anyio.fail_after(25), pytest.raises(InvalidPartition):
         await app.start()
     assert not app.health().live
     await app.aclose()
@@ -309,7 +309,7 @@ async def test_a_handler_closes_its_app(cluster: Cluster, topics: tuple[str, str
     async def handle(message: Message) -> None:
         await app.aclose()
 
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         async with app:
             await app.producer.publish(topics[0], b"x")
             while app.health().reasons != ("the app is not running",):  # noqa: ASYNC110 - it has no event for this
@@ -331,7 +331,7 @@ async def test_serve_leaves_signals_to_the_program(cluster: Cluster, topics: tup
         await app.producer.publish(topics[0], b"x")
         yield
 
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         await app.serve()
     assert found == [before]
 
@@ -371,7 +371,7 @@ async def test_health(cluster: Cluster, topics: tuple[str, str]) -> None:
     app = App(cluster.lookupd)
     app.handler(topics[0], "ch")(nothing)
     assert app.health() == Health(live=True, ready=False, reasons=("the app is not running",))
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         async with app:
             assert app.health() == Health(live=True, ready=True)
             app.consumers[0].stop()
@@ -379,7 +379,7 @@ async def test_health(cluster: Cluster, topics: tuple[str, str]) -> None:
                 await anyio.sleep(0.01)
     lost = App("127.0.0.1:1", consumer_options=ConsumerOptions(start_timeout=0.1))
     lost.handler("orders", "ch")(nothing)
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         async with lost:
             health = lost.health()
     assert (health.live, health.ready) == (True, False)
@@ -427,7 +427,7 @@ async def test_handlers_of_several_topics(cluster: Cluster, topics: tuple[str, s
             await app.producer.publish(topic, topic.encode())
         yield
 
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         await app.serve()
     assert sorted(seen) == [(topic, topic.encode()) for topic in sorted(topics)]
     async with app.test() as test:
@@ -469,7 +469,7 @@ async def test_batch_handlers_and_handlers_that_answer_later(cluster: Cluster, t
 
     async with app.test() as test:
         assert await test.deliver(topics[0], b"alone") == ["written"]
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         async with app:
             await app.producer.publish_many(topics[0], [b"%d" % number for number in range(6)], partition=0)
             await app.publish(topics[1], "x")

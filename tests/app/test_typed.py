@@ -265,7 +265,7 @@ async def test_results_are_published_before_the_message_is_finished(cluster: Clu
         if len(received) == 2:
             done.set()
 
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         async with app:
             for number in (3, 1, 2):
                 await app.publish(first, Order(number))
@@ -282,7 +282,7 @@ async def test_a_bad_body_becomes_a_dead_letter_once(cluster: Cluster, topics: t
         handled.append(order)
         consumer.stop()
 
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         async with Producer(cluster.lookupd) as producer:
             await producer.publish(topics[0], b'{"id": null}', headers={"user": "42"})
             await producer.publish(topics[0], b'{"id": 7}')
@@ -341,7 +341,7 @@ async def test_an_app_on_a_test_cluster(cluster: Cluster, topics: tuple[str, str
         return Invoice(order=order.id)
 
     for number in (1, 2):
-        with anyio.fail_after(15):
+        with anyio.fail_after(25):
             async with app.test(cluster.lookupd) as test:
                 await app.publish(topics[0], Order(number))
                 published = await test.wait_published(topics[1])

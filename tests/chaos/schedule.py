@@ -121,11 +121,11 @@ async def consuming(consumers: list[Consumer]) -> AsyncIterator[None]:
     async with anyio.create_task_group() as tasks:
         for consumer in consumers:
             tasks.start_soon(consumer.run)
-        with anyio.fail_after(10):
+        with anyio.fail_after(25):
             while not all(len(consumer.connections) == PARTITIONS for consumer in consumers):  # noqa: ASYNC110
                 await anyio.sleep(0.01)
         yield
-        with anyio.fail_after(10):
+        with anyio.fail_after(25):
             for consumer in consumers:
                 consumer.stop()
             while any(consumer.connections for consumer in consumers):  # noqa: ASYNC110 - runs end without an event

@@ -41,7 +41,7 @@ _SOON = st.integers(0, 6)
 
 def _run(backend: str, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async def bounded() -> None:
-        with anyio.fail_after(15):
+        with anyio.fail_after(25):
             await function()
 
     anyio.run(bounded, backend=backend)

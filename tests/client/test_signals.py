@@ -31,7 +31,7 @@ async def test_sigterm_drains(cluster: Cluster, topic: str) -> None:
         await go_on.wait()
 
     publish(cluster, topic, b"a")
-    with anyio.fail_after(10):
+    with anyio.fail_after(25):
         async with create_task_group() as tasks:
             tasks.start_soon(consumer.run)
             await started.wait()
@@ -54,7 +54,7 @@ async def test_signals_are_received_until_the_last_consumer_has_ended(cluster: C
         ended.set()
 
     both = anyio.Event(), anyio.Event()
-    with anyio.fail_after(10):
+    with anyio.fail_after(25):
         async with create_task_group() as tasks:
             tasks.start_soon(run, first, both[0])
             await eventually(lambda: first.connections)
@@ -78,7 +78,7 @@ async def test_the_first_signal_stops_all_and_the_second_one_has_its_default_eff
         await stop_on_signals(lambda: stopped.append((name, signal.getsignal(signal.SIGTERM))), log)
         await drained.wait()
 
-    with anyio.fail_after(10):
+    with anyio.fail_after(25):
         async with create_task_group() as tasks:
             tasks.start_soon(run, "one")
             tasks.start_soon(run, "two")
@@ -97,6 +97,6 @@ async def test_another_thread_has_no_signals() -> None:
     async def listen() -> None:
         await stop_on_signals(lambda: stopped.append("stopped"), logging.getLogger("nsqext.consumer"))
 
-    with anyio.fail_after(10):
+    with anyio.fail_after(25):
         await to_thread.run_sync(lambda: anyio.run(listen))
     assert stopped == []

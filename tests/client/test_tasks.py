@@ -93,7 +93,7 @@ async def test_closing_from_a_task_of_the_object_does_not_wait_for_that_task() -
         await owner.tasks.aclose()
         closed.set()
 
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         owner.tasks.start_soon(handler)
         await closed.wait()
         await owner.tasks.aclose()
@@ -136,7 +136,7 @@ async def test_the_error_of_a_background_task_closes_the_object_and_is_raised_on
         raise BaseExceptionGroup("inner", [error])
 
     owner.tasks.start_soon(fail)
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         await owner.tasks._ended.wait()
     assert owner.closed == [True]
     with pytest.raises(InvalidState, match="the owner has failed") as refused:

@@ -70,7 +70,7 @@ async def honest(lookupd: str, usage: Usage, channel: str = "default") -> AsyncI
         consumer.handler(peer.handle)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(partial(consumer.run, signals=False))
-            with anyio.fail_after(20):
+            with anyio.fail_after(25):
                 await peer.exchange(5)
             usage.wait, usage.served = 0.0, 0
             yield peer

@@ -155,7 +155,7 @@ async def test_over_real_sockets(closed_address: Address) -> None:
 @pytest.mark.anyio
 async def test_an_address_that_is_down_is_a_clear_error_in_time(closed_address: Address) -> None:
     cache = MetadataCache(str(closed_address))
-    with anyio.fail_after(15), pytest.raises(LookupFailed, match="no lookup node returned a usable response"):
+    with anyio.fail_after(25), pytest.raises(LookupFailed, match="no lookup node returned a usable response"):
         await cache.resolve("orders")
     await cache.aclose()
 
@@ -299,7 +299,7 @@ async def test_a_slow_topic_does_not_delay_others(nodes: LookupNodes) -> None:
 async def test_polling_ends_when_the_cache_is_closed(nodes: LookupNodes) -> None:
     nodes.finds("a:4161", leads("n1"))
     cache = cache_of(nodes)
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(cache.run)
             await cache.resolve("orders")
@@ -325,7 +325,7 @@ async def test_closing_fails_pending_lookups() -> None:
             with pytest.raises((LookupFailed, InvalidState)):
                 await cache.resolve("orders")
 
-        with anyio.fail_after(15):
+        with anyio.fail_after(25):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(resolve)
                 await anyio.wait_all_tasks_blocked()
@@ -348,7 +348,7 @@ async def test_closing_ends_a_pending_listlookup(nodes: LookupNodes) -> None:
         with pytest.raises(InvalidState, match="closed before a response was received"):
             await cache.resolve("orders")
 
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(resolve)
             await asked.wait()
@@ -367,7 +367,7 @@ async def test_a_poll_ends_when_the_cache_is_closed_meanwhile(nodes: LookupNodes
     nodes.route("a:4161", "/listlookup", slow)
     never = nodes.finds("a:4161", leads("n1"))
     cache = cache_of(nodes)
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(cache.run)
             cache.watch("orders", "r", lambda view: None)

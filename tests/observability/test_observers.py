@@ -78,7 +78,7 @@ async def journey(cluster: Cluster, topic: str, observers: Sequence[Middleware])
         if len(done) == 3:
             consumer.stop()
 
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         await consumer.run()
     assert sorted(done) == [b"one", b"three", b"two"]
 
@@ -188,7 +188,7 @@ async def handle_batches(cluster: Cluster, topic: str, observers: Sequence[Middl
         if seen == len(bodies) + 1:
             consumer.stop()
 
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         await consumer.run()
 
 
@@ -255,7 +255,7 @@ async def test_statistics_and_events_of_clients_are_exported(cluster: Cluster, t
         return registry.get_sample_value(f"nsqext_{name}", labels)
 
     of_consumer = {"topic": topic, "channel": "ch"}
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         async with app:
             await app.producer.publish(topic, b"one")
             await app.producer.publish(topic, b"two")
@@ -375,7 +375,7 @@ async def test_an_app_with_observers(cluster: Cluster, topic: str) -> None:
 
     async with MiddlewareProducer(cluster.lookupd) as producer:
         await producer.publish(topic, b"x")
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         await app.serve()
     assert registry.get_sample_value("mine_handled_messages_total", {"topic": topic, "channel": "ch"}) == 1
 

@@ -149,7 +149,7 @@ async def clients(cluster: Cluster, findings: Findings) -> None:
     findings.add(await app.producer.publish("orders", b"x", headers={"user": "42"}))
     findings.add(app, app.health(), app.producer, app.consumers, app.producer.statistics(), producing, consuming)
     findings.add(app.consumers[0].statistics(), app.consumers[0].connections)
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         await handled.wait()
     await app.aclose()
     async with nsqext.Admin(cluster.lookupd, options=LookupOptions(auth_secret=TOKEN)) as admin:

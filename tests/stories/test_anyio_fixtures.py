@@ -44,7 +44,7 @@ async def test_a_test_publishes_and_consumes_with_clients_of_fixtures(
     await producer.publish(nsq_topic, b"one")
     await started.publish(nsq_topic, b"two")
     found = []
-    with anyio.fail_after(10):
+    with anyio.fail_after(25):
         async for message in consumer:
             found.append(message.body)
             await message.finish()

@@ -22,7 +22,7 @@ async def _consume(cluster: Cluster, lost: list[object]) -> list[bytes]:
         arrived[message.body].set()
 
     async with consumer, Producer(cluster.lookupd) as producer:
-        with anyio.fail_after(15):
+        with anyio.fail_after(25):
             await producer.publish("orders", b"before")
             await arrived[b"before"].wait()
             cluster.kill("n1")

@@ -56,12 +56,12 @@ async def test_the_faststream_service_after(tmp_path: Path, monkeypatch: pytest.
         async with service.app.test(cluster.lookupd) as test:
             for topic, body, headers in MESSAGES:
                 await service.app.publish(topic, body, headers=headers)
-            with anyio.fail_after(20):
+            with anyio.fail_after(25):
                 await test.wait_published("invoices", 2)
                 await eventually(lambda: service.ledger().total() == 400)
             found = [json.loads(one.body) for one in test.published if one.topic == "invoices"]
         async with Consumer("billing-dead", "audit", lookupd=cluster.lookupd) as letters:
-            with anyio.fail_after(15):
+            with anyio.fail_after(25):
                 letter = await anext(letters)
             await letter.finish()
     assert found == [INVOICE, INVOICE]
@@ -89,7 +89,7 @@ async def check_clicks(cluster: Cluster, path: Path) -> None:
     await eventually(lambda: (rows(path, "clicks"), rows(path, "broken")) == (len(CLICKS), 1), patience=30.0)
     reported = 0
     async with Consumer("reports", "audit", lookupd=cluster.lookupd) as reports:
-        with anyio.fail_after(20):
+        with anyio.fail_after(25):
             while reported < len(CLICKS):
                 report = await anext(reports)
                 await report.finish()

@@ -63,7 +63,7 @@ async def test_batches_have_a_length_and_are_finished(lookupd: list[str], topic:
     async with Producer(lookupd) as producer:
         await producer.publish_many(topic, [b"one", b"two", b"three"])
     count = 0
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         async with Consumer(topic, "billing", lookupd=lookupd) as consumer:
             async for batch in consumer.batches(max_count=500, max_wait=0.2):
                 count += len(batch)
@@ -92,7 +92,7 @@ async def test_a_batch_handler_and_a_handler_that_leaves_its_message(lookupd: li
 
     async with Producer(lookupd) as producer:
         await producer.publish(topic, b"one")
-        with anyio.fail_after(15):
+        with anyio.fail_after(25):
             await consumer.run(signals=False)
             await by_hand.start()
             await producer.publish(topic, b"two")
@@ -133,7 +133,7 @@ async def test_an_app_with_typed_handlers_publishers_routers_and_health(lookupd:
         await admin.create_topic(invoices, channels=["audit"])
     async with app.test() as test:
         assert await test.deliver(topic, Order(1)) == [Invoice(1)]
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         async with app:
             assert app.health().ready, app.health().reasons
             transport = httpx.ASGITransport(app.asgi())
@@ -150,7 +150,7 @@ async def test_patterns(lookupd: list[str], topic: str) -> None:
     consumer = Consumer("none", "billing", lookupd=lookupd)
     consumer.topics = f"{topic}*"
     async with consumer:
-        with anyio.fail_after(15):
+        with anyio.fail_after(25):
             message = await anext(consumer)
         await message.finish()
     assert (consumer.topics, message.topic) == ((f"{topic}*",), topic)

@@ -53,7 +53,7 @@ class Shop:
     def end(self) -> int:
         """Wait for the end and return the exit status."""
         status = self.process.wait(30)
-        self._reader.join(10)
+        self._reader.join(30)
         return status
 
 

@@ -92,7 +92,7 @@ async def sweep(once: Callable[[Step], Awaitable[None]]) -> int:
     for number in range(1, _MOST):
         before = len(get_running_tasks())
         step = Step(number)
-        with anyio.fail_after(20):
+        with anyio.fail_after(25):
             await once(step)
         await eventually(lambda: len(get_running_tasks()) <= before)  # noqa: B023 - it ends before the next round of the loop
         if not step.reached:

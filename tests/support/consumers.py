@@ -139,7 +139,7 @@ def opened(topic: str, cluster: Cluster, options: ConsumerOptions = QUICK, **mem
 async def take(consumer: Consumer, count: int) -> list[bytes]:
     """Receive and finish messages; return their bodies."""
     bodies = []
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         async for message in consumer:
             await message.finish()
             bodies.append(message.body)

@@ -72,7 +72,7 @@ async def until(coordinator: Coordinator, done: str, topic: str = "t", partition
     """
     replicas = coordinator.replica_sets[topic, partition]
     key, _, value = done.partition("=")
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         while True:
             state = replicas.state
             if key == "writable" and coordinator.writable(replicas):

@@ -28,7 +28,7 @@ __all__ = (
     "take",
 )
 
-DEADLINE = 20.0
+DEADLINE = 25.0
 """Seconds; the real server may deliver the last message of a partition some seconds late."""
 
 

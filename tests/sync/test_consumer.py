@@ -94,7 +94,7 @@ def test_many_threads_iterate(cluster: Cluster, topic: str) -> None:
 def test_handlers_run_in_threads_at_the_same_time(cluster: Cluster, topic: str) -> None:
     fill(cluster, topic, 3)
     consumer = make(cluster, topic, concurrency=3)
-    meeting = threading.Barrier(3, timeout=10)
+    meeting = threading.Barrier(3, timeout=30)
     threads: set[int] = set()
 
     @consumer.handler
@@ -150,7 +150,7 @@ def test_it_runs_in_other_threads(cluster: Cluster, topic: str) -> None:
     consumer.handler(lambda message: consumer.stop())
     thread = threading.Thread(target=consumer.run)
     thread.start()
-    thread.join(10)
+    thread.join(30)
     assert not thread.is_alive()
 
 
@@ -163,7 +163,7 @@ def test_a_handler_that_does_not_end_is_cancelled_at_the_timeout(cluster: Cluste
     @consumer.handler
     def handle(message: sync.Message) -> None:
         consumer.stop()
-        release.wait(10)
+        release.wait(30)
         try:
             message.finish()
         except InvalidState as error:
@@ -172,7 +172,7 @@ def test_a_handler_that_does_not_end_is_cancelled_at_the_timeout(cluster: Cluste
 
     consumer.run()
     release.set()
-    assert ended.wait(10)
+    assert ended.wait(30)
     assert "the consumer cannot be used" in str(late[0])
 
 
@@ -327,13 +327,13 @@ def test_a_message_is_finished_by_another_thread_after_its_handler(cluster: Clus
             complete.set()
 
     consumer.start()
-    assert complete.wait(10)
+    assert complete.wait(30)
     assert consumer.statistics().in_flight == 3
     with ThreadPoolExecutor(1) as threads:
         closing = threads.submit(consumer.close)
         for message in received:
             message.finish()
-        closing.result(10)
+        closing.result(30)
     with make(cluster, topic) as other:
         assert len(other.fetch(1, 0.2)) == 0
 
@@ -364,7 +364,7 @@ def test_close_while_it_runs_makes_run_drain_and_return(cluster: Cluster, topic:
 
     fill(cluster, topic, 3)
     with ThreadPoolExecutor(1) as threads:
-        threads.submit(consumer.run).result(10)
+        threads.submit(consumer.run).result(30)
     assert set(attempts) == {1}
     with make(cluster, topic) as other:
         for _ in range(3 - len(attempts)):
@@ -391,7 +391,7 @@ def test_it_is_started_in_one_thread_and_closed_in_another(cluster: Cluster, top
     with ThreadPoolExecutor(1) as threads:
         threads.submit(consumer.start).result()
     fill(cluster, topic, 1)
-    assert received.wait(10)
+    assert received.wait(30)
     with ThreadPoolExecutor(1) as threads:
         threads.submit(consumer.close).result()
     consumer.close()
@@ -420,5 +420,5 @@ def test_handlers_receive_what_their_annotations_name(cluster: Cluster, topic: s
 
     with sync.Producer(cluster.lookupd) as producer, plain:
         producer.publish(topic, b"x")
-        eventually(lambda: len(found) == 5, seconds=10.0)
+        eventually(lambda: len(found) == 5, seconds=30.0)
     assert found[-1] is sync.Message

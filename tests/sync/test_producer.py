@@ -133,7 +133,7 @@ def test_closing_blocks_no_other_thread(cluster: Cluster, topic: str) -> None:
                 while len(publishing.expected) < 8:
                     time.sleep(0.001)
             for end in ends:
-                end.result(10)
+                end.result(30)
         assert publishing.refused
         assert all(isinstance(error, (InvalidState, BatchFailed, DeliveryUnknown)) for error in publishing.refused)
 
@@ -203,7 +203,7 @@ def test_an_interrupt_ends_the_waiting(cluster: Cluster, topic: str, interrupts:
             sent = threads.submit(interrupt)
             with pytest.raises(KeyboardInterrupt):
                 batcher.publish(b"x")
-            sent.result(10)
+            sent.result(30)
 
 
 @pytest.fixture

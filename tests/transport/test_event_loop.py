@@ -32,7 +32,7 @@ async def test_asyncio_watches_and_trio_does_not(
         assert watch is None
         return
     assert watch is not None
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         far.send(b"hi")
         await news.wait()
     assert got == [b"hi"]
@@ -62,7 +62,7 @@ async def test_writing_is_watched_between_start_and_stop(
 
     watch.start_writing(writable)
     watch.start_writing(writable)
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         await enough.wait()
     for _ in range(5):
         await anyio.lowlevel.checkpoint()

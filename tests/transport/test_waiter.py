@@ -68,7 +68,7 @@ async def test_waiters_continue_in_order_within_the_turn_that_set_them(
         assert await waiter == b"OK"  # a response that was received is not waited for
         seen.append(name)
 
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(wait, "first")
             tasks.start_soon(wait, "second")
@@ -87,7 +87,7 @@ async def test_a_waiter_that_is_set_continues_in_a_later_turn(pair: tuple[socket
         await ResponseWaiter(watch, reply)
         seen.append("waiter")
 
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(wait)
             await anyio.wait_all_tasks_blocked()
@@ -103,7 +103,7 @@ async def test_cancellation_reaches_a_waiter_and_its_scope(
     watch, _ = await _waiting(pair[0], _answer_all)
     reply = Reply()
     waiter = ResponseWaiter(watch, reply)
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         with anyio.move_on_after(0.01) as scope:
             await waiter
     assert scope.cancelled_caught
@@ -131,7 +131,7 @@ async def test_a_woken_waiter_may_cancel_the_next(pair: tuple[socket.socket, soc
         await anyio.lowlevel.checkpoint()
         ends.append(f"{name} was not cancelled")
 
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         with scope:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(wait, "first")
@@ -158,7 +158,7 @@ async def test_an_exception_in_the_callback_delays_no_caller(pair: tuple[socket.
         await ResponseWaiter(watch, reply)
         went_on.set()
 
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(wait)
             await anyio.wait_all_tasks_blocked()

@@ -169,7 +169,7 @@ async def test_the_next_messages_of_the_original_nsq_are_shown(classic: Cluster)
     async with Admin(classic.lookupd) as admin:
         kept = (await admin.stats(topic)).channels["keep"]
         assert kept.messages == kept.lag >= 20
-        with anyio.fail_after(10):
+        with anyio.fail_after(25):
             while set((await admin.stats(topic)).channels) != {"keep"}:  # noqa: ASYNC110 - the broker has no event
                 await anyio.sleep(0.02)
 
@@ -190,7 +190,7 @@ async def test_partitions_are_added(ha: Cluster) -> None:
     async with browsing(ha, write=True) as browser, Admin(ha.lookupd) as admin:
         answer = await press(browser, "expand-topic", topic=topic, partitions="3")
         assert (answer.status_code, "The topic gets more partitions." in answer.text) == (200, True)
-        with anyio.fail_after(10):
+        with anyio.fail_after(25):
             while len((await admin.topic(topic)).leaders) != 3:  # noqa: ASYNC110 - the broker has no event
                 await anyio.sleep(0.02)
         fewer = await press(browser, "expand-topic", topic=topic, partitions="1")

@@ -71,7 +71,7 @@ async def test_a_channel_shows_consumers_with_tag_and_version(ha: Cluster, topic
         browsing(ha) as browser,
     ):
         await producer.publish(topic, b"x", tag="canary")
-        with anyio.fail_after(10):
+        with anyio.fail_after(25):
             message = await anext(consumer)
         answer = await browser.get(f"/topics/{topic}/channels/billing")
         await message.finish()

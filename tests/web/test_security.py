@@ -203,7 +203,7 @@ async def test_a_browser_that_does_not_read_events_is_disconnected(
 
     async with anyio.create_task_group() as tasks:
         await tasks.start(page.run)
-        with anyio.fail_after(10):
+        with anyio.fail_after(25):
             await page(scope, receive, send)
         tasks.cancel_scope.cancel()
     assert [message["type"] for message in sent] == ["http.response.start", *["http.response.body"] * 2]

@@ -184,7 +184,7 @@ async def test_the_same_calls_from_asynchronous_code() -> None:
         cluster.create_topic("t", replicas=2)
         first = cluster.leader("t")
         cluster.faults.kill(first)
-        with anyio.fail_after(15):
+        with anyio.fail_after(25):
             while cluster.leader("t") == first:  # noqa: ASYNC110 - the cluster has no events for its users
                 await anyio.sleep(0.02)
         cluster.faults.restart(first)

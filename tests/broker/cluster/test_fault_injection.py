@@ -50,7 +50,7 @@ async def test_a_frozen_node_forwards_nothing_until_it_is_thawed() -> None:
     with anyio.move_on_after(0.05) as scope:
         await faults.carry("in", "a:1", b"abc")
     assert scope.cancelled_caught
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         async with anyio.create_task_group() as group:
             group.start_soon(faults.gate)
             await anyio.lowlevel.checkpoint()

@@ -279,7 +279,7 @@ async def test_a_connection_accepted_while_the_server_closes_is_dropped(turns: i
         server.kill()
     with late:
         late.setblocking(False)
-        with anyio.fail_after(15):
+        with anyio.fail_after(25):
             await anyio.wait_readable(late)
         with suppress(ConnectionResetError):
             assert late.recv(1) == b""
@@ -328,7 +328,7 @@ async def test_a_body_without_an_end_is_refused_at_its_limit() -> None:
             await stream.send(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
             for _ in range(3):
                 await stream.send(b"c350\r\n" + b"x" * 50_000 + b"\r\n")
-            with anyio.fail_after(10):
+            with anyio.fail_after(25):
                 assert (await stream.receive()).startswith(b"HTTP/1.1 413 ")
 
 
@@ -349,7 +349,7 @@ async def test_clients_that_disconnect_and_a_kill_leave_no_traceback(caplog: pyt
             await anyio.wait_all_tasks_blocked()
         async with await anyio.connect_tcp("127.0.0.1", port) as stream:
             await stream.send(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
-            with anyio.fail_after(10):
+            with anyio.fail_after(25):
                 await started.wait()
                 server.kill()
                 with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):

@@ -199,7 +199,7 @@ async def test_a_move_of_a_topic_that_is_deleted_leaves_the_next_one_alone(again
             admin.delete_topic(coordinator, "t")
             if again:
                 admin.create_topic(coordinator, "t", TopicSpec(1, 3))
-            with anyio.fail_after(15):
+            with anyio.fail_after(25):
                 await done.wait()
         assert refused == [admin.KEY_NOT_FOUND]
         assert len(roles(coordinator)) == (3 if again else 0)
@@ -279,7 +279,7 @@ async def test_the_load_follows_every_operation() -> None:
         await until(coordinator, "writable", "t0")
         admin.update_topic(coordinator, "t0", replica=1)
         assert coordinator.load() == counted(coordinator)
-        with anyio.fail_after(15):
+        with anyio.fail_after(25):
             while not coordinator.stable:  # noqa: ASYNC110 - stability has no event
                 await anyio.sleep(0.005)
         admin.expand_topic(coordinator, "t1", 4)

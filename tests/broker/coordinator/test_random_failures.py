@@ -104,7 +104,7 @@ async def test_acknowledged_messages_are_never_lost(seed: int) -> None:
             group.cancel_scope.cancel()
         await until(coordinator, "writable")
         replicas = coordinator.replica_sets["t", 0]
-        with anyio.fail_after(15):
+        with anyio.fail_after(25):
             while sorted(replicas.state.in_sync) != sorted(replicas.state.replicas):
                 await replicas.wait()
         await publish(coordinator, b"last")

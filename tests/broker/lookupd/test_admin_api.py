@@ -134,7 +134,7 @@ async def test_a_removed_node_is_emptied() -> None:
         gone = coordinator.replica_sets["t", 0].state.leader
         answer = await client.post(f"/cluster/node/remove?remove_node={coordinator.members[gone].distributed_id}")
         assert answer.status_code == 200
-        with anyio.fail_after(15):
+        with anyio.fail_after(25):
             while gone in coordinator.replica_sets["t", 0].state.replicas:
                 await coordinator.replica_sets["t", 0].wait()
         await until(coordinator, "writable")

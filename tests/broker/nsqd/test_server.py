@@ -50,7 +50,7 @@ class _Peer:
         await self.stream.send(data)
 
     async def frame(self) -> tuple[int, bytes]:
-        with anyio.fail_after(10):
+        with anyio.fail_after(25):
             while not self._frames:
                 frames = self._parser.feed(await self.stream.receive())
                 self._frames += [frame for frame in frames if frame[1] != HEARTBEAT]
@@ -61,7 +61,7 @@ class _Peer:
         return await self.frame()
 
     async def wait_closed(self) -> None:
-        with anyio.fail_after(10), pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+        with anyio.fail_after(25), pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
             while True:
                 self._parser.feed(await self.stream.receive())
 
@@ -100,7 +100,7 @@ async def _running(node: Node | None = None) -> AsyncIterator[_Running]:
 
 
 async def _until(condition: Callable[[], object]) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(25):
         while not condition():  # noqa: ASYNC110 - the node has no event
             await anyio.sleep(0.005)
 
@@ -261,7 +261,7 @@ async def test_faults_on_the_wire() -> None:
         faults.heal()
         faults.add(Rule("cut", "out", left=1))
         await peer.send(sized("PUB t 0", b"a"))
-        with anyio.fail_after(10):
+        with anyio.fail_after(25):
             assert await peer.stream.receive() == b"\0\0\0\x06\0"
         await peer.wait_closed()
         faults.heal()
@@ -315,7 +315,7 @@ async def test_tls_snappy_inside_and_commands_before_it_are_refused() -> None:
         tls = TlsLayer(client_side, "localhost")
         received = b""
         await peer.send(tls.pending())
-        with anyio.fail_after(10):
+        with anyio.fail_after(25):
             while not (tls.ready and received):
                 received += tls.decode(await peer.stream.receive())
                 pending = tls.pending()

@@ -56,7 +56,7 @@ async def test_ranges_reported_by_the_leaders(cluster: Cluster) -> None:
             await producer.publish_many(
                 topic, [OutgoingMessage(b"x", key=f"k{number}") for number in range(50)], partition=0
             )
-            with anyio.fail_after(10):
+            with anyio.fail_after(25):
                 while not (found := await look(admin, topic, "ch"))[0].replay:  # noqa: ASYNC110 - there is no event
                     await anyio.sleep(0.01)
     assert [(line.low, line.high) for line in found[1].ranges] == [(0.0, 0.5), (0.5, 1.0)]
@@ -80,7 +80,7 @@ async def test_a_partition_without_leader_is_shown() -> None:
         async with Admin(cluster.lookupd) as admin:
             node = cluster.nodes[cluster.leader("orders", 1)]
             cluster.kill(node.name)
-            with anyio.fail_after(10):
+            with anyio.fail_after(25):
                 while not (found := await look(admin, "orders", "ch"))[1].error:  # noqa: ASYNC110 - there is no event
                     await anyio.sleep(0.01)
     assert (found[0].error, found[1].error in ("no leader", "no response")) == (

@@ -188,7 +188,7 @@ def test_an_endless_http_response_times_out(cluster: Cluster) -> None:
     lines("pub", topic, "one", "--lookupd", cluster.lookupd[0])
     url = f"nsq://{cluster.lookupd[0]}?failure_requeue_delay=0.1&backoff_base=0.1&backoff_max_wait=0.2"
     with slow_hook() as (hook, asked), started("relay", topic, "--to-http", hook, "--timeout", "0.3", "--url", url):
-        eventually(lambda: len(asked) >= 2, seconds=20.0)  # the message was requeued after the first attempt
+        eventually(lambda: len(asked) >= 2, seconds=30.0)  # the message was requeued after the first attempt
     assert set(asked) == {b"one"}
 
 

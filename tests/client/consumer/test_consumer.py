@@ -117,7 +117,7 @@ async def test_stop_from_a_handler(cluster: Cluster, topic: str) -> None:
         consumer.stop()
 
     publish(cluster, topic, b"a", b"b")
-    with anyio.fail_after(10):
+    with anyio.fail_after(25):
         await consumer.run()
     await eventually(lambda: depth(cluster, topic) == 1)
 
@@ -260,7 +260,7 @@ async def test_a_channel_that_is_not_registered_is_raised(cluster: Cluster, topi
     cluster.create_topic(name, channels=["known"], register_channels=True)
     consumer = Consumer(name, "unknown", lookupd=cluster.lookupd, options=QUICK)
     consumer.handler(_ignore)
-    with anyio.fail_after(10), pytest.raises(ChannelNotRegistered):
+    with anyio.fail_after(25), pytest.raises(ChannelNotRegistered):
         await consumer.run()
 
 

@@ -199,7 +199,7 @@ async def test_consumers_that_share_the_keys_use_all_of_their_lanes(cluster: Clu
             tasks.start_soon(consumer.run)
         await eventually(lambda: all(consumer.connections for consumer in consumers))
         await producer.publish_many(topic, [OutgoingMessage(b"x", key=f"key-{n}") for n in range(600)], partition=0)
-        with anyio.fail_after(10):
+        with anyio.fail_after(25):
             await full.wait()
         for consumer in consumers:
             consumer.stop()
@@ -279,7 +279,7 @@ async def test_a_key_function_that_fails_ends_the_consumer(cluster: Cluster, top
 
     async with Producer(cluster.lookupd) as producer:
         await producer.publish(topic, b"x")
-    with anyio.fail_after(10), pytest.raises(InvalidInput, match="key function failed"):
+    with anyio.fail_after(25), pytest.raises(InvalidInput, match="key function failed"):
         await consumer.run()
 
 

@@ -73,7 +73,7 @@ async def test_start_runs_the_handler_in_the_background(cluster: Cluster, topic:
 
     await consumer.start()
     publish(cluster, topic, b"a")
-    with anyio.fail_after(10):
+    with anyio.fail_after(25):
         await handled.wait()
     await consumer.aclose()
     await eventually(lambda: not depth(cluster, topic))
@@ -87,7 +87,7 @@ async def test_aclose_in_a_handler_ends_the_run(cluster: Cluster, topic: str) ->
         await consumer.aclose()
 
     publish(cluster, topic, b"a")
-    with anyio.fail_after(10):
+    with anyio.fail_after(25):
         await consumer.run()
     await eventually(lambda: not depth(cluster, topic))
 
@@ -131,7 +131,7 @@ async def test_one_signal_ends_all_consumers_of_a_program(cluster: Cluster, topi
     async def handle(message: Message) -> None:
         """Do nothing."""
 
-    with anyio.fail_after(10):
+    with anyio.fail_after(25):
         async with create_task_group() as tasks:
             for consumer in consumers:
                 consumer.handler(handle)
@@ -177,7 +177,7 @@ async def test_run_waits_for_a_lookup_service_that_starts_later(
         node = scripted_node(obey({"RDY": message(1)}))
         async with scripted_lookup(port=closed_address.port) as lookup, node as leader:
             lookup.set_leaders({0: leader}, num=1)
-            with anyio.fail_after(10):
+            with anyio.fail_after(25):
                 await handled.wait()
 
     with caplog.at_level(logging.WARNING, "nsqext.consumer"):
@@ -200,14 +200,14 @@ async def test_a_proxy_whose_lookup_service_is_not_up_is_waited_for(
 
 async def test_the_wait_for_a_lookup_service_ends(closed_address: Address) -> None:
     consumer = Consumer("t", "ch", lookupd=str(closed_address), options=quick(lookup_timeout=0.1))
-    with anyio.fail_after(10), pytest.raises(LookupUnreachable):
+    with anyio.fail_after(25), pytest.raises(LookupUnreachable):
         await consumer.start()
 
 
 async def test_an_address_that_is_not_that_of_a_lookup_service_fails_at_once() -> None:
     async with serving(answering(http(b"<html>"))) as address:
         consumer = Consumer("t", "ch", lookupd=str(address), options=quick(lookup_timeout=300.0))
-        with anyio.fail_after(10), pytest.raises(LookupFailed):
+        with anyio.fail_after(25), pytest.raises(LookupFailed):
             await consumer.start()
 
 
@@ -227,7 +227,7 @@ async def test_an_error_that_prevents_the_start_is_raised_and_not_logged_as_well
         app.handler("t", "ch")(handle)
         if way == "run":
             consumer.handler(handle)
-        with anyio.fail_after(10), pytest.raises(LookupFailed):
+        with anyio.fail_after(25), pytest.raises(LookupFailed):
             if way == "serve":
                 await app.serve()
             elif way == "iterate":
@@ -255,7 +255,7 @@ async def test_nodes_that_refuse_tls_end_a_consumer_that_was_never_connected() -
     options = quick(connection=ConnectionOptions(tls=True))
     async with scripted_node(granted=PLAIN) as one, scripted_node(granted=PLAIN) as two:
         consumer = Consumer("t", "ch", nsqd=f"{one},{two}", options=options)
-        with anyio.fail_after(10), pytest.raises(NegotiationFailed, match="TLS"):
+        with anyio.fail_after(25), pytest.raises(NegotiationFailed, match="TLS"):
             await consumer.start()
 
 
@@ -286,7 +286,7 @@ async def test_a_caller_that_holds_messages_gets_more(cluster: Cluster, topic: s
     async with Producer(cluster.lookupd) as producer:
         await producer.publish_many(topic, [b"x"] * 60, partition=0)
     async with Consumer(topic, "ch", lookupd=cluster.lookupd) as consumer:
-        with anyio.fail_after(10):
+        with anyio.fail_after(25):
             held = [await consumer.__anext__() for _ in range(60)]
         for one in held:
             await one.finish()
@@ -380,7 +380,7 @@ async def test_a_start_beside_aclose_leaves_nothing_open() -> None:
         with suppress(InvalidState, LookupUnreachable):
             await consumer.start()
 
-    with anyio.fail_after(20):
+    with anyio.fail_after(25):
         for _ in range(20):
             consumer = Consumer("t", "ch", lookupd=lookup, options=ConsumerOptions(start_timeout=0.0))
             async with create_task_group() as tasks:

@@ -264,7 +264,7 @@ async def test_the_messages_behind_one_whose_key_cannot_be_read_are_requeued_on_
 
 @pytest.mark.parametrize("generation", ["nsq", "ha"])
 async def test_messages_of_cancelled_handlers_are_redelivered_at_once(generation: str) -> None:
-    with Cluster(nodes=1, generation=generation) as cluster, anyio.fail_after(20):
+    with Cluster(nodes=1, generation=generation) as cluster, anyio.fail_after(25):
         cluster.create_topic("t", channels=["ch"])
         async with Producer(cluster.lookupd) as producer:
             await producer.publish("t", b"a")

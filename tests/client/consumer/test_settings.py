@@ -53,7 +53,7 @@ async def test_a_round_trip_through_all_layers(
         tls=context if tls else None, tls_hostname="localhost" if tls else None, **compression
     )
     sent = [b"%d " % number * (20_000 if number % 50 == 0 else 20) for number in range(200)]
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         async with Producer(cluster.lookupd, options=ProducerOptions(connection=connection)) as producer:
             await producer.publish_many(topic, sent)
         consumer = opened(topic, cluster, quick(connection=connection), max_in_flight=50)
@@ -67,7 +67,7 @@ async def test_a_round_trip_through_all_layers(
 
 async def test_a_sample_of_the_messages(cluster: Cluster, topic: str) -> None:
     seen: list[bytes] = []
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         async with Producer(cluster.lookupd) as producer:
             await producer.publish_many(topic, [b"%d" % number for number in range(1000)])
         consumer = opened(topic, cluster, quick(sample_rate=30))
@@ -86,7 +86,7 @@ async def test_a_sample_of_the_messages(cluster: Cluster, topic: str) -> None:
 
 async def test_idle_connections_live_on_heartbeats(cluster: Cluster, topic: str) -> None:
     connection = ConnectionOptions(heartbeat_interval=1)
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         options = ProducerOptions(connection=connection)
         async with (
             Producer(cluster.lookupd, options=options) as producer,
@@ -114,7 +114,7 @@ async def test_a_handler_that_failed_for_long_continues_when_it_is_repaired(clus
         backoff=BackoffOptions(base=0.005, max_wait=0.02),
         failure=FailureOptions(requeue_delay=0.0, max_attempts=0),
     )
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         async with Producer(cluster.lookupd) as producer:
             await producer.publish_many(topic, [b"%d" % number for number in range(20)])
         consumer = opened(topic, cluster, options, max_in_flight=5)

@@ -150,7 +150,7 @@ async def test_an_app_may_share_with_others(cluster: Cluster, asked: Asked) -> N
 
     async with Producer(lookup) as producer:
         await producer.publish(topic_a, b"x")
-        with anyio.fail_after(10):
+        with anyio.fail_after(25):
             await app.serve()
         await producer.publish(topic_b, b"x")
     assert (asked.pools, asked.open_pools) == (1, 0)
@@ -169,7 +169,7 @@ async def test_the_producer_of_dead_letters_asks_with_its_consumer(cluster: Clus
         raise ValueError("never")
 
     publish(cluster, topic_a, b"x")
-    with anyio.fail_after(10):
+    with anyio.fail_after(25):
         await consumer.run()
     assert depth(cluster, topic_b) == 1
     assert (asked.lists(), asked.pools, asked.open_pools) == (1, 1, 0)

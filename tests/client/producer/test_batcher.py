@@ -48,7 +48,7 @@ class _Publisher:
 @asynccontextmanager
 async def _batcher(publisher: _Publisher, limits: BatcherLimits) -> AsyncIterator[Batcher]:
     failure: Exception | None = None
-    with anyio.fail_after(10):
+    with anyio.fail_after(25):
         async with anyio.create_task_group() as tasks:
             try:
                 async with Batcher(publisher, tasks.start_soon, "t", limits) as batcher:
@@ -158,7 +158,7 @@ async def test_an_invalid_message_is_refused_alone() -> None:
 
 
 async def test_a_message_that_its_topic_refuses_fails_alone() -> None:
-    with Cluster(nodes=1) as cluster, anyio.fail_after(15):
+    with Cluster(nodes=1) as cluster, anyio.fail_after(25):
         cluster.create_topic("t", channels=["ch"])
         async with Producer(cluster.lookupd) as producer, producer.batcher("t", linger=60) as batcher:
             for number in range(6):
@@ -175,7 +175,7 @@ async def test_publishes_cut_off_by_closing_are_reported() -> None:
     publisher = _Publisher()
     publisher.gate = anyio.Event()
     outcomes: list[type[NsqError]] = []
-    with anyio.fail_after(10):
+    with anyio.fail_after(25):
         async with anyio.create_task_group() as users, anyio.create_task_group() as tasks:
             batcher = Batcher(publisher, tasks.start_soon, "t", BatcherLimits(linger=0, max_count=1))
             await batcher.__aenter__()
@@ -206,7 +206,7 @@ async def test_invalid_limits_are_refused(limits: dict[str, float]) -> None:
 
 async def test_through_a_producer() -> None:
     answers = {"MPUB": [error("E_FAILED_ON_NOT_LEADER"), error("E_MPUB_FAILED x"), b"\0\0\0\6\0\0\0\0OK"]}
-    with anyio.fail_after(10):
+    with anyio.fail_after(25):
         async with scripted_node(obey(answers)) as node:
             async with (
                 Producer(nsqd=str(node), options=ProducerOptions(retry_wait=0.001)) as producer,
@@ -218,7 +218,7 @@ async def test_through_a_producer() -> None:
 
 
 async def test_a_producer_that_ends_first_publishes_what_is_pending() -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(25):
         async with scripted_node(obey()) as node:
             async with Producer(nsqd=str(node)) as producer:
                 batcher = await producer.batcher("t", linger=60).__aenter__()

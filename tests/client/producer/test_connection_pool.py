@@ -82,7 +82,7 @@ async def test_when_the_connecting_caller_is_cancelled_another_one_connects() ->
             scope.cancel()
             await until(lambda: len(node.peers) == 2)
             await node.peers[1].handshake({"version": "1.3.0"})
-            with anyio.fail_after(10):
+            with anyio.fail_after(25):
                 await done.wait()
             await first.expect_end()
         await pool.aclose()
@@ -100,7 +100,7 @@ async def test_connections_are_logged_once_in_a_while(caplog: pytest.LogCaptureF
     first, ended, back = [record.getMessage() for record in caplog.records]
     assert first == f"connected to {node}"
     assert ended.startswith(f"connection to {node} ended: reset")
-    assert back.startswith(f"connected to {node}: back after 0.")
+    assert back.startswith(f"connected to {node}: back after ")
 
 
 async def test_connections_that_no_topic_needs_are_closed_when_they_are_idle() -> None:

@@ -60,7 +60,7 @@ async def test_a_cancelled_waiter_leaves_the_queue(woken: bool) -> None:
         else:
             await until(lambda: len(turns._waiting[_KEY]) == 1)
             turns.leave(_KEY)
-        with anyio.fail_after(10):
+        with anyio.fail_after(25):
             await entered.wait()
     turns.leave(_KEY)
     assert len(turns) == 0

@@ -131,7 +131,7 @@ async def test_unused_topics_are_forgotten_while_others_continue() -> None:
                 await producer.publish(f"idle{number}", b"x", **({"key": "k"} if number % 2 else {"partition": 0}))
             lookup.set_leaders({0: two}, num=1)
             router, directory = producer._router, producer._metadata
-            with anyio.fail_after(15):
+            with anyio.fail_after(25):
                 first = producer._pool.node(one.address)
                 while len(router.routes) != 1 or len(directory._refreshers) != 1 or first.connection is not None:
                     await producer.publish("busy", b"x", partition=0)

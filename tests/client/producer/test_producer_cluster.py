@@ -30,7 +30,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 async def test_receipts_of_every_way_to_publish(cluster: Cluster) -> None:
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         async with Producer(cluster.lookupd) as producer:
             plain = await producer.publish("plain", b"x")
             traced = await producer.publish("plain", b"x", trace_id=7)
@@ -134,7 +134,7 @@ async def test_a_leader_that_moves_is_an_event_and_logged(cluster: Cluster, capl
 
 
 async def test_the_original_nsq_through_lookup() -> None:
-    with Cluster(nodes=2, generation="nsq") as cluster, anyio.fail_after(18):
+    with Cluster(nodes=2, generation="nsq") as cluster, anyio.fail_after(25):
         options = ProducerOptions(timeout=8)
         async with Producer(cluster.lookupd, options=options) as producer:
             for number in range(10):

@@ -174,7 +174,7 @@ async def test_a_batch_is_never_larger_than_max_in_flight(cluster: Cluster, topi
     publish(cluster, topic, *TEN)
     received = 0
     async with in_batches(cluster, topic, max_in_flight=4) as consumer:
-        with anyio.fail_after(20):
+        with anyio.fail_after(25):
             async for batch in consumer.batches(max_count=500, max_wait=60.0):
                 assert len(batch) <= 4
                 assert consumer.statistics().in_flight <= 4
@@ -187,7 +187,7 @@ async def test_a_batch_is_never_larger_than_max_in_flight(cluster: Cluster, topi
 async def test_rdy_grows_to_the_batch(cluster: Cluster, topic: str) -> None:
     publish(cluster, topic, *TEN)
     async with in_batches(cluster, topic, quick(initial_ready=1)) as consumer:
-        with anyio.fail_after(15):
+        with anyio.fail_after(25):
             batch = await anext(consumer.batches(max_count=10, max_wait=30.0))
             assert [message.body for message in batch] == TEN
             await batch.finish()
@@ -211,7 +211,7 @@ async def test_leaving_the_loop_requeues_the_rest_at_once(cluster: Cluster, topi
                 await work()
         else:
             await work()
-        with anyio.fail_after(15):
+        with anyio.fail_after(25):
             again = await consumer.fetch(7, 10.0)
         assert sorted(message.body for message in again) == [b"2", b"4", b"5", b"6", b"7", b"8", b"9"]
         assert {message.attempts for message in again} == {2}
@@ -276,7 +276,7 @@ async def test_a_batch_that_is_not_answered_within_close_timeout_is_requeued(clu
     with pytest.raises(InvalidState):
         await batch[0].finish()
     async with in_batches(cluster, topic) as other:
-        with anyio.fail_after(10):
+        with anyio.fail_after(25):
             again = await other.fetch(10)
         assert len(again) == 10
         await again.finish()
@@ -284,7 +284,7 @@ async def test_a_batch_that_is_not_answered_within_close_timeout_is_requeued(clu
 
 async def test_the_task_that_closes_does_not_wait_for_its_own_batch(cluster: Cluster, topic: str) -> None:
     publish(cluster, topic, *TEN)
-    with anyio.fail_after(10):
+    with anyio.fail_after(25):
         async with in_batches(cluster, topic, quick(close_timeout=60.0)) as consumer:
             batch = await consumer.fetch(10)
     assert batch.unanswered == []
@@ -352,7 +352,7 @@ async def test_batches_of_the_original_nsq(original: Cluster, request: pytest.Fi
         await producer.publish_many(topic, TEN)
     left: list[bytes] = []
     async with Consumer(topic, "ch", lookupd=original.lookupd, options=QUICK) as consumer:
-        with anyio.fail_after(15):
+        with anyio.fail_after(25):
             async for batch in consumer.batches(max_count=10, max_wait=5.0):
                 assert [message.body for message in batch] == TEN
                 await batch.finish_up_to(7)

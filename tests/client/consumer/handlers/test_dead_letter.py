@@ -31,7 +31,7 @@ async def bury(message: Message, node: ScriptedNode, *, lookupd: str = "") -> No
     async with create_task_group() as tasks:
         tasks.start_soon(dead_letters.run)
         try:
-            with anyio.fail_after(10):
+            with anyio.fail_after(25):
                 await dead_letters.publish(message, None)
         finally:
             tasks.cancel_scope.cancel()

@@ -129,7 +129,7 @@ async def test_dead_letters_of_a_batch_are_published_at_the_same_time_up_to_a_bo
         await checkpoint()
         running -= 1
 
-    with anyio.fail_after(10):
+    with anyio.fail_after(25):
         await to_topic(take).batch_failed([make_message(owner, number) for number in range(500)], Reject())
     assert most == 32
     assert sorted(owner.commands) == sorted(f"FIN {number}" for number in range(500))

@@ -262,5 +262,5 @@ async def test_a_waiting_worker_wakes_when_its_key_is_free() -> None:
         tasks.start_soon(work)
         await anyio.wait_all_tasks_blocked()
         bench.wait(0.1)
-        with anyio.fail_after(15):
+        with anyio.fail_after(25):
             await woken.wait()

@@ -131,7 +131,7 @@ async def test_running_handlers_can_be_cancelled() -> None:
         running = sorted(message.internal_id for message in subject.running)
         queue.stop()
         subject.cancel()
-        with anyio.fail_after(15):
+        with anyio.fail_after(25):
             await subject.wait()
     assert running == [1, 2]
     assert owner.commands == []
@@ -176,7 +176,7 @@ async def test_a_stopped_queue_hands_out_nothing() -> None:
     queue.stop()
     queue.put([make_message(RecordingOwner())])
     assert not queue.messages
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         async with create_task_group() as tasks:
             tasks.start_soon(queue.wait)
             await anyio.wait_all_tasks_blocked()

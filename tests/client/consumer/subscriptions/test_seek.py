@@ -64,7 +64,7 @@ async def test_seek_by_offset_number_and_end(cluster: Cluster, topic: str) -> No
         await consumer.seek(Position.latest())
         publish(cluster, topic, b"4")
         bodies: list[bytes] = []
-        with anyio.fail_after(15):
+        with anyio.fail_after(25):
             while b"4" not in bodies:
                 bodies += await take(consumer, 1)
         # the server may deliver one message that it requeued when the connection was closed, in any order
@@ -78,7 +78,7 @@ async def test_seek_where_a_partition_is_empty(cluster: Cluster, topic: str) -> 
     publish(cluster, topic, b"1")
     async with opened(topic, cluster) as consumer:
         assert await take(consumer, 1) == [b"1"]
-        with anyio.fail_after(15):
+        with anyio.fail_after(25):
             await consumer.seek(Position.earliest())
         assert await take(consumer, 1) == [b"1"]
 
@@ -140,7 +140,7 @@ async def test_of_seeks_at_the_same_time_the_last_one_counts_and_none_hangs(
         assert await take(consumer, 2) == [b"1", b"2"]
         gate = _Gate(positions.move_channel)
         monkeypatch.setattr(reading, "move_channel", gate)
-        with anyio.fail_after(10):
+        with anyio.fail_after(25):
             tasks.start_soon(consumer.seek, Position.latest())
             await eventually(lambda: gate.calls)
             tasks.start_soon(consumer.seek, Position.message(2))
@@ -161,7 +161,7 @@ async def test_seeks_that_wait_together_end_together_with_their_consumer(cluster
 
     positions = [Position.latest(), Position.message(2)]
     async with anyio.create_task_group() as tasks:
-        with anyio.fail_after(10):
+        with anyio.fail_after(25):
             async with opened(topic, cluster) as consumer:
                 cluster.kill(cluster.leader(topic))
                 await eventually(lambda: not consumer.connections)
@@ -182,7 +182,7 @@ async def test_a_seek_replaces_a_start_that_is_in_progress(
     monkeypatch.setattr(reading if step == "move_channel" else seeking, step, gate)
     options = quick(start=_EARLIEST, start_timeout=0.01, queue_position=True)
     async with opened(topic, cluster, options) as consumer, anyio.create_task_group() as tasks:
-        with anyio.fail_after(10):
+        with anyio.fail_after(25):
             await eventually(lambda: gate.calls)
             tasks.start_soon(consumer.seek, Position.message(3))
             await anyio.wait_all_tasks_blocked()
@@ -199,7 +199,7 @@ async def test_a_seek_ends_with_its_partition() -> None:
         lookup.set_leaders({0: node, 1: node}, num=2)
         options = quick(lookup=LookupOptions(poll_interval=0.05, max_pause=0.05))
         async with Consumer("t", "ch", lookupd=str(lookup), options=options) as consumer:
-            with anyio.fail_after(10):
+            with anyio.fail_after(25):
                 await eventually(lambda: consumer.connections)
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(_seek_in_vain, consumer)

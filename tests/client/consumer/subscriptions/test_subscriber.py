@@ -101,7 +101,7 @@ async def test_a_topic_upgraded_to_extend_is_subscribed_again(cluster: Cluster, 
         cluster.upgrade_topic(topic)
         await eventually(lambda: consumer._metadata.cached(topic, "r").meta.extend_support)  # type: ignore[union-attr]
         publish(cluster, topic, b"after", ext='{"a":"b"}')
-        with anyio.fail_after(15):
+        with anyio.fail_after(25):
             message = await consumer.__anext__()
         assert (message.body, dict(message.headers)) == (b"after", {"a": "b"})
         await message.finish()

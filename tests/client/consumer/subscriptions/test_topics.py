@@ -188,7 +188,7 @@ async def test_one_budget_is_shared_by_all_topics(cluster: Cluster, prefix: str)
         if len(seen) == 310:
             done.set()
 
-    with anyio.fail_after(20):
+    with anyio.fail_after(25):
         await running(consumer, done.wait)
     assert most <= 4
     assert Counter(seen[:150])[b"quiet"] == 10, "the busy topic must not delay the other one"
@@ -221,7 +221,7 @@ async def test_batches_hold_messages_of_all_topics_in_the_order_of_each(cluster:
         if sum(map(len, seen.values())) == 40:
             done.set()
 
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         await running(consumer, done.wait)
     expected = sorted(b"%d" % number for number in range(20))
     assert {name: sorted(bodies) for name, bodies in seen.items()} == dict.fromkeys(names, expected)
@@ -398,7 +398,7 @@ async def test_keys_keep_their_order_in_each_topic(redesigned: Cluster, prefix: 
         if sum(map(len, seen.values())) == 20:
             done.set()
 
-    with anyio.fail_after(15):
+    with anyio.fail_after(25):
         await running(consumer, done.wait)
     assert seen == {(name, f"k{odd}"): list(range(odd, 10, 2)) for name in names for odd in (0, 1)}
 

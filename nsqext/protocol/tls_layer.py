@@ -6,6 +6,7 @@ A module of its own: loading ``ssl`` takes longer than the rest of the protocol,
 from __future__ import annotations
 
 import ssl
+from typing import Any
 
 from nsqext.errors import ConnectionFailed, InvalidSetting, InvalidState, ProtocolError
 
@@ -52,6 +53,14 @@ class TlsLayer:
     def version(self) -> str | None:
         """The negotiated version, for example ``TLSv1.3``; None before the handshake."""
         return self._object.version()
+
+    @property
+    def peer_common_name(self) -> str:
+        """The common name in the peer's verified certificate, empty without one; for the time after the handshake."""
+        certificate: dict[str, Any] = self._object.getpeercert() or {}
+        # a tuple of names, and each name a tuple of pairs
+        names = [value for name in certificate.get("subject", ()) for key, value in name if key == "commonName"]
+        return str(names[-1]) if names else ""
 
     def pending(self) -> bytes:
         """Return and forget the bytes to send now: handshake, key updates, or an alert after an error."""

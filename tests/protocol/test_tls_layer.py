@@ -122,6 +122,19 @@ def test_a_client_without_the_required_certificate_gets_an_error(
         client.decode(server.pending())
 
 
+def test_the_common_name_of_a_verified_certificate(authority: trustme.CA, client_context: ssl.SSLContext) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("nsqd.test").configure_cert(context)
+    authority.configure_trust(context)
+    context.verify_mode = ssl.CERT_OPTIONAL
+    anonymous = TlsLayer(client_context, "nsqd.test"), TlsLayer(context, server_side=True)
+    handshake(*anonymous)
+    authority.issue_cert("client.test", common_name="billing").configure_cert(client_context)
+    known = TlsLayer(client_context, "nsqd.test"), TlsLayer(context, server_side=True)
+    handshake(*known)
+    assert [server.peer_common_name for _, server in (anonymous, known)] == ["", "billing"]
+
+
 def test_a_peer_without_tls_gets_an_error(client_context: ssl.SSLContext) -> None:
     client = TlsLayer(client_context, "nsqd.test")
     with pytest.raises(ConnectionFailed, match="TLS handshake failed"):

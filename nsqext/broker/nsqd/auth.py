@@ -30,6 +30,10 @@ class AuthClient(Protocol):
     settings: ClientSettings
     authorizations: Authorizations | None
 
+    @property
+    def common_name(self) -> str:
+        """Common name of the client's certificate."""
+
     def answer(self, data: bytes) -> None:
         """Send a response."""
 
@@ -66,7 +70,9 @@ async def _log_in(client: AuthClient, secret: bytes) -> None:
 
 
 async def _query(client: AuthClient, secret: bytes) -> Authorizations | None:
-    return await query_auth(client.node.options, secret, client.peer, tls=client.settings.tls)
+    return await query_auth(
+        client.node.options, secret, client.peer, tls=client.settings.tls, common_name=client.common_name
+    )
 
 
 def check_auth(client: AuthClient, command: str, topic: str, channel: str) -> bool:

@@ -123,21 +123,27 @@ async def _request(client: HttpClient, method: str, url: str, content: bytes = b
     raise HttpRequestFailed("too many redirects")
 
 
-async def query_auth(options: NodeOptions, secret: bytes, peer: str, *, tls: bool) -> Authorizations | None:
+async def query_auth(
+    options: NodeOptions, secret: bytes, peer: str, *, tls: bool, common_name: str = ""
+) -> Authorizations | None:
     """Ask the auth servers in turn until one answers; return None when none of them does.
+
+    The original begins with a random one.
 
     Args:
         options: addresses and clock.
         secret: what the client sent with AUTH.
         peer: ``host:port`` of the client.
         tls: the client's connection is encrypted.
+        common_name: from the client's certificate; empty without one.
     """
     host = peer.rpartition(":")[0].strip("[]")
     values = {"remote_ip": host, "secret": decode(secret), "tls": "true" if tls else "false"}
     addresses = list(options.auth_addresses)
     if options.original:
-        values = {"common_name": ""} | values  # both servers send the arguments in the order of their names
-        random.shuffle(addresses)
+        values = {"common_name": common_name} | values  # both servers send the arguments in the order of their names
+        start = random.randrange(len(addresses))
+        addresses = addresses[start:] + addresses[:start]
     client = HttpClient(_TIMEOUT)
     try:
         for address in addresses:

@@ -228,6 +228,11 @@ class Session:
         versions = [layer.version for layer in self.output.layers if isinstance(layer, TlsLayer)]
         return (versions[0] or "").replace("TLSv", "TLS") if versions else ""
 
+    @property
+    def common_name(self) -> str:
+        """Common name of the client's certificate, empty without one."""
+        return "".join(layer.peer_common_name for layer in self.output.layers if isinstance(layer, TlsLayer))
+
     # Bytes out
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import ssl
 import struct
 from collections.abc import AsyncIterator, Callable
@@ -15,6 +16,7 @@ import pytest
 import trustme
 
 from nsqext.broker.fault_injection import NodeFaults, Rule
+from nsqext.broker.nsqd.auth_server import query_auth
 from nsqext.broker.nsqd.node import Node
 from nsqext.broker.nsqd.options import NodeOptions
 from nsqext.broker.nsqd.server import NsqdServer
@@ -341,6 +343,7 @@ async def test_bytes_that_are_no_tls_end_the_connection() -> None:
 class _AuthServer:
     def __init__(self) -> None:
         self.asked: list[dict[str, str]] = []
+        self.hosts: list[str] = []
         self.grants: list[dict[str, Any]] = [
             {"topic": "^t$", "channels": ["^$", "^ok"], "permissions": ["publish", "subscribe"]}
         ]
@@ -355,6 +358,7 @@ class _AuthServer:
         else:
             values = dict(request.url.params)
         self.asked.append(values)
+        self.hosts.append(request.url.netloc.decode())
         secret = values["secret"]
         if secret == "bad":
             return httpx.Response(403)
@@ -438,6 +442,17 @@ async def test_the_original_posts_json_and_escapes_values(auth_server: _AuthServ
         b'{"common_name":[""],"remote_ip":["127.0.0.1"],"secret":["good"],"tls":["false"]}',
     )
     assert '"secret":["\ufffd\\u0026"]'.encode() in auth_server.posted[1][1]
+
+
+async def test_the_original_asks_its_auth_servers_in_a_circle(
+    auth_server: _AuthServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(random, "randrange", lambda count: count - 2)
+    addresses = tuple(f"127.0.0.1:{port}" for port in (1, 2, 3, 4))
+    options = NodeOptions(limits=ServerLimits.original(auth=True), clustered=False, auth_addresses=addresses)
+    assert await query_auth(options, b"bad", "127.0.0.1:5", tls=True, common_name="billing") is None
+    assert auth_server.hosts == ["127.0.0.1:3", "127.0.0.1:4", "127.0.0.1:1", "127.0.0.1:2"]
+    assert list(auth_server.asked[0].values()) == ["billing", "127.0.0.1", "bad", "true"]
 
 
 async def test_sizes_on_the_wire_are_checked_before_anything_is_kept() -> None:

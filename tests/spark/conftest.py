@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 _JAVA = 17
-_SLOW = 120
+_SLOW = 200
 _PATIENT = 300
 
 

@@ -82,6 +82,9 @@ class FakeAdmin:
             raise TopicNotFound("it does not exist", topic=topic)
         return found
 
+    async def is_deleted(self, topic: str) -> bool:
+        return not any(name == topic for name, _ in self.logs)
+
     async def of(self, topic: str, partition: int, patience: float = 8.0) -> Log:
         self.asked += 1
         log = self.log(topic, partition)

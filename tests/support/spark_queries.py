@@ -25,7 +25,8 @@ __all__ = ("Reading", "after_slow_starts", "post", "run_to_end", "starting", "wa
 T = TypeVar("T")
 
 _DEADLINE = 90
-_STARTS = 3
+_STARTS = 60.0
+"""Seconds in which a stream whose start was too slow is started again."""
 _SLOW_START = "Python worker failed to connect back"
 
 Row = tuple[str, int, int, bytes]
@@ -108,13 +109,13 @@ def after_slow_starts(action: Callable[[], T]) -> T:
     Spark gives the Python process that plans a stream 10 seconds to start, which no setting changes. On a machine that
     is too busy for that a stream is started again with its checkpoint, as users are advised to do.
     """
-    for _ in range(_STARTS - 1):
+    until = time.monotonic() + _STARTS
+    while True:
         try:
             return action()
         except StreamingQueryException as error:
-            if _SLOW_START not in str(error):
+            if _SLOW_START not in str(error) or time.monotonic() > until:
                 raise
-    return action()
 
 
 def run_to_end(start: Callable[[], StreamingQuery], timeout: int | None = _DEADLINE) -> StreamingQuery:

@@ -8,6 +8,7 @@ import pytest
 from attrs import define
 from pyspark.errors import StreamingQueryException
 
+from tests.support import spark_queries
 from tests.support.spark_queries import run_to_end
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class FakeQuery:
 
 @pytest.mark.parametrize(
     ("failures", "starts"),
-    [([""], 1), ([SLOW, ""], 2), ([SLOW, SLOW, SLOW, ""], 3), (["DataLoss", ""], 1), ([SLOW, "DataLoss", ""], 2)],
+    [([""], 1), ([SLOW, ""], 2), ([SLOW, SLOW, SLOW, ""], 4), (["DataLoss", ""], 1), ([SLOW, "DataLoss", ""], 2)],
 )
 def test_only_a_slow_start_is_repeated(failures: list[str], starts: int) -> None:
     queries = [cast("StreamingQuery", FakeQuery(failure)) for failure in failures]
@@ -42,3 +43,9 @@ def test_only_a_slow_start_is_repeated(failures: list[str], starts: int) -> None
     else:
         assert run_to_end(lambda: next(started)) is queries[starts - 1]
     assert list(started) == queries[starts:]
+
+
+def test_starts_are_repeated_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_queries, "_STARTS", -1.0)
+    with pytest.raises(StreamingQueryException, match="failed to connect back"):
+        run_to_end(lambda: cast("StreamingQuery", FakeQuery(SLOW)))

@@ -35,6 +35,8 @@ _FRESH = 5.0
 """Seconds for which the position of an anchor is not requested again."""
 _TOPICS_INTERVAL = 5.0
 """Seconds between two requests for the topics that match ``subscribePattern``."""
+_UNKNOWN_PAUSE = 0.2
+"""Seconds until a topic is looked up again that may be deleted."""
 
 
 def starting_offsets_of(options: SourceOptions) -> OffsetSpec | None:
@@ -271,11 +273,8 @@ class Anchors:
         await self._match_topics()
 
         async def keys_of(topic: str) -> list[Key]:
-            try:
-                keys = await self._keys(topic)
-            except TopicNotFound:
-                if self._strict:
-                    raise
+            keys = await self._keys_unless_deleted(topic)
+            if keys is None:
                 if topic not in self._missing:
                     logger.warning("the topic %s does not exist any more: the query continues without it", topic)
                 self._missing.add(topic)
@@ -286,6 +285,18 @@ class Anchors:
             return keys
 
         return [key for keys in (await gather(self.topics, keys_of)).values() for key in keys]
+
+    async def _keys_unless_deleted(self, topic: str) -> list[Key] | None:
+        """Return the partitions of a topic; without ``failOnDataLoss``, None once a topic counts as deleted."""
+        while True:
+            try:
+                return await self._keys(topic)
+            except TopicNotFound:
+                if self._strict:
+                    raise
+                if await self._admin.leaders.is_deleted(topic):
+                    return None
+                await anyio.sleep(_UNKNOWN_PAUSE)
 
     async def _anchor(self, key: Key, *, quick: bool) -> int | None:
         topic, partition = key

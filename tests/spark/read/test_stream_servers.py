@@ -41,6 +41,8 @@ def anyio_backend() -> str:
 async def planning(lookupd: list[str], topic: str, **given: str) -> AsyncIterator[StreamPlanner]:
     """Open a planner, as a process of Spark does."""
     known = {"lookupd": ",".join(lookupd), "subscribe": topic, "channel": "spark", "startingOffsets": "earliest"}
+    if "subscribePattern" in given:
+        del known["subscribe"]
     options = SourceOptions.parse({**known, **given}, streaming=True)
     planner = StreamPlanner(options, Admin(options.client))
     try:
@@ -199,11 +201,19 @@ async def test_a_stored_batch_is_not_skipped_while_lookup_learns_its_topic(
         return found
 
     monkeypatch.setattr(LeaderLocator, "is_deleted", learn)
+    monkeypatch.setattr("nsqext.spark.read.anchor._TOPICS_INTERVAL", 0.0)
     async with planning(cluster.lookupd, "orders", **given) as planner:
         start = await planner.initial()
         end = await planner.latest(start, None)
     cluster.faults.empty_lookup()
     async with planning(cluster.lookupd, "orders", **given) as planner:
+        assert await planner.ranges(start, end) == [Range("orders", 0, 0, COUNT)]
+    cluster.faults.empty_lookup()
+    async with planning(cluster.lookupd, "orders", **given) as planner:
+        await planner.freeze()
+        assert await planner.latest(start, None) == end, "a run that reads everything reads the topic"
+    cluster.faults.empty_lookup()
+    async with planning(cluster.lookupd, "ord.*", **given, subscribePattern="ord.*") as planner:
         assert await planner.ranges(start, end) == [Range("orders", 0, 0, COUNT)]
 
 

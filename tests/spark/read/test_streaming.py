@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.request import urlopen
@@ -123,26 +124,32 @@ def test_tasks_that_fail_in_the_middle_are_run_again(spark: SparkSession, server
         .load()
         .select("partition", "offset", "value")
     )
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "50")
     writer = (
-        frame.mapInArrow(fail_at_first, frame.schema)
+        frame.mapInArrow(partial(fail_at_first, tmp_path / "failed"), frame.schema)
         .writeStream.format("parquet")
         .option("path", str(tmp_path / "rows"))
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
         .trigger(availableNow=True)
     )
-    run_to_end(writer.start)
+    try:
+        run_to_end(writer.start)
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    assert (tmp_path / "failed").exists()
     rows = spark.read.parquet(str(tmp_path / "rows")).collect()
     assert sorted((row.partition, row.offset - servers.first, bytes(row.value)) for row in rows) == [
         (partition, number, body) for partition in (0, 1) for number, body in enumerate(bodies("again", 200))
     ]
 
 
-def fail_at_first(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
-    """Fail on the second batch, when a task is run for the first time."""
+def fail_at_first(failed: Path, batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
+    """Fail on the second batch, when a task is run for the first time, and create a file."""
     context = TaskContext.get()
     assert context is not None
     for number, batch in enumerate(batches):
         if number == 1 and context.attemptNumber() == 0:
+            failed.touch()
             raise RuntimeError("on purpose")
         yield batch
 
@@ -234,10 +241,11 @@ def test_the_leader_is_killed_while_a_batch_is_read(spark: SparkSession, tmp_pat
         }
         reading = Reading(spark, tmp_path / "checkpoint", options)
         leader = cluster.leader("orders")
+        cluster.faults.delay(leader, "out", 0.002)  # one message of an ordered topic is in flight: 12 s for all
 
         def start() -> StreamingQuery:
             query = reading.start()
-            wait_for(lambda: progress(cluster, leader) > 500 or not query.isActive, "the batch is being read")
+            wait_for(lambda: progress(cluster, leader) > 100 or not query.isActive, "the batch is being read")
             if (error := query.exception()) is not None:
                 raise error
             return query

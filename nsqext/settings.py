@@ -201,17 +201,17 @@ def _from_url(url: str, known: Container[str]) -> dict[str, str]:
 
 def _split(url: str) -> SplitResult:
     if not isinstance(url, str):
-        raise InvalidSetting(f"a URL that is a {type(url).__name__}", hint="write nsq://lookupd:4161")
+        raise InvalidSetting(f"the URL is a {type(url).__name__}, not text", hint="write nsq://lookupd:4161")
     try:
         # some versions of Python refuse brackets that do not enclose the whole host
         parts = urlsplit(url.replace("[", "%5B").replace("]", "%5D"))
     except ValueError as error:
-        raise InvalidSetting(f"a URL that cannot be read: {error}") from None
+        raise InvalidSetting(f"the URL cannot be read: {error}") from None
     if parts.netloc.count("%5B") != parts.netloc.count("%5D"):
-        raise InvalidSetting("a URL that cannot be read: brackets of IPv6 addresses are not closed")
+        raise InvalidSetting("the URL cannot be read: brackets of IPv6 addresses are not closed")
     if parts.scheme not in _SCHEMES:
         raise InvalidSetting(
-            f"a URL with the scheme {parts.scheme!r}", hint="write nsq://lookupd:4161 or nsqd://nsqd:4150"
+            f"the URL has the scheme {parts.scheme!r}", hint="write nsq://lookupd:4161 or nsqd://nsqd:4150"
         )
     shown = redact_url(url, ())
     if _cuts_secret(parts):

@@ -365,7 +365,7 @@ class Connection:
                     for layer in reversed(self._layers):
                         data = layer.encode(data)
                 except NsqError as error:
-                    self._fail(error, requests)
+                    self.fail(error, requests)
                     return
             self._send(data, requests)
 
@@ -376,7 +376,7 @@ class Connection:
         except (BlockingIOError, InterruptedError):
             sent = 0
         except OSError as error:
-            self._fail(_broken(error), requests)
+            self.fail(_broken(error), requests)
             return
         if sent < len(data):
             if sent or not self._rest:
@@ -516,19 +516,20 @@ class Connection:
         if self._received != before and self._reading and self._watch is None:
             anyio.notify_closing(self._sock)
 
-    def fail(self, error: NsqError) -> None:
-        """Close the connection because of an error, which is the cause of the errors of all pending requests."""
-        self._fail(error)
+    def fail(self, error: NsqError, unsent: int = 0) -> None:
+        """Close the connection because of an error, which is the cause of the errors of all pending requests.
+
+        Args:
+            error: the error.
+            unsent: number of the last requests of which nothing was sent, besides those that are still queued.
+        """
+        self.protocol.fail(error, unsent + self._queued)
+        self._end()
 
     def close(self) -> None:
         """Close the socket at once; pending requests fail. Closing twice does nothing."""
         if not self.closed:
-            self._fail(ConnectionLost("the client closed the connection"))
-
-    def _fail(self, error: NsqError, unsent: int = 0) -> None:
-        """End the connection; nothing was sent of the last ``unsent`` requests and of those that are queued."""
-        self.protocol.fail(error, unsent + self._queued)
-        self._end()
+            self.fail(ConnectionLost("the client closed the connection"))
 
     def _end(self) -> None:
         if self.closed:

@@ -124,7 +124,7 @@ class Partition:
         if self._classic:
             self.readable = min(max(state.readable, log.start_count), log.end_count)
             self.readable_offset = log.find_count(self.readable)
-            for channel in self._each():
+            for channel in self._all_channels():
                 if isinstance(channel, ClassicChannel):
                     channel.reset_counters()
             self._pass_to_channels()
@@ -179,7 +179,7 @@ class Partition:
             self._pass_to_channels()
         else:
             self.readable, self.readable_offset = last.count, last.offset + last.size
-            for channel in self._each():
+            for channel in self._all_channels():
                 channel.pump()
 
     def uncommit(self, count: int) -> None:
@@ -197,7 +197,7 @@ class Partition:
             return
         first, self.readable = self.readable, self.committed
         self.readable_offset = self.log.find_count(self.committed)
-        channels = [channel for channel in self._each() if isinstance(channel, ClassicChannel)]
+        channels = [channel for channel in self._all_channels() if isinstance(channel, ClassicChannel)]
         if self._delays or any(channel.ephemeral for channel in channels):
             for count in range(first + 1, self.readable + 1):
                 entry, delay = self.log.at(count), self._delays.pop(count, 0.0)
@@ -233,7 +233,7 @@ class Partition:
         self._continue_counter()
         self._follow_end()
         self.touch()
-        for channel in self._each():
+        for channel in self._all_channels():
             channel.pump()
 
     def truncate(self, offset: int) -> None:
@@ -242,7 +242,7 @@ class Partition:
         self._continue_counter()
         if self.committed > self.log.end_count:
             self._follow_end()
-            for channel in self._each():
+            for channel in self._all_channels():
                 channel.cut(self.readable_offset, self.readable)
 
     def _follow_end(self) -> None:
@@ -355,7 +355,8 @@ class Partition:
         if self.on_channel_deleted is not None:
             self.on_channel_deleted(name)
 
-    def _each(self) -> list[Channel]:
+    def _all_channels(self) -> list[Channel]:
+        """Return a copy: an ephemeral channel is deleted with its last client, while others are called."""
         return list(self.channels.values())
 
     def upgrade_extend(self) -> None:
@@ -390,7 +391,7 @@ class Partition:
             del self._delays[count]
         first, self.readable = self.readable, self.committed
         self.readable_offset = self.log.find_count(self.committed)
-        for channel in self._each():
+        for channel in self._all_channels():
             if isinstance(channel, ClassicChannel):
                 channel.discard_after(first)
         self.note_channels()
@@ -410,7 +411,7 @@ class Partition:
             Clock time of the next call that is needed; None until `touch` is called.
         """
         self.touched = True  # what the channels change now is part of the result
-        due = min((channel.tick() for channel in self._each()), default=inf)
+        due = min((channel.tick() for channel in self._all_channels()), default=inf)
         storage = self._storage
         if storage is not None:
             if storage.begin_interval(self.options.clock()):
@@ -423,18 +424,18 @@ class Partition:
         return None if due == inf else due
 
     def _delayed(self) -> list[tuple[str, Iterable[Delayed]]]:
-        return [(channel.name, channel.cursor.delayed.messages.values()) for channel in self._each()]
+        return [(channel.name, channel.cursor.delayed.messages.values()) for channel in self._all_channels()]
 
     def suspend(self) -> None:
         """Refuse consumers, because another node leads: clients are closed, messages in flight are discarded."""
         self.suspended = True
-        for channel in self._each():
+        for channel in self._all_channels():
             channel.suspend()
 
     def resume(self) -> None:
         """Serve consumers again, from the acknowledged positions."""
         self.suspended = False
-        for channel in self._each():
+        for channel in self._all_channels():
             channel.pump()
 
     def close(self, *, destroy: bool = False, save: bool = True) -> None:
@@ -445,7 +446,7 @@ class Partition:
             save: write the channels' positions; without it the files are left as by a killed process.
         """
         self._closed = True
-        for channel in self._each():
+        for channel in self._all_channels():
             channel.close()
         if self._schedule is not None:
             self._schedule.remove(self)
@@ -464,7 +465,7 @@ class Partition:
 
     def state(self) -> StoredPartition:
         """Return the persistent state besides the queue."""
-        channels = [channel.state() for channel in self._each() if not channel.ephemeral]
+        channels = [channel.state() for channel in self._all_channels() if not channel.ephemeral]
         end = self.log.end_offset, self.log.end_count
         return StoredPartition(
             self.topic, self.partition, self.extend, self.ordered, self.paused, self.readable, channels, *end

@@ -22,7 +22,8 @@ Generation = str
 class ServerLimits:
     """What a server allows and offers; sizes in bytes, times in seconds.
 
-    Defaults are the redesigned server's; `original` gives those of the original NSQ.
+    Defaults are the redesigned server's; `original` gives those of the original NSQ. ``max_channel_consumers`` and
+    ``max_connections`` are 0 for no limit.
     """
 
     generation: Generation = "ha"

@@ -11,7 +11,7 @@ import anyio
 from attrs import define, frozen
 
 from nsqext.arguments import check_positive, check_time
-from nsqext.client.producer.request import OutgoingMessage, encode_message, key_bytes
+from nsqext.client.producer.request import TRACE_SIZE, OutgoingMessage, encode_message, key_bytes
 from nsqext.errors import (
     BatchFailed,
     DeliveryUnknown,
@@ -206,7 +206,7 @@ class Batcher:
         body, header, trace_id = encode_message(self._publisher.options, _NO_META, message)
         if isinstance(message, OutgoingMessage) and message.key is not None:
             key_bytes(message.key)
-        return len(body) + len(header) + (0 if trace_id is None else 8)
+        return len(body) + len(header) + (0 if trace_id is None else TRACE_SIZE)
 
     @property
     def _due(self) -> bool:

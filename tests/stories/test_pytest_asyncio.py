@@ -42,7 +42,7 @@ async def consumer(nsq_cluster: Cluster, nsq_topic: str) -> AsyncIterator[Consum
 
 
 async def _next_body(consumer: Consumer) -> bytes:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(25):
         message = await anext(consumer)
     await message.finish()
     return message.body
@@ -108,7 +108,7 @@ async def test_a_worker_handles_messages_until_its_task_is_cancelled(
 
     worker = asyncio.create_task(consumer.run(signals=False))
     await producer.publish(nsq_topic, b"work")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(25):
         assert await handled.get() == b"work"
     worker.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
 
 CALM = ConsumerOptions(
-    close_timeout=2.0, backoff=BackoffOptions(mode="off"), failure=FailureOptions(requeue_delay=0.01, jitter=0)
+    close_timeout=20.0, backoff=BackoffOptions(mode="off"), failure=FailureOptions(requeue_delay=0.01, jitter=0)
 )
 
 

@@ -98,7 +98,7 @@ async def test_layers_alone_and_combined(
         **compression,
     )
     with anyio.fail_after(25):
-        async with Producer(secured.lookupd, options=ProducerOptions(timeout=5, connection=options)) as producer:
+        async with Producer(secured.lookupd, options=ProducerOptions(timeout=20, connection=options)) as producer:
             for body in (b"x", b"y" * 300_000, b"z"):
                 assert (await producer.publish("t", body)).topic == "t"
             async with anyio.create_task_group() as tasks:

@@ -27,7 +27,7 @@ _RECEIPT = encode_trace_reply(1, 7, 0, 34)
 async def bury(message: Message, node: ScriptedNode, *, lookupd: str = "") -> None:
     """Publish one message as a dead letter."""
     nsqd = "" if lookupd else str(node)
-    dead_letters = DeadLetterTopic("dead", "ch", lookupd, nsqd, ProducerOptions(timeout=1.0))
+    dead_letters = DeadLetterTopic("dead", "ch", lookupd, nsqd, ProducerOptions(timeout=20.0))
     async with create_task_group() as tasks:
         tasks.start_soon(dead_letters.run)
         try:

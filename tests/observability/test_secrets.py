@@ -120,7 +120,7 @@ def options_of(secret: str) -> tuple[ProducerOptions, ConsumerOptions]:
     """Return options with both kinds of secrets."""
     connection, lookup = ConnectionOptions(auth_secret=secret), LookupOptions(auth_secret=TOKEN)
     return (
-        ProducerOptions(timeout=1.0, connection=connection, lookup=lookup),
+        ProducerOptions(timeout=20.0 if secret == GOOD else 1.0, connection=connection, lookup=lookup),
         ConsumerOptions(start_timeout=1.0, lookup_timeout=0.0, connection=connection, lookup=lookup),
     )
 

@@ -19,6 +19,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, lru_cache
 from importlib import import_module
 from itertools import count
+from ssl import PROTOCOL_TLS_CLIENT, SSLContext
 from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -234,8 +235,8 @@ def _files(disk: SimulatedDisk) -> Iterator[Replacement]:
 
 
 def _http(*, real: bool) -> Iterator[Replacement]:
-    # as if httpx was loaded: the first simulation of a process would load it in a thread
-    yield import_module("nsqext.broker.http.client"), "_loaded", [True]
+    # as if the certificates were loaded: the first simulation of a process would load them in a thread
+    yield import_module("nsqext.broker.http.client"), "_contexts", [SSLContext(PROTOCOL_TLS_CLIENT)]
     if real:
         return
     http = import_module("nsqext.testing.simulation.http")  # loads httpx

@@ -16,11 +16,20 @@ if TYPE_CHECKING:
     from nsqext.broker.coordinator.coordinator import Coordinator
     from nsqext.broker.lookupd.lookupd import Lookupd
 
-__all__ = ("AdminApi",)
+__all__ = ("AdminApi", "must_lead")
 
-NOT_LEADER = "Not nsqlookup leader"
 _BASE_LOAD = 0.8
 _MEBIBYTE = 1024 * 1024
+
+
+def must_lead(lookupd: Lookupd, status: int = 400, text: str = "Not nsqlookup leader") -> None:
+    """Refuse a request that only the leader of the lookup nodes serves.
+
+    Raises:
+        HttpFault: this node does not lead.
+    """
+    if not lookupd.is_leader:
+        raise HttpFault(status, text)
 
 
 class AdminApi:
@@ -29,10 +38,6 @@ class AdminApi:
     def __init__(self, lookupd: Lookupd) -> None:
         self.lookupd = lookupd
         self.coordinator: Coordinator = lookupd.coordinator
-
-    def _must_lead(self, text: str = NOT_LEADER) -> None:
-        if not self.lookupd.is_leader:
-            raise HttpFault(400, text)
 
     def _name(self, node: str) -> str:
         """Return the name of a node that is given by its id or its name."""
@@ -43,7 +48,7 @@ class AdminApi:
 
     def stats(self, call: Call) -> object:
         """Answer `/cluster/stats`: loads are the bytes in the nodes' queues, beside a constant."""
-        self._must_lead("E_FAILED_ON_NOT_LEADER")
+        must_lead(self.lookupd, text="E_FAILED_ON_NOT_LEADER")
         leads: dict[str, int] = {}
         holds: dict[str, int] = {}
         topics: dict[str, int] = {}
@@ -75,26 +80,26 @@ class AdminApi:
     def remove_node(self, call: Call) -> object:
         """Answer `/cluster/node/remove`: move the node's partitions to others, one after the other."""
         node = call.arg("remove_node")
-        self._must_lead()
+        must_lead(self.lookupd)
         self.coordinator.spawn(admin.remove_node, self.coordinator, self._name(node))
         return None
 
     def upgrade_begin(self, call: Call) -> object:
         """Answer `/cluster/upgrade/begin`: the cluster counts as unstable until it is done."""
-        self._must_lead()
+        must_lead(self.lookupd)
         self.coordinator.upgrading = True
         return None
 
     def upgrade_done(self, call: Call) -> object:
         """Answer `/cluster/upgrade/done`."""
-        self._must_lead()
+        must_lead(self.lookupd)
         self.coordinator.upgrading = False
         return None
 
     def balance(self, call: Call) -> object:
         """Answer `/cluster/balance/topn`; without effect: partitions are always placed evenly."""
         len(call.args)  # refuses unreadable arguments
-        self._must_lead()
+        must_lead(self.lookupd)
         return None
 
     def hide_lookupd(self, call: Call) -> object:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.http.api import Call, Form, HttpFault, application, route
-from nsqext.broker.lookupd.admin_api import NOT_LEADER, AdminApi
+from nsqext.broker.lookupd.admin_api import AdminApi, must_lead
 from nsqext.broker.lookupd.lookup_route import channels_of, lookup
 from nsqext.broker.lookupd.metrics import view_metrics
 from nsqext.broker.lookupd.params import (
@@ -99,13 +99,9 @@ class _Routes:
 
     # Topics
 
-    def _must_lead(self, status: int = 400, text: str = NOT_LEADER) -> None:
-        if not self.lookupd.is_leader:
-            raise HttpFault(status, text)
-
     def create_topic(self, call: Call) -> object:
         name, spec = read_topic(call)
-        self._must_lead(400, "E_FAILED_ON_NOT_LEADER")
+        must_lead(self.lookupd, 400, "E_FAILED_ON_NOT_LEADER")
         self._do(400, admin.create_topic, name, spec)
         return None
 
@@ -117,7 +113,7 @@ class _Routes:
 
     def delete_topic(self, call: Call) -> object:
         name = read_deletion(call)
-        self._must_lead(500)
+        must_lead(self.lookupd, 500)
         if name in self.coordinator.topics or call.arg("force") != "true":
             self._do(500, admin.delete_topic, name)
         self.lookupd.hidden.pop(name, None)
@@ -135,7 +131,7 @@ class _Routes:
             changes["retention_days"] = _given(read_number(days))
         if call.arg("disable_channel_auto_create") in ("true", "false"):
             changes["disable_channel_auto_create"] = call.arg("disable_channel_auto_create") == "true"
-        self._must_lead()
+        must_lead(self.lookupd)
         self._do(400, admin.update_topic, name, extend=call.arg("upgradeext") == "true", **changes)
         return None
 
@@ -143,7 +139,7 @@ class _Routes:
         name = call.arg("topic", "MISSING_ARG_TOPIC")
         wanted = call.arg("partition_num", "MISSING_ARG_TOPIC_PARTITION_NUM")
         partitions = read_ranged(wanted, 1, 255, "INVALID_ARG_TOPIC_PARTITION_NUM")
-        self._must_lead(500)
+        must_lead(self.lookupd, 500)
         self._do(500, admin.expand_topic, name, partitions)
         return None
 
@@ -174,14 +170,14 @@ class _Routes:
         name, channel, registered, closed = self._registered(call)
         kind = read_kind(call)
         if kind is not None:
-            self._must_lead()
+            must_lead(self.lookupd)
             self._do(400, admin.create_channel, name, channel, kind)
             return None
         if not closed:
             raise HttpFault(400, f"channel auto create NOT disabled in topic {name}")
         if channel in registered:
             raise HttpFault(400, f"channel {channel} already registered")
-        self._must_lead()
+        must_lead(self.lookupd)
         admin.register_channels(self.coordinator, name, [*registered, channel])
         return None
 
@@ -191,7 +187,7 @@ class _Routes:
             return None
         if channel not in registered:
             raise HttpFault(400, f"channel {channel} not registered")
-        self._must_lead()
+        must_lead(self.lookupd)
         admin.register_channels(self.coordinator, name, [other for other in registered if other != channel])
         return None
 

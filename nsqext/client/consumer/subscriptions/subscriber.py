@@ -226,6 +226,8 @@ class Subscriber:
                     raise  # a wrong address is reported at once
                 reason = error
             except NsqError as error:
+                if self.closing:
+                    return None  # the metadata was closed
                 answered, reason = True, error
             if not warned:
                 logger.warning("waiting for a partition to subscribe to: %s", reason, extra={"topic": self._topic})
@@ -328,7 +330,8 @@ class Subscriber:
         try:
             await self._metadata.refresh(self._topic, "r", view, suspect)
         except NsqError as failure:
-            logger.warning("lookup failed: %s", failure, extra={"topic": self._topic})
+            if not self.closing:  # otherwise the metadata was closed
+                logger.warning("lookup failed: %s", failure, extra={"topic": self._topic})
 
     async def _subscribe(self, assignment: Assignment, address: Address, view: PartitionMap) -> NsqError | None:
         """Subscribe and read until the connection ends; return why."""

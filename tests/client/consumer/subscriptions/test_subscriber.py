@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Never
 
 import anyio
 import pytest
 
 from nsqext import ConnectionOptions, Consumer, ExtFilter, LookupOptions, Position
-from nsqext.errors import InvalidPartition
+from nsqext.client.consumer.subscriptions.assignment import Assignment, SubscriptionSpec
+from nsqext.client.consumer.subscriptions.subscriber import Subscriber, SubscriberContext
+from nsqext.errors import InvalidPartition, InvalidState
 from nsqext.errors.server import BadTopic, InvalidCommand
+from nsqext.lookup.partition_map import PartitionMap
 from tests.support.consumers import QUICK, depth, eventually, opened, publish, quick, take, tape
 from tests.support.fake_nsqd import PLAIN, error, message, obey, ok, scripted_lookup, scripted_node
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from nsqext.broker import Cluster
     from tests.support.fake_nsqd import ScriptedLookup
@@ -283,6 +286,44 @@ async def test_a_consumer_that_waits_for_its_topic_outlives_a_lookup_that_fails(
         await eventually(lambda: asked() > before + 1)
         lookup.set_leaders({0: node}, num=1)
         await eventually(lambda: consumer.connections)
+
+
+class _ClosingMetadata:
+    """Metadata that is closed while a subscriber waits for its response."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.subscriber: Subscriber | None = None
+
+    def cached(self, topic: str, access: str) -> None:
+        return None
+
+    def watch(self, topic: str, access: str, callback: object) -> Callable[[], None]:
+        return lambda: None
+
+    async def resolve(self, topic: str, access: str) -> Never:
+        self._close("resolve")
+
+    async def refresh(self, topic: str, access: str, failed: object, partition: object) -> Never:
+        self._close("refresh")
+
+    def _close(self, call: str) -> Never:
+        assert self.subscriber is not None
+        self.subscriber.closing = True
+        self.asked.append(call)
+        raise InvalidState("the lookup client is closed")
+
+
+async def test_metadata_that_is_closed_with_the_consumer_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
+    session = Consumer("t", "ch", lookupd="127.0.0.1:1", options=QUICK)._session
+    metadata = _ClosingMetadata()
+    spec = SubscriptionSpec("ch", None, QUICK)
+    shared: Any = (spec, session.group, metadata, list, session.events, session._tasks)
+    metadata.subscriber = subscriber = Subscriber("t", SubscriberContext(*shared), session.fail)
+    await subscriber.run()
+    subscriber.closing = False
+    await subscriber._refresh(Assignment(0), PartitionMap("t", "r"), 0, None)
+    assert (metadata.asked, caplog.messages) == (["resolve", "refresh"], [])
 
 
 def _times_asked(lookup: ScriptedLookup) -> int:

@@ -88,6 +88,10 @@ class Program:
         file = self._folder / "handled"
         return file.read_text().splitlines() if file.exists() else []
 
+    def reads(self) -> bool:
+        """Return whether a process that was started still has the other side of standard error."""
+        return self._reader.is_alive()
+
     def end(self) -> int:
         """Wait for the end and return the exit status."""
         status = self.process.wait(30)
@@ -205,7 +209,7 @@ def test_workers_end_when_their_supervisor_is_killed(cluster: Cluster, topic: st
         running.wait_log("drained and closed")
 
 
-def test_a_worker_whose_supervisor_was_killed_before_it_was_ready_drains(
+def test_a_worker_whose_supervisor_was_killed_before_it_was_ready_ends(
     cluster: Cluster, topic: str, tmp_path: Path
 ) -> None:
     waits = """
@@ -215,6 +219,7 @@ async def wait(app):
     while not os.path.exists("go"):
         await anyio.sleep(0.02)
     yield
+    print("the lifespan ends", file=sys.stderr)
 """
     (tmp_path / "service.py").write_text(SERVICE.format(topic=topic, prefix="") + waits)
     with program(tmp_path, cluster, "service:app") as running:
@@ -222,9 +227,11 @@ async def wait(app):
         running.process.kill()
         running.wait_log("stopping: the supervisor has ended")
         (tmp_path / "go").touch()
-        running.wait_log("drained and closed")
+        running.wait_log("the lifespan ends")
         running.end()
+        assert not running.reads()
     assert "Traceback" not in running.log
+    assert "subscribed" not in running.log
 
 
 @pytest.mark.parametrize(

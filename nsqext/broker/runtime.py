@@ -258,6 +258,7 @@ class Runtime(ABC):
                 await self._kill(running)
             if isinstance(running, ManagedNode):
                 running.member.node.faults.thaw()  # a new process is not frozen
+                running.member.node.restart()
                 running.member.isolated = False
             await running.start(self._tasks)
             if isinstance(running, ManagedLookupd):

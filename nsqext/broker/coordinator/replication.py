@@ -94,7 +94,6 @@ def hand_over_channels(old: Partition, new: Partition) -> None:
         if channel.ephemeral:
             continue
         mine, theirs = new.channels[name].cursor, channel.cursor
-        mine.ordered = theirs.ordered
         mine.delayed.clear()
         for delayed in theirs.delayed.messages.values():
             try:

@@ -95,6 +95,7 @@ class Partition:
         self._closed = False
         self._new_on_replica = False
         self._saved_end = 0  # end of the queue when the state was written
+        self._stored_count = 0  # messages when the server was started (original server)
         self._storage: PartitionStore | None = None
         if budget is not None:
             budget.add(self)
@@ -127,6 +128,8 @@ class Partition:
             for channel in self._all_channels():
                 if isinstance(channel, ClassicChannel):
                     channel.reset_counters()
+                    channel.cursor.pass_over_finished()
+            self._stored_count = log.end_count
             self._pass_to_channels()
 
     @property
@@ -374,6 +377,11 @@ class Partition:
         """Messages that were not passed to channels."""
         return self.committed - self.readable
 
+    @property
+    def stored_depth(self) -> int:
+        """Messages that were not passed to channels since before the server was started."""
+        return max(min(self.committed, self._stored_count) - self.readable, 0)
+
     def pause(self) -> None:
         """Stop passing messages to channels."""
         self.paused = True
@@ -436,6 +444,14 @@ class Partition:
         """Serve consumers again, from the acknowledged positions."""
         self.suspended = False
         for channel in self._all_channels():
+            channel.pump()
+
+    def restart(self) -> None:
+        """Continue as a restarted process does, which has only what it had stored: no clients and no counters."""
+        self.message_count = self.message_bytes = 0
+        self._stored_count = self.committed
+        for channel in self._all_channels():
+            channel.restart()
             channel.pump()
 
     def close(self, *, destroy: bool = False, save: bool = True) -> None:

@@ -268,6 +268,15 @@ class Node:
                 meta = TopicMeta(state.partition + 1, 1, extend_support=state.extend, ordered=state.ordered)
                 self.host(state.topic, state.partition, meta)
 
+    def restart(self) -> None:
+        """Continue as a restarted process does; the messages that were stored in memory are kept."""
+        for hosted in list(self.hosted.values()):
+            hosted.deliveries.clear()
+            hosted.traffic.publishers.clear()
+            hosted.partition.restart()
+            if self.options.original and is_ephemeral(hosted.partition.topic):
+                self.delete_topic(hosted.partition.topic)
+
     def create_topic(self, topic: str) -> Hosted:
         """Return a topic of the original generation, created when it is unknown."""
         found = self.hosted.get((topic, 0))

@@ -476,6 +476,13 @@ class Channel:
         if self.ephemeral:
             self._partition.delete_channel(self.name)
 
+    def restart(self) -> None:
+        """Forget what only a process remembers: clients, messages in flight, counters, and that it is ordered."""
+        self.suspend()
+        self.cursor.ordered = False
+        self.cursor.requeues = self.timeouts = 0
+        self.latencies = Latencies()
+
     def close(self) -> None:
         """Close the clients and deliver nothing more."""
         self._closed = True

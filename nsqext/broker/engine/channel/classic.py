@@ -98,7 +98,8 @@ class ClassicChannel(Channel):
     def __init__(self, partition: PartitionView, name: str, offset: int, count: int) -> None:
         super().__init__(partition, name, offset, count)
         self.first_count: int = count
-        self._stored_count = 0
+        self._stored_count = 0  # messages that were stored when the server was started, at this clock time
+        self._started = 0.0
 
     def _make_cursor(self, partition: PartitionView, position: tuple[int, int]) -> ClassicCursor:
         return ClassicCursor(partition, position, self)
@@ -203,7 +204,19 @@ class ClassicChannel(Channel):
     def reset_counters(self) -> None:
         """Count from now on, as a restarted server does; all messages count as stored on disk."""
         self.first_count = self._stored_count = self._partition.readable
-        self.cursor.pass_over_finished()
+        self._started = self._clock()
+        self.cursor.requeues = self.timeouts = 0
+
+    def restart(self) -> None:
+        """Continue as a restarted server does: messages in flight and deferred ones follow those that wait."""
+        self._close_clients()
+        self.clients.clear()
+        if self.ephemeral:
+            self._partition.delete_channel(self.name)
+            return
+        for delivery in self._in_flight.clear():
+            self.cursor.requeue(delivery)
+        self.reset_counters()
 
     def discard_after(self, first: int) -> None:
         """Discard the messages behind a number, because the topic was emptied before they entered the channel."""
@@ -222,7 +235,13 @@ class ClassicChannel(Channel):
     @property
     def stored_depth(self) -> int:
         """Messages that wait for delivery since before the server was started."""
-        return self._unread_depth(self._stored_count) if self.cursor.count < self._stored_count else 0
+        if not self._stored_count:
+            return 0
+        taken = [*self.cursor.requeued, *([self.read_ahead] if self.read_ahead else [])]
+        return max(self.cursor.unread(self._stored_count), 0) + sum(map(self._is_stored, taken))
+
+    def _is_stored(self, delivery: Delivery) -> bool:
+        return delivery.entry.count <= self._stored_count and delivery.delivered < self._started
 
     def _unread_depth(self, end: int) -> int:
         return self.cursor.unread(end) + len(self.cursor.requeued) + (self.read_ahead is not None)

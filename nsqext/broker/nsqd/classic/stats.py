@@ -124,7 +124,7 @@ class _Stats(RequestArgs):
                 if only in ("", name)
             ],
             "depth": partition.depth,
-            "backend_depth": max(partition.depth - self.node.options.mem_queue_size, 0),
+            "backend_depth": max(partition.depth - self.node.options.mem_queue_size, partition.stored_depth),
             "message_count": partition.message_count,
             "message_bytes": partition.message_bytes,
             "paused": partition.paused,

@@ -159,6 +159,37 @@ def test_numbers_after_a_restart(tmp_path: Path) -> None:
     assert (stats.depth, stats.backend_depth, stats.message_count) == (0, 0, 1)
 
 
+def test_a_restarted_server_delivers_what_was_in_flight_after_what_waits() -> None:
+    bench = original()
+    consumer = bench.consume(ready=2)
+    bench.publish("m0", "m1", "m2", "m3", "m4")
+    bench.channel().requeue(consumer, 2, 60)
+    bench.finish(consumer, [3])
+    bench.channel("e#ephemeral")
+    bench.wait(1)
+    bench.partition.restart()
+    assert (consumer.has_closed, list(bench.partition.channels)) == (True, ["ch"])
+    stats = bench.channel().stats()
+    assert (stats.depth, stats.backend_depth, stats.in_flight_count, stats.deferred_count) == (4, 4, 0, 0)
+    assert (stats.message_count, stats.requeue_count, bench.partition.message_count) == (0, 0, 0)
+    bench.publish("new")
+    found = bench.consume(2, ready=10).attempts()
+    assert (found[0], found[-1]) == (("m4", 1), ("new", 1))
+    assert sorted(found[1:-1]) == [("m0", 2), ("m2", 2), ("m3", 2)]
+    assert bench.channel().stats().backend_depth == 0
+
+
+def test_messages_of_a_topic_are_on_disk_after_a_restart() -> None:
+    bench = original()
+    bench.publish("m0", "m1")
+    assert bench.partition.stored_depth == 0
+    bench.partition.restart()
+    bench.publish("m2")
+    assert (bench.partition.depth, bench.partition.stored_depth) == (3, 2)
+    bench.consume(ready=5)
+    assert (bench.partition.depth, bench.partition.stored_depth) == (0, 0)
+
+
 def test_a_topic_keeps_its_messages_across_a_restart(tmp_path: Path) -> None:
     bench = original(data_path=tmp_path)
     bench.partition.pause()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from nsqext.broker.coordinator.replication import hand_over_channels
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.start_position import StartPosition
 from tests.support.engine_partition import Bench
@@ -53,6 +54,27 @@ def test_the_first_sub_ordered_delivers_the_first_message_twice(ready: int) -> N
     assert consumer.attempts() == [("m1", 1)]
     bench.finish(consumer, [3])
     assert consumer.attempts() == [("m2", 1)]
+
+
+def test_a_restarted_server_has_no_ordered_channel_and_no_counters() -> None:
+    bench = backlogged()
+    first = bench.consume(ready=1, ordered=True)
+    bench.finish(first, [2])
+    bench.channel().requeue(first, 3, 0)
+    assert first.attempts() == [("m0", 1), ("m0", 1), ("m1", 1), ("m1", 2)]
+    bench.partition.restart()
+    stats = bench.channel().stats()
+    assert (first.has_closed, stats.ordered, stats.requeue_count, stats.in_flight_count) == (True, False, 0, 0)
+    assert bench.consume(2, ordered=True).attempts() == [("m1", 1), ("m1", 1)]
+
+
+def test_a_new_leader_delivers_the_first_message_twice() -> None:
+    old, new = backlogged(), backlogged()
+    consumer = old.consume(ready=1, ordered=True)
+    old.finish(consumer, [2])
+    hand_over_channels(old.partition, new.partition)
+    new.partition.resume()
+    assert new.consume(2, ordered=True).attempts() == [("m1", 1), ("m1", 1)]
 
 
 def test_the_first_message_can_be_requeued() -> None:

@@ -213,14 +213,18 @@ class Session:
         self.heard = self.clock()
 
     def push_layer(self, layer: Layer) -> None:
-        """Put a layer between this session and the client; frames that were written before bypass it."""
+        """Put a layer between this session and the client; frames that were written before bypass it.
+
+        Bytes that were received behind the command, before the first layer, are discarded: the real servers lose them
+        with the buffer that they replace.
+        """
         self.output.encode()
         self.output.urgent = True
         self.mark()
-        self.output.layers.append(layer)
         rest = self._parser.take_rest()
-        if rest:
+        if rest and self.output.layers:
             self._parser.receive(layer.decode(rest))
+        self.output.layers.append(layer)
 
     @property
     def tls_version(self) -> str:

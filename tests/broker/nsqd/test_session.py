@@ -15,6 +15,7 @@ from nsqext.broker.nsqd.node import Node
 from nsqext.broker.nsqd.options import NodeOptions
 from nsqext.errors import NsqError
 from nsqext.protocol.frames import HEARTBEAT, FrameType
+from nsqext.protocol.layers import DeflateLayer, SnappyLayer
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.protocol.server.request_error import RequestError
 from tests.support.commands import multi_body
@@ -119,6 +120,22 @@ def test_no_commands_break_a_session(commands: list[tuple[bytes, list[bytes], by
         client.session.step()
         client.session.take()
     client.session.end()
+
+
+@pytest.mark.parametrize("original", [False, True])
+@pytest.mark.parametrize("layer", [SnappyLayer(), DeflateLayer(6)])
+def test_bytes_behind_the_command_that_switches_compression_on_are_lost(
+    original: bool, layer: SnappyLayer | DeflateLayer
+) -> None:
+    name = "snappy" if isinstance(layer, SnappyLayer) else "deflate"
+    limits = ServerLimits.original() if original else ServerLimits()
+    identify = sized("IDENTIFY", b'{"feature_negotiation":true,"%s":true}' % name.encode())
+    for lost in (b"BOGUS\n", type(layer)().encode(b"BOGUS\n"), bytes(40)):
+        client = Client(make_node(limits=limits, clustered=not original))
+        client.send(identify + lost)
+        assert client.session.closing is False
+        client.send(type(layer)().encode(b"NOP\nBOGUS\n"))
+        assert client.session.closing is True
 
 
 def test_heartbeats_are_sent_and_three_missed_ones_end_the_connection() -> None:

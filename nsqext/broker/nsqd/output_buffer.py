@@ -28,7 +28,6 @@ class OutputBuffer:
 
     Attributes:
         size: bytes of frames that are not encoded yet.
-        urgent: something is to be sent now.
         due: clock time at which messages that wait are sent; 0.0 when nothing waits.
         layers: TLS and compression, outermost first; shared with the session, which decodes with them.
     """
@@ -42,15 +41,14 @@ class OutputBuffer:
         "_started",
         "_ticking",
         "_ticks",
+        "_urgent",
         "due",
         "layers",
         "size",
-        "urgent",
     )
 
     def __init__(self, settings: ClientSettings, clock: Callable[[], float], *, ticking: bool) -> None:
         self.size: int = 0
-        self.urgent: bool = False
         self.due: float = 0.0
         self.layers: list[Layer] = []
         self._settings = settings
@@ -59,7 +57,18 @@ class OutputBuffer:
         self._frames: list[bytes] = []
         self._encoded: list[bytes] = []
         self._segments: deque[bytes] = deque()
+        self._urgent = False
+        """Whether what follows the segments is to be sent now."""
         self.restart_ticks()
+
+    @property
+    def urgent(self) -> bool:
+        """Whether something is to be sent now."""
+        return self._urgent or bool(self._segments)
+
+    @urgent.setter
+    def urgent(self, urgent: bool) -> None:
+        self._urgent = urgent
 
     def restart_ticks(self) -> None:
         """Start a new clock of ticks, as IDENTIFY does."""
@@ -70,7 +79,7 @@ class OutputBuffer:
         """Send a frame now, together with the messages that wait."""
         self._frames.append(frame)
         self.size += len(frame)
-        self.urgent = True
+        self._urgent = True
 
     def hold(self, frame: bytes, *, full: bool) -> bool:
         """Add a message.
@@ -86,7 +95,7 @@ class OutputBuffer:
         self.size += len(frame)
         settings = self._settings
         if full or self.size >= settings.output_buffer_size:
-            self.urgent = True
+            self._urgent = True
         elif not self.due and settings.output_buffer_timeout:
             return self._wait(settings.output_buffer_timeout)
         return False
@@ -99,7 +108,7 @@ class OutputBuffer:
         passed = int((now - self._started) / timeout)
         if passed > self._ticks:  # a tick is pending
             self._ticks = passed
-            self.urgent = True
+            self._urgent = True
             return False
         self.due = self._started + (passed + 1) * timeout
         return True
@@ -107,7 +116,7 @@ class OutputBuffer:
     def expire(self, now: float) -> None:
         """Send the messages whose time is over."""
         if self.due and self.due <= now:
-            self.urgent = True
+            self._urgent = True
             self.due = 0.0
             if self._ticking and self._settings.output_buffer_timeout:
                 self._ticks = max(self._ticks, int((now - self._started) / self._settings.output_buffer_timeout))
@@ -117,7 +126,7 @@ class OutputBuffer:
         self.encode()
         self._segments.append(b"".join(self._encoded))
         self._encoded.clear()
-        self.urgent = True
+        self._urgent = False
 
     def encode(self) -> None:
         """Pass the frames through the layers; a layer that is added later does not apply to them."""
@@ -134,15 +143,13 @@ class OutputBuffer:
     def take(self) -> bytes:
         """Return the bytes of the next write; ``urgent`` says whether another one follows."""
         if self._segments:
-            data = self._segments.popleft()
-            self.urgent = bool(self._segments or self._frames or self._encoded)
-            return data
+            return self._segments.popleft()
         if not (self._encoded or self.layers):  # the usual case, without a detour
             data = b"".join(self._frames)
             self._frames.clear()
             self.size = 0
             self.due = 0.0
-            self.urgent = False
+            self._urgent = False
             return data
         self.encode()
         return self._take_encoded()
@@ -153,7 +160,7 @@ class OutputBuffer:
         return self._take_encoded()
 
     def _take_encoded(self) -> bytes:
-        self.urgent = False
+        self._urgent = False
         encoded = self._encoded
         data = encoded[0] if len(encoded) == 1 else b"".join(encoded)
         encoded.clear()

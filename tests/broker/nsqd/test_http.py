@@ -257,7 +257,7 @@ async def test_a_channel_reads_at_the_position_that_is_set() -> None:
     )
     assert _status(await web.post(path, b"msgcount:2")) == (200, "")
     consumer = Client(node)
-    consumer.send(b"SUB t ch 0\nRDY 5\n")
+    consumer.send(b"SUB t ch 0\nRDY 2\n")
     assert [data[-1:] for kind, data in consumer.receive() if kind == 2] == [b"b", b"c"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,6 +66,20 @@ def test_a_response_is_sent_first_in_its_own_segment() -> None:
     while buffer.urgent:
         writes.append(buffer.take())
     assert writes == [b"OK", b"message"]
+
+
+@pytest.mark.parametrize(("ticking", "due"), [(True, 0.25), (False, 0.35)])
+def test_a_message_after_a_response_in_its_own_segment_waits_as_any_other(ticking: bool, due: float) -> None:
+    clock, buffer = _buffer(ticking=ticking)
+    clock.now += 0.1
+    buffer.write(b"OK")
+    buffer.end_segment()
+    assert buffer.hold(b"message", full=False)
+    assert (buffer.urgent, buffer.take()) == (True, b"OK")
+    assert (buffer.urgent, round(buffer.due - 1000, 6)) == (False, due)
+    clock.now = buffer.due
+    buffer.expire(clock.now)
+    assert (buffer.urgent, buffer.take(), buffer.urgent) == (True, b"message", False)
 
 
 _ACTIONS = st.lists(

@@ -37,8 +37,9 @@ def leads(name: str) -> dict[str, Any]:
 
 
 def cache_of(nodes: LookupNodes, **options: Any) -> MetadataCache:
-    """Return a cache that uses node a."""
-    return MetadataCache("a:4161", options=LookupOptions(**options), transport=nodes.transport)
+    """Return a cache that uses node a, with timeouts that a busy machine does not reach."""
+    given = {"request_timeout": 30.0, "straggler_timeout": 30.0, **options}
+    return MetadataCache("a:4161", options=LookupOptions(**given), transport=nodes.transport)
 
 
 # Sharing

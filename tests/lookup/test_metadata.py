@@ -31,8 +31,9 @@ async def nodes() -> AsyncIterator[LookupNodes]:
 
 
 def cache_of(nodes: LookupNodes, **options: Any) -> MetadataCache:
-    """Return a cache that uses node a."""
-    return MetadataCache("a:4161", options=LookupOptions(**options), transport=nodes.transport)
+    """Return a cache that uses node a, with timeouts that a busy machine does not reach."""
+    given = {"request_timeout": 30.0, "straggler_timeout": 30.0, **options}
+    return MetadataCache("a:4161", options=LookupOptions(**given), transport=nodes.transport)
 
 
 def leads(name: str, num: int = 1) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, TypeVar
@@ -17,6 +17,24 @@ from nsqext.errors import InvalidState
 __all__ = ("BlockingClient", "call", "call_now", "shared_loop")
 
 T = TypeVar("T")
+
+
+class OpenLoop:
+    """Keeps the event loop running within a block.
+
+    A class, because a generator runs its ``finally`` when it is garbage collected: it would wait for an object that is
+    never closed.
+    """
+
+    def __init__(self, shared: SharedLoop) -> None:
+        self._shared = shared
+
+    def __enter__(self) -> BlockingPortal:
+        self._entered = self._shared.enter()
+        return self._entered[1]
+
+    def __exit__(self, *error: object) -> None:
+        self._shared.leave(*self._entered)
 
 
 class SharedLoop:
@@ -41,16 +59,20 @@ class SharedLoop:
             vars(portal)["start_task_soon"] = _refuse
         self._provider = BlockingPortalProvider("asyncio", {"use_uvloop": find_spec("uvloop") is not None})
 
-    @contextmanager
-    def entered(self) -> Iterator[BlockingPortal]:
-        """Keep the event loop running within the block."""
+    def enter(self) -> tuple[BlockingPortalProvider, BlockingPortal]:
+        """Start the event loop unless it runs, and return what `leave` needs."""
         provider = self._provider
-        portal = self._portal = provider.__enter__()
-        try:
-            yield portal
-        finally:
-            if portal not in self.orphaned:
-                provider.__exit__(None, None, None)
+        self._portal = provider.__enter__()
+        return provider, self._portal
+
+    def leave(self, provider: BlockingPortalProvider, portal: BlockingPortal) -> None:
+        """End the event loop if no other object is open."""
+        if portal not in self.orphaned:
+            provider.__exit__(None, None, None)
+
+    def entered(self) -> OpenLoop:
+        """Return a context manager that keeps the event loop running."""
+        return OpenLoop(self)
 
 
 def _refuse(*_: object, **__: object) -> None:

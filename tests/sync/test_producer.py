@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -241,9 +243,6 @@ def test_several_share_a_lookup_in_the_loop_of_the_process(cluster: Cluster, top
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_process_has_its_own_loop(cluster: Cluster, topic: str) -> None:
-    import subprocess
-    import sys
-
     program = f"""
 import os
 from nsqext import sync
@@ -262,9 +261,6 @@ with sync.Producer({cluster.lookupd!r}) as producer:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_clients_opened_before_a_fork_raise_in_the_child_and_work_in_the_parent(cluster: Cluster, topic: str) -> None:
-    import subprocess
-    import sys
-
     program = f"""
 import os, signal
 from nsqext import sync
@@ -284,3 +280,15 @@ with sync.Producer({cluster.lookupd!r}) as producer:
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert run.returncode == 0, run.stderr
+
+
+def test_a_producer_that_is_dropped_without_close_does_not_block_the_program() -> None:
+    program = (
+        "from nsqext import sync\n"
+        "def forget():\n"
+        "    sync.Producer('127.0.0.1:1').start()\n"
+        "forget()\n"
+        "print('continued')\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=False)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "continued\n", "")

@@ -81,20 +81,23 @@ async def share_of_a_late_consumer(
 ) -> int:
     """Start a second consumer after the first has handled 15 of 150 messages (20 ms each); return its share.
 
+    The first one waits until the second one has subscribed: how long that takes does not change the share.
+
     Args:
         make: creates a consumer of the channel.
         publish: publishes messages.
     """
     counts = [0, 0]
     consumers = [make(), make()]
-    late = anyio.Event()
+    late, joined = anyio.Event(), anyio.Event()
 
     def handler_of(position: int) -> Callable[[Message], Awaitable[None]]:
         async def handle(message: Message) -> None:
             await anyio.sleep(0.02)
             counts[position] += 1
-            if counts[0] == 15:
+            if not position and counts[0] >= 15:
                 late.set()
+                await joined.wait()
             if sum(counts) >= 150:
                 for consumer in consumers:
                     consumer.stop()
@@ -111,6 +114,9 @@ async def share_of_a_late_consumer(
             await publish([b"x"] * 150)
             await late.wait()
             tasks.start_soon(consumers[1].run)
+            while not consumers[1].connections:  # noqa: ASYNC110 - as above
+                await anyio.sleep(0.01)
+            joined.set()
     return counts[1]
 
 

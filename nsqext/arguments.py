@@ -153,12 +153,19 @@ def is_coroutine_function(function: object) -> bool:
 
 
 def check_handler_function(function: object) -> None:
-    """Check that a handler is a coroutine function.
+    """Check that a handler is a coroutine function, and not a method without its object.
 
     Raises:
-        InvalidSetting: it is not.
+        InvalidSetting: it is not a coroutine function, or its first parameter is ``self``.
     """
     if not is_coroutine_function(function):
         raise InvalidSetting(
             f"the handler {function!r} is not a coroutine function", hint="declare it with 'async def'"
         )
+    if callable(function):
+        plain = inspect.unwrap(function, stop=inspect.ismethod)
+        if inspect.isfunction(plain) and next(iter(inspect.signature(plain).parameters), "") == "self":
+            raise InvalidSetting(
+                f"the handler {plain.__qualname__} is a method without its object",
+                hint="register the method of an object: consumer.handler(service.handle)",
+            )

@@ -15,6 +15,7 @@ import attrs
 import pytest
 
 import nsqext
+import nsqext.sync
 from nsqext import (
     Admin,
     App,
@@ -147,6 +148,35 @@ def test_auto_finish_of_text_is_refused() -> None:
     ):
         with pytest.raises(InvalidSetting, match=r"^auto_finish='no' is not True or False$"):
             decorate(handle)
+
+
+class Service:
+    """Handlers in a class."""
+
+    async def handle(self, message: nsqext.Message) -> None:
+        """Do nothing."""
+
+    async def handle_batch(self, batch: nsqext.MessageBatch) -> None:
+        """Do nothing."""
+
+    def handle_in_thread(self, message: nsqext.sync.Message) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize("service", [Service, Service()])
+def test_a_method_is_registered_with_its_object(service: Any) -> None:
+    for decorate, name in (
+        (Consumer("orders", "billing", lookupd=NOWHERE).handler, "handle"),
+        (Consumer("orders", "billing", lookupd=NOWHERE).batch_handler(), "handle_batch"),
+        (App(NOWHERE).handler("orders", "billing"), "handle"),
+        (nsqext.sync.Consumer("orders", "billing", lookupd=NOWHERE).handler, "handle_in_thread"),
+    ):
+        register = cast("Callable[[object], object]", decorate)
+        if service is Service:
+            with pytest.raises(InvalidSetting, match=f"Service.{name} is a method without its object"):
+                register(getattr(service, name))
+        else:
+            register(getattr(service, name))
 
 
 # Order of calls

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -34,6 +34,16 @@ async def nodes() -> AsyncIterator[LookupNodes]:
 def leads(name: str) -> dict[str, Any]:
     """Return an answer in which a node leads partition 0."""
     return lookup_json({0: f"{name}:4150"}, num=1)
+
+
+def leads_once(event: anyio.Event) -> Callable[[httpx.Request], Awaitable[httpx.Response]]:
+    """Return a function that answers with leader n1 when the event is set."""
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        await event.wait()
+        return httpx.Response(200, json=leads("n1"))
+
+    return answer
 
 
 def cache_of(nodes: LookupNodes, **options: Any) -> MetadataCache:
@@ -127,12 +137,7 @@ async def test_an_unwatched_topic_is_forgotten(nodes: LookupNodes) -> None:
 
 async def test_a_topic_forgotten_during_a_round_stays_forgotten(nodes: LookupNodes) -> None:
     go_on = anyio.Event()
-
-    async def answer(request: httpx.Request) -> httpx.Response:
-        await go_on.wait()
-        return httpx.Response(200, json=leads("n1"))
-
-    nodes.finds("a:4161", answer)
+    nodes.finds("a:4161", leads_once(go_on))
     cache = cache_of(nodes)
     unwatch = cache.watch("t", "r", lambda view: None)
     async with anyio.create_task_group() as tasks:
@@ -184,12 +189,7 @@ async def test_switching_to_another_cluster(nodes: LookupNodes) -> None:
 
 async def test_late_answers_of_former_lookup_nodes_are_discarded(nodes: LookupNodes) -> None:
     go_on = anyio.Event()
-
-    async def late(request: httpx.Request) -> httpx.Response:
-        await go_on.wait()
-        return httpx.Response(200, json=leads("n1"))
-
-    nodes.finds("a:4161", late)
+    nodes.finds("a:4161", leads_once(go_on))
     nodes.finds("b:4161", leads("n2"))
     cache = cache_of(nodes)
     seen: list[dict[int, Address]] = []

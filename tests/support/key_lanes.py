@@ -86,6 +86,11 @@ class Bench:
         self.lanes.put(messages)
         return messages
 
+    def put_at(self, *numbers: int) -> None:
+        """Receive messages of the key ``a`` with these numbers, at their offsets."""
+        messages = self.make(*(f"a{number}" for number in numbers))
+        self.lanes.put([at_place(message, number) for message, number in zip(messages, numbers, strict=True)])
+
     def make(self, *bodies: str, owner: Owner | None = None) -> list[Message]:
         """Return messages."""
         messages = []
@@ -111,6 +116,10 @@ class Bench:
             if row.messages and row.messages[0] is message:
                 return row.messages.popleft()
         raise AssertionError("it is not the first of its lane")
+
+    def expire(self, message: Message) -> None:
+        """Take an expired message out of its lane and pass it over, like its worker."""
+        self.lanes.expired(self.take(message))
 
     def wait(self, seconds: float) -> None:
         """Advance the clock."""

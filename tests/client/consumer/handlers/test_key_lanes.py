@@ -86,8 +86,7 @@ async def test_later_messages_wait_for_a_lost_one_and_no_other_key_does() -> Non
     (first,) = bench.put("a1")
     again = cut(bench)
     bench.put("a2", "b1", owner=again)
-    bench.take(first)
-    bench.lanes.expired(first)
+    bench.expire(first)
     assert bench.rows() == {"b": ["b1"]}
     bench.wait(59.0)
     assert bench.rows() == {"b": ["b1"]}
@@ -101,8 +100,7 @@ async def test_waiting_for_a_redelivery_ends(caplog: pytest.LogCaptureFixture) -
     (first,) = bench.put("a1")
     again = cut(bench)
     bench.put("a2", owner=again)
-    bench.take(first)
-    bench.lanes.expired(first)
+    bench.expire(first)
     again.ready = 0  # while the server cannot deliver messages, the time does not count
     bench.wait(61.0)
     assert bench.rows() == {}
@@ -158,8 +156,7 @@ async def test_a_message_with_the_id_of_a_lost_one_is_handled_in_its_place() -> 
     bench.wait(0.3)
     running = bench.take(messages[0])
     again = cut(bench)
-    bench.take(messages[1])
-    bench.lanes.expired(messages[1])
+    bench.expire(messages[1])
     third = _put_replaced(bench, again, "a3", "a2", 1)
     assert bench.rows() == {"a": ["a3"]}
     fourth = _put_replaced(bench, again, "a4", "b1", 2)

@@ -6,27 +6,22 @@ import pytest
 
 from nsqext.client.consumer.handlers import key_lanes
 from nsqext.client.consumer.handlers.partition_order import is_lost
-from tests.support.key_lanes import Bench, Owner, at_place, cut
+from tests.support.key_lanes import Bench, Owner, cut
 
 
 @pytest.mark.anyio
 async def test_unseen_messages_are_waited_for() -> None:
     """The server had sent 2 and 3, which were never received; 4 is received first."""
     bench = Bench(1)
-
-    def put(*numbers: int) -> None:
-        messages = bench.make(*(f"a{number}" for number in numbers))
-        bench.lanes.put([at_place(message, number) for message, number in zip(messages, numbers, strict=True)])
-
-    put(1)
+    bench.put_at(1)
     bench.wait(0.3)
     cut(bench)
-    put(4, 3)
+    bench.put_at(4, 3)
     assert bench.rows() == {"a": ["a1"]}
     assert bench.lanes.waiting == 2
-    put(2)
+    bench.put_at(2)
     assert bench.rows() == {"a": ["a1", "a2", "a3", "a4"]}
-    put(6)
+    bench.put_at(6)
     bench.wait(4.9)
     assert bench.rows() == {"a": ["a1", "a2", "a3", "a4"]}
     bench.wait(0.2)
@@ -36,18 +31,13 @@ async def test_unseen_messages_are_waited_for() -> None:
 @pytest.mark.anyio
 async def test_the_first_messages_are_sorted_even_when_their_connection_is_lost_meanwhile() -> None:
     bench = Bench(1)
-
-    def put(*numbers: int) -> None:
-        messages = bench.make(*(f"a{number}" for number in numbers))
-        bench.lanes.put([at_place(message, number) for message, number in zip(messages, numbers, strict=True)])
-
-    put(3, 1)
+    bench.put_at(3, 1)
     assert bench.rows() == {}
     cut(bench)
-    put(4, 3)
+    bench.put_at(4, 3)
     bench.wait(0.3)
     assert bench.rows() == {}
-    put(2, 1)
+    bench.put_at(2, 1)
     assert bench.rows() == {"a": ["a1", "a2", "a3", "a4"]}
 
 
@@ -58,8 +48,7 @@ async def test_messages_that_use_up_rdy_while_they_wait_are_requeued() -> None:
     again = cut(bench)
     again.ready = 4
     bench.put("a2", "a3", "a4", "a5", owner=again)
-    bench.take(first)
-    bench.lanes.expired(first)
+    bench.expire(first)
     bench.wait(0.5)
     assert again.commands == []
     bench.wait(1.1)
@@ -76,8 +65,7 @@ async def test_a_message_that_made_room_has_the_attempts_that_it_was_handled() -
     again = cut(bench)
     again.ready = 1
     bench.put("a2", owner=again)
-    bench.take(first)
-    bench.lanes.expired(first)
+    bench.expire(first)
     for attempts in range(2, 10):
         bench.wait(0.1)
         bench.wait(1.1)
@@ -98,8 +86,7 @@ async def test_redelivered_messages_that_use_up_rdy_make_room_for_an_earlier_one
     again = cut(bench)
     again.partition, again.ready = -1, 1
     bench.put("a2", owner=again)
-    bench.take(first)
-    bench.lanes.expired(first)
+    bench.expire(first)
     bench.wait(0.1)
     bench.wait(1.1)
     assert again.commands == [("REQ", b"a2")]
@@ -118,8 +105,7 @@ async def test_the_order_is_given_up_when_too_many_messages_wait(
     again = cut(bench)
     again.partition = -1
     bench.put("b1", owner=again)
-    bench.take(first)
-    bench.lanes.expired(first)
+    bench.expire(first)
     bench.put("a2", "a3", owner=again)
     bench.wait(0.1)
     assert not caplog.text
@@ -160,8 +146,7 @@ async def test_a_key_of_another_partition_does_not_wait() -> None:
     (first,) = bench.put("a1")
     again = cut(bench)
     bench.put("a2", owner=again)
-    bench.take(first)
-    bench.lanes.expired(first)
+    bench.expire(first)
     other = Owner()
     other.partition = 1
     bench.put("a7", owner=other)
@@ -179,8 +164,7 @@ async def test_a_key_failover_channel_redelivers_to_any_consumer() -> None:
     bench.clock.now += 2
     bench.put("a2")
     bench.owner.horizon = bench.clock.now - 1
-    bench.take(first)
-    bench.lanes.expired(first)
+    bench.expire(first)
     bench.put("a3")
     assert bench.rows() == {}
     bench.wait(1.9)
@@ -200,8 +184,7 @@ async def test_the_place_of_a_message_that_timed_out_is_kept_on_a_key_failover_c
     (first,) = bench.put("a1")
     bench.clock.now += 2
     bench.owner.horizon = bench.clock.now - 1
-    bench.take(first)
-    bench.lanes.expired(first)
+    bench.expire(first)
     bench.wait(100.0)
     bench.put("a2", "b1")
     assert bench.rows() == {"b": ["b1"]}

@@ -30,11 +30,12 @@ class OpenLoop:
         self._shared = shared
 
     def __enter__(self) -> BlockingPortal:
-        self._entered = self._shared.enter()
-        return self._entered[1]
+        self._provider, self._portal = self._shared.enter()
+        return self._portal
 
     def __exit__(self, *error: object) -> None:
-        self._shared.leave(*self._entered)
+        if self._portal not in self._shared.orphaned:
+            self._provider.__exit__(None, None, None)
 
 
 class SharedLoop:
@@ -60,15 +61,10 @@ class SharedLoop:
         self._provider = BlockingPortalProvider("asyncio", {"use_uvloop": find_spec("uvloop") is not None})
 
     def enter(self) -> tuple[BlockingPortalProvider, BlockingPortal]:
-        """Start the event loop unless it runs, and return what `leave` needs."""
+        """Start the event loop unless it runs; return its provider, which has to be exited, and its portal."""
         provider = self._provider
         self._portal = provider.__enter__()
         return provider, self._portal
-
-    def leave(self, provider: BlockingPortalProvider, portal: BlockingPortal) -> None:
-        """End the event loop if no other object is open."""
-        if portal not in self.orphaned:
-            provider.__exit__(None, None, None)
 
     def entered(self) -> OpenLoop:
         """Return a context manager that keeps the event loop running."""

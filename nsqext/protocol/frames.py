@@ -32,6 +32,10 @@ Frame = tuple[int, bytes]
 """Frame type and data."""
 
 _HEAD = Struct(">Ii")
+_LARGE = 65536
+"""Bytes of a frame that is read by itself: below, further frames of the same read save more than copies cost."""
+_SMALL = 4096
+"""Bytes of a piece that is appended to another one, because an object of its own would take more memory."""
 
 
 class FrameType(IntEnum):
@@ -57,11 +61,17 @@ class FrameParser:
         max_frame_size: largest size word that is accepted, in bytes.
     """
 
-    __slots__ = ("_max", "_need", "buffer", "error", "single")
+    __slots__ = ("_max", "_need", "_pieces", "buffered", "error", "single", "wanted")
 
     def __init__(self, max_frame_size: int = DEFAULT_MAX_FRAME_SIZE) -> None:
-        self.buffer: bytearray = bytearray()
+        self.buffered: int = 0
         """Bytes of an unfinished frame; `feed` changes it."""
+        self.wanted: int = 0
+        """Bytes that the next read should take at most, because they belong to one large frame; 0 for any number.
+
+        At most twice the bytes that were received of it, so that an announced size allocates nothing.
+        """
+        self._pieces: list[bytes | bytearray] = []
         self._need = 8
         self._max = max_frame_size
         self.single: bool = False
@@ -82,15 +92,18 @@ class FrameParser:
         frames: list[Frame] = []
         if self.error is not None:
             return frames
-        position, end, need = 0, len(data), 8
-        if self.buffer:
-            missing = self._need - len(self.buffer)
-            if end < missing:
-                self.buffer += data
+        position, need = 0, 8
+        if self.buffered:
+            held = self.buffered + len(data)
+            if held < self._need:
+                self._keep(data, held)
                 return frames
-            data = b"".join((self.buffer, data))
-            self.buffer.clear()
-            end = len(data)
+            if self.wanted and held == self._need:
+                self._finish_large(data, frames, messages)
+                return frames
+            data = b"".join((*self._pieces, data))
+            self._forget()
+        end = len(data)
         while end - position >= 8:
             size, kind = _HEAD.unpack_from(data, position)
             if not (4 <= size <= self._max and 0 <= kind <= 2):
@@ -108,14 +121,41 @@ class FrameParser:
             if self.single:
                 break
         if position < end:
-            self.buffer += data[position:] if position else data
             self._need = need
+            self._keep(data[position:] if position else data, end - position)
         return frames
+
+    def _keep(self, data: bytes, held: int) -> None:
+        """Keep the bytes of an unfinished frame, of which ``held`` were received."""
+        pieces = self._pieces
+        if len(data) < _SMALL and pieces and type(pieces[-1]) is bytearray:
+            pieces[-1] += data
+        else:
+            pieces.append(bytearray(data) if len(data) < _SMALL and pieces else data)
+        self.buffered = held
+        if self._need > _LARGE:
+            self.wanted = min(self._need - held, max(held, _LARGE))
+
+    def _forget(self) -> None:
+        self._pieces.clear()
+        self.buffered = self.wanted = 0
+
+    def _finish_large(self, data: bytes, frames: list[Frame], messages: list[bytes] | None) -> None:
+        """Add the frame that ``data`` ends exactly; as `feed`, with one copy less."""
+        pieces = self._pieces
+        kind = _HEAD.unpack_from(pieces[0])[1]
+        pieces[0] = pieces[0][8:]
+        payload = b"".join((*pieces, data))
+        self._forget()
+        if kind == 2 and messages is not None:
+            messages.append(payload)
+        else:
+            frames.append((kind, payload))
 
     def take_rest(self) -> bytes:
         """Return and forget the bytes after the last frame: they belong to a layer that was just negotiated."""
-        rest = bytes(self.buffer)
-        self.buffer.clear()
+        rest = b"".join(self._pieces)
+        self._forget()
         return rest
 
     def _fail(self, start: bytes, size: int, kind: int) -> None:

@@ -19,7 +19,9 @@ from anyio.lowlevel import cancel_shielded_checkpoint
 
 from nsqext.errors import ConnectionLost, HeartbeatMissed, InvalidState, NsqError, ProtocolError, RequestTimeout
 from nsqext.protocol.client.client_protocol import ClientProtocol, Reply
+from nsqext.protocol.client.commands import LARGE, Command
 from nsqext.transport.event_loop import ResponseWaiter, Watch, watch_readable
+from nsqext.transport.send_queue import SendQueue
 from nsqext.types import Address
 
 if TYPE_CHECKING:
@@ -32,8 +34,8 @@ _FRESH = 0.02
 """Seconds after a read during which a connection counts as alive; later it is checked before a request is sent."""
 _MAX_UNSENT = 16 * 1024 * 1024
 """Bytes of commands without a response (FIN, RDY, NOP, …) that are kept while the server does not read."""
-_LARGE = 65536
-"""Bytes of a command that is sent alone, because joining it with others would copy it."""
+_MOST_PARTS = 64 if hasattr(socket.socket, "sendmsg") else 1
+"""Parts of one system call; every system allows as many (IOV_MAX)."""
 _NEVER = float("inf")
 
 _clock = time.monotonic
@@ -99,11 +101,11 @@ class Connection:
         self._watch: Watch | None = None
         self._request_timeout = request_timeout
         # writing
-        self._out: list[bytes] = []
+        self._out: list[Command] = []
         self._queued = 0
-        """Number of requests in ``_out``."""
-        self._rest: bytes | memoryview = b""
-        """What the kernel did not accept of the last send; a view, because a large rest is sent in many pieces."""
+        """Number of requests in ``_out`` and ``_rest``."""
+        self._rest = SendQueue()
+        """What the kernel has not accepted of the commands of the last flush."""
         self._unsent = 0
         """Bytes that `write` has queued while ``_rest`` was not empty."""
         self._sent = 0.0
@@ -144,7 +146,7 @@ class Connection:
 
     # Requests
 
-    async def request(self, data: bytes, deadline: float = _NEVER, *, breaks: bool = False) -> bytes:
+    async def request(self, data: Command, deadline: float = _NEVER, *, breaks: bool = False) -> bytes:
         """Send a command and return the data of its response.
 
         Args:
@@ -164,7 +166,7 @@ class Connection:
         """
         return await self.send_request(data, deadline, breaks=breaks)
 
-    def send_request(self, data: bytes, deadline: float = _NEVER, *, breaks: bool = False) -> Awaitable[bytes]:
+    def send_request(self, data: Command, deadline: float = _NEVER, *, breaks: bool = False) -> Awaitable[bytes]:
         """Send a command as `request` does, and return an awaitable for the data of its response.
 
         Raises:
@@ -181,7 +183,7 @@ class Connection:
         watch = self._watch
         return self._read_until(reply) if watch is None else ResponseWaiter(watch, reply)
 
-    def _send_alone(self, data: bytes, reply: Reply) -> None:
+    def _send_alone(self, data: Command, reply: Reply) -> None:
         now = _clock()
         if now - self._received > _FRESH:
             self.poll()
@@ -189,14 +191,14 @@ class Connection:
                 raise self.protocol.loss()
         self._oldest = now
         self.protocol.pending.append(reply)
-        if self._layers or self._rest:
+        if self._layers or self._rest or type(data) is not bytes:
             self._out.append(data)
             self._queued += 1
             self.flush()
         else:
             self._send(data, 1)
 
-    def _send_with_others(self, data: bytes, reply: Reply) -> None:
+    def _send_with_others(self, data: Command, reply: Reply) -> None:
         """Queue a command for the flush at the end of this turn of the event loop."""
         pending = self.protocol.pending
         if not pending:
@@ -292,7 +294,7 @@ class Connection:
 
     def _receive(self) -> None:
         try:
-            data = self._sock.recv(self.read_size)
+            data = self._sock.recv(self.protocol.wanted or self.read_size)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
@@ -344,33 +346,23 @@ class Connection:
                 self.fail(ConnectionLost(f"the server does not read: {self._unsent} bytes of commands are unsent"))
 
     def flush(self) -> None:
-        """Send what is queued in one piece, large commands one by one, as far as the kernel accepts it."""
+        """Send what is queued, as far as the kernel accepts it."""
         out = self._out
-        while out and not self._rest and not self.closed:
-            if len(out) == 1 or len(out[0]) >= _LARGE:
-                data = out.pop(0)
-                requests = min(self._queued, 1)
-            else:
-                # joined before the sizes are known: small commands do not pay for a look at each of them
-                data = b"".join(out)
-                count, requests = len(out), self._queued
-                if len(data) >= _LARGE and max(map(len, out)) >= _LARGE:
-                    count = next(number for number, one in enumerate(out) if len(one) >= _LARGE)
-                    data = b"".join(out[:count])
-                    requests = min(requests, count)  # or fewer: some commands have no response
-                del out[:count]
-            self._queued -= requests
-            if self._layers:
-                try:
-                    for layer in reversed(self._layers):
-                        data = layer.encode(data)
-                except NsqError as error:
-                    self.fail(error, requests)
-                    return
+        if not out or self._rest or self.closed:
+            return
+        if not self._layers and max(map(len, out)) < LARGE:
+            data: bytes = b"".join(out)  # type: ignore[arg-type]  # a `LargeCommand` is not so small
+            out.clear()
+            requests, self._queued = self._queued, 0
             self._send(data, requests)
+        else:
+            self._rest.put(out)
+            out.clear()
+            self._sent = _clock()
+            self._send_rest()
 
-    def _send(self, data: bytes | memoryview, requests: int = 0) -> None:
-        """Send bytes in which ``requests`` commands begin; keep what the kernel does not accept."""
+    def _send(self, data: bytes, requests: int) -> None:
+        """Send bytes in which ``requests`` requests begin; keep what the kernel does not accept."""
         try:
             sent = self._sock.send(data)
         except (BlockingIOError, InterruptedError):
@@ -379,19 +371,43 @@ class Connection:
             self.fail(_broken(error), requests)
             return
         if sent < len(data):
-            if sent or not self._rest:
+            self._sent = _clock()
+            self._rest.append(data, requests)
+            self._rest.sent(sent)
+            self._queued += requests
+            self._continue_when_writable()
+
+    def _send_rest(self) -> None:
+        rest = self._rest
+        while rest and not self.closed:
+            try:
+                if self._layers:
+                    rest.encode(self._layers)
+                parts = rest.first(1 if self._layers else _MOST_PARTS)
+                sent = self._sock.send(parts[0]) if len(parts) == 1 else self._sock.sendmsg(parts)
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            except OSError as error:
+                self.fail(_broken(error))
+                return
+            except NsqError as error:
+                self.fail(error)
+                return
+            if sent:
                 self._sent = _clock()
-            self._rest = memoryview(data)[sent:]
-            if self._watch is not None:
-                self._watch.start_writing(self._continue_sending)
-        elif self._rest:
-            self._rest = b""
-            self._unsent = 0
+            self._queued = max(0, self._queued - rest.sent(sent))
+            if sent < sum(map(len, parts)):
+                self._continue_when_writable()
+                return
+        self._unsent = 0
+
+    def _continue_when_writable(self) -> None:
+        if self._watch is not None:
+            self._watch.start_writing(self._continue_sending)
 
     def _continue_sending(self) -> None:
         """Send the rest, then what was queued behind it."""
-        if self._rest and not self.closed:
-            self._send(self._rest)
+        self._send_rest()
         self.flush()
         if not self._rest:
             if self._watch is not None:
@@ -523,7 +539,7 @@ class Connection:
             error: the error.
             unsent: number of the last requests of which nothing was sent, besides those that are still queued.
         """
-        self.protocol.fail(error, unsent + self._queued)
+        self.protocol.fail(error, unsent + max(0, self._queued - self._rest.begun))
         self._end()
 
     def close(self) -> None:

@@ -50,7 +50,7 @@ def test_every_frame_of_the_server_is_read_in_any_chunks(recorded: Conversation)
         frames = whole.feed(received)
         assert [frame for byte in received for frame in bytewise.feed(bytes((byte,)))] == frames
         assert whole.error is bytewise.error is None
-        assert len(whole.buffer) == len(bytewise.buffer) == 0
+        assert whole.buffered == bytewise.buffered == 0
         assert b"".join(encode_frame(kind, data) for kind, data in frames) == received
 
 

@@ -89,7 +89,7 @@ def test_any_bytes_are_frames_or_an_error_of_the_peer(data: st.DataObject, strea
             assert kind in (0, 1, 2)
             handed_out += 8 + len(payload)
         assert parser.error is None or isinstance(parser.error, ProtocolError)
-        assert len(parser.buffer) + handed_out <= arrived
+        assert parser.buffered + handed_out <= arrived
 
 
 _PEER_BYTES = st.lists(

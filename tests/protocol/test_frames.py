@@ -21,7 +21,7 @@ def test_the_pieces_do_not_matter(piece: int) -> None:
     parser = FrameParser()
     frames = [frame for start in range(0, len(_TWO), piece) for frame in parser.feed(_TWO[start : start + piece])]
     assert frames == [(0, OK), (2, b"x" * 300)]
-    assert len(parser.buffer) == 0
+    assert parser.buffered == 0
 
 
 def test_data_is_copied() -> None:
@@ -42,7 +42,7 @@ def test_frames_are_returned_one_at_a_time_where_a_layer_may_begin() -> None:
     assert parser.feed(b"") == [(2, b"x" * 300)]
     assert parser.feed(b"") == []
     assert parser.take_rest() == b"rest"
-    assert len(parser.buffer) == 0
+    assert parser.buffered == 0
     assert parser.feed(_TWO) == [(0, OK)]
 
 
@@ -67,7 +67,7 @@ def test_an_invalid_frame_ends_the_reading(data: bytes, text: str) -> None:
     with pytest.raises(type(parser.error), match=text):
         raise parser.error
     assert parser.feed(good) == []
-    assert len(parser.buffer) == 0
+    assert parser.buffered == 0
 
 
 def test_the_largest_frame_is_accepted() -> None:
@@ -84,8 +84,47 @@ def test_an_announced_size_allocates_no_memory() -> None:
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()
-    assert len(parser.buffer) == 1008
+    assert parser.buffered == 1008
 
 
 def test_heartbeats_are_responses() -> None:
     assert FrameParser().feed(encode_frame(0, HEARTBEAT)) == [(FrameType.RESPONSE, b"_heartbeat_")]
+
+
+@pytest.mark.parametrize("kind", [0, 2])
+def test_a_large_frame_is_read_by_itself(kind: int) -> None:
+    parser, data = FrameParser(), encode_frame(kind, bytes(range(250)) * 4000)
+    messages: list[bytes] = []
+    frames = parser.feed(encode_frame(0, OK) + data[:5000], messages)
+    position, reads = 5000, 0
+    while parser.wanted:
+        assert parser.wanted <= max(65536, position)
+        chunk = data[position : position + parser.wanted]
+        position, reads = position + len(chunk), reads + 1
+        frames += parser.feed(chunk, messages)
+    assert reads <= 6
+    assert (position, parser.buffered) == (len(data), 0)
+    assert frames[0] == (0, OK)
+    found = messages if kind == 2 else [payload for _, payload in frames[1:]]
+    assert found == [data[8:]]
+    assert type(found[0]) is bytes
+
+
+def test_a_read_beyond_a_large_frame_returns_the_next_one_too() -> None:
+    parser, data = FrameParser(), encode_frame(2, b"x" * 100_000)
+    parser.feed(data[:3])
+    parser.feed(data[3:5000])
+    assert parser.feed(data[5000:] + _TWO) == [(2, b"x" * 100_000), (0, OK), (2, b"x" * 300)]
+    assert (parser.wanted, parser.buffered) == (0, 0)
+
+
+def test_pieces_of_one_byte_take_no_more_memory_than_their_bytes() -> None:
+    parser, data = FrameParser(), encode_frame(2, bytes(200_000))
+    tracemalloc.start()
+    try:
+        for position in range(150_000):
+            parser.feed(data[position : position + 1])
+        assert tracemalloc.get_traced_memory()[0] < 300_000
+    finally:
+        tracemalloc.stop()
+    assert parser.feed(data[150_000:]) == [(2, bytes(200_000))]

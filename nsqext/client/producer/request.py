@@ -19,6 +19,7 @@ from nsqext.types import Receipt, TopicMeta
 if TYPE_CHECKING:
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.producer.route import Target
+    from nsqext.protocol.client.commands import Command
 
 __all__ = (
     "TRACE_SIZE",
@@ -184,7 +185,7 @@ def _compress(
     return (body, headers) if compressed is None else (compressed[0], {**(headers or {}), **compressed[1]})
 
 
-def message_command(target: Target, body: bytes, header: bytes, trace_id: int | None) -> bytes:
+def message_command(target: Target, body: bytes, header: bytes, trace_id: int | None) -> Command:
     """Return the command that publishes one message, which `encode_message` encoded.
 
     Raises:
@@ -246,7 +247,7 @@ class PublishRequest:
         """Number of messages."""
         return 1
 
-    def command(self, target: Target) -> bytes:
+    def command(self, target: Target) -> Command:
         """Return the command for a target.
 
         Raises:
@@ -313,7 +314,7 @@ class MessageRequest(PublishRequest):
                 hint="only the original NSQ delays publishes, and it does not support them",
             )
 
-    def command(self, target: Target) -> bytes:
+    def command(self, target: Target) -> Command:
         if self._delay is not None:
             if target.meta.partition_num or target.node.negotiated.is_ha:
                 raise DelayNotSupported(

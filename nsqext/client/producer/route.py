@@ -9,12 +9,13 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from nsqext.errors import InvalidPartition, PartitionUnavailable
-from nsqext.protocol.client.commands import publish_line
+from nsqext.protocol.client.commands import LARGE, LargeCommand, publish_line
 from nsqext.types import Receipt, TopicMeta
 
 if TYPE_CHECKING:
     from nsqext.client.producer.connection_pool import ConnectionPool, PooledNode
     from nsqext.lookup.partition_map import PartitionMap
+    from nsqext.protocol.client.commands import Command
     from nsqext.protocol.hashing import KeyHash
 
 __all__ = ("Route", "Target")
@@ -54,8 +55,10 @@ class Target:
             line = self._lines[verb] = publish_line(verb, self.topic, self.partition)
         return line
 
-    def pub(self, body: bytes) -> bytes:
+    def pub(self, body: bytes) -> Command:
         """Return the command that publishes one message without headers and trace id."""
+        if len(body) >= LARGE:
+            return LargeCommand(self._pub + _pack(len(body)), body)
         return b"%b%b%b" % (self._pub, _pack(len(body)), body)
 
     def refused(self) -> None:

@@ -85,6 +85,11 @@ class ClientProtocol:
         """Number of commands without a response so far."""
         return len(self.pending)
 
+    @property
+    def wanted(self) -> int:
+        """Bytes that the next read should take at most, because they belong to one large frame; 0 for any number."""
+        return self._parser.wanted
+
     def expect(self, reply: Reply) -> None:
         """Append the reply to the command that is written next."""
         self.pending.append(reply)
@@ -99,7 +104,7 @@ class ClientProtocol:
         parser = self._parser
         if (
             pending
-            and not parser.buffer
+            and not parser.buffered
             and (data == _LONE_OK or (len(data) == _LONE_TRACE_SIZE and data.startswith(_LONE_TRACE_HEAD)))
         ):
             # the response to a lone publish, without the cost of the parser

@@ -17,7 +17,10 @@ __all__ = (
     "CLS",
     "DEFAULT_MAX_BODY_SIZE",
     "DEFAULT_MAX_MESSAGE_SIZE",
+    "LARGE",
     "NOP",
+    "Command",
+    "LargeCommand",
     "auth",
     "check_body",
     "ext_body",
@@ -33,6 +36,7 @@ __all__ = (
     "sized",
     "sub",
     "touch",
+    "with_body",
 )
 
 NOP = b"NOP\n"
@@ -46,6 +50,8 @@ Captured: pub_max_size.
 DEFAULT_MAX_BODY_SIZE = 5 * 1024 * 1024
 """Largest batch that servers accept by default, in bytes, including its count word."""
 
+LARGE = 65536
+"""Bytes from which it is cheaper to send a body as a part of its own than to copy it."""
 _SMALL = 4096
 
 _U16 = Struct(">H")
@@ -53,6 +59,35 @@ _U32 = Struct(">I")
 _U64 = Struct(">Q")
 _SIZE_AND_TRACE = Struct(">IQ")
 _SIZE_AND_LENGTH = Struct(">IH")
+
+
+class LargeCommand:
+    """A command with a large body, which is sent without a copy.
+
+    Args:
+        head: the bytes before the body.
+        body: the body.
+    """
+
+    __slots__ = ("body", "head")
+
+    def __init__(self, head: bytes, body: bytes) -> None:
+        self.head: bytes = head
+        self.body: bytes = body
+
+    def __len__(self) -> int:
+        return len(self.head) + len(self.body)
+
+    def __bytes__(self) -> bytes:
+        return self.head + self.body
+
+
+Command = bytes | LargeCommand
+
+
+def with_body(head: bytes, body: bytes) -> Command:
+    """Return a command that ends with a body."""
+    return head + body if len(body) < LARGE else LargeCommand(head, body)
 
 
 def sized(line: bytes, body: bytes) -> bytes:
@@ -86,15 +121,16 @@ def publish_line(verb: str, topic: str, partition: int = -1, *, delay: float | N
     return b"%b %b %d\n" % (verb.encode(), topic.encode(), partition)
 
 
-def publish_trace(line: bytes, trace_id: int, body: bytes) -> bytes:
+def publish_trace(line: bytes, trace_id: int, body: bytes) -> Command:
     """Return PUB_TRACE of one message."""
-    return b"%b%b%b" % (line, _SIZE_AND_TRACE.pack(_U64.size + len(body), trace_id), body)
+    return with_body(line + _SIZE_AND_TRACE.pack(_U64.size + len(body), trace_id), body)
 
 
-def publish_ext(line: bytes, header: bytes, body: bytes) -> bytes:
+def publish_ext(line: bytes, header: bytes, body: bytes) -> Command:
     """Return PUB_EXT of one message, whose header is not empty."""
     length = len(header)
-    return b"%b%b%b%b" % (line, _SIZE_AND_LENGTH.pack(_U16.size + length + len(body), length), header, body)
+    sizes = _SIZE_AND_LENGTH.pack(_U16.size + length + len(body), length)
+    return with_body(b"%b%b%b" % (line, sizes, header), body)
 
 
 def ext_body(header: bytes, body: bytes) -> bytes:

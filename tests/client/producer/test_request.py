@@ -67,13 +67,13 @@ def test_a_traced_topic_returns_receipts_by_default(tracing: None) -> None:
     route = _route(extend=True)
     target = route.at(0)
     single = _request()
-    assert single.command(target).startswith(b"PUB_TRACE t 0\n")
+    assert bytes(single.command(target)).startswith(b"PUB_TRACE t 0\n")
     assert single.receipts(target, encode_trace_reply(9, 0, 31, 31))[0].message_id == 9
-    assert b'"##trace_id":"0"' in _request(tag="a").command(target)
-    assert _request().command(Target("t", -1, target.node, TopicMeta())).startswith(b"PUB t")
+    assert b'"##trace_id":"0"' in bytes(_request(tag="a").command(target))
+    assert bytes(_request().command(Target("t", -1, target.node, TopicMeta()))).startswith(b"PUB t")
     sorter = _sorter(route)
     sorter.add([b"a", b"b"])
-    assert sorter.rows[0][0].command(target).startswith(b"MPUB_TRACE t 0\n")
+    assert bytes(sorter.rows[0][0].command(target)).startswith(b"MPUB_TRACE t 0\n")
 
 
 def test_traced_publishes_are_logged(tracing: None, caplog: pytest.LogCaptureFixture) -> None:

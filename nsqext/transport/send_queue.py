@@ -1,0 +1,109 @@
+"""Commands that the kernel has not accepted so far, in parts, so that each byte is copied once at most."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from nsqext.protocol.client.commands import LARGE, Command, LargeCommand
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from nsqext.protocol.layers import Layer
+
+__all__ = ("SendQueue",)
+
+_JOINED = 262144
+"""Bytes of small commands that make one part."""
+
+
+class SendQueue:
+    """Parts of commands, in the order in which they are sent.
+
+    Small commands are joined with their neighbours, large bodies are parts of their own. Each system call is given a
+    bounded number of parts: copies and calls are linear in bytes and commands, whatever their mix, and however few
+    bytes the kernel accepts at a time.
+
+    Attributes:
+        begun: commands of the first part if some of its bytes were sent, otherwise 0.
+    """
+
+    __slots__ = ("_encoded", "_parts", "begun")
+
+    def __init__(self) -> None:
+        self._parts: deque[tuple[bytes | memoryview, int]] = deque()
+        """Bytes, and the number of commands that begin in them."""
+        self._encoded = False
+        self.begun: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._parts)
+
+    def put(self, commands: Iterable[Command]) -> None:
+        """Append commands."""
+        small: list[bytes] = []
+        size = 0
+        for command in commands:
+            if isinstance(command, LargeCommand):
+                small.append(command.head)
+                self._join(small)
+                self._parts.append((command.body, 0))
+                size = 0
+            elif len(command) >= LARGE:
+                self._join(small)
+                self._parts.append((command, 1))
+                size = 0
+            else:
+                small.append(command)
+                size += len(command)
+                if size >= _JOINED:
+                    self._join(small)
+                    size = 0
+        self._join(small)
+
+    def append(self, data: bytes, commands: int) -> None:
+        """Append a part in which a number of commands begin."""
+        self._parts.append((data, commands))
+
+    def _join(self, small: list[bytes]) -> None:
+        if small:
+            self._parts.append((b"".join(small), len(small)))
+            small.clear()
+
+    def encode(self, layers: Sequence[Layer]) -> None:
+        """Encode the first part by the layers, once.
+
+        Raises:
+            NsqError: a layer failed.
+        """
+        if not self._encoded:
+            part, count = self._parts[0]
+            data = bytes(part)
+            for layer in reversed(layers):
+                data = layer.encode(data)
+            self._parts[0] = (data, count)
+            self._encoded = True
+
+    def first(self, count: int) -> list[bytes | memoryview]:
+        """Return the next parts to send, at most a number of them."""
+        return [part for part, _ in islice(self._parts, count)]
+
+    def sent(self, size: int) -> int:
+        """Remove the first bytes, which were sent; return the number of commands in the parts that end with them."""
+        parts = self._parts
+        commands = 0
+        while parts:
+            part, count = parts[0]
+            if size < len(part):
+                if size:
+                    parts[0] = (memoryview(part)[size:], count)
+                    self.begun = count
+                break
+            parts.popleft()
+            size -= len(part)
+            commands += count
+            self.begun = 0
+            self._encoded = False
+        return commands

@@ -8,7 +8,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, Self
 
 from nsqext.client.producer.producer import Producer as AsyncProducer
+from nsqext.client.producer.request import OutgoingMessage
 from nsqext.errors import InvalidState
+from nsqext.sync.direct import DirectPublisher
 from nsqext.sync.loop import BlockingClient, call, shared_loop
 
 if TYPE_CHECKING:
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from nsqext.client.events import ClientEvent
     from nsqext.client.producer.batcher import Batcher as AsyncBatcher
     from nsqext.client.producer.options import ProducerOptions
-    from nsqext.client.producer.request import OutgoingMessage
     from nsqext.client.producer.statistics import ProducerStatistics
     from nsqext.errors import NsqError
     from nsqext.lookup.lookup import Lookup
@@ -44,6 +45,7 @@ class Producer(BlockingClient):
     """
 
     _what = "producer"
+    _direct: DirectPublisher | None = None
 
     def __init__(
         self,
@@ -82,6 +84,9 @@ class Producer(BlockingClient):
             InvalidState: it was opened before.
         """
         self._enter(self._producer)
+        portal = self._portal
+        if portal is not None:
+            self._direct = self._run_now(lambda: DirectPublisher(self._producer, portal))
         return self
 
     def close(self) -> None:
@@ -99,6 +104,12 @@ class Producer(BlockingClient):
     ) -> None:
         self._exit(kind, error, trace)
 
+    def _exit(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        direct, self._direct = self._direct, None
+        if direct is not None:
+            direct.close()
+        super()._exit(kind, error, trace)
+
     def ping(self) -> None:
         """Check that lookup responds, and connect to every node that it lists; see `nsqext.Producer.ping`."""
         self._run(self._producer.ping)
@@ -109,7 +120,8 @@ class Producer(BlockingClient):
 
     def statistics(self) -> ProducerStatistics:
         """Return the statistics of this producer; see `nsqext.Producer.statistics`."""
-        return self._producer.statistics()
+        statistics, direct = self._producer.statistics(), self._direct
+        return statistics if direct is None else direct.add_to(statistics)
 
     def on_event(self, callback: Callable[[ClientEvent], object]) -> Callable[[ClientEvent], object]:
         """Decorator: call a function in the event loop's thread on events; see `nsqext.Producer.on_event`."""
@@ -132,6 +144,11 @@ class Producer(BlockingClient):
         Parameters and errors are those of `nsqext.Producer.publish`. After an exception in the waiting thread, such as
         KeyboardInterrupt, it is unknown whether the message is stored.
         """
+        direct = self._direct
+        if direct is not None and key is None and delay is None:
+            receipt = direct.publish(topic, OutgoingMessage(body, headers, tag, trace_id), partition)
+            if receipt is not None:
+                return receipt
         publish = functools.partial(
             self._producer.publish,
             headers=headers,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import anyio
@@ -62,6 +63,7 @@ class Connection:
 
     __slots__ = (
         "_burst",
+        "_detached",
         "_drained",
         "_draining",
         "_ended",
@@ -119,6 +121,7 @@ class Connection:
         self._received = _clock()
         self._oldest = 0.0
         self._ended: anyio.Event | None = None
+        self._detached = False
 
     @property
     def usable(self) -> bool:
@@ -172,16 +175,25 @@ class Connection:
         Raises:
             NotSent: the connection failed before.
         """
+        reply = self.post(data, deadline, breaks=breaks)
+        watch = self._watch
+        return self._read_until(reply) if watch is None else ResponseWaiter(watch, reply)
+
+    def post(self, data: Command, deadline: float = _NEVER, *, breaks: bool = False) -> Reply:
+        """Send a command as `request` does, and return its response, which is set when it is received.
+
+        Raises:
+            NotSent: the connection failed before.
+        """
         protocol = self.protocol
         if protocol.error is not None or self.closed:
             raise protocol.loss()
         reply = Reply(deadline, breaks)
-        if protocol.pending or self._out or self._burst:
-            self._send_with_others(data, reply)
-        else:
+        if self._detached or not (protocol.pending or self._out or self._burst):
             self._send_alone(data, reply)
-        watch = self._watch
-        return self._read_until(reply) if watch is None else ResponseWaiter(watch, reply)
+        else:
+            self._send_with_others(data, reply)
+        return reply
 
     def _send_alone(self, data: Command, reply: Reply) -> None:
         now = _clock()
@@ -286,6 +298,28 @@ class Connection:
             self.fail(_broken(error))
             return
         self._receive()
+
+    def detach(self) -> None:
+        """Let a thread use the connection, which the event loop does not read any more; call it in the event loop."""
+        if self._watch is not None:
+            self._watch.end()
+            self._watch = None
+        self._reading = False
+        self._detached = True
+
+    def fileno(self) -> int:
+        """Return the file descriptor of the socket; -1 once the connection is closed."""
+        return self._sock.fileno()
+
+    @property
+    def sending(self) -> bool:
+        """Whether the kernel has not accepted all bytes of the commands so far."""
+        return bool(self._rest)
+
+    def shut_down(self) -> None:
+        """End both directions, so that a thread that waits for a response receives an error; callable by any thread."""
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def poll(self) -> None:
         """Process what the kernel has received, without waiting; does nothing while a task waits for it."""
@@ -512,7 +546,7 @@ class Connection:
         now = _clock()
         timeout = self._request_timeout
         if self.protocol.waiting:
-            if self.protocol.expire(now) and self._watch is None:
+            if self.protocol.expire(now) and self._watch is None and not self._detached:
                 anyio.notify_closing(self._sock)
             if now - self._oldest > timeout:
                 self.fail(RequestTimeout(f"no response within {timeout:g} s"))
@@ -556,7 +590,7 @@ class Connection:
             # no task waits for the socket; and in a callback of the event loop, anyio may not know which loop runs
             self._watch.end()
             self._watch = None
-        else:
+        elif not self._detached:
             anyio.notify_closing(self._sock)
         self._sock.close()
         self._wake_drainers()

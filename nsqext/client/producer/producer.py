@@ -327,7 +327,8 @@ class Producer:
         # the fast path of nearly every publish: one coroutine, no request object
         data: bytes | None = None
         turn: Turn | None = None
-        target = None if delay is not None else self._ready_target(topic, body, partition, key)
+        ready = delay is None and self._tasks.in_event_loop()
+        target = self._ready_target(topic, body, partition, key) if ready else None
         connection = None if target is None else target.node.connection
         if key is not None and target is not None:
             data = key_bytes(key)
@@ -375,7 +376,6 @@ class Producer:
             or not route.targets
             or route.view is not self._metadata.cached(topic, "w")
             or not self._open
-            or not self._tasks.in_event_loop()
             or type(body) is not bytes
             or not 0 < len(body) <= self._plain_size
             or trace_log.active

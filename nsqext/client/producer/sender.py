@@ -106,6 +106,12 @@ class Sender:
             failure = error
         return await PublishAttempt(self, request, started).run(route, target, failure)
 
+    async def publish_again(
+        self, request: PublishRequest, started: float, route: Route, target: Target, failure: NsqError
+    ) -> Receipt:
+        """Publish one message of which an attempt failed, and return its receipt; see `publish`."""
+        return (await PublishAttempt(self, request, started).run(route, target, failure))[0]
+
     def choose(self, route: Route, request: PublishRequest, tried: Collection[Target] = ()) -> Target:
         """Return the target of a request.
 

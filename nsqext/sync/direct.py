@@ -1,0 +1,196 @@
+"""Publish in the calling thread, which sends the command and receives the response by itself."""
+
+from __future__ import annotations
+
+import threading
+import time
+from copy import copy
+from typing import TYPE_CHECKING
+
+import anyio
+from attrs import evolve
+
+from nsqext.client.producer.producer import Producer as AsyncProducer
+from nsqext.client.producer.request import MessageRequest
+from nsqext.client.producer.statistics import Counters
+from nsqext.errors import DeliveryUnknown, InvalidState, NsqError
+from nsqext.protocol.identify import IdentifyRequest
+from nsqext.sync.loop import call, call_now, shared_loop
+from nsqext.transport.blocking import BlockingConnection, thread_can_wait
+from nsqext.transport.handshake import open_connection
+
+if TYPE_CHECKING:
+    from anyio.from_thread import BlockingPortal
+
+    from nsqext.client.producer.connection_pool import PooledNode
+    from nsqext.client.producer.request import OutgoingMessage
+    from nsqext.client.producer.route import Route, Target
+    from nsqext.client.producer.statistics import ProducerStatistics
+    from nsqext.types import Receipt
+
+__all__ = ("DirectPublisher",)
+
+_WARM_UP = 3
+"""Publishes to a node in the event loop before a connection for threads is opened: many programs publish only once."""
+_PAUSE = 100
+"""Publishes in the event loop after such a connection could not be opened, until it is tried again."""
+_IDLE_TICK = 5.0
+_TICKS_PER_HEARTBEAT = 8
+_clock = time.monotonic
+
+
+class DirectPublisher:
+    """Publishes messages without key on connections that the calling thread reads and writes.
+
+    A call of the event loop costs several times what a publish does, because two threads wait for each other. Therefore
+    one thread at a time publishes by itself, on a second connection to each node, with the routes, the protocol and the
+    timeouts of the asynchronous producer. While it does, other threads publish in the event loop, which sends their
+    commands together. Everything else is done in the event loop, too: the first publishes of a topic, those with a key,
+    and what follows a failed attempt.
+
+    Args:
+        producer: the open asynchronous producer.
+        portal: of its event loop, in which this is called.
+    """
+
+    def __init__(self, producer: AsyncProducer, portal: BlockingPortal) -> None:
+        self._producer = producer
+        self._portal = portal
+        self._options = producer.options
+        self._loop_thread = threading.get_ident()
+        self._lock = threading.Lock()
+        """Held by the thread that publishes, until its publish has an outcome; and for a check of the connections."""
+        self._sender = copy(producer._sender)
+        self._sender.counters = (
+            Counters()
+        )  # of publishes that succeeded here; the other ones are counted by the event loop
+        self._connections: dict[PooledNode, BlockingConnection] = {}
+        self._missed: dict[PooledNode, int] = {}
+        around = getattr(producer, "_around", None) is not None or type(producer).publish is not AsyncProducer.publish
+        self._closed = around or not thread_can_wait()
+
+    def publish(self, topic: str, message: OutgoingMessage, partition: int | None) -> Receipt | None:
+        """Publish a message without key and wait until it is stored.
+
+        Returns:
+            The receipt; None if nothing was sent, and the event loop has to publish it.
+
+        Raises:
+            NsqError: as `nsqext.Producer.publish` does.
+        """
+        if self._closed or self._portal in shared_loop.orphaned or threading.get_ident() == self._loop_thread:
+            return None
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            route = self._producer._router.routes.get(topic)
+            target = self._producer._ready_target(topic, message.body, partition, None)
+            if route is None or target is None:
+                return None
+            blocking = self._connections.get(target.node)
+            if blocking is None or not blocking.connection.usable:
+                self._miss(target.node)
+                if partition is None:
+                    route.give_back()
+                return None
+            request = MessageRequest(self._options, topic, message, partition=partition)
+            return self._publish(blocking, request, route, target)
+        finally:
+            self._lock.release()
+
+    def _publish(self, blocking: BlockingConnection, request: MessageRequest, route: Route, target: Target) -> Receipt:
+        """Attempt to publish; let the event loop continue if it fails."""
+        sender, started = self._sender, _clock()
+        try:
+            command = request.command(target)
+            request.in_doubt = True
+            response = blocking.request(command, started + self._options.timeout)
+            request.in_doubt = False
+            return sender.receipts(request, target, blocking.connection, response, len(command))[0]
+        except NsqError as error:
+            request.in_doubt = False
+            failure = error
+        again = self._producer._sender.publish_again
+        try:
+            return call(self._portal, "producer", again, request, started, route, target, failure)
+        except InvalidState as error:
+            if not failure.maybe_stored:
+                raise
+            raise DeliveryUnknown(
+                f"the message may have been stored: {failure.message}", topic=target.topic, node=target.node.node
+            ) from error
+
+    # Connections
+
+    def _miss(self, node: PooledNode) -> None:
+        """Count a publish without a connection to a node; open one after a few of them."""
+        self._missed[node] = missed = self._missed.get(node, 0) + 1
+        if missed == _WARM_UP:
+            self._portal.start_task_soon(self._open, node)
+
+    async def _open(self, node: PooledNode) -> None:
+        options = self._options.connection
+        try:
+            connection, _ = await open_connection(node.address, options, IdentifyRequest())
+        except NsqError:
+            self._missed[node] = -_PAUSE
+            return
+        blocking = BlockingConnection(connection)
+        if self._closed:
+            connection.close()
+            return
+        first = not self._connections
+        self._connections[node] = blocking
+        self._missed.pop(node, None)
+        if first:
+            self._producer._tasks.start_soon(self._run)
+
+    async def _run(self) -> None:
+        """Check the connections periodically while there are any."""
+        rest = min(_IDLE_TICK, self._options.connection.heartbeat_interval / _TICKS_PER_HEARTBEAT)
+        while self._connections:
+            await anyio.sleep(rest)
+            if self._lock.acquire(blocking=False):  # otherwise a thread uses a connection, and answers its heartbeats
+                try:
+                    self._tick()
+                finally:
+                    self._lock.release()
+
+    def _tick(self) -> None:
+        for node, blocking in tuple(self._connections.items()):
+            connection = blocking.connection
+            connection.tick()
+            if not (connection.usable and node.wanted and node.connection is not None):
+                connection.close()
+                del self._connections[node]
+
+    def close(self) -> None:
+        """Wait for a running publish, ``close_timeout`` seconds at most, then abort it; close the connections."""
+        self._closed = True
+        if self._portal in shared_loop.orphaned:
+            return  # the connections belong to the parent
+        if self._lock.acquire(timeout=self._options.close_timeout):
+            for blocking in self._connections.values():
+                blocking.connection.close()
+            self._connections.clear()
+            self._lock.release()
+        else:
+            call_now(self._portal, "producer", self._producer._sender.close)  # it is not attempted again
+            for blocking in tuple(self._connections.values()):
+                blocking.connection.shut_down()
+
+    @property
+    def stored(self) -> int:
+        """Number of messages that were stored by publishes of the calling threads."""
+        return self._sender.counters.stored
+
+    def add_to(self, statistics: ProducerStatistics) -> ProducerStatistics:
+        """Return the statistics of the producer with what was published here."""
+        counters = self._sender.counters
+        return evolve(
+            statistics,
+            connections=statistics.connections + len(self._connections),
+            pending=statistics.pending + self._lock.locked(),
+            stored=statistics.stored + counters.stored,
+            bytes_sent=statistics.bytes_sent + counters.bytes_sent,
+        )

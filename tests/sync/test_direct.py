@@ -1,0 +1,276 @@
+"""Publishes that the calling thread sends and receives by itself: threads, kills, interrupts, and the end."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+
+import pytest
+
+import nsqext
+from nsqext import sync
+from nsqext.broker import Cluster
+from nsqext.errors import ConnectionLost, DeliveryUnknown, InvalidState, NotSent, PublishFailed, RequestTimeout
+from nsqext.transport.blocking import BlockingConnection
+from nsqext.transport.connection import Connection
+from nsqext.types import Address
+from tests.support.connections import pub
+from tests.support.fake_nsqd import ok
+
+_BIG = 20_000_000
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for a condition."""
+    deadline = time.monotonic() + 25
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def warm(producer: sync.Producer, topic: str) -> int:
+    """Publish until the calling thread publishes by itself; return the number of messages."""
+    count = 0
+    direct = producer._direct
+    assert direct is not None
+    deadline = time.monotonic() + 25
+    while not direct.stored:
+        producer.publish(topic, b"warm")
+        count += 1
+        assert time.monotonic() < deadline
+    return count
+
+
+def bodies_of(cluster: Cluster, topic: str, wanted: set[bytes]) -> list[bytes]:
+    """Consume until all bodies were received, for 25 seconds at most; return what was received."""
+    bodies: list[bytes] = []
+    with sync.Consumer(topic, "ch", lookupd=cluster.lookupd) as consumer:
+        deadline = time.monotonic() + 25
+        while not wanted <= set(bodies) and time.monotonic() < deadline:
+            batch = consumer.fetch(200, 0.2)
+            bodies += [message.body for message in batch]
+            batch.finish()
+    return bodies
+
+
+def test_a_lone_thread_publishes_by_itself_and_is_counted(cluster: Cluster, topic: str) -> None:
+    with sync.Producer(cluster.lookupd) as producer:
+        before = warm(producer, topic)
+        receipts = [producer.publish(topic, b"%d" % number, trace_id=number) for number in range(50)]
+        assert [receipt.trace_id for receipt in receipts] == list(range(50))
+        assert {receipt.partition for receipt in receipts} == {0, 1}
+        large = producer.publish(topic, b"x" * 900_000, headers={"name": "value"}, tag="blue")
+        assert large.partition >= 0
+        assert producer.statistics().stored == before + 51
+        assert producer._direct is not None
+        assert producer._direct.stored > 40
+    bodies = {b"%d" % number for number in range(50)} | {b"x" * 900_000}
+    assert bodies <= set(bodies_of(cluster, topic, bodies))
+
+
+def test_keys_and_refusals_are_those_of_the_asynchronous_producer(cluster: Cluster, topic: str) -> None:
+    with sync.Producer(cluster.lookupd) as producer:
+        warm(producer, topic)
+        partitions = {producer.publish(topic, b"x", key="k").partition for _ in range(4)}
+        assert len(partitions) == 1
+        with pytest.raises(nsqext.errors.InvalidHeader):
+            producer.publish(topic, b"x", headers={"##reserved": "x"})
+        with pytest.raises(nsqext.errors.InvalidBody):
+            producer.publish(topic, b"")
+        with pytest.raises(nsqext.errors.InvalidPartition):
+            producer.publish(topic, b"x", partition=7)
+
+
+def test_threads_publish_through_kills_of_leaders_without_loss() -> None:
+    with Cluster(nodes=3) as cluster:
+        cluster.create_topic("orders", partitions=3, replicas=3, extend=True, channels=["ch"])
+        stored: list[bytes] = []
+        unknown: list[bytes] = []
+        ended = threading.Event()
+
+        def publish(name: int) -> None:
+            number = 0
+            while not ended.is_set():
+                number += 1
+                body = b"%d-%d" % (name, number)
+                try:
+                    receipt = producer.publish("orders", body, trace_id=number)
+                except DeliveryUnknown:
+                    unknown.append(body)
+                else:
+                    assert receipt.trace_id == number
+                    stored.append(body)
+
+        with sync.Producer(cluster.lookupd) as producer, ThreadPoolExecutor(6) as threads:
+            warm(producer, "orders")
+            ends = [threads.submit(publish, name) for name in range(6)]
+            try:
+                for _ in range(3):
+                    count = len(stored)
+                    leader = cluster.leader("orders", 0)
+                    cluster.kill(leader)
+                    until(lambda count=count: len(stored) > count + 200)  # type: ignore[misc]
+                    cluster.restart(leader)
+            finally:
+                ended.set()
+            for end in ends:
+                end.result(30)
+        assert set(stored) <= set(bodies_of(cluster, "orders", set(stored)))
+
+
+def test_closing_while_threads_publish_gives_each_publish_an_outcome(cluster: Cluster, topic: str) -> None:
+    for _ in range(10):
+        stored: list[nsqext.Receipt] = []
+        producer = sync.Producer(cluster.lookupd)
+
+        def publish(producer: sync.Producer = producer, stored: list[nsqext.Receipt] = stored) -> nsqext.NsqError:
+            while True:
+                try:
+                    stored.append(producer.publish(topic, b"x"))
+                except nsqext.NsqError as error:
+                    return error
+
+        with ThreadPoolExecutor(3) as threads:
+            with producer:
+                warm(producer, topic)
+                ends = [threads.submit(publish) for _ in range(3)]
+                until(lambda stored=stored: len(stored) > 20)  # type: ignore[misc]
+            for end in ends:
+                assert isinstance(end.result(30), (InvalidState, PublishFailed, DeliveryUnknown))
+
+
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Make SIGALRM raise KeyboardInterrupt."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_process_neither_uses_nor_ends_the_connections_of_its_parent(cluster: Cluster, topic: str) -> None:
+    with sync.Producer(cluster.lookupd) as producer:
+        warm(producer, topic)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            with suppress(BaseException):
+                try:
+                    producer.publish(topic, b"child")
+                except InvalidState:
+                    producer.close()
+                    code = 0
+            os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        assert producer._direct is not None
+        before = producer._direct.stored
+        producer.publish(topic, b"parent")
+        assert producer._direct.stored == before + 1
+
+
+# The connection
+
+
+@contextmanager
+def blocking(request_timeout: float = 10.0) -> Iterator[tuple[BlockingConnection, socket.socket]]:
+    """A connection that this thread uses, and the socket of its peer."""
+    left, right = socket.socketpair()
+    left.setblocking(False)
+    connection = Connection(left, Address("127.0.0.1", 1), max_frame_size=1000, request_timeout=request_timeout)
+    connection.detach()
+    connection.protocol.read_ahead()
+    with right:
+        yield BlockingConnection(connection), right
+        connection.close()
+
+
+def test_a_large_request_is_sent_while_the_server_reads() -> None:
+    received: list[int] = []
+
+    def serve() -> None:
+        while sum(received) < _BIG:
+            received.append(len(right.recv(1 << 20)))
+        right.sendall(ok())
+
+    with blocking() as (connection, right), ThreadPoolExecutor(1) as threads:
+        served = threads.submit(serve)
+        assert connection.request(pub(b"b" * (_BIG - 10)), float("inf")) == b"OK"
+        served.result(30)
+        right.sendall(ok(b"2"))
+        assert connection.request(pub(b"small"), float("inf")) == b"2"
+
+
+def test_a_late_response_belongs_to_its_own_request() -> None:
+    with blocking() as (connection, right), ThreadPoolExecutor(1) as threads:
+        with pytest.raises(RequestTimeout):
+            connection.request(pub(b"first"), time.monotonic() - 1)
+        assert right.recv(100) == pub(b"first")
+        second = threads.submit(connection.request, pub(b"second"), float("inf"))
+        assert right.recv(100) == pub(b"second")
+        right.sendall(ok(b"late") + ok(b"own"))
+        assert second.result(25) == b"own"
+
+
+def test_a_silent_server_loses_the_connection() -> None:
+    with blocking(request_timeout=0.1) as (connection, _):
+        with pytest.raises(RequestTimeout):
+            connection.request(pub(b"x"), float("inf"))
+        assert not connection.connection.usable
+        with pytest.raises(NotSent):
+            connection.request(pub(b"x"), float("inf"))
+
+
+def test_a_connection_that_is_shut_down_wakes_its_thread() -> None:
+    with blocking() as (connection, right), ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(connection.request, pub(b"x"), float("inf"))
+        assert right.recv(100)
+        connection.connection.shut_down()
+        with pytest.raises(ConnectionLost):
+            waiting.result(25)
+
+
+def answer(sock: socket.socket) -> None:
+    """Respond to each PUB with its body, until the client closes the connection."""
+    with sock, sock.makefile("rb") as file, suppress(OSError):
+        while file.readline():
+            sock.sendall(ok(file.read(int.from_bytes(file.read(4), "big"))))
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers here")
+def test_interrupts_at_any_point_never_mix_up_responses(interrupts: None) -> None:
+    choose = random.Random(1)
+    interrupted = closed = responses = 0
+    while interrupted < 200:
+        with blocking() as (connection, right), ThreadPoolExecutor(1) as threads:
+            ended = threads.submit(answer, right.dup())
+            right.close()
+            while connection.connection.usable:
+                body = b"%d" % choose.getrandbits(60)
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, choose.uniform(0.00001, 0.0002))
+                    response = connection.request(pub(body), float("inf"))
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                    time.sleep(0)  # the signal may have been received
+                except KeyboardInterrupt:
+                    interrupted += 1
+                    closed += not connection.connection.usable
+                else:
+                    responses += 1
+                    assert response == body
+                if interrupted >= 200:
+                    connection.connection.close()
+            ended.result(25)
+    assert closed > 20
+    assert responses > 20

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.fault_injection import Direction, Rule
-from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
+from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, TopicNotFound
 from nsqext.protocol.server.request_error import RequestError
 
 if TYPE_CHECKING:
@@ -104,6 +104,29 @@ class ClusterFaults:
     def move_leader(self, topic: str, partition: int, name: str) -> None:
         """Make another node the leader; see `Cluster.move_leader`."""
         self._run(lambda runtime: coordinated(runtime).move_leader(topic, partition, name))
+
+    def truncate(self, topic: str, partition: int, count: int) -> None:
+        """Remove all messages behind the first ``count`` of a partition, acknowledged ones included.
+
+        A leader of the redesigned NSQ that was killed comes back like this if no other node has what it lost. Messages
+        that are published then have the counts and byte offsets of those that were removed.
+
+        Raises:
+            TopicNotFound: no running node has the partition.
+        """
+
+        def act(runtime: Runtime) -> None:
+            copies = [
+                hosted.partition
+                for run in coordinated(runtime).nodes.values()
+                if (hosted := run.member.node.hosted.get((topic, partition))) is not None
+            ]
+            if not copies:
+                raise TopicNotFound("no running node has the partition", topic=topic, partition=partition)
+            for copy in copies:
+                copy.truncate(copy.log.find_count(count))
+
+        self._run(act)
 
     def freeze(self, name: str) -> None:
         """Freeze a node, as SIGSTOP does: connections stay open, nothing is answered.

@@ -12,12 +12,15 @@ from tests.support.cluster import (
     KILL,
     REAL,
     REAL_ORIGINAL,
+    START,
     ClusterUnderTest,
     Killable,
     Original,
+    Truncatable,
     killable_cluster,
     running_cluster,
     running_original,
+    truncatable_cluster,
 )
 
 HERE = Path(__file__).parent
@@ -72,4 +75,15 @@ def killable() -> Iterator[Killable]:
     if REAL and not KILL:
         pytest.skip("NSQEXT_TEST_KILL_LEADER does not say how a node of the real cluster is killed")
     with killable_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def truncatable() -> Iterator[Truncatable]:
+    """A cluster with a topic of one replica, whose leader loses messages."""
+    if REAL and not (KILL and START):
+        pytest.skip(
+            "NSQEXT_TEST_KILL_LEADER and NSQEXT_TEST_START_NODE do not say how a real node is killed and started"
+        )
+    with truncatable_cluster() as cluster:
         yield cluster

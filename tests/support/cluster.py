@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import anyio
 from attrs import define, field, frozen
 
-from nsqext import Admin
+from nsqext import Admin, Producer
 from nsqext.broker import Cluster
 from nsqext.cli.flights.temporary_topic import TopicPlan
 
@@ -24,12 +24,15 @@ __all__ = (
     "KILL",
     "REAL",
     "REAL_ORIGINAL",
+    "START",
     "ClusterUnderTest",
     "Killable",
     "Original",
+    "Truncatable",
     "killable_cluster",
     "running_cluster",
     "running_original",
+    "truncatable_cluster",
 )
 
 REAL = os.environ.get("NSQEXT_TEST_LOOKUPD", "")
@@ -37,6 +40,9 @@ REAL = os.environ.get("NSQEXT_TEST_LOOKUPD", "")
 
 KILL = os.environ.get("NSQEXT_TEST_KILL_LEADER", "")
 """Command that kills a node of the real cluster; ``{n}`` is its number, from 1, among the nodes sorted by address."""
+
+START = os.environ.get("NSQEXT_TEST_START_NODE", "")
+"""Command that starts such a node again."""
 
 REAL_ORIGINAL = os.environ.get("NSQEXT_TEST_NSQ_LOOKUPD", "")
 """HTTP addresses of nsqlookupd of a real original NSQ; empty without one."""
@@ -210,3 +216,47 @@ async def _make_killable(lookupd: list[str], topic: str) -> list[str]:
     async with Admin(lookupd) as admin:
         await admin.create_topic(topic, replicas=3, channels=READY, wait=150.0)
         return [str(node.tcp) for node in await admin.nodes()]
+
+
+@frozen
+class Truncatable:
+    """A cluster with a topic of one partition and one replica.
+
+    Attributes:
+        lookupd: lookup addresses.
+        topic: the topic.
+        truncate: function that makes the leader lose the messages that it acknowledged last.
+    """
+
+    lookupd: list[str]
+    topic: str
+    truncate: Callable[[], None]
+
+
+@contextmanager
+def truncatable_cluster() -> Iterator[Truncatable]:
+    """Yield a cluster whose leader may lose messages: a new embedded one, or the real one."""
+    topic = f"contract_truncated_{token_hex(4)}"
+    if not REAL:
+        with Cluster(nodes=1) as cluster:
+            cluster.create_topic(topic, channels=READY)
+            yield Truncatable(cluster.lookupd, topic, lambda: cluster.faults.truncate(topic, 0, 7400))
+        return
+    lookupd = REAL.split(",")
+    number = anyio.run(_make_truncatable, lookupd, topic)
+
+    def truncate() -> None:
+        # the server writes to its log in large blocks, and loses the last one
+        for command in (KILL, START):
+            subprocess.run(shlex.split(command.format(n=number)), check=True)
+
+    yield Truncatable(lookupd, topic, truncate)
+
+
+async def _make_truncatable(lookupd: list[str], topic: str) -> int:
+    """Create a topic; returns the number of its leader."""
+    async with Admin(lookupd) as admin:
+        await admin.create_topic(topic, replicas=1, channels=READY, wait=150.0)
+        async with Producer(lookupd) as producer:
+            leader = (await producer.publish(topic, b"the first message")).node
+        return [str(node.tcp) for node in await admin.nodes()].index(str(leader)) + 1

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 from attrs import define, evolve, field
 
 from nsqext.errors import InvalidState, PartitionUnavailable, TopicNotFound
+from nsqext.spark.cluster.node_http import MessagePosition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,7 +23,8 @@ __all__ = ("FakeAdmin", "Log")
 class Log:
     """A partition: retained messages, position of the anchor, messages that become readable later, bytes of a message.
 
-    The reported end offset is ``unsure`` bytes after the end.
+    The reported end offset is ``unsure`` bytes after the end. A log that was truncated has other messages from
+    ``regrown_from`` on.
     """
 
     start: int = 0
@@ -31,6 +33,12 @@ class Log:
     late: int = 0
     size: int = 0
     unsure: int = 0
+    regrown_from: int | None = None
+
+    def message(self, count: int) -> MessagePosition:
+        """Return a message; those of a log that was truncated are newer from there on."""
+        regrown = self.regrown_from is not None and count >= self.regrown_from
+        return MessagePosition(count, count, count * self.size, count + (10**9 if regrown else 0))
 
     @property
     def end_offset(self) -> int:
@@ -97,6 +105,17 @@ class FakeAdmin:
         log = self.log(topic, partition)
         assert log.start <= count < log.end
         return count * log.size
+
+    async def message(self, topic: str, partition: int, count: int) -> MessagePosition:
+        log = self.log(topic, partition)
+        assert log.start <= count < log.end
+        return log.message(count)
+
+    async def count_since(self, topic: str, partition: int, timestamp: int) -> int:
+        log = self.log(topic, partition)
+        return next(
+            (count for count in range(log.start, log.end) if log.message(count).timestamp >= timestamp), log.end
+        )
 
     async def count_before(self, topic: str, partition: int, offset: int) -> int:
         log = self.log(topic, partition)

@@ -15,7 +15,7 @@ from nsqext.spark.cluster.gather import gather
 
 if TYPE_CHECKING:
     from nsqext.spark.cluster.leader_locator import LeaderLocator
-    from nsqext.spark.cluster.node_http import Leader, PartitionStats
+    from nsqext.spark.cluster.node_http import Leader, MessagePosition, PartitionStats
 
 __all__ = ("Bounds", "PartitionBounds")
 
@@ -172,15 +172,18 @@ class PartitionBounds:
             partition: the partition.
             timestamp_ms: milliseconds since 1970.
         """
+        return await self.count_since(topic, partition, timestamp_ms * 1_000_000)
+
+    async def count_since(self, topic: str, partition: int, timestamp: int) -> int:
+        """Do the same for a time in nanoseconds since 1970."""
         bounds = await self.of(topic, partition)
-        wanted = timestamp_ms * 1_000_000
 
         async def ask(leader: Leader) -> int:
             low, high = bounds.start, bounds.end
             while low < high:
                 middle = (low + high) // 2
                 found = await self._leaders.nodes.message(leader, topic, partition, "count", middle + 1)
-                if found.timestamp < wanted:
+                if found.timestamp < timestamp:
                     low = max(middle, found.count) + 1
                 else:
                     high = middle
@@ -189,7 +192,11 @@ class PartitionBounds:
         return await self._leaders.ask(topic, partition, ask)
 
     async def offset_of(self, topic: str, partition: int, count: int) -> int:
-        """Return the byte offset of a committed message.
+        """Return the byte offset of a committed message; see `message`."""
+        return (await self.message(topic, partition, count)).offset
+
+    async def message(self, topic: str, partition: int, count: int) -> MessagePosition:
+        """Return the position of a committed message, or of the first retained one if it is not retained.
 
         Args:
             topic: the topic.
@@ -197,8 +204,8 @@ class PartitionBounds:
             count: number of the message, counted from 0.
         """
 
-        async def ask(leader: Leader) -> int:
-            return (await self._leaders.nodes.message(leader, topic, partition, "count", count + 1)).offset
+        async def ask(leader: Leader) -> MessagePosition:
+            return await self._leaders.nodes.message(leader, topic, partition, "count", count + 1)
 
         return await self._leaders.ask(topic, partition, ask)
 

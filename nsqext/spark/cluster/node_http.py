@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nsqext.lookup.http import LookupHttp
     from nsqext.types import Address
 
-__all__ = ("ChannelPosition", "ChannelStats", "Leader", "Nodes", "PartitionStats", "StoredMessage", "read_position")
+__all__ = ("ChannelPosition", "ChannelStats", "Leader", "MessagePosition", "Nodes", "PartitionStats", "read_position")
 
 _SHOWN = 200
 _POSITION = r"&\{\{\{\d+ \d+\} (\d+)\} (\d+)\}"
@@ -94,16 +94,18 @@ class ChannelPosition:
 
 
 @frozen
-class StoredMessage:
+class MessagePosition:
     """Position of a single message.
 
     Attributes:
         count: number of messages before it.
+        id: its internal id, which the server derives its message id from.
         offset: its byte offset.
         timestamp: when it was stored, in nanoseconds since 1970.
     """
 
     count: int
+    id: int
     offset: int
     timestamp: int
 
@@ -175,7 +177,7 @@ class Nodes:
         except ValueError as error:
             raise _unreadable("the channel's positions", body, leader, topic, partition) from error
 
-    async def message(self, leader: Leader, topic: str, partition: int, mode: str, number: int) -> StoredMessage:
+    async def message(self, leader: Leader, topic: str, partition: int, mode: str, number: int) -> MessagePosition:
         """Look a message up; returns the first retained message if it is not retained.
 
         Args:
@@ -191,7 +193,9 @@ class Nodes:
         body = await self._ask("GET", leader, "/message/get", topic, partition, search_mode=mode, search_pos=number)
         try:
             found = orjson.loads(body)
-            return StoredMessage(int(found["queue_cnt_index"]) - 1, int(found["offset"]), int(found["timestamp"]))
+            return MessagePosition(
+                int(found["queue_cnt_index"]) - 1, int(found["id"]), int(found["offset"]), int(found["timestamp"])
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise _unreadable("a message's position", body, leader, topic, partition) from error
 

@@ -201,6 +201,17 @@ class Anchors:
         else:
             self._moved_to[key] = count
 
+    async def set_back(self, key: Key, count: int) -> None:
+        """Move an anchor back to the first message that was not read, in a log that was truncated.
+
+        Args:
+            key: the partition.
+            count: number of messages before the new position.
+        """
+        self._moved_to[key] = count
+        self._seen.pop(key, None)
+        await self._admin.move_anchor(*key, self._channel, count, backwards=True)
+
     async def survey(self, *, quick: bool = False) -> dict[Key, PartitionState]:
         """Return the states of all partitions; without ``failOnDataLoss``, those of deleted topics are missing.
 

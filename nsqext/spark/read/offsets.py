@@ -21,6 +21,7 @@ __all__ = (
     "OffsetSpec",
     "Offsets",
     "Range",
+    "by_partition",
     "dump",
     "load",
     "parse_ending",
@@ -160,6 +161,29 @@ def load(data: Mapping[str, Any] | str | bytes) -> Offsets:
         return {topic: dict(_pairs(topic, partitions, lowest=0)) for topic, partitions in data["topics"].items()}
     except (AttributeError, TypeError, ValueError, InvalidName) as error:
         raise _not_offsets(data, str(error)) from None
+
+
+def by_partition(data: Mapping[str, Any], name: str, members: Iterable[str]) -> dict[str, dict[int, dict[str, int]]]:
+    """Return a member of offsets in a checkpoint that has whole numbers by name for partitions; it may be missing.
+
+    Args:
+        data: the checkpoint's JSON.
+        name: name of the member.
+        members: names of the numbers.
+
+    Raises:
+        InvalidInput: the data has another form.
+    """
+    try:
+        return {
+            topic: {
+                _partition(key): {member: _count(found[member], 0) for member in members}
+                for key, found in partitions.items()
+            }
+            for topic, partitions in data.get(name, {}).items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _not_offsets(data, f"the member {name} is invalid: {error}") from None
 
 
 def _not_offsets(data: object, reason: str) -> InvalidInput:

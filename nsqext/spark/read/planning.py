@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from nsqext.errors import DataLoss
 from nsqext.spark.read.offsets import Range
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from nsqext.spark.read.offsets import Offsets
 
 __all__ = (
+    "LOST",
     "Key",
     "Lag",
     "PartitionState",
@@ -29,7 +30,7 @@ __all__ = (
 Key = tuple[str, int]
 """Topic and partition."""
 
-_LOST = "failOnDataLoss=false continues without the lost messages"
+LOST = "failOnDataLoss=false continues without the lost messages"
 
 
 @frozen
@@ -42,6 +43,8 @@ class PartitionState:
         anchor: position of the anchor channel; None if it does not exist.
         end_offset: byte offset after the end, or more.
         recreated: whether the topic was deleted and created again while the query ran: offsets of before are invalid.
+        divergence: number of the first message after the last one that was read, in a log that was truncated or
+            recreated since then; None if it was not.
     """
 
     start: int
@@ -49,6 +52,7 @@ class PartitionState:
     anchor: int | None = None
     end_offset: int = 0
     recreated: bool = False
+    divergence: int | None = None
 
 
 @frozen
@@ -106,12 +110,8 @@ def frozen_at(found: Mapping[Key, PartitionState], limits: Mapping[Key, Partitio
         limits: earlier states.
     """
     return {
-        key: PartitionState(
-            state.start,
-            min(state.end, limits[key].end),
-            state.anchor,
-            min(state.end_offset, limits[key].end_offset),
-            state.recreated,
+        key: evolve(
+            state, end=min(state.end, limits[key].end), end_offset=min(state.end_offset, limits[key].end_offset)
         )
         for key, state in found.items()
         if key in limits
@@ -122,8 +122,9 @@ def lags_of(start: Offsets, found: Mapping[Key, PartitionState], *, fail_on_data
     """Return the unread messages of each partition.
 
     New partitions begin with the first retained message. Without ``fail_on_data_loss``, the offset of a deleted
-    partition does not change, that of a truncated one is set back to its end, and a recreated one begins again; a batch
-    that sets an offset back reads nothing from that partition.
+    partition does not change, that of a truncated one is set back to the first message that was not read (if it is
+    unknown, to the end), and a recreated one begins again; a batch that sets an offset back reads nothing from that
+    partition.
 
     Args:
         start: start of the batch.
@@ -138,7 +139,7 @@ def lags_of(start: Offsets, found: Mapping[Key, PartitionState], *, fail_on_data
         for partition, count in counts.items():
             key = (topic, partition)
             if key not in found and fail_on_data_loss:
-                raise DataLoss("the partition does not exist any more", topic=topic, partition=partition, hint=_LOST)
+                raise DataLoss("the partition does not exist any more", topic=topic, partition=partition, hint=LOST)
             lags[key] = Lag(count, 0)
     for key, state in found.items():
         known = lags[key].begin if key in lags else None
@@ -171,6 +172,8 @@ def plan_end(lags: Mapping[Key, Lag], counts: Mapping[Key, int]) -> Offsets:
 def _begin(known: int | None, state: PartitionState) -> int:
     if known is None:
         return state.start
+    if state.divergence is not None:
+        return min(known, state.divergence)
     if known <= state.end and not state.recreated:
         return known
     return state.start if state.anchor is None else state.end
@@ -183,7 +186,7 @@ def _check_kept(key: Key, known: int | None, state: PartitionState, *, is_new_to
             f"{known} messages were read, but the partition has only {state.end}: it was truncated or recreated",
             topic=topic,
             partition=partition,
-            hint=_LOST,
+            hint=LOST,
         )
     if known is not None and state.anchor is None:
         raise DataLoss(
@@ -191,14 +194,14 @@ def _check_kept(key: Key, known: int | None, state: PartitionState, *, is_new_to
             "changed although the checkpoint is older",
             topic=topic,
             partition=partition,
-            hint=f"use the channel that the checkpoint was made with; {_LOST}",
+            hint=f"use the channel that the checkpoint was made with; {LOST}",
         )
     if (known or 0) < state.start and not is_new_topic:
         raise DataLoss(
             f"the messages from {known or 0} to {state.start} are not retained any more",
             topic=topic,
             partition=partition,
-            hint=_LOST,
+            hint=LOST,
         )
 
 
@@ -251,6 +254,8 @@ def plan_ranges(
             if fail_on_data_loss:
                 _check_range(topic, partition, first, last, state, is_new_topic=topic not in start)
             first, last = max(first, state.start), min(last, state.end)
+            if state.divergence is not None:
+                last = min(last, state.divergence)
             if first < last:
                 ranges.append(Range(topic, partition, first, last))
     return ranges
@@ -271,12 +276,12 @@ def _check_range(
             f"the batch ends at {last}, but the partition has only {state.end} messages: it was truncated",
             topic=topic,
             partition=partition,
-            hint=_LOST,
+            hint=LOST,
         )
     if first < min(state.start, last) and not is_new_topic:
         raise DataLoss(
             f"the messages from {first} to {min(state.start, last)} are not retained any more",
             topic=topic,
             partition=partition,
-            hint=_LOST,
+            hint=LOST,
         )

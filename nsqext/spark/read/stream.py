@@ -40,6 +40,7 @@ from nsqext.spark.read.planning import (
     with_unread,
 )
 from nsqext.spark.read.rate_limit import within_bytes, within_rows
+from nsqext.spark.read.truncation import LastMessages, TruncationCheck, dump_last, load_last
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -65,12 +66,18 @@ class StreamPlanner:
     Args:
         options: options of the query.
         admin: sends requests to the servers; closed with this object.
+
+    Attributes:
+        last: the last messages before the offsets that were returned last.
     """
 
     def __init__(self, options: SourceOptions, admin: Admin) -> None:
         self._options = options
         self._admin = admin
         self._anchors = Anchors(admin, options)
+        self._check = TruncationCheck(admin, fail_on_data_loss=options.fail_on_data_loss)
+        self.last: LastMessages = {}
+        self._divergences: dict[Key, int] = {}
         self._states: dict[Key, PartitionState] = {}
         self._frozen: dict[Key, PartitionState] | None = None
         self._planned: Offsets = {}
@@ -89,6 +96,11 @@ class StreamPlanner:
                 for partition, count in counts.items():
                     limit = self._frozen.get((topic, partition), PartitionState(0, 0))
                     self._frozen[topic, partition] = evolve(limit, end=max(limit.end, count))
+        bounds = await self._admin.bounds.survey(
+            [(topic, partition) for topic, counts in begun.items() for partition in counts], _PAUSE
+        )
+        states = {key: PartitionState(found.start, found.end) for key, found in bounds.items()}
+        self.last = await self._check.last_messages(begun, states, {}, {})
         return begun
 
     async def freeze(self) -> None:
@@ -96,7 +108,9 @@ class StreamPlanner:
         self._states = await self._anchors.survey()
         self._frozen = dict(self._states)
 
-    async def latest(self, start: Offsets, limit: int | None, size: int | None = None) -> Offsets:
+    async def latest(
+        self, start: Offsets, limit: int | None, size: int | None = None, last: LastMessages | None = None
+    ) -> Offsets:
         """Return the end of the batch that begins at ``start``.
 
         Spark calls this after it has completed the batch that ends at ``start``. If there are no new messages, the
@@ -106,16 +120,19 @@ class StreamPlanner:
             start: start of the batch.
             limit: largest number of messages; None for no limit.
             size: approximate number of bytes of the partitions' logs, see `within_bytes`; None for no limit.
+            last: the last messages before ``start``, as far as they are known.
 
         Raises:
-            DataLoss: unread messages do not exist any more.
+            DataLoss: unread messages do not exist any more, or a log was truncated or recreated.
             NsqError: the servers do not answer.
         """
         await self._pause()
         began = anyio.current_time()
         options = self._options
         begin = self._only(start)
-        self._states = states = await self._survey(begin)
+        last = last or {}
+        await self._survey(begin, last)
+        states = self._states
         self._warn_of_unretained(begin)
         if self._frozen is not None:
             states = frozen_at(states, self._frozen)
@@ -127,6 +144,7 @@ class StreamPlanner:
             end = plan_end(lags, counts)
             await self._create_anchors(start, end)
             end = with_unread(end, start)
+        self.last = last if end == start else await self._check.last_messages(end, self._states, start, last)
         now = anyio.current_time()
         if end == start:
             await self.commit(start)
@@ -146,10 +164,12 @@ class StreamPlanner:
             self._batch_at = now
         return now - self._batch_at < self._options.max_trigger_delay
 
-    async def _survey(self, begin: Offsets) -> dict[Key, PartitionState]:
+    async def _survey(self, begin: Offsets, last: LastMessages) -> None:
+        """Request the states of the partitions, and compare the last messages where there are new ones."""
         # AvailableNow must read everything that was acknowledged before; PySpark 4.0 and 4.1 do not announce it, and
         # then the first batch of a process is the only one
-        found = await self._anchors.survey(quick=self._frozen is None and self._surveyed is not None)
+        first = self._surveyed is None
+        found = await self._anchors.survey(quick=self._frozen is None and not first)
         ends = {key: state.end for key, state in found.items()}
         if any(
             ends.get((topic, key), count) < count for topic, counts in begin.items() for key, count in counts.items()
@@ -160,7 +180,15 @@ class StreamPlanner:
         if self._surveyed is not None and now > self._surveyed[0]:
             self._rate = max(total - self._surveyed[1], 0) / (now - self._surveyed[0])
         self._surveyed = now, total
-        return found
+        changed = {
+            key: state for key, state in found.items() if first or state.end != begin.get(key[0], {}).get(key[1])
+        }
+        self._divergences = await self._check.divergences(last, changed)
+        for key, count in self._divergences.items():
+            found[key] = evolve(found[key], divergence=count)
+            if (found[key].anchor or 0) > count:
+                await self._anchors.set_back(key, count)
+        self._states = found
 
     async def _pause(self) -> None:
         await anyio.sleep(max(self._next - anyio.current_time(), 0))
@@ -210,16 +238,29 @@ class StreamPlanner:
         }
         return {**dump(ends), "metrics": metrics}
 
-    async def ranges(self, start: Offsets, end: Offsets) -> list[Range]:
+    async def ranges(
+        self, start: Offsets, end: Offsets, last_of_start: LastMessages | None = None, last: LastMessages | None = None
+    ) -> list[Range]:
         """Return the ranges of a batch.
 
+        Args:
+            start: start of the batch.
+            end: its end.
+            last_of_start: the last messages before the start, as far as they are known.
+            last: the last messages before the end, as far as they are known.
+
         Raises:
-            DataLoss: unread messages do not exist any more.
+            DataLoss: unread messages do not exist any more, or a log was truncated or recreated.
             NsqError: the servers do not answer.
         """
         if self._is_missing(start, end):
             await self._catch_up(start, end)
         states = dict(self._states)
+        if end != self._planned:
+            # an earlier process planned the batch
+            for known in (last_of_start or {}, last or {}):
+                for key, count in (await self._check.divergences(known, states)).items():
+                    states[key] = evolve(states[key], divergence=count)
         for topic, counts in self._only(end).items():
             for partition in counts:
                 states.setdefault((topic, partition), PartitionState(0, 0))
@@ -271,7 +312,8 @@ class StreamPlanner:
             for partition, count in counts.items():
                 state = self._states.get((topic, partition))
                 if state is None or count <= state.end:
-                    existing.setdefault(topic, {})[partition] = count
+                    unread = self._divergences.get((topic, partition), count)
+                    existing.setdefault(topic, {})[partition] = min(count, unread)
         await self._anchors.advance(existing)
 
     async def aclose(self) -> None:
@@ -293,7 +335,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         starting_offsets_of(options)
         self._options = options
         self._planner: StreamPlanner | None = None
-        self._planned: Offsets | None = None
+        self._planned: dict[str, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_options": self._options, "_planner": None, "_planned": None}
@@ -311,7 +353,11 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the start of the query."""
-        return dump(self._call(lambda planner: planner.initial()))
+
+        async def initial(planner: StreamPlanner) -> dict[str, Any]:
+            return _with_last(await planner.initial(), planner)
+
+        return self._call(initial)
 
     def latestOffset(self, start: Mapping[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
         """Return the end of the next batch.
@@ -329,12 +375,18 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"the source does not support {type(limit).__name__}",
                 hint="use maxOffsetsPerTrigger or maxBytesPerTrigger",
             )
-        begin = load(start) if start is not None else self._next_start()
-        return dump(self._call(lambda planner: planner.latest(begin, rows, size)))
+        given = start if start is not None else self._next_start()
+        begin = load(given)
+        last = load_last(given, begin)
 
-    def _next_start(self) -> Offsets:
+        async def latest(planner: StreamPlanner) -> dict[str, Any]:
+            return _with_last(await planner.latest(begin, rows, size, last), planner)
+
+        return self._call(latest)
+
+    def _next_start(self) -> Mapping[str, Any]:
         if self._planned is None:
-            self._planned = self._call(lambda planner: planner.initial())
+            self._planned = self.initialOffset()
         return self._planned
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -344,8 +396,9 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
         """Return the tasks of a batch."""
         begin, until = load(start), load(end)
-        self._planned = until
-        return tasks_of(self._options, self._call(lambda planner: planner.ranges(begin, until)))
+        self._planned = dict(end)
+        known, last = load_last(start, begin), load_last(end, until)
+        return tasks_of(self._options, self._call(lambda planner: planner.ranges(begin, until, known, last)))
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         """Read the ranges of a task, in the process that runs it."""
@@ -371,3 +424,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return await method(self._planner)
 
         return portal.call(call)
+
+
+def _with_last(offsets: Offsets, planner: StreamPlanner) -> dict[str, Any]:
+    return {**dump(offsets), **dump_last(planner.last)}

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.errors import InvalidInput, InvalidSetting
+from nsqext.spark.cluster.node_http import MessagePosition
 from nsqext.spark.read.offsets import (
     EARLIEST,
     LATEST,
@@ -24,6 +25,7 @@ from nsqext.spark.read.offsets import (
     parse_times,
     plan_tasks,
 )
+from nsqext.spark.read.truncation import dump_last, load_last
 
 counts = st.integers(min_value=0, max_value=2**63)
 offsets = st.dictionaries(
@@ -189,3 +191,38 @@ def test_times() -> None:
     with pytest.raises(InvalidSetting, match="has no time for this partition") as caught:
         times.of("t", 1)
     assert "-2" not in str(caught.value)
+
+
+LAST = {("orders", 0): MessagePosition(4, 77, 120, 1_700_000_000_123_456_789)}
+
+
+def test_the_last_messages_of_a_checkpoint() -> None:
+    stored = {**dump({"orders": {0: 5, 1: 0}}), **dump_last(LAST)}
+    text = json.dumps(stored)
+    assert json.loads(text)["last"] == {
+        "orders": {"0": {"id": 77, "offset": 120, "timestamp": LAST["orders", 0].timestamp}}
+    }
+    offsets = load(text)
+    assert offsets == {"orders": {0: 5, 1: 0}}
+    assert load_last(json.loads(text), offsets) == LAST
+
+
+def test_a_checkpoint_without_last_messages_is_read() -> None:
+    old = {"v": 1, "topics": {"orders": {"0": 5}}}
+    assert load_last(old, load(old)) == {}
+    assert dump_last({}) == {}
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        5,
+        {"orders": 5},
+        {"orders": {"0": 5}},
+        {"orders": {"0": {"id": 1}}},
+        {"orders": {"0": {"id": -1, "offset": 0, "timestamp": 0}}},
+    ],
+)
+def test_last_messages_of_another_form_are_refused(last: object) -> None:
+    with pytest.raises(InvalidInput, match="the member last is invalid"):
+        load_last({"v": 1, "topics": {"orders": {"0": 5}}, "last": last}, {"orders": {0: 5}})

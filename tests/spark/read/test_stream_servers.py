@@ -252,6 +252,60 @@ async def test_a_topic_that_was_recreated(cluster: Cluster) -> None:
         assert await planner.ranges(back, end) == [Range("orders", 0, 0, 5)]
 
 
+async def test_a_topic_that_was_recreated_with_more_messages(cluster: Cluster) -> None:
+    cluster.create_topic("orders", channels=["other"])
+    await publish(cluster.lookupd, "orders")
+    async with planning(cluster.lookupd, "orders") as planner:
+        start = await planner.latest(await planner.initial(), None)
+        last = planner.last
+    cluster.delete_topic("orders")
+    cluster.create_topic("orders", channels=["other"])
+    await publish(cluster.lookupd, "orders", COUNT + 5)
+    async with planning(cluster.lookupd, "orders") as planner:
+        with pytest.raises(DataLoss, match="message 19, the last one that was read, was the one with id"):
+            await planner.latest(start, None, last=last)
+    async with planning(cluster.lookupd, "orders", failOnDataLoss="false") as planner:
+        back = await planner.latest(start, None, last=last)
+        assert back == {"orders": {0: 0}}
+        end = await planner.latest(back, None, last=planner.last)
+        assert await planner.ranges(back, end) == [Range("orders", 0, 0, COUNT + 5)]
+
+
+async def test_a_log_that_was_truncated_and_has_grown_again(cluster: Cluster) -> None:
+    cluster.create_topic("orders", replicas=2, channels=["other"])
+    await publish(cluster.lookupd, "orders")
+    async with planning(cluster.lookupd, "orders") as planner:
+        start = await planner.latest(await planner.initial(), None)
+        last = planner.last
+        await planner.commit(start)
+    await anyio.to_thread.run_sync(cluster.faults.truncate, "orders", 0, COUNT - 4)
+    await publish(cluster.lookupd, "orders", 6)
+    async with planning(cluster.lookupd, "orders") as planner:
+        with pytest.raises(DataLoss, match="the log was truncated and has grown again"):
+            await planner.latest(start, None, last=last)
+    async with planning(cluster.lookupd, "orders", failOnDataLoss="false") as planner:
+        back = await planner.latest(start, None, last=last)
+        await planner.commit(start)
+        assert back == {"orders": {0: COUNT - 4}}
+        end = await planner.latest(back, None, last=planner.last)
+        assert await planner.ranges(back, end) == [Range("orders", 0, COUNT - 4, COUNT + 2)]
+        await planner.commit(back)
+    async with planning(cluster.lookupd, "orders") as planner:
+        assert await planner.initial() == back, "the anchor retains what was not read"
+
+
+async def test_a_last_message_is_the_same_at_a_new_leader(cluster: Cluster) -> None:
+    cluster.create_topic("orders", replicas=3, channels=["other"])
+    await publish(cluster.lookupd, "orders")
+    async with planning(cluster.lookupd, "orders") as planner:
+        start = await planner.latest(await planner.initial(), None)
+        last = planner.last
+    await anyio.to_thread.run_sync(cluster.kill, cluster.leader("orders"))
+    await publish(cluster.lookupd, "orders", 3)
+    async with planning(cluster.lookupd, "orders") as planner:
+        assert await planner.latest(start, None, last=last) == {"orders": {0: COUNT + 3}}
+
+
 async def test_the_anchor_retains_messages() -> None:
     with Cluster(1, options=ClusterOptions(memory_bound=400_000)) as cluster:
         cluster.create_topic("orders")

@@ -1,0 +1,140 @@
+"""Detects logs that were truncated and have grown again, and topics that were recreated, by the last message read.
+
+The number of messages does not tell: a log may have grown beyond the offset of the query. Therefore a checkpoint has
+the id, the byte offset and the time of the message before each offset; no other message has all three.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from nsqext.errors import DataLoss
+from nsqext.spark.cluster.gather import gather
+from nsqext.spark.cluster.node_http import MessagePosition
+from nsqext.spark.read.offsets import by_partition
+from nsqext.spark.read.planning import LOST, Key, PartitionState
+
+if TYPE_CHECKING:
+    from nsqext.spark.cluster.admin import Admin
+    from nsqext.spark.read.offsets import Offsets
+
+__all__ = ("LastMessages", "TruncationCheck", "dump_last", "load_last")
+
+logger: logging.Logger = logging.getLogger("nsqext.spark")
+
+LastMessages = Mapping[Key, MessagePosition]
+"""The message before the offset of each partition; those of checkpoints without them are missing."""
+
+_MEMBERS = ("id", "offset", "timestamp")
+
+
+def dump_last(last: LastMessages) -> dict[str, Any]:
+    """Return the member ``last`` of offsets in a checkpoint, in a fixed order; without last messages, an empty one."""
+    found: dict[str, dict[str, dict[str, int]]] = {}
+    for (topic, partition), message in sorted(last.items()):
+        found.setdefault(topic, {})[str(partition)] = {name: getattr(message, name) for name in _MEMBERS}
+    return {"last": found} if found else {}
+
+
+def load_last(data: Mapping[str, Any], offsets: Offsets) -> LastMessages:
+    """Return the last messages of offsets in a checkpoint, without those of partitions that have no offset.
+
+    Args:
+        data: the checkpoint's JSON; earlier versions wrote it without last messages.
+        offsets: the offsets of the same JSON.
+
+    Raises:
+        InvalidInput: the data has another form.
+    """
+    return {
+        (topic, partition): MessagePosition(offsets[topic][partition] - 1, *(message[name] for name in _MEMBERS))
+        for topic, messages in by_partition(data, "last", _MEMBERS).items()
+        for partition, message in messages.items()
+        if offsets.get(topic, {}).get(partition)
+    }
+
+
+class TruncationCheck:
+    """Compares the last messages of a checkpoint with those of the servers.
+
+    Args:
+        admin: sends requests to the servers; not closed by this object.
+        fail_on_data_loss: raise if a log has changed.
+    """
+
+    def __init__(self, admin: Admin, *, fail_on_data_loss: bool) -> None:
+        self._admin = admin
+        self._strict = fail_on_data_loss
+
+    async def last_messages(
+        self, end: Offsets, states: Mapping[Key, PartitionState], start: Offsets, known: LastMessages
+    ) -> LastMessages:
+        """Return the last messages before ``end``; sends a request for each partition whose offset has changed.
+
+        Args:
+            end: the offsets.
+            states: states of the partitions that are read.
+            start: offsets of ``known``.
+            known: last messages before ``start``.
+
+        Raises:
+            NsqError: the servers do not answer.
+        """
+        wanted = {
+            (topic, partition): count
+            for topic, counts in end.items()
+            for partition, count in counts.items()
+            if ((topic, partition) not in known or start.get(topic, {}).get(partition) != count)
+            and (state := states.get((topic, partition))) is not None
+            and state.start < count <= state.end
+        }
+        found = await gather(wanted, lambda key: self._admin.bounds.message(*key, wanted[key] - 1))
+        kept = {key: message for key, message in known.items() if end[key[0]].get(key[1]) == message.count + 1}
+        # the server returns the first retained message for one that it has just removed
+        return kept | {key: message for key, message in found.items() if message.count == wanted[key] - 1}
+
+    async def divergences(self, known: LastMessages, states: Mapping[Key, PartitionState]) -> dict[Key, int]:
+        """Return the number of the first message that is newer than the last one that was read, of changed logs.
+
+        Without ``failOnDataLoss`` this is where a changed log has to be read: its earlier messages were read.
+
+        Args:
+            known: last messages that were read.
+            states: states of the partitions to check.
+
+        Raises:
+            DataLoss: the last message that was read is another one now.
+            NsqError: the servers do not answer.
+        """
+        keys = [key for key, message in known.items() if key in states and states[key].start <= message.count]
+        found = await gather(keys, lambda key: self._divergence(key, known[key], states[key]))
+        return {key: count for key, count in found.items() if count is not None}
+
+    async def _divergence(self, key: Key, known: MessagePosition, state: PartitionState) -> int | None:
+        topic, partition = key
+        bounds = self._admin.bounds
+        if known.count < state.end:
+            found = await bounds.message(topic, partition, known.count)
+            if found == known or found.count != known.count:
+                return None
+            error = DataLoss(
+                f"message {known.count}, the last one that was read, was {_shown(known)}, and is {_shown(found)} now: "
+                "the log was truncated and has grown again, or the topic was recreated",
+                topic=topic,
+                partition=partition,
+                hint=LOST,
+            )
+            if self._strict:
+                raise error
+            logger.warning("%s", error)
+        elif self._strict:
+            return None  # its length shows it, see `lags_of`
+        return min(known.count + 1, await bounds.count_since(topic, partition, known.timestamp + 1))
+
+
+def _shown(message: MessagePosition) -> str:
+    time = datetime.fromtimestamp(message.timestamp / 1e9, UTC).isoformat(timespec="milliseconds")
+    return f"the one with id {message.id} at byte offset {message.offset}, stored at {time}"

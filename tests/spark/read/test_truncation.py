@@ -1,0 +1,148 @@
+"""Logs that were truncated and have grown again, in numbers: nothing of them is skipped."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nsqext.errors import DataLoss
+from nsqext.spark.options import SourceOptions
+from nsqext.spark.read.offsets import Offsets, Range
+from nsqext.spark.read.stream import StreamPlanner
+from tests.support.spark_admin import FakeAdmin, Log
+
+if TYPE_CHECKING:
+    from nsqext.spark.read.truncation import LastMessages
+
+pytestmark = pytest.mark.anyio
+
+REPLACED = (
+    r"message 77, the last one that was read, was the one with id 77 at byte offset 770, stored at 1970-01-01T00:00:00"
+    r".000\+00:00, and is the one with id 77 at byte offset 770, stored at 1970-01-01T00:00:01.000\+00:00 now"
+)
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """What executors and planners run on."""
+    return "asyncio"
+
+
+def logs() -> FakeAdmin:
+    return FakeAdmin({("orders", 0): Log(0, 78, size=10), ("orders", 1): Log(0, 5, size=10)})
+
+
+def planner(servers: FakeAdmin, **given: str) -> StreamPlanner:
+    known = {"lookupd": "127.0.0.1:1", "subscribe": "orders", "channel": "spark", "startingOffsets": "earliest"}
+    return StreamPlanner(SourceOptions.parse({**known, **given}, streaming=True), servers.admin)
+
+
+async def read_all(servers: FakeAdmin) -> tuple[Offsets, LastMessages]:
+    """Return the checkpoint of a query that has read everything."""
+    query = planner(servers)
+    end = await query.latest(await query.initial(), None)
+    return end, query.last
+
+
+async def test_a_regrown_log_raises_and_says_what_was_there_and_what_is_there() -> None:
+    servers = logs()
+    read, last = await read_all(servers)
+    servers.logs["orders", 0].regrown_from = 74
+    for end in (78, 80):
+        servers.logs["orders", 0].end = end
+        with pytest.raises(DataLoss, match=REPLACED) as raised:
+            await planner(servers).latest(read, None, last=last)
+        assert (raised.value.topic, raised.value.partition) == ("orders", 0)
+
+
+async def test_a_log_that_regrows_while_the_query_runs() -> None:
+    servers = logs()
+    query = planner(servers)
+    read = await query.latest(await query.initial(), None)
+    assert await query.latest(read, None, last=query.last) == read
+    servers.logs["orders", 0].regrown_from, servers.logs["orders", 0].end = 74, 80
+    with pytest.raises(DataLoss, match="the log was truncated and has grown again, or the topic was recreated"):
+        await query.latest(read, None, last=query.last)
+
+
+@pytest.mark.parametrize("end", [76, 78, 80])
+async def test_without_the_check_a_regrown_log_is_read_from_its_first_new_message(
+    end: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    servers = logs()
+    read, last = await read_all(servers)
+    log = servers.logs["orders", 0]
+    log.regrown_from, log.end, log.anchor = 74, end, min(end, 78)
+    query = planner(servers, failOnDataLoss="false")
+    with caplog.at_level(logging.WARNING, "nsqext.spark"):
+        back = await query.latest(read, None, last=last)
+    assert ("truncated" in caplog.text) is (end >= 78)
+    assert back == {"orders": {0: 74, 1: 5}}
+    await query.commit(read)
+    assert log.anchor == 74, "the server retains the messages that were not read"
+    assert await query.ranges(read, back, last, query.last) == []
+    more = await query.latest(back, None, last=query.last)
+    assert await query.ranges(back, more) == [Range("orders", 0, 74, end)]
+    assert await query.latest(more, None, last=query.last) == more
+
+
+async def test_a_recreated_topic_with_as_many_messages_begins_again() -> None:
+    servers = logs()
+    read, last = await read_all(servers)
+    servers.logs["orders", 0] = Log(0, 80, size=10, regrown_from=0)
+    with pytest.raises(DataLoss, match="or the topic was recreated"):
+        await planner(servers).latest(read, None, last=last)
+    query = planner(servers, failOnDataLoss="false")
+    back = await query.latest(read, None, last=last)
+    assert back == {"orders": {0: 0, 1: 5}}
+    assert servers.logs["orders", 0].anchor == 0
+    more = await query.latest(back, None, last=query.last)
+    assert await query.ranges(back, more) == [Range("orders", 0, 0, 80)]
+
+
+async def test_a_stored_batch_of_a_regrown_log() -> None:
+    servers = logs()
+    query = planner(servers)
+    start = await query.latest(await query.initial(), 60)
+    known = query.last
+    end = await query.latest(start, None, last=known)
+    first = start["orders"][0]
+    servers.logs["orders", 0].regrown_from, servers.logs["orders", 0].end = 74, 80
+    with pytest.raises(DataLoss, match="message 77, the last one that was read"):
+        await planner(servers).ranges(start, end, known, query.last)
+    lenient = planner(servers, failOnDataLoss="false")
+    planned = await lenient.ranges(start, end, known, query.last)
+    assert planned[0] == Range("orders", 0, first, 74), "the next batches read the messages from 74 on"
+    back = await lenient.latest(end, None, last=query.last)
+    assert back["orders"][0] == 74
+
+
+async def test_old_checkpoints_are_read_and_get_last_messages() -> None:
+    servers = logs()
+    read, _ = await read_all(servers)
+    query = planner(servers)
+    assert await query.latest(read, None, last={}) == read
+    assert query.last == {}, "without messages there is no batch"
+    servers.logs["orders", 0].end = 90
+    end = await query.latest(read, None, last={})
+    assert {key: message.count for key, message in query.last.items()} == {("orders", 0): 89, ("orders", 1): 4}
+    assert await query.ranges(read, end) == [Range("orders", 0, 78, 90)]
+
+
+async def test_messages_that_are_not_retained_are_not_compared() -> None:
+    servers = logs()
+    read, last = await read_all(servers)
+    servers.logs["orders", 0].start, servers.logs["orders", 0].end = 78, 80
+    query = planner(servers)
+    assert await query.latest(read, None, last=last) == {"orders": {0: 80, 1: 5}}
+
+
+async def test_an_idle_query_requests_no_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = logs()
+    query = planner(servers)
+    read = await query.latest(await query.initial(), None)
+    await query.latest(read, None, last=query.last)
+    monkeypatch.delattr(FakeAdmin, "message")
+    assert await query.latest(read, None, last=query.last) == read

@@ -16,59 +16,61 @@ if TYPE_CHECKING:
 
     from nsqext import errors
     from nsqext.admin import Admin
+    from nsqext.admin.options import AdminSettings
     from nsqext.app.app import App
     from nsqext.app.router import Router
     from nsqext.client.consumer.consumer import Consumer
     from nsqext.client.consumer.handler_signals import Finish, Reject, Requeue
     from nsqext.client.consumer.handlers.batches import MessageBatch
     from nsqext.client.consumer.message import Message
-    from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions, DeliveryOptions, FailureOptions
+    from nsqext.client.consumer.options import ConsumerSettings, HandlerSettings
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.replay import replay_dead_letters
     from nsqext.client.consumer.statistics import ConsumerConnection, ConsumerStatistics
     from nsqext.client.events import ClientEvent
     from nsqext.client.producer.batcher import Batcher
-    from nsqext.client.producer.options import ProducerOptions
+    from nsqext.client.producer.options import ProducerSettings
     from nsqext.client.producer.producer import Producer
     from nsqext.client.producer.request import OutgoingMessage
     from nsqext.client.producer.statistics import ProducerStatistics
+    from nsqext.client.settings import AppSettings
     from nsqext.client.trace_log import trace_log
     from nsqext.errors import BatchFailed, DeliveryUnknown, InvalidInput, NsqError, PublishFailed, ServerError
     from nsqext.lookup.lookup import Lookup
-    from nsqext.lookup.options import LookupOptions
+    from nsqext.lookup.options import LookupSettings
     from nsqext.protocol.identify import ExtFilter
-    from nsqext.transport.options import ConnectionOptions
+    from nsqext.transport.options import ConnectionSettings
     from nsqext.types import Address, Receipt, TopicMeta
 del TYPE_CHECKING
 
 __all__ = (
     "Address",
     "Admin",
+    "AdminSettings",
     "App",
-    "BackoffOptions",
+    "AppSettings",
     "BatchFailed",
     "Batcher",
     "ClientEvent",
-    "ConnectionOptions",
+    "ConnectionSettings",
     "Consumer",
     "ConsumerConnection",
-    "ConsumerOptions",
+    "ConsumerSettings",
     "ConsumerStatistics",
-    "DeliveryOptions",
     "DeliveryUnknown",
     "ExtFilter",
-    "FailureOptions",
     "Finish",
+    "HandlerSettings",
     "InvalidInput",
     "Lookup",
-    "LookupOptions",
+    "LookupSettings",
     "Message",
     "MessageBatch",
     "NsqError",
     "OutgoingMessage",
     "Position",
     "Producer",
-    "ProducerOptions",
+    "ProducerSettings",
     "ProducerStatistics",
     "PublishFailed",
     "Receipt",
@@ -85,17 +87,19 @@ __all__ = (
 
 _HOMES = {
     "nsqext.admin": ("Admin",),
+    "nsqext.admin.options": ("AdminSettings",),
+    "nsqext.client.settings": ("AppSettings",),
     "nsqext.app.app": ("App",),
     "nsqext.app.router": ("Router",),
     "nsqext.client.producer.batcher": ("Batcher",),
     "nsqext.client.consumer.consumer": ("Consumer",),
     "nsqext.client.consumer.statistics": ("ConsumerConnection", "ConsumerStatistics"),
     "nsqext.client.events": ("ClientEvent",),
-    "nsqext.client.consumer.options": ("BackoffOptions", "ConsumerOptions", "DeliveryOptions", "FailureOptions"),
+    "nsqext.client.consumer.options": ("ConsumerSettings", "HandlerSettings"),
     "nsqext.client.consumer.handler_signals": ("Finish", "Reject", "Requeue"),
     "nsqext.client.consumer.handlers.batches": ("MessageBatch",),
     "nsqext.client.consumer.message": ("Message",),
-    "nsqext.client.producer.options": ("ProducerOptions",),
+    "nsqext.client.producer.options": ("ProducerSettings",),
     "nsqext.client.consumer.position": ("Position",),
     "nsqext.client.consumer.replay": ("replay_dead_letters",),
     "nsqext.client.producer.producer": ("Producer",),
@@ -103,10 +107,10 @@ _HOMES = {
     "nsqext.client.producer.statistics": ("ProducerStatistics",),
     "nsqext.client.trace_log": ("trace_log",),
     "nsqext.errors": ("BatchFailed", "DeliveryUnknown", "InvalidInput", "NsqError", "PublishFailed", "ServerError"),
-    "nsqext.lookup.options": ("LookupOptions",),
+    "nsqext.lookup.options": ("LookupSettings",),
     "nsqext.lookup.lookup": ("Lookup",),
     "nsqext.protocol.identify": ("ExtFilter",),
-    "nsqext.transport.options": ("ConnectionOptions",),
+    "nsqext.transport.options": ("ConnectionSettings",),
     "nsqext.types": ("Address", "Receipt", "TopicMeta"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

@@ -1,31 +1,37 @@
 """Settings. Precedence: keyword, URL, environment, default.
 
-A setting has the same name everywhere: ``connection_tls`` is a keyword, a parameter of the URL, and
-``NSQEXT_CONNECTION_TLS`` in the environment. The first part of the name is its group of options, if it has one.
+A setting has the same name everywhere: ``request_timeout`` is a keyword of the constructor, a parameter of the URL,
+and ``NSQEXT_REQUEST_TIMEOUT`` in the environment. Its values are kept by name until the option objects of the rooms are
+made from them, so that a value that was given always takes precedence over one that was not.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Container, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 import attrs
 
 from nsqext.arguments import suggest
-from nsqext.errors import InvalidSetting
+from nsqext.errors import InvalidSetting, UnknownSetting
 from nsqext.errors.redaction import is_secret_name, redact_url
 
 if TYPE_CHECKING:
     import ssl
 
 __all__ = (
+    "ADDRESSES",
     "PREFIX",
-    "Loaded",
+    "Given",
     "Reader",
+    "Schema",
     "Setting",
-    "load",
+    "build",
+    "is_url",
     "settings_as_text",
     "settings_of",
     "unknown_setting",
@@ -37,11 +43,18 @@ Reader = Callable[[str], Any]
 """Parses the text of a value; raises ValueError where it is not valid."""
 
 PREFIX = "NSQEXT_"
-_OTHERS = ("NSQEXT_TEST_", "NSQEXT_BENCH_", "NSQEXT_WEB_", "NSQEXT_CONTEXTS_")
-_ADDRESSES = ("lookupd", "nsqd")
+"""Prefix of environment variables, unless the caller names another one."""
+ADDRESSES = ("lookupd", "nsqd")
+_OTHERS = ("NSQEXT_TEST_", "NSQEXT_BENCH_", "NSQEXT_WEB_", "NSQEXT_CONTEXTS_", "NSQEXT_WORKER")
+"""Variables of other parts of the package."""
+_KUBERNETES = re.compile(r"(PORT|SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP)(_\w+)?)")
+"""Variables that Kubernetes sets for a service named like the prefix."""
 _SCHEMES = {"nsq": ("lookupd", 4161), "nsqd": ("nsqd", 4150)}
 _TRUE = frozenset({"true", "1", "yes", "on"})
 _FALSE = frozenset({"false", "0", "no", "off"})
+_PREFIXES = {"lookup": "lookup_", "backoff": "backoff_"}
+"""Groups of options whose settings have a prefix."""
+_RENAMED = {("backoff", "mode"): "backoff", ("lookup", "address_map"): "address_map"}
 
 
 @attrs.frozen
@@ -49,13 +62,13 @@ class Setting:
     """One setting.
 
     Attributes:
-        name: its name everywhere; in capitals and behind ``NSQEXT_`` in the environment.
+        name: its name everywhere; in capitals and behind the prefix in the environment.
         member: attribute of the option class.
         group: attribute of the outer option class that holds the option class; empty for the outer class itself.
         kind: annotation of the attribute.
         default: the default.
         read: parses its text; None for a setting that can only be given as a keyword.
-        owner: the option class; None for an argument of the constructor.
+        owner: the option class.
     """
 
     name: str
@@ -64,24 +77,22 @@ class Setting:
     kind: str
     default: object
     read: Reader | None
-    owner: type | None = None
+    owner: type
 
 
 @attrs.frozen
-class Loaded(Generic[T]):
+class Given:
     """Settings from all places.
 
     Attributes:
         lookupd: lookup addresses.
         nsqd: nsqd addresses, instead.
-        options: the options.
-        others: values of constructor arguments that are not in the options.
+        values: values by name, without those that were not given.
     """
 
     lookupd: Any
     nsqd: Any
-    options: T
-    others: Mapping[str, Any]
+    values: Mapping[str, Any]
 
 
 def _read_bool(text: str) -> bool:
@@ -137,27 +148,67 @@ def settings_of(options: type, readers: Mapping[str, Reader] | None = None) -> d
     found: dict[str, Setting] = {}
     for outer in attrs.fields(options):
         factory = getattr(outer.default, "factory", None)
-        if factory is None or not attrs.has(factory):
-            found[outer.name] = _setting(outer, outer.name, "", options, readers or {})
-            continue
-        for inner in attrs.fields(factory):
-            name = f"{outer.name}_{inner.name}"
-            found[name] = _setting(inner, name, outer.name, factory, readers or {})
+        group, owner = (outer.name, factory) if factory is not None and attrs.has(factory) else ("", options)
+        for member in attrs.fields(owner) if group else (outer,):
+            name = _RENAMED.get((group, member.name), _PREFIXES.get(group, "") + member.name)
+            if name in found:
+                raise TypeError(f"two settings of {options.__name__} have the name {name}")
+            kind = str(member.type)
+            read = _reader(kind, name, readers or {})
+            found[name] = Setting(name, member.name, group, kind, member.default, read, owner)
     return found
 
 
-def _setting(
-    member: attrs.Attribute[Any], name: str, group: str, owner: type, readers: Mapping[str, Reader]
-) -> Setting:
-    kind = str(member.type)
-    return Setting(name, member.name, group, kind, member.default, _reader(kind, name, readers), owner)
-
-
-def unknown_setting(place: str, name: str, known: Iterable[str]) -> InvalidSetting:
+def unknown_setting(place: str, name: str, known: Iterable[str]) -> UnknownSetting:
     """Return the error for an unknown setting, which suggests the right one."""
-    found = suggest(name, (*known, *_ADDRESSES))
+    found = suggest(name, (*known, *ADDRESSES))
     hint = "see the reference of settings" if found is None else f"did you mean {found}?"
-    return InvalidSetting(f"{place}: unknown setting {name!r}", hint=hint)
+    return UnknownSetting(f"{place}: unknown setting {name!r}", hint=hint)
+
+
+# One option object from values by name
+
+
+def build(options: type[T], known: Mapping[str, Setting], values: Mapping[str, object]) -> T:
+    """Return an option object with its groups.
+
+    Args:
+        options: the class.
+        known: its settings by name.
+        values: values by name; the others have their defaults.
+
+    Raises:
+        InvalidSetting: an invalid value, or values that contradict each other; the error has the names of the settings.
+    """
+    groups: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        groups.setdefault(known[name].group, {})[known[name].member] = value
+    outer = groups.pop("", {})
+    for group, members in groups.items():
+        owner = next(setting.owner for setting in known.values() if setting.group == group)
+        try:
+            outer[group] = owner(**members)
+        except InvalidSetting as error:
+            error.message = _with_flat_name(error.message, group, known)
+            raise
+    return options(**outer)
+
+
+def _with_flat_name(message: str, group: str, known: Mapping[str, Setting]) -> str:
+    """Return an error message with the name of the setting where it begins with the name of the member."""
+    word = re.match(r"\w+", message)
+    for setting in known.values():
+        if word is not None and setting.group == group and setting.member == word[0]:
+            return setting.name + message[word.end() :]
+    return message
+
+
+# URL
+
+
+def is_url(given: object) -> bool:
+    """Return whether an address is a URL of settings."""
+    return isinstance(given, str) and given.strip().partition("://")[0] in _SCHEMES
 
 
 def _cuts_secret(parts: SplitResult) -> bool:
@@ -176,7 +227,7 @@ def _text_of(value: str, setting: Setting, place: str) -> object:
         raise InvalidSetting(f"{place}: {setting.name}={shown} cannot be parsed: {error}") from None
 
 
-def _from_url(url: str, known: Container[str]) -> dict[str, str]:
+def _from_url(url: str, known: Container[str] | None) -> dict[str, str]:
     """Return the settings of a URL as text."""
     parts = _split(url)
     shown = redact_url(url, known)
@@ -191,9 +242,9 @@ def _from_url(url: str, known: Container[str]) -> dict[str, str]:
     if user:
         raise InvalidSetting(f"{shown}: NSQ has no user names", hint="a secret is written nsq://:SECRET@host:port")
     if secret:
-        pairs.append(("connection_auth_secret", unquote(secret)))
+        pairs.append(("auth_secret", unquote(secret)))
     for name, value in pairs:
-        if name in given or (name in _ADDRESSES and hosts):
+        if name in given or (name in ADDRESSES and hosts):
             raise InvalidSetting(f"{shown}: {name} is given twice")
         given[name] = value
     return given
@@ -204,7 +255,7 @@ def _split(url: str) -> SplitResult:
         raise InvalidSetting(f"the URL is a {type(url).__name__}, not text", hint="write nsq://lookupd:4161")
     try:
         # some versions of Python refuse brackets that do not enclose the whole host
-        parts = urlsplit(url.replace("[", "%5B").replace("]", "%5D"))
+        parts = urlsplit(url.strip().replace("[", "%5B").replace("]", "%5D"))
     except ValueError as error:
         raise InvalidSetting(f"the URL cannot be read: {error}") from None
     if parts.netloc.count("%5B") != parts.netloc.count("%5D"):
@@ -226,12 +277,18 @@ def _with_port(host: str, port: int) -> str:
     return host if ":" in bare else f"{host}:{port}"
 
 
-def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name.removeprefix(PREFIX).lower(): value
-        for name, value in environ.items()
-        if name.startswith(PREFIX) and not name.startswith(_OTHERS) and name != f"{PREFIX}URL"
-    }
+# Environment
+
+
+def _from_environment(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """Return the settings of the environment as text; not the URL."""
+    found = {}
+    for variable, value in environ.items():
+        name = variable.removeprefix(prefix)
+        if name == variable or name == "URL" or variable.startswith(_OTHERS) or _KUBERNETES.fullmatch(name):
+            continue
+        found[name.lower()] = value
+    return found
 
 
 def settings_as_text(url: str | None, environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -246,16 +303,19 @@ def settings_as_text(url: str | None, environ: Mapping[str, str] | None = None) 
     """
     environ = os.environ if environ is None else environ
     url = url or environ.get(f"{PREFIX}URL")
-    found = _from_environment(environ) | (_from_url(url, ()) if url else {})
-    return {name: text for name, text in found.items() if name not in _ADDRESSES}
+    found = _from_environment(environ, PREFIX) | (_from_url(url, ()) if url else {})
+    return {name: text for name, text in found.items() if name not in ADDRESSES}
+
+
+# All places
 
 
 class _Collector:
     """Collect values, in the order of precedence."""
 
-    def __init__(self, own: Mapping[str, Setting], foreign: Mapping[str, Setting]) -> None:
+    def __init__(self, own: Mapping[str, Setting], foreign: Mapping[str, Setting] | None) -> None:
         self._own = own
-        self._foreign = foreign
+        self._others = foreign
         self.values: dict[str, object] = {}
         self.addresses: dict[str, object] = {}
 
@@ -265,72 +325,105 @@ class _Collector:
         Raises:
             InvalidSetting: an unknown setting, a value that cannot be parsed, two kinds of addresses.
         """
-        addresses = {name: given[name] for name in _ADDRESSES if given.get(name)}
+        addresses = {name: given[name] for name in ADDRESSES if given.get(name)}
         if len(addresses) > 1:
             raise InvalidSetting(f"{place}: both lookupd and nsqd are given", hint="give one of them")
         self.addresses = self.addresses or addresses
         for name, value in given.items():
-            if name in _ADDRESSES:
+            if name in ADDRESSES:
                 continue
-            setting = self._own.get(name) or (self._foreign.get(name) if text else None)
+            setting = self._own.get(name) or (self._others or {}).get(name) if text else self._own.get(name)
+            if setting is None and text and self._others is None:
+                continue
             if setting is None:
                 raise unknown_setting(place, name, self._own)
             read = _text_of(str(value), setting, place) if text else value
             if name in self._own:
                 self.values.setdefault(name, read)
 
-    def build(self, options: type[T]) -> T:
-        """Return the options."""
-        groups: dict[str, dict[str, object]] = {}
-        for name, value in self.values.items():
-            setting = self._own[name]
-            if setting.owner is not None:
-                groups.setdefault(setting.group, {})[setting.member] = value
-        outer = groups.pop("", {})
-        for group, members in groups.items():
-            owner = next(setting.owner for setting in self._own.values() if setting.group == group)
-            outer[group] = owner(**members) if owner is not None else members
-        return options(**outer)
+    def add_url(self, url: str) -> None:
+        """Add the settings of a URL."""
+        known = None if self._others is None else {*self._own, *self._others}
+        self.add(_from_url(url, known), redact_url(url, known), text=True)
 
-    def others(self) -> dict[str, Any]:
-        """Return the values of constructor arguments that are not in the options."""
-        return {name: value for name, value in self.values.items() if self._own[name].owner is None}
+    def add_environment(self, environ: Mapping[str, str], prefix: str) -> None:
+        """Add the settings of the environment, those of its URL first."""
+        if not isinstance(prefix, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*_", prefix):
+            raise InvalidSetting(f"env={prefix!r} is not a prefix of variables", hint='write env="ORDERS_"')
+        url = environ.get(f"{prefix}URL")
+        if url:
+            self.add_url(url)
+        self.add(_from_environment(environ, prefix), "environment", text=True)
 
 
-def load(
-    options: type[T],
-    own: Mapping[str, Setting],
-    url: str | None,
-    keywords: Mapping[str, object],
-    *,
-    foreign: Mapping[str, Setting],
-    environ: Mapping[str, str] | None = None,
-) -> Loaded[T]:
-    """Load settings from keywords, a URL and the environment.
+@attrs.frozen
+class Schema:
+    """The settings of one kind of client.
 
-    Args:
-        options: the option class.
-        own: its settings, and arguments of the constructor.
-        url: ``nsq://lookupd:4161,lookupd2:4161?…``, or ``nsqd://nsqd:4150?…`` to do without lookup; ``NSQEXT_URL`` in
-            the environment where it is None.
-        keywords: settings by name; values, not text.
-        foreign: settings of other clients, which URL and environment may contain as well; checked, not used.
-        environ: the environment; the one of the process by default.
-
-    Raises:
-        InvalidSetting: an unknown setting, an invalid value, settings that contradict each other.
+    Attributes:
+        client: name of its class, for errors.
+        own: its settings by name.
+        foreign: settings of other clients, which URL and environment may contain as well; checked, not used. None where
+            they are not known: unknown names are ignored there.
     """
-    environ = os.environ if environ is None else environ
-    collector = _Collector(own, foreign)
-    collector.add(keywords, "keywords", text=False)
-    url = url or environ.get(f"{PREFIX}URL")
-    if url:
-        known = {*own, *foreign}
-        collector.add(_from_url(url, known), redact_url(url, known), text=True)
-    collector.add(_from_environment(environ), "environment", text=True)
-    return Loaded(
-        collector.addresses.get("lookupd", ()),
-        collector.addresses.get("nsqd", ()),
-        collector.build(options),
-        collector.others(),
-    )
+
+    client: str
+    own: Mapping[str, Setting]
+    foreign: Mapping[str, Setting] | None = None
+
+    def collect(
+        self,
+        lookupd: Any,
+        nsqd: Any,
+        env: str | None,
+        keywords: Mapping[str, object],
+        environ: Mapping[str, str] | None = None,
+        *,
+        url: str | None = None,
+        required: bool = True,
+    ) -> Given:
+        """Collect settings from keywords, a URL and the environment.
+
+        Args:
+            lookupd: lookup addresses, a `nsqext.Lookup`, or a URL: ``nsq://lookupd:4161,lookupd2:4161?…``, or
+                ``nsqd://nsqd:4150?…`` to do without lookup.
+            nsqd: nsqd addresses.
+            env: prefix of the environment variables; None reads ``NSQEXT_*`` where no address is given.
+            keywords: settings by name; values, not text.
+            environ: the environment; the one of the process by default.
+            url: a URL beside addresses, which take precedence over its own; for command lines.
+            required: whether an address is needed.
+
+        Raises:
+            UnknownSetting: a setting that this client does not have; in URL and environment, one that no client has.
+            InvalidSetting: a text that cannot be read, no address, or both kinds of addresses.
+        """
+        collector = _Collector(self.own, self.foreign)
+        given_url = is_url(lookupd)
+        if given_url and nsqd:
+            raise InvalidSetting(f"{self.client}: both a URL and nsqd are given", hint="give one of them")
+        addresses = {"lookupd": () if given_url else lookupd, "nsqd": nsqd}
+        collector.add({**addresses, **keywords}, self.client, text=False)
+        url = lookupd if given_url else url
+        if url:
+            collector.add_url(url)
+        prefix = PREFIX if env is None else env
+        if env is not None or not collector.addresses:
+            collector.add_environment(os.environ if environ is None else environ, prefix)
+        if required and not collector.addresses:
+            raise InvalidSetting(
+                f"{self.client}: no address of lookup or nsqd is given",
+                hint=f"give {self.client}(lookupd='host:4161') or a URL such as {self.client}('nsq://host:4161'), or "
+                f"set {prefix}LOOKUPD, {prefix}NSQD or {prefix}URL in the environment",
+            )
+        addresses = collector.addresses
+        return Given(addresses.get("lookupd", ()), addresses.get("nsqd", ()), collector.values)
+
+    def effective(self, options: object) -> Mapping[str, object]:
+        """Return the values of an option object by name; secrets are shown as ``***``."""
+        values: dict[str, object] = {}
+        for name, setting in self.own.items():
+            owner = getattr(options, setting.group) if setting.group else options
+            value = getattr(owner, setting.member)
+            values[name] = "***" if value is not None and is_secret_name(name) else value
+        return MappingProxyType(values)

@@ -24,8 +24,8 @@ ROOT = "nsqext"  # the package itself: its public names
 BASE = {"errors", "types"}
 PROTOCOL = BASE | {"protocol"}
 TRANSPORT = PROTOCOL | {"arguments", "transport"}
-LOOKUP = TRANSPORT | {"lookup"}
-CLIENT = LOOKUP | {"client", "dispatch", "settings"}
+LOOKUP = TRANSPORT | {"lookup", "settings"}
+CLIENT = LOOKUP | {"client", "dispatch"}
 PUBLIC = CLIENT | {"admin", ROOT}
 
 # room -> the rooms it may import, besides itself and private modules of the package (`nsqext._version`)
@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "protocol": BASE,
     "transport": PROTOCOL | {"arguments"},
     "arguments": BASE,
-    "lookup": TRANSPORT,
+    "lookup": TRANSPORT | {"settings"},
     "settings": BASE | {"arguments"},
     "client": CLIENT,
     "admin": CLIENT,

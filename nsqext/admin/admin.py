@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Never, Self
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Self, Unpack
 
 import anyio
 from anyio.lowlevel import current_token
 
+from nsqext.admin.options import AdminOptions, AdminSettings, admin_schema
 from nsqext.admin.peek import newest_messages
 from nsqext.admin.requests import ClusterRequests, generation_of, http_of, unsupported, within
 from nsqext.admin.results import NodeStatus, StoredMessage, TopicInfo, TopicStats
 from nsqext.admin.stats import cluster_stats, in_sync_replicas, node_statuses, topic_stats
 from nsqext.admin.topic_creation import NewTopic, create_topic, wait_writable
-from nsqext.arguments import check_time, options_of, unknown_arguments
-from nsqext.errors import InvalidInput, InvalidState, PartitionUnavailable, TopicNotFound
+from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, PartitionUnavailable, TopicNotFound
 from nsqext.lookup.client import LookupClient
-from nsqext.lookup.options import LookupOptions
 from nsqext.protocol.names import MAX_PARTITIONS, check_channel, check_topic
+from nsqext.settings import build
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ("Admin",)
 
-_OPTIONS = LookupOptions(request_timeout=15.0)  # nsqlookupd forwards a change to the nodes before it responds
+_REQUEST_TIMEOUT = 15.0
+"""Default of ``lookup_request_timeout``, in seconds."""
 
 
 class Admin:
@@ -41,31 +42,35 @@ class Admin:
     changes are idempotent.
 
     Args:
-        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas.
-        timeout: seconds that a change may take, including the wait for leaders.
-        options: time and size limits of a single request.
+        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side: a list, or text with commas. Or a URL with
+            addresses and settings: ``nsq://lookupd:4161?timeout=60``.
+        env: prefix of the environment variables with further settings; see `nsqext.Producer`.
+        settings: see `AdminSettings`.
 
     Raises:
-        InvalidSetting: no address, an invalid one, no time, or options of another class.
-        TypeError: an unknown argument; the error suggests the right one.
+        InvalidSetting: no address, or an invalid one; an invalid value.
+        UnknownSetting: an unknown setting; the error suggests the right one.
     """
 
     def __init__(
-        self,
-        lookupd: str | Sequence[str],
-        *,
-        timeout: float = 30.0,
-        options: LookupOptions | None = None,
-        **unknown: Never,
+        self, lookupd: str | Sequence[str] = (), *, env: str | None = None, **settings: Unpack[AdminSettings]
     ) -> None:
-        if unknown:
-            raise unknown_arguments(Admin, unknown, options=LookupOptions)
-        options = _OPTIONS if options is None else options_of(options, LookupOptions)
-        check_time("timeout", timeout)
-        self._requests = ClusterRequests(LookupClient(lookupd, options), timeout)
+        schema = admin_schema()
+        given = schema.collect(lookupd, (), env, settings)
+        if given.nsqd:
+            raise InvalidSetting("Admin: the addresses are those of nsqd", hint="give those of nsqlookupd")
+        # nsqlookupd forwards a change to the nodes before it responds
+        values = {"lookup_request_timeout": _REQUEST_TIMEOUT, **given.values}
+        self._options = build(AdminOptions, schema.own, values)
+        self._requests = ClusterRequests(LookupClient(given.lookupd, self._options.lookup), self._options.timeout)
         self._closed = False
         self._loop: object = None
         """The event loop of the first call, which has the connections."""
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """The values of all settings by name, defaults included; secrets are ``***``."""
+        return admin_schema().effective(self._options)
 
     async def __aenter__(self) -> Self:
         return self

@@ -7,26 +7,32 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Never, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import anyio
 from anyio.lowlevel import current_token
+from attrs import evolve
 
 from nsqext.app.health import Health, HealthEndpoint
 from nsqext.app.router import HandlerSpec, Router
-from nsqext.app.settings import consumer_options, shared_options
-from nsqext.arguments import options_of, unknown_arguments
 from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.consumer.handlers.batches import MessageBatch
 from nsqext.client.consumer.options import ConsumerOptions
-from nsqext.client.producer.options import ProducerOptions
+from nsqext.client.middleware import Middleware, check_middleware, surround_batch_handler, surround_handler
 from nsqext.client.producer.producer import Producer
 from nsqext.client.producer.request import OutgoingMessage
+from nsqext.client.settings import (
+    AppSettings,
+    app_schema,
+    consumer_schema,
+    consumer_settings,
+    producer_settings,
+    settings_for,
+)
 from nsqext.client.tasks import BackgroundTasks, call_in_loop, first_error, stop_on_signals
 from nsqext.errors import InvalidSetting, InvalidState, NsqError
-from nsqext.lookup.lookup import Lookup
-from nsqext.middleware.base import Middleware, check_middleware
-from nsqext.middleware.clients import MiddlewareProducer, surround_batch_handler, surround_handler
+from nsqext.lookup.lookup import Lookup, share_lookup
+from nsqext.settings import build
 from nsqext.transport.event_loop import current_loop
 
 if TYPE_CHECKING:
@@ -40,28 +46,26 @@ __all__ = ("App",)
 
 logger: logging.Logger = logging.getLogger("nsqext.app")
 
-_DEFAULTS = ("tag", "max_in_flight", "concurrency")
-
 
 class App(Router):
     """A service: handlers for several topics, and a producer for their publishes.
 
-    All clients of an app share addresses, connection and lookup options, and the lookup client: one poll for each
-    topic, over one pool of connections. An app can run again after it has ended.
+    All clients of an app share addresses, settings, and the lookup client: one poll for each topic, over one pool of
+    connections. An app can run again after it has ended; one without handlers only publishes.
 
     Args:
-        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas. Or a
-            `nsqext.Lookup` that is shared with other clients.
+        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side: a list, or text with commas. Or a URL with
+            addresses and settings: ``nsq://lookupd:4161?timeout=5``. Or a `nsqext.Lookup` that is shared with other
+            clients.
         nsqd: nsqd addresses (TCP) to use without lookup; fine for the original NSQ.
-        producer_options: options of the producer.
-        consumer_options: options of the consumers; those of a handler take precedence. ``connection`` and ``lookup``
-            are the same for all clients: set them in ``producer_options`` or here.
+        env: prefix of the environment variables with further settings. Without any address, they are read from
+            ``NSQEXT_URL``, ``NSQEXT_LOOKUPD`` and so on.
         middleware: around every publish and every handled message, the first one outermost; see `nsqext.middleware`.
-        handler_defaults: ``tag``, ``max_in_flight`` and ``concurrency`` of handlers that do not set them.
+        settings: see `AppSettings`; those of a handler take precedence.
 
     Raises:
-        InvalidSetting: neither or both kinds of addresses, an invalid address, or options that contradict each other.
-        TypeError: an unknown argument; the error suggests the right one.
+        InvalidSetting: no address, both kinds of addresses, an invalid value, or settings that contradict each other.
+        UnknownSetting: an unknown setting; the error suggests the right one.
     """
 
     def __init__(
@@ -69,23 +73,13 @@ class App(Router):
         lookupd: str | Sequence[str] | Lookup = (),
         *,
         nsqd: str | Sequence[str] = (),
-        producer_options: ProducerOptions | None = None,
-        consumer_options: ConsumerOptions | None = None,
+        env: str | None = None,
         middleware: Sequence[Middleware] = (),
-        handler_defaults: Mapping[str, Any] | None = None,
-        **unknown: Never,
+        **settings: Unpack[AppSettings],
     ) -> None:
-        if unknown:
-            raise unknown_arguments(App, unknown, producer_options=ProducerOptions, consumer_options=ConsumerOptions)
         super().__init__()
-        self._lookupd = lookupd
-        self._nsqd = nsqd
-        self._producer_options, self._consumer_options = shared_options(
-            options_of(producer_options, ProducerOptions, "producer_options"),
-            options_of(consumer_options, ConsumerOptions, "consumer_options"),
-        )
+        self._given = app_schema().collect(lookupd, nsqd, env, settings)
         self._middleware = check_middleware(middleware)
-        self._handler_defaults = _checked_defaults(handler_defaults or {})
         self._test: AppTest | None = None
         self._used = False
         self._unstarted = 0
@@ -96,31 +90,13 @@ class App(Router):
         self._stopping = anyio.Event()
         self._started = anyio.Event()
         self._ended = anyio.Event()
+        self._consumer_options({})  # raises for invalid settings
         self._make_clients()
 
-    @classmethod
-    def from_url(cls, url: str | None = None, *, middleware: Sequence[Middleware] = (), **settings: Any) -> Self:
-        """Return an app with settings from keywords, a URL and the environment, in this order of precedence.
-
-        Args:
-            url: see `nsqext.Producer.from_url`.
-            middleware: see the class.
-            settings: settings of producers and consumers; a setting of both applies to both.
-
-        Raises:
-            InvalidSetting: an unknown setting, or settings that contradict each other.
-        """
-        from nsqext.client.from_url import load_clients
-
-        producer, consumer = load_clients(url, settings)
-        return cls(
-            producer.lookupd,
-            nsqd=producer.nsqd,
-            producer_options=producer.options,
-            consumer_options=consumer.options,
-            middleware=middleware,
-            handler_defaults=consumer.others,
-        )
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """The values of all settings by name, defaults included; secrets are ``***``."""
+        return {**consumer_schema().effective(self._consumer_options({})), **self._producer.settings}
 
     @property
     def producer(self) -> Producer:
@@ -132,13 +108,29 @@ class App(Router):
         """The consumers, in the order of their handlers."""
         return tuple(self._consumers)
 
-    async def publish(self, topic: str, value: object, **arguments: Any) -> Receipt:
+    async def publish(
+        self,
+        topic: str,
+        value: object,
+        *,
+        headers: Mapping[str, str] | None = None,
+        tag: str | None = None,
+        trace_id: int | None = None,
+        key: str | bytes | None = None,
+        partition: int | None = None,
+        delay: float | None = None,
+    ) -> Receipt:
         """Encode a value and publish it; see `nsqext.app.encode_body` and `nsqext.Producer.publish`.
 
         Args:
             topic: name of the topic.
             value: bytes, str, JSON values, a dataclass, or an attrs, msgspec or pydantic object.
-            arguments: ``headers``, ``tag``, ``trace_id``, ``key``, ``partition``, ``delay`` of the producer's method.
+            headers: see `nsqext.Producer.publish`, for this and the other arguments.
+            tag: tag for dispatch.
+            trace_id: trace id.
+            key: key of the message.
+            partition: the partition.
+            delay: seconds until it is delivered.
 
         Raises:
             InvalidBody: the value cannot be encoded.
@@ -146,23 +138,27 @@ class App(Router):
         """
         from nsqext.client.consumer.typed.body import encode_body
 
-        return await self._producer.publish(topic, encode_body(value), **arguments)
+        return await self._producer.publish(
+            topic,
+            encode_body(value),
+            headers=headers,
+            tag=tag,
+            trace_id=trace_id,
+            key=key,
+            partition=partition,
+            delay=delay,
+        )
 
     # Clients
 
     def _make_clients(self) -> None:
         """Create the producer and the consumers for one run."""
-        lookupd, nsqd = (self._lookupd, self._nsqd) if self._test is None else self._test.addresses
-        if lookupd and not nsqd and not isinstance(lookupd, Lookup):
-            lookupd = Lookup(lookupd, options=self._producer_options.lookup)
-        self._addresses = lookupd, nsqd
-        around = self._around()
-        if around:
-            self._producer: Producer = MiddlewareProducer(
-                lookupd, nsqd=nsqd, options=self._producer_options, middleware=around
-            )
-        else:
-            self._producer = Producer(lookupd, nsqd=nsqd, options=self._producer_options)
+        given = self._given
+        if self._test is not None:
+            given = evolve(given, lookupd=self._test.lookupd, nsqd=())
+        self._shared = shared = share_lookup(given)
+        own = settings_for(producer_settings(), shared.values)
+        self._producer = Producer(shared.lookupd, nsqd=shared.nsqd, middleware=self._around(), **own)
         self._consumers = [self._consumer_of(spec) for spec in self.specs]
         self._used = False
 
@@ -170,17 +166,23 @@ class App(Router):
         return self._middleware if self._test is None else (*self._middleware, self._test.recorder)
 
     def _consumer_of(self, spec: HandlerSpec) -> Consumer:
-        lookupd, nsqd = self._addresses
-        given = {"tag": spec.tag, "max_in_flight": spec.max_in_flight, "concurrency": spec.concurrency}
-        arguments = self._handler_defaults | {name: value for name, value in given.items() if value is not None}
-        options = self._options_of(spec)
-        consumer = Consumer(spec.topics.given, spec.channel, lookupd=lookupd, nsqd=nsqd, options=options, **arguments)
+        shared = self._shared
+        own = self._consumer_values(shared.values, spec.settings)
+        consumer = Consumer(spec.topics.given, spec.channel, shared.lookupd, nsqd=shared.nsqd, **own)
         for one in (*self._around(), *spec.middleware):
             one.attach(consumer)
         return consumer
 
-    def _options_of(self, spec: HandlerSpec) -> ConsumerOptions:
-        return consumer_options(self._consumer_options, spec.options, f"{spec.topics}/{spec.channel}")
+    def _consumer_values(self, app: Mapping[str, Any], handler: Mapping[str, Any]) -> Any:
+        """Return the settings of a handler's consumer: those of the handler, otherwise those of the app."""
+        values: dict[str, Any] = settings_for(consumer_settings(), app)
+        if handler.get("max_attempts") == 0:
+            # a handler that never rejects has no use for what the app does with rejected messages
+            values = {name: value for name, value in values.items() if name not in ("dead_letter", "reject_ordered")}
+        return {**values, **handler}
+
+    def _consumer_options(self, handler: Mapping[str, Any]) -> ConsumerOptions:
+        return build(ConsumerOptions, consumer_settings(), self._consumer_values(self._given.values, handler))
 
     def handler_of(self, spec: HandlerSpec) -> Handler:
         """Return a handler of messages: middleware, decoding, the function, publishing of the result.
@@ -191,7 +193,7 @@ class App(Router):
             handle = self._batch_handler_of(spec)
             return lambda message: handle(MessageBatch([message]))
         plan = spec.plan
-        call: Handler = spec.function if plan is None else plan.handler(self._options_of(spec).failure)
+        call: Handler = spec.function if plan is None else plan.handler(self._consumer_options(spec.settings).failure)
         topics = self.publishers.get(spec.function)
         if topics:
             call = self._with_publishers(call, tuple(topics))
@@ -257,7 +259,7 @@ class App(Router):
                 lifespan that begins or ends.
 
         Raises:
-            InvalidSetting: there is no handler, a publisher for a function that is not a handler, or a handler whose
+            InvalidSetting: a publisher for a function that is not a handler, or a handler whose
                 pattern matches what it publishes.
             InvalidState: the app is running already.
             NsqError: a consumer failed; the others were drained.
@@ -343,8 +345,6 @@ class App(Router):
 
     def _begin(self) -> None:
         """Prepare a run."""
-        if not self.specs:
-            raise InvalidSetting("the app has no handler", hint="decorate a function with @app.handler(topic, channel)")
         for function in self.publishers.keys() - {spec.function for spec in self.specs if spec.batch is None}:
             raise InvalidSetting(f"the publisher {function!r} is not a handler", hint="decorate it with @app.handler")
         self._check_loops()
@@ -402,6 +402,8 @@ class App(Router):
             async with anyio.create_task_group() as tasks:
                 for consumer in self._consumers:
                     tasks.start_soon(self._run_consumer, consumer)
+                if not self._consumers:
+                    self._started.set()
                 await self._stopping.wait()
                 for consumer in self._consumers:
                     consumer.stop()
@@ -472,16 +474,6 @@ class App(Router):
         except BaseException:
             self._test = before
             raise
-
-
-def _checked_defaults(defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return defaults of handlers; raise `InvalidSetting` for one that handlers do not have."""
-    if not isinstance(defaults, Mapping):
-        raise InvalidSetting(f"handler_defaults={defaults!r} is no mapping", hint="give a dict")
-    for name in defaults:
-        if name not in _DEFAULTS:
-            raise InvalidSetting(f"handler_defaults has no member {name!r}", hint=f"it has {', '.join(_DEFAULTS)}")
-    return dict(defaults)
 
 
 def _reason(consumer: Consumer) -> str | None:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Never, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from attrs import field, frozen
+from attrs.validators import instance_of
 
-from nsqext.arguments import check_handler_function, check_kinds, options_of, unknown_arguments
+from nsqext.arguments import check_handler_function
 from nsqext.client.consumer.handlers.batches import BatchLimits, MessageBatch
-from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.subscriptions.topics import TopicSelection
 from nsqext.client.consumer.typed.parameters import CallPlan, plan_call
+from nsqext.client.middleware import Middleware, check_middleware
+from nsqext.client.settings import consumer_settings, handler_settings
 from nsqext.errors import InvalidSetting
-from nsqext.middleware.base import Middleware, check_middleware
 from nsqext.protocol.names import check_channel, check_tag, check_topic
+from nsqext.settings import unknown_setting
+
+if TYPE_CHECKING:
+    from nsqext.client.consumer.options import HandlerSettings
 
 __all__ = ("HandlerSpec", "LifespanManager", "Router")
 
@@ -36,10 +41,7 @@ class HandlerSpec:
         channel: name of the channel.
         function: the function.
         plan: plan of the call's arguments; None if the function receives the message.
-        tag: see `nsqext.Consumer`; None for the setting of the app.
-        max_in_flight: see `nsqext.Consumer`; None for the setting of the app.
-        concurrency: see `nsqext.Consumer`; None for the setting of the app.
-        options: options that differ from those of the app.
+        settings: settings of its own, by name; they take precedence over those of the app.
         middleware: around this handler, inside of the middleware of the app.
         auto_finish: see `nsqext.Consumer.handler`.
         batch: limits of the batches of a batch handler; None for a handler of single messages.
@@ -49,16 +51,10 @@ class HandlerSpec:
     channel: str
     function: HandlerFunction
     plan: CallPlan | None
-    tag: str | None = None
-    max_in_flight: int | None = None
-    concurrency: int | None = None
-    options: ConsumerOptions = field(factory=ConsumerOptions)
+    settings: Mapping[str, Any] = field(factory=dict)
     middleware: tuple[Middleware, ...] = ()
-    auto_finish: bool = True
+    auto_finish: bool = field(default=True, validator=instance_of(bool))
     batch: BatchLimits | None = None
-
-    def __attrs_post_init__(self) -> None:
-        check_kinds(self)
 
 
 class Router:
@@ -74,13 +70,9 @@ class Router:
         topics: str | Sequence[str],
         channel: str,
         *,
-        tag: str | None = None,
-        max_in_flight: int | None = None,
-        concurrency: int | None = None,
-        options: ConsumerOptions | None = None,
         middleware: Sequence[Middleware] = (),
         auto_finish: bool = True,
-        **unknown: Never,
+        **settings: Unpack[HandlerSettings],
     ) -> Callable[[F], F]:
         """Decorator: register a coroutine function as the handler of one or several topics.
 
@@ -89,30 +81,23 @@ class Router:
         Args:
             topics: a name, a pattern such as ``orders.*``, or a sequence of both; see `nsqext.Consumer`.
             channel: name of the channel.
-            tag: see `nsqext.Consumer`; by default the setting of the app.
-            max_in_flight: see `nsqext.Consumer`; by default the setting of the app, or 200.
-            concurrency: see `nsqext.Consumer`; by default the setting of the app, or 1.
-            options: other options; those that differ from the defaults take precedence over the settings of the app.
             middleware: around this handler, inside of the middleware of the app.
             auto_finish: see `nsqext.Consumer.handler`.
+            settings: see `HandlerSettings`; they take precedence over those of the app.
 
         Raises:
             InvalidName: a topic, pattern, channel or tag that servers refuse.
-            InvalidSetting: not a coroutine function, a parameter without a known source, or an invalid option.
+            InvalidSetting: not a coroutine function, a parameter without a known source, or an invalid setting.
+            UnknownSetting: an unknown setting; the error suggests the right one.
             InvalidState: the app is running already.
-            TypeError: an unknown argument; the error suggests the right one.
         """
-        if unknown:
-            raise unknown_arguments(Router.handler, unknown, options=ConsumerOptions)
         around = check_middleware(middleware)
-        selection = self._select(topics, channel, tag)
+        selection = self._select(topics, channel, settings)
 
         def add(function: F) -> F:
             check_handler_function(function)
             plan = plan_call(function)
-            given = options_of(options, ConsumerOptions)
-            arguments = (tag, max_in_flight, concurrency, given, around, auto_finish)
-            self._add(HandlerSpec(selection, channel, function, plan, *arguments))
+            self._add(HandlerSpec(selection, channel, function, plan, settings, around, auto_finish))
             return function
 
         return add
@@ -124,12 +109,8 @@ class Router:
         *,
         max_count: int = 500,
         max_wait: float = 0.2,
-        tag: str | None = None,
-        max_in_flight: int | None = None,
-        concurrency: int | None = None,
-        options: ConsumerOptions | None = None,
         middleware: Sequence[Middleware] = (),
-        **unknown: Never,
+        **settings: Unpack[HandlerSettings],
     ) -> Callable[[B], B]:
         """Decorator: register a coroutine function as a handler of batches; see `nsqext.Consumer.batch_handler`.
 
@@ -140,38 +121,37 @@ class Router:
             channel: name of the channel.
             max_count: largest number of messages in a batch; ``max_in_flight`` limits it too.
             max_wait: seconds that the first message of a batch waits for others.
-            tag: see `handler`.
-            max_in_flight: see `handler`.
-            concurrency: see `handler`.
-            options: see `handler`.
             middleware: see `handler`.
+            settings: see `handler`.
 
         Raises:
             InvalidName: a topic, pattern, channel or tag that servers refuse.
-            InvalidSetting: not a coroutine function, or an invalid option.
+            InvalidSetting: not a coroutine function, or an invalid setting.
+            UnknownSetting: an unknown setting; the error suggests the right one.
             InvalidState: the app is running already.
-            TypeError: an unknown argument; the error suggests the right one.
         """
-        if unknown:
-            raise unknown_arguments(Router.batch_handler, unknown, options=ConsumerOptions)
-        selection = self._select(topics, channel, tag)
+        selection = self._select(topics, channel, settings)
         limits = BatchLimits(max_count, max_wait)
         around = check_middleware(middleware)
 
         def add(function: B) -> B:
             check_handler_function(function)
-            given = options_of(options, ConsumerOptions)
-            arguments = (tag, max_in_flight, concurrency, given, around)
-            self._add(HandlerSpec(selection, channel, function, None, *arguments, batch=limits))
+            self._add(HandlerSpec(selection, channel, function, None, settings, around, batch=limits))
             return function
 
         return add
 
-    def _select(self, topics: str | Sequence[str], channel: str, tag: str | None) -> TopicSelection:
+    def _select(self, topics: str | Sequence[str], channel: str, settings: Mapping[str, Any]) -> TopicSelection:
         self._check_changeable()
         check_channel(channel)
-        if tag is not None:
-            check_tag(tag)
+        place = f"the handler of {topics}/{channel}"
+        for name in settings:
+            if name in consumer_settings() and name not in handler_settings():
+                raise InvalidSetting(f"{place} has {name} of its own", hint=f"set it for the app: App({name}=...)")
+            if name not in handler_settings():
+                raise unknown_setting(place, name, handler_settings())
+        if settings.get("tag") is not None:
+            check_tag(settings["tag"])
         return TopicSelection(topics)
 
     def _add(self, spec: HandlerSpec) -> None:

@@ -15,10 +15,10 @@ from attrs import frozen
 from nsqext.arguments import check_positive
 from nsqext.client.consumer.message import Message
 from nsqext.client.consumer.typed.body import decode_body, encode_body
+from nsqext.client.middleware import Middleware, Publishing, SendNext
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.request import MessageRequest
 from nsqext.errors import InvalidInput, InvalidState
-from nsqext.middleware.base import Middleware, Publishing, SendNext
 from nsqext.protocol.headers import KEY_HEADER, encode_headers
 from nsqext.protocol.messages import EXT_JSON, EXT_NONE
 from nsqext.protocol.names import check_trace_id
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from nsqext.app.router import HandlerSpec, LifespanManager
     from nsqext.client.consumer.handlers.workers import Handler
     from nsqext.client.producer.request import OutgoingMessage
-    from nsqext.lookup.lookup import Lookup
 
 __all__ = ("AppTest", "Published")
 
@@ -121,9 +120,9 @@ class AppTest:
         self._entered = False
 
     @property
-    def addresses(self) -> tuple[str | Sequence[str] | Lookup, str | Sequence[str]]:
-        """Lookup and nsqd addresses of the clients; direct tests never connect."""
-        return self._lookupd or "127.0.0.1:1", ()
+    def lookupd(self) -> str | Sequence[str]:
+        """Lookup addresses of the clients; direct tests never connect."""
+        return self._lookupd or "127.0.0.1:1"
 
     @property
     def direct(self) -> bool:

@@ -56,7 +56,7 @@ def parse_position(text: str) -> Position:
         InvalidSetting: it is not a position.
     """
     from nsqext import Position
-    from nsqext.client.from_url import read_position
+    from nsqext.client.consumer.position import read_position
 
     if text[:1].isdecimal():
         try:

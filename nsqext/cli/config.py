@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from nsqext.cli.command import examples
-from nsqext.cli.connection import Connection, Json
+from nsqext.cli.connection import Connection, Json, load_settings
 from nsqext.cli.contexts import contexts_file, load_contexts, save_contexts
 from nsqext.cli.output import show
-from nsqext.client.from_url import consumer_settings, load_producer, producer_settings
+from nsqext.client.settings import app_schema
 from nsqext.errors import InvalidSetting
 from nsqext.errors.redaction import redact_url
 
@@ -22,19 +22,19 @@ Name = Annotated[str, typer.Argument(help="Name of the context.")]
 
 
 def _shown(url: str) -> str:
-    return redact_url(url, {*producer_settings(), *consumer_settings()})
+    return redact_url(url, app_schema().own)
 
 
 @app.command("set")
 @examples(
-    "nsqext config set prod 'nsq://lookup1:4161,lookup2:4161?connection_tls=true'",
+    "nsqext config set prod 'nsq://lookup1:4161,lookup2:4161?tls=true'",
     "nsqext topic list --context prod",
 )
 def set_context(
     name: Name, url: Annotated[str, typer.Argument(help="nsq://HOST:PORT,…?SETTING=VALUE&…, any setting of a client.")]
 ) -> None:
     """Add or replace a context; the first one becomes the current one."""
-    found = load_producer(url, {}, {})
+    found = load_settings(url, {}, {})
     if not found.lookupd and not found.nsqd:
         raise InvalidSetting("the URL has no address", hint="write nsq://HOST:PORT")
     save_contexts(load_contexts().with_context(name, url))

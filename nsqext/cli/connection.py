@@ -8,11 +8,11 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import anyio
 import typer
-from attrs import define, evolve
+from attrs import define
 
 from nsqext.cli.output import make_table, print_record
 from nsqext.errors import (
@@ -27,12 +27,14 @@ from nsqext.errors import (
 if TYPE_CHECKING:
     from nsqext import Admin, Consumer, Producer
     from nsqext.admin import TopicInfo
-    from nsqext.client.producer.options import ProducerOptions
-    from nsqext.settings import Loaded
+    from nsqext.client.consumer.options import ConsumerOptions, ConsumerSettings
+    from nsqext.client.producer.options import ProducerSettings
+    from nsqext.settings import Given
 
-__all__ = ("Connection", "Context", "Json", "Lookupd", "Nsqd", "Url", "connected", "lookup_addresses")
+__all__ = ("Connection", "Context", "Json", "Lookupd", "Nsqd", "Url", "connected", "load_settings", "lookup_addresses")
 
 _PANEL = "Connection and output"
+_GROUPS = ("connection", "lookup")
 _STARTUP = 60.0  # seconds that a lookup service may take to start
 _PATIENT = 15.0  # seconds: nsqlookupd forwards a change to the nodes before it responds
 _FIRST_POLL, _LONGEST_POLL = 0.05, 0.5  # seconds between two reads of a channel's lag
@@ -98,24 +100,33 @@ class Connection:
     given: dict[str, Any]
     json: bool = False
 
-    def load(self) -> Loaded[ProducerOptions]:
-        """Return the addresses and the settings of producers.
+    def load(self) -> Given:
+        """Return the addresses and the settings of all clients.
 
         Raises:
             InvalidSetting: no address is given, or a setting is not valid.
         """
-        from nsqext.client.from_url import load_producer
-
-        found = load_producer(self.url, self.given)
+        found = load_settings(self.url, self.given)
         if not found.lookupd and not found.nsqd:
             raise _UNKNOWN_PLACE
         return found
 
-    def texts(self, *groups: str) -> dict[str, str]:
-        """Return the settings whose names begin so as text, from the URL and the environment."""
+    def options(self) -> ConsumerOptions:
+        """Return the options of connections and of the lookup client, in those of a consumer."""
+        from nsqext.client.consumer.options import ConsumerOptions
+        from nsqext.client.settings import consumer_settings, settings_for
+        from nsqext.settings import build
+
+        known = {name: one for name, one in consumer_settings().items() if one.group in _GROUPS}
+        return build(ConsumerOptions, known, settings_for(known, self.load().values))
+
+    def texts(self) -> dict[str, str]:
+        """Return the settings of connections and of the lookup client as text, from the URL and the environment."""
+        from nsqext.client.settings import consumer_settings
         from nsqext.settings import settings_as_text
 
-        return {name: text for name, text in settings_as_text(self.url).items() if name.startswith(groups)}
+        known = {name for name, one in consumer_settings().items() if one.group in _GROUPS}
+        return {name: text for name, text in settings_as_text(self.url).items() if name in known}
 
     def lookupd(self) -> Any:
         """Return the lookup addresses.
@@ -133,25 +144,31 @@ class Connection:
     def admin(self) -> Admin:
         """Return an administration client."""
         from nsqext import Admin
+        from nsqext.admin.options import admin_settings
+        from nsqext.client.settings import settings_for
 
-        addresses = self.lookupd()
-        options = self.load().options.lookup
-        return Admin(addresses, options=evolve(options, request_timeout=max(options.request_timeout, _PATIENT)))
+        addresses, values = self.lookupd(), self.load().values
+        patient = {"lookup_request_timeout": max(values.get("lookup_request_timeout", 0.0), _PATIENT)}
+        return Admin(addresses, **settings_for(admin_settings(), {**values, **patient}))
 
-    def producer(self, **settings: Any) -> Producer:
+    def producer(self, **settings: Unpack[ProducerSettings]) -> Producer:
         """Return a producer; ``settings`` override those of the command line."""
         from nsqext import Producer
+        from nsqext.client.settings import producer_settings, settings_for
 
-        self.load()
-        return Producer.from_url(self.url, **{**self.given, **settings})
+        found = self.load()
+        own = settings_for(producer_settings(), found.values)
+        return Producer(found.lookupd, nsqd=found.nsqd, **{**own, **settings})
 
-    def consumer(self, topic: str, channel: str, **settings: Any) -> Consumer:
+    def consumer(self, topic: str, channel: str, **settings: Unpack[ConsumerSettings]) -> Consumer:
         """Return a consumer; ``settings`` override those of the command line."""
         from nsqext import Consumer
+        from nsqext.client.settings import consumer_settings, settings_for
 
-        self.load()
-        quiet = {"delivery_block_warning": 0.0}  # the warning concerns handlers of users
-        return Consumer.from_url(topic, channel, self.url, **{**self.given, **quiet, **settings})
+        found = self.load()
+        own = settings_for(consumer_settings(), found.values)
+        quiet = {"block_warning": 0.0}  # the warning concerns handlers of users
+        return Consumer(topic, channel, found.lookupd, nsqd=found.nsqd, **{**own, **quiet, **settings})
 
     async def has_positions(self, topic: str) -> bool:
         """Return whether channels of a topic have a start position: only on the redesigned NSQ, with lookup.
@@ -216,7 +233,8 @@ def _consumes_all(consumer: Consumer, topic: TopicInfo) -> bool:
     open_connections = consumer.connections
     if topic.meta is None:
         return {str(node) for node in topic.nodes} <= {one.node for one in open_connections}
-    wanted = consumer.options.partitions or range(topic.meta.partition_num)
+    chosen = consumer.settings["partitions"]
+    wanted = chosen if isinstance(chosen, tuple) else range(topic.meta.partition_num)
     return {*wanted} <= {one.partition for one in open_connections} & topic.leaders.keys()
 
 
@@ -241,6 +259,24 @@ def connected(function: Callable[..., object]) -> Callable[..., object]:
     return run
 
 
+def load_settings(url: str | None, addresses: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Given:
+    """Return the settings of all clients from a URL and the environment.
+
+    Args:
+        url: the URL; None for that of the environment.
+        addresses: ``lookupd`` or ``nsqd``; they override those of the URL.
+        environ: the environment; the one of the process by default.
+
+    Raises:
+        InvalidSetting: a setting is unknown or cannot be read.
+    """
+    from nsqext.client.settings import app_schema
+    from nsqext.settings import PREFIX
+
+    lookupd, nsqd = addresses.get("lookupd", ()), addresses.get("nsqd", ())
+    return app_schema().collect(lookupd, nsqd, PREFIX, {}, environ, url=url, required=False)
+
+
 def lookup_addresses(url: str | None, lookupd: str | None, usual: Sequence[str] = ()) -> Sequence[str]:
     """Return the addresses of the lookup service.
 
@@ -252,9 +288,7 @@ def lookup_addresses(url: str | None, lookupd: str | None, usual: Sequence[str] 
     Raises:
         InvalidSetting: no address is given.
     """
-    from nsqext.client.from_url import load_producer
-
-    found: Sequence[str] = load_producer(url, {"lookupd": lookupd} if lookupd else {}).lookupd or usual
+    found: Sequence[str] = load_settings(url, {"lookupd": lookupd} if lookupd else {}).lookupd or usual
     if not found:
         raise InvalidSetting("the address of lookup is unknown", hint="give --lookupd or --url, or set NSQEXT_LOOKUPD")
     return found

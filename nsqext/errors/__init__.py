@@ -79,6 +79,7 @@ __all__ = (
     "ServerError",
     "TopicNotFound",
     "TopicNotReady",
+    "UnknownSetting",
 )
 
 
@@ -171,6 +172,10 @@ class InvalidBody(InvalidInput):
 
 class InvalidSetting(InvalidInput):
     """An option is unknown, out of range, or contradicts another one."""
+
+
+class UnknownSetting(InvalidSetting, TypeError):
+    """A setting that the client does not have; the error suggests the right one."""
 
 
 class InvalidPartition(InvalidInput):

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Never
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, Unpack
 
-from nsqext.arguments import options_of, unknown_arguments
+from attrs import field, frozen
+
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.metadata import MetadataCache
-from nsqext.lookup.options import LookupOptions
+from nsqext.lookup.options import LookupOptions, LookupSettings
+from nsqext.settings import Given, Schema, build, settings_of
 
 if TYPE_CHECKING:
     from nsqext.types import Address
 
-__all__ = ("Lookup", "metadata_cache")
+__all__ = ("Lookup", "lookup_schema", "metadata_cache", "share_lookup")
+
+
+@frozen
+class _SharedOptions:
+    lookup: LookupOptions = field(factory=LookupOptions)
+
+
+@cache
+def lookup_schema() -> Schema:
+    """Return the settings of the lookup client."""
+    return Schema("Lookup", settings_of(_SharedOptions))
 
 
 class Lookup:
@@ -25,22 +39,32 @@ class Lookup:
     a process are.
 
     Args:
-        lookupd: nsqlookupd's HTTP addresses; a list, or a text with commas.
-        options: options of the lookup client.
+        lookupd: nsqlookupd's HTTP addresses: a list, or a text with commas. Or a URL with addresses and settings.
+        env: prefix of the environment variables with further settings; see `nsqext.Producer`.
+        settings: see `LookupSettings`.
 
     Raises:
-        InvalidSetting: no address, an invalid one, or options of another class.
-        TypeError: an unknown argument; the error suggests the right one.
+        InvalidSetting: no address, or an invalid one; an invalid value.
+        UnknownSetting: an unknown setting; the error suggests the right one.
     """
 
-    def __init__(self, lookupd: str | Sequence[str], *, options: LookupOptions | None = None, **unknown: Never) -> None:
-        if unknown:
-            raise unknown_arguments(Lookup, unknown, options=LookupOptions)
-        self.options: LookupOptions = options_of(options, LookupOptions)
-        self._metadata = MetadataCache(lookupd, options=self.options)
+    def __init__(
+        self, lookupd: str | Sequence[str] = (), *, env: str | None = None, **settings: Unpack[LookupSettings]
+    ) -> None:
+        schema = lookup_schema()
+        given = schema.collect(lookupd, (), env, settings)
+        if given.nsqd:
+            raise InvalidSetting("Lookup: the addresses are those of nsqd", hint="give those of nsqlookupd")
+        self._options = build(_SharedOptions, schema.own, given.values)
+        self._metadata = MetadataCache(given.lookupd, options=self._options.lookup)
 
     def __repr__(self) -> str:
         return f"Lookup({','.join(map(str, self.addresses))!r})"
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """The values of all settings by name, defaults included; secrets are ``***``."""
+        return lookup_schema().effective(self._options)
 
     @property
     def addresses(self) -> tuple[Address, ...]:
@@ -67,21 +91,25 @@ class Lookup:
         self._metadata.switch(lookupd)
 
 
-def metadata_cache(
-    lookupd: str | Sequence[str] | Lookup, nsqd: str | Sequence[str], options: LookupOptions
-) -> MetadataCache:
-    """Return the cache for these settings: the cache of a `Lookup`, or a new one.
+def share_lookup(given: Given) -> Given:
+    """Return settings with a `Lookup` in the place of lookup addresses, for several clients."""
+    if not given.lookupd or isinstance(given.lookupd, Lookup):
+        return given
+    own: dict[str, Any] = {name: value for name, value in given.values.items() if name in lookup_schema().own}
+    rest = {name: value for name, value in given.values.items() if name not in own}
+    return Given(Lookup(given.lookupd, **own), (), rest)
+
+
+def metadata_cache(given: Given, options: LookupOptions) -> MetadataCache:
+    """Return the cache for the settings of a client: the cache of a `Lookup`, or a new one.
 
     Raises:
-        InvalidSetting: neither or both kinds of addresses, an invalid address, or options that differ from those of the
-            `Lookup`.
+        InvalidSetting: an invalid address, or settings of lookup beside a `Lookup`.
     """
-    if not isinstance(lookupd, Lookup):
-        return MetadataCache(lookupd, nsqd, options)
-    if nsqd:
-        raise InvalidSetting("both lookupd and nsqd are given", hint="give one of them")
-    if options not in (lookupd.options, LookupOptions()):
+    if not isinstance(given.lookupd, Lookup):
+        return MetadataCache(given.lookupd, given.nsqd, options)
+    for name in given.values.keys() & lookup_schema().own.keys():
         raise InvalidSetting(
-            "the lookup options differ from those of the Lookup", hint="give them to the Lookup: options=..."
+            f"{name} is given for a client that shares a Lookup", hint=f"give it to the Lookup: Lookup(..., {name}=...)"
         )
-    return lookupd.metadata
+    return given.lookupd.metadata

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from attrs import field, frozen
 
@@ -17,7 +17,15 @@ from nsqext.types import Address
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ("LookupOptions", "LookupUrl", "is_loopback", "parse_addresses", "parse_lookup_addresses", "url_of")
+__all__ = (
+    "LookupOptions",
+    "LookupSettings",
+    "LookupUrl",
+    "is_loopback",
+    "parse_addresses",
+    "parse_lookup_addresses",
+    "url_of",
+)
 
 LOOKUP_PORT = 4161
 """Port of nsqlookupd's HTTP API, used for an address without a port."""
@@ -63,34 +71,52 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+class LookupSettings(TypedDict, total=False):
+    """Settings of the lookup client; times in seconds, sizes in bytes."""
+
+    lookup_poll_interval: float
+    """Time between two polls of a topic whose partitions all have a leader."""
+    lookup_max_poll_interval: float
+    """Longest interval for topics without consumers: it doubles up to this while the topic does not change; errors
+    refresh the topic earlier. Topics with consumers are polled every ``lookup_poll_interval``.
+    """
+    lookup_poll_jitter: float
+    """Share by which intervals vary at random, so that clients do not poll at the same time."""
+    lookup_request_timeout: float
+    """Timeout of one request to one lookup node, without the wait for other requests of this client."""
+    lookup_straggler_timeout: float
+    """Timeout of the remaining lookup nodes after the first one has returned the topic."""
+    lookup_max_pause: float
+    """Longest pause between two refreshes while the lookup service keeps returning a node that is not the leader."""
+    lookup_max_failures: int
+    """Consecutive failures after which a lookup node is queried only if the others do not find the topic."""
+    lookup_retry_failed: float
+    """Time after which a failed node is queried like the others again."""
+    lookup_max_answer_size: int
+    """Largest accepted response; all responses received at the same time may have four times as many bytes together."""
+    lookup_max_lookup_nodes: int
+    """Largest number of listed lookup nodes that are used."""
+    lookup_max_nodes: int
+    """Largest number of nodes of the original NSQ that are used for a topic; also of nodes that are read from a
+    list of all nodes.
+    """
+    lookup_max_topics: int
+    """Topics that a lookup node may list; a longer list is refused."""
+    lookup_max_concurrent: int
+    """Topics that are looked up at the same time; others wait."""
+    lookup_auth_secret: str | None
+    """Bearer token of every request; never shown."""
+    lookup_auth_over_http: bool
+    """Send ``lookup_auth_secret`` over plain HTTP to hosts other than loopback, where it can be intercepted."""
+    lookup_ca: str | ssl.SSLContext | None
+    """For ``https://`` addresses: the path of a PEM file of CA certificates, or a context; None for the system's
+    certificates.
+    """
+
+
 @frozen
 class LookupOptions:
-    """Options of the lookup client; times in seconds, sizes in bytes.
-
-    Attributes:
-        poll_interval: time between two polls of a topic whose partitions all have a leader.
-        max_poll_interval: longest interval for topics without consumers: it doubles up to this while the topic does not
-            change; errors refresh the topic earlier. Topics with consumers are polled every ``poll_interval``.
-        poll_jitter: share by which intervals vary at random, so that clients do not poll at the same time.
-        request_timeout: timeout of one request to one lookup node, without the wait for other requests of this client.
-        straggler_timeout: timeout of the remaining lookup nodes after the first one has returned the topic.
-        max_pause: longest pause between two refreshes while the lookup service keeps returning a node that is not the
-            leader.
-        max_failures: consecutive failures after which a lookup node is queried only if the others do not find the
-            topic.
-        retry_failed: time after which a failed node is queried like the others again.
-        max_answer_size: largest accepted response; all responses received at the same time may have four times as many
-            bytes together.
-        max_lookup_nodes: largest number of listed lookup nodes that are used.
-        max_nodes: largest number of nodes of the original NSQ that are used for a topic; also of nodes that are read
-            from a list of all nodes.
-        max_topics: topics that a lookup node may list; a longer list is refused.
-        max_concurrent: topics that are looked up at the same time; others wait.
-        auth_secret: bearer token of every request; never shown.
-        auth_over_http: send ``auth_secret`` over plain HTTP to hosts other than loopback, where it can be intercepted.
-        ca: for ``https://`` addresses: the path of a PEM file of CA certificates, or a context; None for the system's
-            certificates.
-    """
+    """The values of `LookupSettings`, without the prefix of the names."""
 
     poll_interval: float = 60.0
     max_poll_interval: float = 300.0
@@ -141,7 +167,7 @@ class LookupOptions:
             if not self.may_authenticate(address):
                 raise InvalidSetting(
                     f"lookupd: auth_secret would be sent in clear to {address}",
-                    hint="use https://, or set auth_over_http",
+                    hint="use https://, or set lookup_auth_over_http",
                 )
 
     def may_authenticate(self, address: Address) -> bool:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Never, Self
+from typing import TYPE_CHECKING, Self, Unpack
 
 from nsqext.admin import Admin as AsyncAdmin
 from nsqext.sync.loop import BlockingClient
 
 if TYPE_CHECKING:
     from nsqext.admin import NodeStatus, StoredMessage, TopicInfo, TopicStats
+    from nsqext.admin.options import AdminSettings
     from nsqext.client.consumer.position import Position
-    from nsqext.lookup.options import LookupOptions
 
 __all__ = ("Admin",)
 
@@ -33,15 +33,15 @@ class Admin(BlockingClient):
     _what = "admin client"
 
     def __init__(
-        self,
-        lookupd: str | Sequence[str],
-        *,
-        timeout: float = 30.0,
-        options: LookupOptions | None = None,
-        **unknown: Never,
+        self, lookupd: str | Sequence[str] = (), *, env: str | None = None, **settings: Unpack[AdminSettings]
     ) -> None:
         super().__init__()
-        self._admin = AsyncAdmin(lookupd, timeout=timeout, options=options, **unknown)
+        self._admin = AsyncAdmin(lookupd, env=env, **settings)
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """The values of all settings by name, defaults included; secrets are ``***``."""
+        return self._admin.settings
 
     def __enter__(self) -> Self:
         self._enter(self._admin)

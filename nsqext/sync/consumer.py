@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import signal
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Never, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 import anyio
 
@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
     from nsqext.client.consumer.handlers.batches import MessageBatch as AsyncMessageBatch
     from nsqext.client.consumer.handlers.batches import MessageBatches
-    from nsqext.client.consumer.options import ConsumerOptions, KeyOf
+    from nsqext.client.consumer.options import ConsumerSettings
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.statistics import ConsumerConnection, ConsumerStatistics
     from nsqext.client.events import ClientEvent
+    from nsqext.client.middleware import Middleware
     from nsqext.lookup.lookup import Lookup
 
 __all__ = ("Consumer",)
@@ -49,20 +50,16 @@ class Consumer(BlockingClient):
         topics: name of the topic; or a pattern, where ``*`` stands for any characters and ``?`` for one (``orders.*``);
             or a sequence of both.
         channel: name of the channel, the same for all topics.
-        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas. Or a
-            `nsqext.Lookup` that is shared with other clients.
+        lookupd: lookup addresses, a URL, or a `nsqext.Lookup`, as for `nsqext.Consumer`.
         nsqd: nsqd addresses (TCP) to consume from without lookup; fine for the original NSQ.
-        tag: receive only messages with this tag, which other consumers then do not receive; on topics without extend
-            support all messages are received.
-        max_in_flight: messages that may be received and not answered, over all connections.
-        concurrency: handlers that run at the same time, each in a thread of its own.
-        options: other options. A function for dead letters must be a coroutine function.
-        key: overrides ``options.key``.
-        dispatch: overrides ``options.dispatch``.
+        env: prefix of the environment variables with further settings.
+        middleware: around every call of the handler; it runs in the event loop's thread.
+        settings: see `ConsumerSettings`. A function for dead letters must be a coroutine function.
 
     Raises:
         InvalidName: a topic, channel or tag that servers refuse.
-        InvalidSetting: neither or both kinds of addresses, or an invalid option.
+        InvalidSetting: no address, both kinds of addresses, or an invalid value.
+        UnknownSetting: an unknown setting; the error suggests the right one.
     """
 
     _what = "consumer"
@@ -71,51 +68,17 @@ class Consumer(BlockingClient):
         self,
         topics: str | Sequence[str],
         channel: str,
-        *,
         lookupd: str | Sequence[str] | Lookup = (),
+        *,
         nsqd: str | Sequence[str] = (),
-        tag: str | None = None,
-        max_in_flight: int = 200,
-        concurrency: int = 1,
-        options: ConsumerOptions | None = None,
-        key: str | KeyOf | None = None,
-        dispatch: str | None = None,
-        **unknown: Never,
+        env: str | None = None,
+        middleware: Sequence[Middleware] = (),
+        **settings: Unpack[ConsumerSettings],
     ) -> None:
-        self._use(
-            AsyncConsumer(
-                topics,
-                channel,
-                lookupd=lookupd,
-                nsqd=nsqd,
-                tag=tag,
-                max_in_flight=max_in_flight,
-                concurrency=concurrency,
-                options=options,
-                key=key,
-                dispatch=dispatch,
-                **unknown,
-            )
-        )
-
-    def _use(self, consumer: AsyncConsumer) -> None:
-        """Initialize it with an asynchronous consumer that is not open."""
         super().__init__()
-        self._consumer = consumer
+        self._consumer = AsyncConsumer(topics, channel, lookupd, nsqd=nsqd, env=env, middleware=middleware, **settings)
         self._fetched: dict[int, AsyncMessageBatch] = {}
         self._running = False
-
-    @classmethod
-    def from_url(cls, topics: str | Sequence[str], channel: str, url: str | None = None, **settings: Any) -> Self:
-        """Return a consumer with settings from keywords, a URL and the environment; see `nsqext.Consumer.from_url`."""
-        return cls.of(AsyncConsumer.from_url(topics, channel, url, **settings))
-
-    @classmethod
-    def of(cls, consumer: AsyncConsumer) -> Self:
-        """Return a blocking consumer that consumes through an asynchronous one that is not open."""
-        made = cls.__new__(cls)
-        made._use(consumer)
-        return made
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -135,9 +98,9 @@ class Consumer(BlockingClient):
         return self._consumer.channel
 
     @property
-    def options(self) -> ConsumerOptions:
-        """The options."""
-        return self._consumer.options
+    def settings(self) -> Mapping[str, object]:
+        """The values of all settings by name, defaults included; secrets are ``***``."""
+        return self._consumer.settings
 
     @overload
     def handler(self, function: H, /) -> H: ...

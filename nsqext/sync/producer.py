@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Never, Self
+from typing import TYPE_CHECKING, Self, Unpack
 
 from nsqext.client.producer.producer import Producer as AsyncProducer
 from nsqext.client.producer.request import OutgoingMessage
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
     from nsqext.client.events import ClientEvent
+    from nsqext.client.middleware import Middleware
     from nsqext.client.producer.batcher import Batcher as AsyncBatcher
-    from nsqext.client.producer.options import ProducerOptions
+    from nsqext.client.producer.options import ProducerSettings
     from nsqext.client.producer.statistics import ProducerStatistics
     from nsqext.errors import NsqError
     from nsqext.lookup.lookup import Lookup
@@ -34,14 +35,15 @@ class Producer(BlockingClient):
     producer serves any number of topics and threads.
 
     Args:
-        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas. Or a
-            `nsqext.Lookup` that is shared with other clients.
+        lookupd: lookup addresses, a URL, or a `nsqext.Lookup`, as for `nsqext.Producer`.
         nsqd: nsqd addresses (TCP) to publish to without lookup; fine for the original NSQ.
-        connect: connect to all nodes in `start`; ``options.connect`` by default.
-        options: other options.
+        env: prefix of the environment variables with further settings.
+        middleware: around every publish; it runs in the event loop's thread.
+        settings: see `ProducerSettings`.
 
     Raises:
-        InvalidSetting: neither or both kinds of addresses, or an invalid address.
+        InvalidSetting: no address, both kinds of addresses, or an invalid value.
+        UnknownSetting: an unknown setting; the error suggests the right one.
     """
 
     _what = "producer"
@@ -52,30 +54,17 @@ class Producer(BlockingClient):
         lookupd: str | Sequence[str] | Lookup = (),
         *,
         nsqd: str | Sequence[str] = (),
-        connect: bool | None = None,
-        options: ProducerOptions | None = None,
-        **unknown: Never,
+        env: str | None = None,
+        middleware: Sequence[Middleware] = (),
+        **settings: Unpack[ProducerSettings],
     ) -> None:
         super().__init__()
-        self._producer = AsyncProducer(lookupd, nsqd=nsqd, connect=connect, options=options, **unknown)
-
-    @classmethod
-    def from_url(cls, url: str | None = None, **settings: Any) -> Self:
-        """Return a producer with settings from keywords, a URL and the environment; see `nsqext.Producer.from_url`."""
-        return cls.of(AsyncProducer.from_url(url, **settings))
-
-    @classmethod
-    def of(cls, producer: AsyncProducer) -> Self:
-        """Return a blocking producer that publishes through an asynchronous one that is not open."""
-        made = cls.__new__(cls)
-        BlockingClient.__init__(made)
-        made._producer = producer
-        return made
+        self._producer = AsyncProducer(lookupd, nsqd=nsqd, env=env, middleware=middleware, **settings)
 
     @property
-    def options(self) -> ProducerOptions:
-        """The options."""
-        return self._producer.options
+    def settings(self) -> Mapping[str, object]:
+        """The values of all settings by name, defaults included; secrets are ``***``."""
+        return self._producer.settings
 
     def start(self) -> Self:
         """Open the producer, as ``with`` does; `close` closes it, from any thread.
@@ -90,7 +79,7 @@ class Producer(BlockingClient):
         return self
 
     def close(self) -> None:
-        """Wait for pending publishes, at most ``options.close_timeout`` seconds, and close the connections.
+        """Wait for pending publishes, at most ``close_timeout`` seconds, and close the connections.
 
         Does nothing before `start` and when called again.
         """

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import orjson
-from attrs import evolve
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -21,9 +20,10 @@ from starlette.staticfiles import StaticFiles
 
 from nsqext._version import __version__
 from nsqext.admin import Admin
+from nsqext.admin.options import admin_settings
 from nsqext.broker.http.api import Call, HttpFault, first_values
-from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.producer import Producer
+from nsqext.client.settings import producer_settings, settings_for
 from nsqext.errors import InvalidInput, NsqError, TopicNotFound
 from nsqext.web import drawings
 from nsqext.web.actions import ACTIONS, Action, Form, Target, topic_page
@@ -112,10 +112,10 @@ class WebPage:
         self._options = options or WebOptions()
         self._lookupd = lookupd if isinstance(lookupd, str) else ", ".join(lookupd)
         self._security = Security(self._options)
-        connection, lookup = self._options.connection, self._options.lookup
-        self._monitor = Monitor(lookupd, self._options.interval, lookup)
-        self._admin = Admin(lookupd, options=evolve(lookup, request_timeout=_ADMIN_TIMEOUT))
-        self._producer = Producer(lookupd, options=ProducerOptions(connection=connection, lookup=lookup))
+        settings = {**self._options.settings, "lookup_request_timeout": _ADMIN_TIMEOUT}
+        self._monitor = Monitor(lookupd, self._options.interval, self._options.settings)
+        self._admin = Admin(lookupd, **settings_for(admin_settings(), settings))
+        self._producer = Producer(lookupd, **settings_for(producer_settings(), self._options.settings))
         self._cluster = cluster
         self._environment = _environment()
         self._streams = 0

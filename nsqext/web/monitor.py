@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from attrs import define, evolve, field, frozen
 
 from nsqext.admin import Admin, NodeStatus, TopicInfo, TopicStats
+from nsqext.admin.options import admin_settings
+from nsqext.client.settings import settings_for
 from nsqext.errors import NsqError, TopicNotFound
-from nsqext.lookup.options import LookupOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -142,13 +143,14 @@ class Monitor:
     Args:
         lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side.
         interval: seconds between two samples.
-        options: lookup options, except times.
+        settings: settings of the lookup client, by name; except times.
     """
 
-    def __init__(self, lookupd: str | Sequence[str], interval: float, options: LookupOptions | None = None) -> None:
-        given = options or LookupOptions()
-        options = evolve(given, request_timeout=_REQUEST_TIMEOUT, straggler_timeout=_STRAGGLER_TIMEOUT)
-        self._admin = Admin(lookupd, options=options)
+    def __init__(
+        self, lookupd: str | Sequence[str], interval: float, settings: Mapping[str, Any] | None = None
+    ) -> None:
+        times = {"lookup_request_timeout": _REQUEST_TIMEOUT, "lookup_straggler_timeout": _STRAGGLER_TIMEOUT}
+        self._admin = Admin(lookupd, **settings_for(admin_settings(), {**(settings or {}), **times}))
         self._interval = interval
         self._latest: Snapshot | None = None
         self._known: dict[str, TopicInfo] = {}

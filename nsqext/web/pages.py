@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import frozen
 
-from nsqext.client.consumer.options import ConsumerOptions
+from nsqext.client.settings import consumer_settings, settings_for
 from nsqext.errors import InvalidInput, NsqError, TopicNotFound
 from nsqext.protocol.names import check_channel, check_topic
 from nsqext.web.watch import watch
@@ -91,7 +91,7 @@ class Pages:
     def __init__(self, monitor: Monitor, admin: Admin, options: WebOptions, cluster: Cluster | None) -> None:
         self._monitor = monitor
         self._admin = admin
-        self._options = ConsumerOptions(connection=options.connection, lookup=options.lookup)
+        self._settings = settings_for(consumer_settings(), options.settings)
         self._cluster = cluster
 
     def node_rows(self, snapshot: Snapshot) -> tuple[NodeRow, ...]:
@@ -208,7 +208,7 @@ class Pages:
         name = _known_topic(snapshot, path["topic"])
         if snapshot.topics[name].generation != "nsq":
             raise InvalidInput("the topic has a log", topic=name, hint="load the page to read its newest messages")
-        found = await watch(self._admin, lookupd, name, self._options, count=_PEEKED, seconds=_WATCHED)
+        found = await watch(self._admin, lookupd, name, self._settings, count=_PEEKED, seconds=_WATCHED)
         return _messages(snapshot.topics[name], found, waited=True)
 
     async def node(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:

@@ -7,15 +7,13 @@ import binascii
 import hashlib
 import hmac
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
 from nsqext.broker.http.guard import HttpGuard
 from nsqext.errors import InvalidSetting
-from nsqext.lookup.options import LookupOptions
-from nsqext.transport.options import ConnectionOptions
 
 if TYPE_CHECKING:
     from starlette.datastructures import Headers
@@ -53,8 +51,7 @@ class WebOptions:
         basic_auth: ``user:password`` for HTTP basic authentication; never shown.
         proxy_header: header in which a reverse proxy names the signed-in user; requests without it are refused. Only
             safe if no request can bypass the proxy.
-        connection: options of connections to nodes.
-        lookup: lookup options, except times.
+        settings: settings of connections and of the lookup client, by name.
     """
 
     write: bool = False
@@ -62,8 +59,7 @@ class WebOptions:
     http_hosts: tuple[str, ...] = ()
     basic_auth: str | None = field(default=None, repr=False)
     proxy_header: str | None = None
-    connection: ConnectionOptions = field(factory=ConnectionOptions)
-    lookup: LookupOptions = field(factory=LookupOptions)
+    settings: Mapping[str, Any] = field(factory=dict, repr=False)
 
     def __attrs_post_init__(self) -> None:
         if not 0.1 <= self.interval <= 3600:

@@ -15,7 +15,7 @@ from nsqext.errors import InvalidState
 if TYPE_CHECKING:
     from nsqext.admin import Admin
     from nsqext.client.consumer.message import Message
-    from nsqext.client.consumer.options import ConsumerOptions
+    from nsqext.client.consumer.options import ConsumerSettings
 
 __all__ = ("WatchedMessage", "watch")
 
@@ -38,7 +38,7 @@ class WatchedMessage:
 
 
 async def watch(
-    admin: Admin, lookupd: str | Sequence[str], topic: str, options: ConsumerOptions, *, count: int, seconds: float
+    admin: Admin, lookupd: str | Sequence[str], topic: str, settings: ConsumerSettings, *, count: int, seconds: float
 ) -> list[WatchedMessage]:
     """Return messages that are published after the call, newest first.
 
@@ -48,7 +48,7 @@ async def watch(
         admin: client that reads the topic's statistics.
         lookupd: lookup addresses.
         topic: the topic.
-        options: options of the consumer.
+        settings: settings of the consumer.
         count: largest number of messages.
         seconds: time to wait for messages.
 
@@ -66,7 +66,8 @@ async def watch(
             )
     found: list[WatchedMessage] = []
     channel = f"watch_{token_hex(4)}#ephemeral"
-    consumer = Consumer(topic, channel, lookupd=lookupd, max_in_flight=count, options=options)
+    own: ConsumerSettings = {**settings, "max_in_flight": count}
+    consumer = Consumer(topic, channel, lookupd, **own)
     async with consumer:
         with anyio.move_on_after(seconds):
             while len(found) < count:

@@ -74,12 +74,11 @@ def run(connection: Connection) -> None:
 async def examine(connection: Connection) -> list[Finding]:
     """Examine the cluster of a connection and return the findings."""
     findings: list[Finding] = []
-    loaded = connection.load()
     for address in parse_lookup_addresses(connection.lookupd()):
         findings += await _examine_address("lookup", address)
     if all(finding.status == "error" for finding in findings):
         return findings
-    async with LookupClient(connection.lookupd(), loaded.options.lookup) as client, connection.admin() as admin:
+    async with LookupClient(connection.lookupd(), connection.options().lookup) as client, connection.admin() as admin:
         await _collect(findings, "lookup", lambda: _examine_lookup(client))
         nodes = await _collect(findings, "nodes", admin.nodes)
         findings += _examine_versions(nodes or ())
@@ -211,7 +210,7 @@ def _examine_channels(topic: TopicStats) -> list[Finding]:
 
 async def _examine_client(connection: Connection) -> list[Finding]:
     """Connect like a producer, with TLS, authentication and compression as configured."""
-    options = connection.load().options.connection
+    options = connection.options().connection
     words = ["TLS"] if options.tls else []
     words += ["authentication"] if options.auth_secret else []
     subject = f"client with {' and '.join(words)}" if words else "client without TLS"
@@ -219,6 +218,6 @@ async def _examine_client(connection: Connection) -> list[Finding]:
         async with connection.producer() as producer:
             await producer.ping()
     except NsqError as error:
-        hint = "does nsqd have a certificate, and does connection_tls name its CA?" if options.tls else ""
+        hint = "does nsqd have a certificate, and does the setting tls name its CA?" if options.tls else ""
         return [Finding("error", subject, str(error), hint or "does nsqd require TLS or a secret?")]
     return [Finding("ok", subject, f"connects from {socket.gethostname()}")]

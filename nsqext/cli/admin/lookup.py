@@ -40,7 +40,7 @@ def run(
     access: Annotated[str, typer.Option(help="w: partitions for producers; r: partitions for consumers.")] = "r",
 ) -> None:
     """Show lookup nodes, nsqd nodes and topics, or the partitions of a topic."""
-    client = LookupClient(connection.lookupd(), connection.load().options.lookup)
+    client = LookupClient(connection.lookupd(), connection.options().lookup)
 
     async def everything() -> None:
         async with client:

@@ -59,7 +59,7 @@ def run(
     if action is Action.DELETE:
         confirm(f"Delete the anchor channel {channel} of {topic}? Its query cannot continue without it.", yes=yes)
     lookupd = tuple(map(str, parse_lookup_addresses(connection.lookupd())))
-    config = ClientConfig(lookupd, connection.texts("connection_", "lookup_"), timeout=_TIMEOUT)
+    config = ClientConfig(lookupd, connection.texts(), timeout=_TIMEOUT)
 
     async def act() -> None:
         async with Admin(config) as admin:

@@ -10,7 +10,7 @@ import anyio
 from attrs import frozen
 from rich.progress import Progress, TaskID
 
-from nsqext import Consumer, ConsumerOptions, Message, Producer
+from nsqext import Consumer, Message, Producer
 from nsqext.cli.flights.results import ConsumerCounts, DemoResults
 from nsqext.cli.flights.rows import CANARY, Flight
 from nsqext.errors import MessageNotInFlight
@@ -25,8 +25,6 @@ _IDLE_TIMEOUT = 20.0
 """Seconds without a received message after which the missing ones count as lost."""
 _DUPLICATES_WAIT = 0.5
 """Seconds to wait for duplicates after every flight has been received."""
-
-_CONSUMER = ConsumerOptions(queue_position=True, start_timeout=30.0)
 
 
 @frozen
@@ -73,7 +71,9 @@ async def run_demo(run: DemoRun) -> DemoOutcome:
     topic, lookupd, progress = run.topic, run.lookupd, run.progress
     async with AsyncExitStack() as stack:
         consumers = [
-            await stack.enter_async_context(Consumer(topic, CHANNEL, lookupd=lookupd, tag=c.tag, options=_CONSUMER))
+            await stack.enter_async_context(
+                Consumer(topic, CHANNEL, lookupd=lookupd, tag=c.tag, queue_position=True, start_timeout=30.0)
+            )
             for c in consumer_counts
         ]
         producer = await stack.enter_async_context(Producer(lookupd))

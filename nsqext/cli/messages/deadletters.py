@@ -39,12 +39,15 @@ def replay(
 
     async def act() -> None:
         from nsqext import Lookup, replay_dead_letters
+        from nsqext.client.settings import consumer_settings, settings_for
+        from nsqext.lookup.lookup import lookup_schema
 
-        options = connection.load().options
-        lookup = Lookup(connection.lookupd(), options=options.lookup)
-        count = await replay_dead_letters(
-            topic, lookupd=lookup, channel=channel, idle=idle, connection=options.connection
+        values = connection.load().values
+        lookup = Lookup(connection.lookupd(), **settings_for(lookup_schema().own, values))
+        own = settings_for(
+            {name: one for name, one in consumer_settings().items() if one.group == "connection"}, values
         )
+        count = await replay_dead_letters(topic, lookupd=lookup, channel=channel, idle=idle, **own)
         connection.show({"topic": topic, "replayed": count}, f"{counted(count, 'dead letter')} of {topic} replayed")
 
     perform(act)

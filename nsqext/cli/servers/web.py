@@ -13,8 +13,7 @@ import typer
 from attrs import evolve
 
 from nsqext.cli.command import examples
-from nsqext.cli.connection import Url, lookup_addresses
-from nsqext.client.from_url import load_producer
+from nsqext.cli.connection import Url, load_settings, lookup_addresses
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import is_loopback
 from nsqext.types import Address
@@ -66,8 +65,8 @@ def run(
         proxy_header=proxy_header,
         interval=interval,
     )
-    client = load_producer(url, {"lookupd": lookupd} if lookupd else {}).options
-    options = evolve(options, connection=client.connection, lookup=client.lookup)
+    given = load_settings(url, {"lookupd": lookupd} if lookupd else {})
+    options = evolve(options, settings=given.values)
     addresses = lookup_addresses(url, lookupd, _USUAL)
     anyio.run(_serve_until_signal, addresses, options, Address(host, port))
 

@@ -5,36 +5,36 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Never, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
-from attrs import evolve
-
-from nsqext.arguments import check_handler_function, check_positive, check_time, options_of, unknown_arguments
+from nsqext.arguments import check_handler_function, check_time
 from nsqext.client.consumer.handlers.batches import BatchHandler, BatchLimits, MessageBatch, MessageBatches
 from nsqext.client.consumer.handlers.workers import MessageHandler
-from nsqext.client.consumer.options import ConsumerOptions
+from nsqext.client.consumer.options import ConsumerOptions, ConsumerSettings
 from nsqext.client.consumer.session import ConsumerSession
 from nsqext.client.consumer.subscriptions.assignment import SubscriptionSpec
 from nsqext.client.consumer.subscriptions.topics import TopicSelection
 from nsqext.client.consumer.typed.parameters import message_handler
+from nsqext.client.middleware import Middleware, check_middleware, surround_batch_handler, surround_handler
+from nsqext.client.settings import consumer_schema, consumer_settings
 from nsqext.client.tasks import stop_on_signals, takes_signals
 from nsqext.errors import InvalidSetting, InvalidState
-from nsqext.lookup.lookup import Lookup, metadata_cache
-from nsqext.protocol.names import check_channel, check_tag
+from nsqext.lookup.lookup import Lookup, metadata_cache, share_lookup
+from nsqext.protocol.names import check_channel
+from nsqext.settings import build
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
     from types import TracebackType
 
-    from nsqext.client.consumer.handlers.batches import BatchFunction
     from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
     from nsqext.client.consumer.handlers.workers import Handler
     from nsqext.client.consumer.message import Message
-    from nsqext.client.consumer.options import KeyOf
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.statistics import ConsumerConnection, ConsumerStatistics
     from nsqext.client.consumer.subscriptions.backoff import Backoff
     from nsqext.client.events import ClientEvent
+    from nsqext.settings import Given
 
 __all__ = ("Consumer",)
 
@@ -51,89 +51,71 @@ class Consumer:
     and iterate over it.
 
     Several topics share ``max_in_flight``, the handlers and the backoff. Those that match a pattern are consumed as
-    soon as the lookup service lists them, within ``options.lookup.poll_interval``, and left when they are deleted.
+    soon as the lookup service lists them, within ``lookup_poll_interval``, and left when they are deleted.
 
     Args:
         topics: name of the topic; or a pattern, where ``*`` stands for any characters and ``?`` for one (``orders.*``);
-            or a sequence of both. Patterns need ``lookupd``, and do not match the topic of ``failure.dead_letter``.
+            or a sequence of both. Patterns need ``lookupd``, and do not match the topic of ``dead_letter``.
         channel: name of the channel, the same for all topics.
-        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas. Or a
-            `nsqext.Lookup` that is shared with other clients.
+        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side: a list, or text with commas. Or a URL with
+            addresses and settings: ``nsq://lookupd:4161?max_in_flight=50``. Or a `nsqext.Lookup` that is shared with
+            other clients.
         nsqd: nsqd addresses (TCP) to consume from without lookup; fine for the original NSQ.
-        tag: receive only messages with this tag, which other consumers then do not receive; on topics without extend
-            support all messages are received.
-        max_in_flight: messages that may be received and not answered, over all connections.
-        concurrency: handlers that run at the same time.
-        options: other options.
-        key: overrides ``options.key``.
-        dispatch: overrides ``options.dispatch``.
+        env: prefix of the environment variables with further settings. Without any address, they are read from
+            ``NSQEXT_URL``, ``NSQEXT_LOOKUPD`` and so on.
+        middleware: around every call of the handler, of messages or batches; the first one is the outermost. Iteration
+            is not surrounded.
+        settings: see `ConsumerSettings`.
 
     Raises:
         InvalidName: a topic, pattern, channel or tag that servers refuse.
-        InvalidSetting: neither or both kinds of addresses, an invalid option, or one that is for a single topic.
+        InvalidSetting: no address, both kinds of addresses, an invalid value, or a setting for a single topic.
+        UnknownSetting: an unknown setting; the error suggests the right one.
     """
 
     def __init__(
         self,
         topics: str | Sequence[str],
         channel: str,
-        *,
         lookupd: str | Sequence[str] | Lookup = (),
+        *,
         nsqd: str | Sequence[str] = (),
-        tag: str | None = None,
-        max_in_flight: int = 200,
-        concurrency: int = 1,
-        options: ConsumerOptions | None = None,
-        key: str | KeyOf | None = None,
-        dispatch: str | None = None,
-        **unknown: Never,
+        env: str | None = None,
+        middleware: Sequence[Middleware] = (),
+        **settings: Unpack[ConsumerSettings],
     ) -> None:
-        if unknown:
-            raise unknown_arguments(Consumer, unknown, options=ConsumerOptions)
         self.channel: str = check_channel(channel)
-        self.tag: str | None = None if tag is None else check_tag(tag)
-        options = options_of(options, ConsumerOptions)
-        self.options: ConsumerOptions = evolve(
-            options,
-            key=options.key if key is None else key,
-            dispatch=options.dispatch if dispatch is None else dispatch,
-        )
-        check_positive("concurrency", concurrency)
-        self._concurrency = concurrency
+        schema = consumer_schema()
+        given = schema.collect(lookupd, nsqd, env, settings)
+        self._options = build(ConsumerOptions, schema.own, given.values)
         self._handler: MessageHandler | BatchHandler | None = None
-        if isinstance(self.options.failure.dead_letter, str) and lookupd and not (nsqd or isinstance(lookupd, Lookup)):
-            lookupd = Lookup(lookupd, options=self.options.lookup)  # shared with the producer of dead letters
-        self._metadata = metadata_cache(lookupd, nsqd, self.options.lookup)
+        if isinstance(self._options.failure.dead_letter, str):
+            given = share_lookup(given)  # with the producer of dead letters
+        self._metadata = metadata_cache(given, self._options.lookup)
+        self._middleware = check_middleware(middleware)
         self._session = ConsumerSession(
             self._select(topics),
-            SubscriptionSpec(self.channel, self.tag, self.options),
+            SubscriptionSpec(self.channel, self._options),
             self._metadata,
-            max_in_flight,
-            self._dead_letter_topic(lookupd, nsqd),
+            self._dead_letter_topic(given),
         )
         self.backoff: Backoff = self._session.group.backoff
         """The backoff of the consumer, read-only: its level increases while handlers fail."""
+        for one in self._middleware:
+            one.attach(self)
 
-    @classmethod
-    def from_url(cls, topics: str | Sequence[str], channel: str, url: str | None = None, **settings: Any) -> Self:
-        """Return a consumer with settings from keywords, a URL and the environment, in this order of precedence.
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """The values of all settings by name, defaults included; secrets are ``***``."""
+        return consumer_schema().effective(self._options)
 
-        Args:
-            topics: see the class.
-            channel: name of the channel.
-            url: ``nsq://lookupd:4161,lookupd2:4161?max_in_flight=50``; ``NSQEXT_URL`` where it is None.
-            settings: see the reference of settings.
-
-        Raises:
-            InvalidSetting: an unknown setting, or settings that contradict each other.
-        """
-        from nsqext.client.from_url import load_consumer
-
-        found = load_consumer(url, settings)
-        return cls(topics, channel, lookupd=found.lookupd, nsqd=found.nsqd, options=found.options, **found.others)
+    @property
+    def tag(self) -> str | None:
+        """The tag of the messages that it receives; None for all."""
+        return self._options.tag
 
     def _select(self, topics: str | Sequence[str]) -> TopicSelection:
-        options, dead_letter = self.options, self.options.failure.dead_letter
+        options, dead_letter = self._options, self._options.failure.dead_letter
         selection = TopicSelection(topics, dead_letter if isinstance(dead_letter, str) else None)
         if selection.patterns and not self._metadata.has_lookup:
             raise InvalidSetting(
@@ -151,7 +133,7 @@ class Consumer:
 
         After ``consumer.topics = "orders.*"``, topics that are not selected any more are left: they deliver no further
         messages, and their connections are closed when the messages in flight are answered, or after
-        ``options.close_timeout``; unanswered messages are delivered again.
+        ``close_timeout``; unanswered messages are delivered again.
 
         Raises:
             InvalidName, InvalidSetting: as for the class; nothing is changed.
@@ -166,18 +148,18 @@ class Consumer:
     def _name(self) -> str:
         return str(self._session.topics.selection)
 
-    def _dead_letter_topic(
-        self, lookupd: str | Sequence[str] | Lookup, nsqd: str | Sequence[str]
-    ) -> DeadLetterTopic | None:
-        topic = self.options.failure.dead_letter
+    def _dead_letter_topic(self, given: Given) -> DeadLetterTopic | None:
+        topic = self._options.failure.dead_letter
         if not isinstance(topic, str):
             return None
         # a consumer without dead letters does not import the producer's modules
         from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
-        from nsqext.client.producer.options import ProducerOptions
+        from nsqext.client.producer.producer import Producer
 
-        options = ProducerOptions(connection=self.options.connection, lookup=self.options.lookup)
-        return DeadLetterTopic(topic, self.channel, lookupd, nsqd, options)
+        connection = {
+            name: value for name, value in given.values.items() if consumer_settings()[name].group == "connection"
+        }
+        return DeadLetterTopic(topic, self.channel, Producer(given.lookupd, nsqd=given.nsqd, **connection))
 
     # Handlers
 
@@ -192,7 +174,7 @@ class Consumer:
 
         It receives the message, or the values that its annotations select: ``async def bill(order: Order)`` receives
         the body decoded as an ``Order``; see `nsqext.app` for further parameters. A message that cannot be decoded is
-        sent to the dead letters, or requeued with the longest delay if ``options.failure`` sets no dead letters.
+        sent to the dead letters, or requeued with the longest delay if ``max_attempts`` sets no dead letters.
 
         When it returns, the message is finished unless it was answered before; when it raises, the message is requeued
         with a delay that grows with its attempts, and the consumer slows down (see `FailureOptions`, `BackoffOptions`).
@@ -212,7 +194,7 @@ class Consumer:
 
         def register(function: H) -> H:
             self._check_handler(function)
-            self._handler = MessageHandler(self._handler_of_messages(function), auto_finish)
+            self._handler = MessageHandler(self._surrounded(function), auto_finish)
             return function
 
         return register if function is None else register(function)
@@ -236,16 +218,13 @@ class Consumer:
 
         def register(function: B) -> B:
             self._check_handler(function)
-            self._handler = BatchHandler(self._handler_of_batches(function), limits)
+            self._handler = BatchHandler(surround_batch_handler(self._middleware, function, self.channel), limits)
             return function
 
         return register
 
-    def _handler_of_messages(self, function: Callable[..., Awaitable[object]]) -> Handler:
-        return message_handler(function, self.options.failure)
-
-    def _handler_of_batches(self, function: BatchFunction) -> BatchFunction:
-        return function
+    def _surrounded(self, function: Callable[..., Awaitable[object]]) -> Handler:
+        return surround_handler(self._middleware, message_handler(function, self._options.failure), self.channel)
 
     def _check_handler(self, function: object) -> None:
         check_handler_function(function)
@@ -253,7 +232,7 @@ class Consumer:
             raise InvalidSetting("the consumer has a handler already", topic=self._name)
 
     def _batch_limits(self, max_count: int, max_wait: float) -> BatchLimits:
-        if self.options.lanes is not None:
+        if self._options.lanes is not None:
             raise InvalidSetting(
                 "batches do not keep the order of keys",
                 topic=self._name,
@@ -273,13 +252,13 @@ class Consumer:
 
         Raises:
             InvalidState: there is no handler, or the consumer was opened before.
-            LookupFailed: no lookup node returned a usable response within ``options.lookup_timeout``, or an address is
+            LookupFailed: no lookup node returned a usable response within ``lookup_timeout``, or an address is
                 not that of nsqlookupd.
             ProtocolError: none of the addresses is that of an nsqd.
             NegotiationFailed: no node grants the TLS or compression of the options.
             ServerError: the server permanently refuses the subscription.
 
-        On cancellation, running handlers have ``options.close_timeout`` seconds to end; then they are cancelled and
+        On cancellation, running handlers have ``close_timeout`` seconds to end; then they are cancelled and
         their messages are requeued.
         """
         if self._handler is None:
@@ -301,7 +280,7 @@ class Consumer:
     async def start(self) -> Self:
         """Open the consumer, as ``async with`` does; `aclose` closes it, in this task or another one.
 
-        Returns when all partitions are subscribed, or after ``options.start_timeout``; subscribing continues in the
+        Returns when all partitions are subscribed, or after ``start_timeout``; subscribing continues in the
         background then. If there is a handler, it consumes in the background. Signals are left to the program.
 
         Raises:
@@ -314,13 +293,13 @@ class Consumer:
     async def _start(self, *background: Callable[[], Coroutine[Any, Any, None]]) -> None:
         await self._session.open(*background)
         if self._handler is not None:
-            self._session.work(self._handler, self._concurrency)
+            self._session.work(self._handler, self._options.concurrency)
 
     async def _stop_on_signals(self) -> None:
         await stop_on_signals(self.stop, logger)
 
     async def aclose(self) -> None:
-        """Drain and close: running handlers have ``options.close_timeout`` seconds, then their messages are requeued.
+        """Drain and close: running handlers have ``close_timeout`` seconds, then their messages are requeued.
 
         May be called from any task of the event loop, and more than once. Called in a handler of this consumer it
         starts to close and returns, because the handler has to end first. Cancellation does not shorten it.
@@ -399,7 +378,7 @@ class Consumer:
     ) -> None:
         """Move the channel to a position, for all its consumers; return when this is done at all partitions.
 
-        Messages received before are not in flight any more, see `Message.expired`. With ``options.queue_position``,
+        Messages received before are not in flight any more, see `Message.expired`. With ``queue_position``,
         and on ordered channels, no message that precedes an offset is delivered; otherwise one may be.
 
         Args:

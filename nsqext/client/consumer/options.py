@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from attrs import field, frozen
 
 from nsqext.arguments import check_groups, check_kinds, check_positive, check_time
 from nsqext.client.consumer.handler_signals import MAX_DELAY
 from nsqext.errors import InvalidSetting
-from nsqext.lookup.options import LookupOptions
+from nsqext.lookup.options import LookupOptions, LookupSettings
 from nsqext.protocol.headers import KEY_HEADER
 from nsqext.protocol.identify import (
     DISPATCH_TYPES,
@@ -21,14 +21,22 @@ from nsqext.protocol.identify import (
     KEY_FAILOVER,
     ExtFilter,
 )
-from nsqext.protocol.names import check_partition, check_topic
-from nsqext.transport.options import ConnectionOptions
+from nsqext.protocol.names import check_partition, check_tag, check_topic
+from nsqext.transport.options import ConnectionOptions, ConnectionSettings
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.position import Position
 
-__all__ = ("BackoffOptions", "ConsumerOptions", "DeliveryOptions", "FailureOptions", "KeyOf")
+__all__ = (
+    "BackoffOptions",
+    "ConsumerOptions",
+    "ConsumerSettings",
+    "DeliveryOptions",
+    "FailureOptions",
+    "HandlerSettings",
+    "KeyOf",
+)
 
 DeadLetterHook = Callable[["Message", Exception | None], Awaitable[object]]
 
@@ -39,6 +47,18 @@ KeyOf = Callable[["Message"], str | bytes | None]
 def _check_times(settings: object, *names: str, zero: bool = True) -> None:
     for name in names:
         check_time(name, getattr(settings, name), zero=zero)
+
+
+def _position_of(given: Position | str | Mapping[int, Position] | None) -> Position | Mapping[int, Position] | None:
+    if not isinstance(given, str):
+        return given
+    # imported lazily: it pulls in the HTTP client
+    from nsqext.client.consumer.position import read_position
+
+    try:
+        return read_position(given)
+    except ValueError as error:
+        raise InvalidSetting(f"start={given!r} is not a position", hint=str(error)) from None
 
 
 def _check_filter(wanted: ExtFilter) -> None:
@@ -57,18 +77,149 @@ def _check_filter(wanted: ExtFilter) -> None:
         )
 
 
+class HandlerSettings(TypedDict, total=False):
+    """Settings of a consumer that do not concern its connections; times in seconds, sizes in bytes."""
+
+    tag: str | None
+    """Receive only messages with this tag, which other consumers then do not receive; on topics without extend support
+    all messages are received.
+    """
+    max_in_flight: int
+    """Messages that may be received and not answered, over all connections."""
+    concurrency: int
+    """Handlers that run at the same time; in threads for blocking consumers."""
+    ordered: bool | None
+    """Subscribe in order (SUB_ORDERED); None follows the topic's meta."""
+    queue_position: bool
+    """Subscribe so that messages have offset and size (SUB_ADVANCED); ordered ones always have."""
+    partitions: tuple[int, ...] | None
+    """The partitions to consume; None for all."""
+    start: Position | str | Mapping[int, Position] | None
+    """The position of a new channel, for all partitions or by partition; by default the end. Text such as ``earliest``
+    and ``timestamp:1700000000`` is parsed as in URLs.
+    """
+    start_existing: bool
+    """Move an existing channel to ``start`` as well, whenever this consumer opens."""
+    msg_timeout: float | None
+    """How long a message may be in flight; None for the server's default (60)."""
+    sample_rate: int
+    """Percentage of the messages that is delivered, 1 to 99; 0 for all."""
+    output_buffer_timeout: float | None
+    """How long the server may keep a message back to send it together with others, up to 1; a shorter one is raised
+    to the minimum of servers (0.01 at the redesigned NSQ, 0.025 at the original). None for the server's default
+    (0.05 and 0.25); 0 sends each message at once, which costs throughput.
+    """
+    output_buffer_size: int | None
+    """Bytes that the server collects before it sends without waiting, 64 to 65536; None for the server's default
+    (4096 and 16384).
+    """
+    ext_filter: ExtFilter | None
+    """A filter on an extend header, applied by the server."""
+    key: str | KeyOf | None
+    """What the key of a message is: the name of the extend header that carries it (``##key`` is the one that
+    ``publish(key=…)`` writes), or a function of the message. `Consumer.run` then keeps the messages of a key in
+    their order: its ``concurrency`` handlers are lanes, each for a share of the keys. A message that is requeued
+    waits in the consumer, in front of later ones of its key, while other keys continue; backoff has no effect.
+    Messages that wait for their key do not count towards ``max_in_flight``, up to that number of them.
+    """
+    dispatch: str | None
+    """Type of the channel. ``key_failover``: all messages of a key go to one consumer; ``key`` names the header
+    that carries the key (``##key`` if it is a function or not given). A new channel is created with this type; a
+    channel of another type, and a server without this type, are errors. ``shared``: a channel of type
+    ``key_failover`` is an error.
+    """
+    initial_ready: int
+    """The RDY count of a new connection, and of one that was idle for 10 s. It doubles, up to the share of
+    ``max_in_flight``, while handlers wait for messages, so that several consumers of a channel share its messages
+    when handlers are slow.
+    """
+    max_in_flight_bytes: int
+    """Bytes of messages in flight over all connections, estimated from the size of the messages received so far:
+    with large messages, fewer than ``max_in_flight`` are requested; 0 for no limit. Each connection may have one
+    message in all cases.
+    """
+    reconnect_wait: float
+    """First pause before a node is tried again; it doubles up to ``max_reconnect_wait``, with full jitter."""
+    max_reconnect_wait: float
+    """Longest pause before a node is tried again."""
+    lookup_timeout: float
+    """How long a consumer waits at its start for a lookup service that cannot be reached, such as one that starts
+    later; an address that answers and is not that of nsqlookupd fails at once.
+    """
+    start_timeout: float
+    """How long opening waits for the subscriptions of all partitions; afterwards subscribing continues in the
+    background.
+    """
+    close_timeout: float
+    """How long running handlers have to end when the consumer closes; then they are cancelled, and their messages
+    are requeued at once (on ordered channels the end of the connection does that).
+    """
+    auto_touch: bool
+    """Touch messages that are queued or whose handler runs before they time out, as long as the server allows it
+    (its ``max_msg_timeout``, 15 minutes by default).
+    """
+    on_lost: Literal["raise", "ignore"]
+    """For an answer to a message that is not in flight any more: ``raise`` raises `MessageNotInFlight`, ``ignore``
+    only logs it.
+    """
+    decompress: bool
+    """Restore bodies that the publishing client compressed."""
+    max_unpacked_bytes: int
+    """Bytes of restored bodies in flight over all connections; a message whose body does not fit is handed out when
+    others are answered. One message may be larger (up to 64 MiB); 0 for no limit.
+    """
+    block_warning: float
+    """A warning is logged when the event loop was blocked for longer; 0 for never."""
+    redelivery_wait: float
+    """With ``key``: how long later messages of a key and partition wait for the redelivery of earlier ones that
+    timed out or whose connection ended; the time passes only while the server can deliver them. Afterwards a
+    warning is logged, and the later ones are handled.
+    """
+    gap_wait: float
+    """With ``key``: how long messages of a partition wait, after its connection was lost, for earlier messages that
+    the server may have sent and that were never received. Gaps that stay, for example because of a filter or a tag,
+    delay a partition by this time after each lost connection.
+    """
+    requeue_delay: float
+    """Delay of a requeued message, times its attempts."""
+    max_requeue_delay: float
+    """Longest such delay."""
+    requeue_jitter: float
+    """Largest random change of the delay, as a share of it."""
+    max_attempts: int
+    """A message that has failed this many times is rejected: published to the dead letters, if they are set, and
+    finished. 0 for never.
+    """
+    dead_letter: str | DeadLetterHook | None
+    """Name of the topic for rejected messages, or a coroutine function of message and error (None if the message
+    had more attempts before this consumer received it). When it fails, the message is requeued.
+    """
+    reject_ordered: bool
+    """Reject on ordered channels too, which skips the message; otherwise it blocks its partition."""
+    report_attempts: int
+    """An ordered message that blocks its partition is logged at each multiple of this number of attempts; 0 for
+    never.
+    """
+    backoff: Literal["consumer", "connection", "off"]
+    """``consumer``: one failure stops all connections, then one message at a time is requested until handlers
+    succeed again, as the Go clients do; ``connection``: a failure stops only the connection that delivered the
+    message; ``off``: no backoff.
+    """
+    backoff_base: float
+    """The first pause is twice this; each further failure doubles it."""
+    backoff_max_wait: float
+    """Pauses do not grow beyond this."""
+    backoff_jitter: bool
+    """Make each pause a random part of itself."""
+
+
+class ConsumerSettings(HandlerSettings, ConnectionSettings, LookupSettings, total=False):
+    """Settings of consumers; times in seconds, sizes in bytes."""
+
+
 @frozen
 class BackoffOptions:
-    """How a consumer slows down while its handlers fail; times in seconds.
-
-    Attributes:
-        mode: ``consumer``: one failure stops all connections, then one message at a time is requested until
-            handlers succeed again, as the Go clients do; ``connection``: a failure stops only the connection that
-            delivered the message; ``off``: no backoff.
-        base: the first pause is twice this; each further failure doubles it.
-        max_wait: pauses do not grow beyond this.
-        jitter: make each pause a random part of itself.
-    """
+    """How a consumer slows down while its handlers fail: the values of `HandlerSettings`."""
 
     mode: Literal["consumer", "connection", "off"] = "consumer"
     base: float = 1.0
@@ -83,30 +234,17 @@ class BackoffOptions:
         if self.mode != "off" and self.max_wait < 2 * self.base:
             raise InvalidSetting(
                 f"max_wait={self.max_wait!r} is shorter than the first pause of {2 * self.base:g} s",
-                hint="raise it, lower base, or choose mode='off'",
+                hint="raise it, lower backoff_base, or choose backoff='off'",
             )
 
 
 @frozen
 class FailureOptions:
-    """What happens to messages whose handler raised; times in seconds.
-
-    Attributes:
-        requeue_delay: delay of a requeued message, times its attempts.
-        max_requeue_delay: longest such delay.
-        jitter: largest random change of the delay, as a share of it.
-        max_attempts: a message that has failed this many times is rejected: published to the dead letters, if they are
-            set, and finished. 0 for never.
-        dead_letter: name of the topic for rejected messages, or a coroutine function of message and error (None if
-            the message had more attempts before this consumer received it). When it fails, the message is requeued.
-        reject_ordered: reject on ordered channels too, which skips the message; otherwise it blocks its partition.
-        report_attempts: an ordered message that blocks its partition is logged at each multiple of this number of
-            attempts; 0 for never.
-    """
+    """What happens to messages whose handler raised: the values of `HandlerSettings`."""
 
     requeue_delay: float = 1.0
     max_requeue_delay: float = 900.0
-    jitter: float = 0.1
+    requeue_jitter: float = 0.1
     max_attempts: int = 0
     dead_letter: str | DeadLetterHook | None = None
     reject_ordered: bool = False
@@ -117,8 +255,8 @@ class FailureOptions:
         _check_times(self, "requeue_delay", "max_requeue_delay")
         if self.max_requeue_delay > MAX_DELAY:
             raise InvalidSetting(f"max_requeue_delay={self.max_requeue_delay!r} is longer than servers accept (3 days)")
-        if not 0 <= self.jitter < 1:
-            raise InvalidSetting(f"jitter={self.jitter!r} is not within 0..1 (1 excluded)")
+        if not 0 <= self.requeue_jitter < 1:
+            raise InvalidSetting(f"requeue_jitter={self.requeue_jitter!r} is not within 0..1 (1 excluded)")
         for name in ("max_attempts", "report_attempts"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -135,24 +273,7 @@ class FailureOptions:
 
 @frozen
 class DeliveryOptions:
-    """How received messages are kept in flight; times in seconds.
-
-    Attributes:
-        auto_touch: touch messages that are queued or whose handler runs before they time out, as long as the server
-            allows it (its ``max_msg_timeout``, 15 minutes by default).
-        on_lost: for an answer to a message that is not in flight any more: ``raise`` raises `MessageNotInFlight`,
-            ``ignore`` only logs it.
-        decompress: restore bodies that the publishing client compressed.
-        max_unpacked_bytes: bytes of restored bodies in flight over all connections; a message whose body does not fit
-            is handed out when others are answered. One message may be larger (up to 64 MiB); 0 for no limit.
-        block_warning: a warning is logged when the event loop was blocked for longer; 0 for never.
-        redelivery_wait: with ``key``: how long later messages of a key and partition wait for the redelivery of earlier
-            ones that timed out or whose connection ended; the time passes only while the server can deliver them.
-            Afterwards a warning is logged, and the later ones are handled.
-        gap_wait: with ``key``: how long messages of a partition wait, after its connection was lost, for earlier
-            messages that the server may have sent and that were never received. Gaps that stay, for example because of
-            a filter or a tag, delay a partition by this time after each lost connection.
-    """
+    """How received messages are kept in flight: the values of `HandlerSettings`."""
 
     auto_touch: bool = True
     on_lost: Literal["raise", "ignore"] = "raise"
@@ -174,57 +295,15 @@ class DeliveryOptions:
 
 @frozen
 class ConsumerOptions:
-    """How a consumer consumes; times in seconds.
+    """The values of `ConsumerSettings`."""
 
-    Attributes:
-        ordered: subscribe in order (SUB_ORDERED); None follows the topic's meta.
-        queue_position: subscribe so that messages have offset and size (SUB_ADVANCED); ordered ones always have.
-        partitions: the partitions to consume; None for all.
-        start: the position of a new channel, for all partitions or by partition; by default the end.
-        start_existing: move an existing channel to ``start`` as well, whenever this consumer opens.
-        msg_timeout: how long a message may be in flight; None for the server's default (60).
-        sample_rate: percentage of the messages that is delivered, 1 to 99; 0 for all.
-        output_buffer_timeout: how long the server may keep a message back to send it together with others, up to 1;
-            a shorter one is raised to the minimum of servers (0.01 at the redesigned NSQ, 0.025 at the original). None
-            for the server's default (0.05 and 0.25); 0 sends each message at once, which costs throughput.
-        output_buffer_size: bytes that the server collects before it sends without waiting, 64 to 65536; None for the
-            server's default (4096 and 16384).
-        ext_filter: a filter on an extend header, applied by the server.
-        key: what the key of a message is: the name of the extend header that carries it (``##key`` is the one that
-            ``publish(key=…)`` writes), or a function of the message. `Consumer.run` then keeps the messages of a key in
-            their order: its ``concurrency`` handlers are lanes, each for a share of the keys. A message that is
-            requeued waits in the consumer, in front of later ones of its key, while other keys continue; backoff has no
-            effect. Messages that wait for their key do not count towards ``max_in_flight``, up to that number of them.
-        dispatch: type of the channel. ``key_failover``: all messages of a key go to one consumer; ``key`` names the
-            header that carries the key (``##key`` if it is a function or not given). A new channel is created with this
-            type; a channel of another type, and a server without this type, are errors. ``shared``: a channel of type
-            ``key_failover`` is an error.
-        initial_ready: the RDY count of a new connection, and of one that was idle for 10 s. It doubles, up to the share
-            of ``max_in_flight``, while handlers wait for messages, so that several consumers of a channel share its
-            messages when handlers are slow.
-        max_in_flight_bytes: bytes of messages in flight over all connections, estimated from the size of the messages
-            received so far: with large messages, fewer than ``max_in_flight`` are requested; 0 for no limit. Each
-            connection may have one message in all cases.
-        reconnect_wait: first pause before a node is tried again; it doubles up to ``max_reconnect_wait``, with full
-            jitter.
-        max_reconnect_wait: longest pause before a node is tried again.
-        lookup_timeout: how long a consumer waits at its start for a lookup service that cannot be reached, such as one
-            that starts later; an address that answers and is not that of nsqlookupd fails at once.
-        start_timeout: how long opening waits for the subscriptions of all partitions; afterwards subscribing
-            continues in the background.
-        close_timeout: how long running handlers have to end when the consumer closes; then they are cancelled, and
-            their messages are requeued at once (on ordered channels the end of the connection does that).
-        delivery: touching, loss, decompression.
-        failure: requeues and dead letters.
-        backoff: slowing down while handlers fail.
-        connection: how to connect to nodes.
-        lookup: how to ask the lookup service.
-    """
-
+    tag: str | None = None
+    max_in_flight: int = 200
+    concurrency: int = 1
     ordered: bool | None = None
     queue_position: bool = False
     partitions: tuple[int, ...] | None = None
-    start: Position | Mapping[int, Position] | None = None
+    start: Position | Mapping[int, Position] | None = field(default=None, converter=_position_of)
     start_existing: bool = False
     msg_timeout: float | None = None
     sample_rate: int = 0
@@ -248,6 +327,10 @@ class ConsumerOptions:
 
     def __attrs_post_init__(self) -> None:
         check_kinds(self)
+        if self.tag is not None:
+            check_tag(self.tag)
+        check_positive("max_in_flight", self.max_in_flight)
+        check_positive("concurrency", self.concurrency)
         rate = self.sample_rate
         if isinstance(rate, bool) or not isinstance(rate, int) or not 0 <= rate <= 99:
             raise InvalidSetting(f"sample_rate={self.sample_rate!r} is not within 0..99")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
     from nsqext.types import Address
 
-__all__ = ("Position", "channel_exists", "check_position", "move_channel")
+__all__ = ("Position", "channel_exists", "check_position", "move_channel", "read_position")
 
 _FUTURE = 365 * 24 * 3600.0
 _OPTIONS = LookupOptions(request_timeout=5.0)
@@ -102,6 +102,26 @@ def _count(value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise InvalidInput(f"{value!r} is not a position: it must be an integer of 0 or more")
     return value
+
+
+def read_position(text: str) -> Position:
+    """Parse ``earliest``, ``latest``, ``timestamp:SECONDS``, ``offset:BYTES`` or ``message:NUMBER``.
+
+    Raises:
+        ValueError: the text is none of these.
+    """
+    kind, _, number = text.partition(":")
+    if text == "earliest":
+        return Position.earliest()
+    if text == "latest":
+        return Position.latest()
+    if kind == "timestamp":
+        return Position.at(float(number))
+    if kind == "offset":
+        return Position.offset(int(number))
+    if kind == "message":
+        return Position.message(int(number))
+    raise ValueError("write earliest, latest, timestamp:SECONDS, offset:BYTES or message:NUMBER")
 
 
 def check_position(value: object) -> None:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import anyio
 
 from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.consumer.handlers.dead_letter import DEAD_LETTER_PREFIX
-from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.position import Position
-from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.producer import Producer
 from nsqext.errors import InvalidInput, OperationNotSupported, PartitionUnavailable, TopicNotReady
 from nsqext.lookup.lookup import Lookup
-from nsqext.transport.options import ConnectionOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from nsqext.transport.options import ConnectionSettings
 
 __all__ = ("replay_dead_letters",)
 
@@ -29,7 +28,7 @@ async def replay_dead_letters(
     lookupd: str | Sequence[str] | Lookup,
     channel: str = "replay",
     idle: float = 5.0,
-    connection: ConnectionOptions | None = None,
+    **connection: Unpack[ConnectionSettings],
 ) -> int:
     """Publish the messages of a dead letter topic to the topics where they were rejected.
 
@@ -42,7 +41,7 @@ async def replay_dead_letters(
         lookupd: lookup addresses, or a shared lookup.
         channel: the channel that remembers what was replayed; a new one begins with the oldest message.
         idle: seconds without a dead letter after which the replay ends.
-        connection: how to connect to nodes, for example with TLS.
+        connection: settings of connections to nodes, for example ``tls``.
 
     Returns:
         How many were replayed.
@@ -55,11 +54,11 @@ async def replay_dead_letters(
         NsqError: a message was not published, or the topic cannot be consumed.
     """
     lookup = lookupd if isinstance(lookupd, Lookup) else Lookup(lookupd)
-    connection = connection or ConnectionOptions()
-    options = ConsumerOptions(start=Position.earliest(), connection=connection)
-    async with Producer(lookup, options=ProducerOptions(connection=connection)) as producer:
+    async with Producer(lookup, **connection) as producer:
         await _check_topic(producer, topic)
-        async with Consumer(topic, channel, lookupd=lookup, max_in_flight=1, options=options) as consumer:
+        async with Consumer(
+            topic, channel, lookup, max_in_flight=1, start=Position.earliest(), **connection
+        ) as consumer:
             return await _replay(lookup, producer, consumer, topic, idle)
 
 

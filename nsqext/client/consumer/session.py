@@ -53,7 +53,6 @@ class ConsumerSession:
         selection: the topics.
         spec: how they are consumed.
         metadata: where leaders are looked up.
-        max_in_flight: messages in flight over all connections.
         dead_letters: publishes dead letters; None without a topic for them.
 
     Attributes:
@@ -71,13 +70,12 @@ class ConsumerSession:
         selection: TopicSelection,
         spec: SubscriptionSpec,
         metadata: MetadataCache,
-        max_in_flight: int,
         dead_letters: DeadLetterTopic | None,
     ) -> None:
         backoff = Backoff(spec.options.backoff)
         self.events: ClientEvents = ClientEvents()
         self.flow: RdyDistributor[Subscription] = RdyDistributor(
-            max_in_flight, backoff, spec.options.max_in_flight_bytes, spec.options.initial_ready
+            spec.options.max_in_flight, backoff, spec.options.max_in_flight_bytes, spec.options.initial_ready
         )
         self.dispatcher: MessageDispatcher = MessageDispatcher(spec.options, self.flow, self.fail)
         self._tasks = BackgroundTasks("consumer", self._close)
@@ -117,7 +115,7 @@ class ConsumerSession:
     # Opening and closing
 
     async def open(self, *background: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Subscribe; return when all partitions are subscribed, or after ``options.start_timeout``.
+        """Subscribe; return when all partitions are subscribed, or after ``start_timeout``.
 
         Args:
             background: further tasks, which are cancelled when the consumer has closed.

@@ -34,8 +34,6 @@ StartSoon = Callable[[Callable[[], Coroutine[Any, Any, None]]], object]
 
 
 class _Publisher(Protocol):
-    options: ProducerOptions
-
     async def publish_many(self, topic: str, messages: Sequence[bytes | OutgoingMessage]) -> list[Receipt]: ...
 
 
@@ -78,8 +76,16 @@ class Batcher:
         BatchFailed: by `add`, `flush` and the exit, if messages failed that were added by `add`; see `take_failed`.
     """
 
-    def __init__(self, publisher: _Publisher, start_soon: StartSoon, topic: str, limits: BatcherLimits) -> None:
+    def __init__(
+        self,
+        publisher: _Publisher,
+        options: ProducerOptions,
+        start_soon: StartSoon,
+        topic: str,
+        limits: BatcherLimits,
+    ) -> None:
         self._publisher = publisher
+        self._options = options
         self._start_soon = start_soon
         self._topic = check_topic(topic)
         self._limits = limits
@@ -203,7 +209,7 @@ class Batcher:
 
     def _check(self, message: bytes | OutgoingMessage) -> int:
         """Return the size of a message; raise if it is not valid, so that others do not fail with it."""
-        body, header, trace_id = encode_message(self._publisher.options, _NO_META, message)
+        body, header, trace_id = encode_message(self._options, _NO_META, message)
         if isinstance(message, OutgoingMessage) and message.key is not None:
             key_bytes(message.key)
         return len(body) + len(header) + (0 if trace_id is None else TRACE_SIZE)

@@ -8,13 +8,13 @@ from attrs import field, frozen
 
 from nsqext.arguments import check_groups
 from nsqext.errors import InvalidSetting
-from nsqext.lookup.options import LookupOptions
+from nsqext.lookup.options import LookupOptions, LookupSettings
 from nsqext.protocol.client.body_compression import Codec, check_codec
 from nsqext.protocol.client.commands import DEFAULT_MAX_BODY_SIZE, DEFAULT_MAX_MESSAGE_SIZE
 from nsqext.protocol.hashing import KeyHash, key_hash
-from nsqext.transport.options import ConnectionOptions
+from nsqext.transport.options import ConnectionOptions, ConnectionSettings
 
-__all__ = ("ProducerOptions",)
+__all__ = ("ProducerOptions", "ProducerSettings")
 
 _CHOICES = {"on_unknown": ("retry", "raise"), "balance": ("round_robin", "least_pending")}
 _POSITIVE = (
@@ -29,35 +29,56 @@ _POSITIVE = (
 _COUNTS = ("max_message_size", "max_batch_size", "max_batch_count", "compression_min")
 
 
+class ProducerSettings(ConnectionSettings, LookupSettings, total=False):
+    """Settings of producers; times in seconds, sizes in bytes."""
+
+    timeout: float
+    """For one publish with all its attempts."""
+    on_unknown: Literal["retry", "raise"]
+    """For a publish that was sent and received no response: ``retry`` sends it again, which may store it twice;
+    ``raise`` raises `DeliveryUnknown`.
+    """
+    balance: Literal["round_robin", "least_pending"]
+    """Partition of messages without key: ``round_robin``, or ``least_pending``: of the next two partitions the one
+    whose node has fewer pending requests.
+    """
+    key_hash: str | KeyHash
+    """Maps keys to partitions: ``murmur3`` (as users of the Go client do), ``java_string`` (as the Java client
+    does), or a function of key and number of partitions.
+    """
+    compression: Codec
+    """``gzip``, ``snappy`` or ``lz4`` compress bodies for topics with extend support, as the Go client does;
+    consumers of this package decompress them.
+    """
+    compression_min: int
+    """Smallest body that is compressed."""
+    max_message_size: int
+    """Largest message that the servers accept, trace id and headers included."""
+    max_batch_size: int
+    """Largest batch that the servers accept."""
+    max_batch_count: int
+    """Messages in one batch."""
+    retry_wait: float
+    """First pause before another attempt; it doubles up to ``max_retry_wait``, with full jitter."""
+    max_retry_wait: float
+    """Longest pause before another attempt."""
+    forget_after: float
+    """A topic without a publish for this time (up to twice) is not polled any more until the next publish;
+    connections to nodes that lead no other topic are closed.
+    """
+    lookup_timeout: float
+    """How long publishes wait for a lookup service that has not answered since the producer was opened; an address
+    that is not a lookup service fails at once.
+    """
+    close_timeout: float
+    """How long closing waits for publishes in flight."""
+    connect: bool
+    """Connect to all nodes when the producer is opened, which fails if none can be reached."""
+
+
 @frozen
 class ProducerOptions:
-    """Options of a producer; times in seconds, sizes in bytes.
-
-    Attributes:
-        timeout: for one publish with all its attempts.
-        on_unknown: for a publish that was sent and received no response: ``retry`` sends it again, which may store it
-            twice; ``raise`` raises `DeliveryUnknown`.
-        balance: partition of messages without key: ``round_robin``, or ``least_pending``: of the next two partitions
-            the one whose node has fewer pending requests.
-        key_hash: maps keys to partitions: ``murmur3`` (as users of the Go client do), ``java_string`` (as the Java
-            client does), or a function of key and number of partitions.
-        compression: ``gzip``, ``snappy`` or ``lz4`` compress bodies for topics with extend support, as the Go client
-            does; consumers of this package decompress them.
-        compression_min: smallest body that is compressed.
-        max_message_size: largest message that the servers accept, trace id and headers included.
-        max_batch_size: largest batch that the servers accept.
-        max_batch_count: messages in one batch.
-        retry_wait: first pause before another attempt; it doubles up to ``max_retry_wait``, with full jitter.
-        max_retry_wait: longest pause before another attempt.
-        forget_after: a topic without a publish for this time (up to twice) is not polled any more until the next
-            publish; connections to nodes that lead no other topic are closed.
-        startup_timeout: how long publishes wait for a lookup service that has not answered since the producer was
-            opened; an address that is not a lookup service fails at once.
-        close_timeout: how long closing waits for publishes in flight.
-        connect: connect to all nodes when the producer is opened, which fails if none can be reached.
-        connection: options of connections to nodes.
-        lookup: options of the lookup client.
-    """
+    """The values of `ProducerSettings`."""
 
     timeout: float = 30.0
     on_unknown: Literal["retry", "raise"] = "retry"
@@ -71,7 +92,7 @@ class ProducerOptions:
     retry_wait: float = 0.02
     max_retry_wait: float = 1.0
     forget_after: float = 3600.0
-    startup_timeout: float = 10.0
+    lookup_timeout: float = 10.0
     close_timeout: float = 5.0
     connect: bool = False
     connection: ConnectionOptions = field(factory=ConnectionOptions)
@@ -83,7 +104,7 @@ class ProducerOptions:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise InvalidSetting(f"{name}={getattr(self, name)!r} is neither {choices[0]!r} nor {choices[1]!r}")
-        for name in (*_POSITIVE, "compression_min", "startup_timeout", "close_timeout"):
+        for name in (*_POSITIVE, "compression_min", "lookup_timeout", "close_timeout"):
             value, kinds = getattr(self, name), int if name in _COUNTS else (int, float)
             if isinstance(value, bool) or not isinstance(value, kinds):
                 raise InvalidSetting(f"{name}={value!r} is not a {'whole number' if kinds is int else 'number'}")

@@ -6,20 +6,19 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Never, Self
+from typing import TYPE_CHECKING, Self, Unpack
 from weakref import WeakSet
 
 import anyio
 from anyio.lowlevel import checkpoint
-from attrs import evolve
 
-from nsqext.arguments import options_of, unknown_arguments
 from nsqext.client.events import ClientEvent, ClientEvents
+from nsqext.client.middleware import Middleware, Publishing, check_middleware, send_with
 from nsqext.client.producer.batch_publisher import BatchPublisher
 from nsqext.client.producer.batcher import Batcher, BatcherLimits
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.key_lock import KeyLock
-from nsqext.client.producer.options import ProducerOptions
+from nsqext.client.producer.options import ProducerOptions, ProducerSettings
 from nsqext.client.producer.request import (
     MessageRequest,
     OutgoingMessage,
@@ -32,6 +31,7 @@ from nsqext.client.producer.request import (
 from nsqext.client.producer.router import Router
 from nsqext.client.producer.sender import PublishAttempt, Sender, out_of_step
 from nsqext.client.producer.statistics import ProducerStatistics
+from nsqext.client.settings import producer_schema
 from nsqext.client.tasks import BackgroundTasks
 from nsqext.client.trace_log import trace_log
 from nsqext.errors import (
@@ -42,6 +42,7 @@ from nsqext.errors import (
     ProtocolError,
 )
 from nsqext.lookup.lookup import Lookup, metadata_cache
+from nsqext.settings import build
 
 if TYPE_CHECKING:
     from nsqext.client.producer.key_lock import Turn
@@ -64,19 +65,22 @@ class Producer:
     """Publishes messages to the leaders of their partitions.
 
     Use it as an asynchronous context manager, or call `start` and `aclose`, on asyncio or trio. Closing waits for
-    publishes in flight, ``options.close_timeout`` seconds at most, and closes the connections. One producer serves any
+    publishes in flight, ``close_timeout`` seconds at most, and closes the connections. One producer serves any
     number of topics and tasks of one event loop.
 
     Args:
-        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas. Or a
-            `nsqext.Lookup` that is shared with other clients.
+        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side: a list, or text with commas. Or a URL with
+            addresses and settings: ``nsq://lookupd:4161?timeout=5``. Or a `nsqext.Lookup` that is shared with other
+            clients.
         nsqd: nsqd addresses (TCP) to publish to without lookup; fine for the original NSQ.
-        connect: connect to all nodes in `start`; ``options.connect`` by default.
-        options: other options.
+        env: prefix of the environment variables with further settings. Without any address, they are read from
+            ``NSQEXT_URL``, ``NSQEXT_LOOKUPD`` and so on.
+        middleware: around every publish, also those of a `Batcher`; the first one is the outermost.
+        settings: see `ProducerSettings`.
 
     Raises:
-        InvalidSetting: neither or both kinds of addresses, or an invalid address.
-        TypeError: an unknown argument; the error suggests the right one.
+        InvalidSetting: no address, both kinds of addresses, or an invalid value.
+        UnknownSetting: an unknown setting; the error suggests the right one.
     """
 
     _open = False
@@ -86,48 +90,40 @@ class Producer:
         lookupd: str | Sequence[str] | Lookup = (),
         *,
         nsqd: str | Sequence[str] = (),
-        connect: bool | None = None,
-        options: ProducerOptions | None = None,
-        **unknown: Never,
+        env: str | None = None,
+        middleware: Sequence[Middleware] = (),
+        **settings: Unpack[ProducerSettings],
     ) -> None:
-        if unknown:
-            raise unknown_arguments(Producer, unknown, options=ProducerOptions)
-        self.options: ProducerOptions = options_of(options, ProducerOptions)
-        if connect is not None:
-            self.options = evolve(self.options, connect=connect)
-        self._metadata = metadata_cache(lookupd, nsqd, self.options.lookup)
+        schema = producer_schema()
+        given = schema.collect(lookupd, nsqd, env, settings)
+        self._options = build(ProducerOptions, schema.own, given.values)
+        self._metadata = metadata_cache(given, self._options.lookup)
         self._events = ClientEvents()
-        self._pool = ConnectionPool(self.options.connection, self._events)
-        self._router = Router(self.options, self._metadata, self._pool, self._events)
-        self._sender = Sender(self.options, self._router, self._pool)
+        self._pool = ConnectionPool(self._options.connection, self._events)
+        self._router = Router(self._options, self._metadata, self._pool, self._events)
+        self._sender = Sender(self._options, self._router, self._pool)
         self._counters = self._sender.counters
         self._key_lock = KeyLock()
-        self._batches = BatchPublisher(self.options, self._router, self._sender, self._key_lock)
+        self._batches = BatchPublisher(self._options, self._router, self._sender, self._key_lock)
         self._batch_calls = 0
         self._batchers: WeakSet[Batcher] = WeakSet()
         self._tasks = BackgroundTasks("producer", self._close)
         self._joined = False
-        compresses = self.options.compression != "none"
+        compresses = self._options.compression != "none"
         self._plain_size = min(
-            self.options.max_message_size, self.options.compression_min - 1 if compresses else 1 << 62
+            self._options.max_message_size, self._options.compression_min - 1 if compresses else 1 << 62
         )
         """Largest body that is never compressed."""
+        around = check_middleware(middleware)
+        self._around = send_with(around, self._send)
+        """Publishes through the middleware; None without any."""
+        for one in around:
+            one.attach(self)
 
-    @classmethod
-    def from_url(cls, url: str | None = None, **settings: Any) -> Self:
-        """Return a producer with settings from keywords, a URL and the environment, in this order of precedence.
-
-        Args:
-            url: ``nsq://lookupd:4161,lookupd2:4161?timeout=5``; ``NSQEXT_URL`` where it is None.
-            settings: see the reference of settings.
-
-        Raises:
-            InvalidSetting: an unknown setting, or settings that contradict each other.
-        """
-        from nsqext.client.from_url import load_producer
-
-        found = load_producer(url, settings)
-        return cls(found.lookupd, nsqd=found.nsqd, options=found.options)
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """The values of all settings by name, defaults included; secrets are ``***``."""
+        return producer_schema().effective(self._options)
 
     # Opening and closing
 
@@ -147,7 +143,7 @@ class Producer:
             self._router.tasks = self._tasks
             for run in (self._pool.run, self._metadata.run, self._router.run):
                 self._tasks.start_soon(run)
-            if self.options.connect:
+            if self._options.connect:
                 await self._connect_all(every=False)
         except BaseException:
             await self._tasks.aclose()
@@ -155,7 +151,7 @@ class Producer:
         return self
 
     async def aclose(self) -> None:
-        """Wait for publishes in flight, ``options.close_timeout`` seconds at most, and close the connections.
+        """Wait for publishes in flight, ``close_timeout`` seconds at most, and close the connections.
 
         May be called from any task of the event loop, and more than once. Cancellation does not shorten it.
 
@@ -185,8 +181,8 @@ class Producer:
             await self._metadata.release()
 
     async def _finish(self) -> None:
-        """Wait until no publish is pending, then abort those that still are after ``options.close_timeout``."""
-        with anyio.move_on_after(self.options.close_timeout):
+        """Wait until no publish is pending, then abort those that still are after ``close_timeout``."""
+        with anyio.move_on_after(self._options.close_timeout):
             for batcher in tuple(self._batchers):
                 await batcher.end()
             self._open = False
@@ -250,8 +246,8 @@ class Producer:
         Raises:
             TopicNotFound: lookup does not know the topic, and knows redesigned nodes.
             TopicNotReady: the topic has no channel yet.
-            LookupFailed: no lookup node responds, for ``options.startup_timeout`` where none ever did.
-            PublishFailed: lookup knew no node within ``options.timeout``.
+            LookupFailed: no lookup node responds, for ``lookup_timeout`` where none ever did.
+            PublishFailed: lookup knew no node within ``timeout``.
             InvalidState: the producer is not open.
         """
         self._check_open()
@@ -316,14 +312,17 @@ class Producer:
             InvalidInput: an argument is not valid; nothing was sent.
             TopicNotFound: lookup does not know the topic, and knows nodes.
             TopicNotReady: the topic has no channel yet, so that lookup does not offer it to producers.
-            LookupFailed: no lookup node responds, for ``options.startup_timeout`` where none ever did.
-            PublishFailed: not stored within ``options.timeout``, with retries.
+            LookupFailed: no lookup node responds, for ``lookup_timeout`` where none ever did.
+            PublishFailed: not stored within ``timeout``, with retries.
             DeliveryUnknown: possibly stored.
             ServerError: the server rejected it permanently.
             InvalidState: the producer is not open, or another event loop opened it.
 
         When it is cancelled, the message may be stored or not.
         """
+        if self._around is not None:
+            message = OutgoingMessage(body, headers, tag, trace_id, key)
+            return (await self._around(Publishing(topic, [message], batch=False, partition=partition, delay=delay)))[0]
         # the fast path of nearly every publish: one coroutine, no request object
         data: bytes | None = None
         turn: Turn | None = None
@@ -343,12 +342,12 @@ class Producer:
                     if bare and (data is None or not target.meta.extend_support):
                         command = target.pub(body)
                     else:
-                        encoded = encode_parts(self.options, target.meta, body, headers, tag, trace_id, data)
+                        encoded = encode_parts(self._options, target.meta, body, headers, tag, trace_id, data)
                         command = message_command(target, *encoded)
-                    response = await connection.send_request(command, started + self.options.timeout)
+                    response = await connection.send_request(command, started + self._options.timeout)
                 except NsqError as error:
                     message = OutgoingMessage(body, headers, tag, trace_id)
-                    request = MessageRequest(self.options, topic, message, key=data, partition=partition)
+                    request = MessageRequest(self._options, topic, message, key=data, partition=partition)
                     attempt = PublishAttempt(self._sender, request, started)
                     return (await attempt.run(self._router.routes.get(topic), target, error))[0]
                 counters = self._counters
@@ -416,15 +415,15 @@ class Producer:
         check_choice(key, partition)
         self._check_open()
         if key is None:
-            request = MessageRequest(self.options, topic, message, partition=partition, delay=delay)
+            request = MessageRequest(self._options, topic, message, partition=partition, delay=delay)
             request.check()
             return (await self._sender.publish(request, started))[0]
-        request = MessageRequest(self.options, topic, message, key=key_bytes(key), delay=delay)
+        request = MessageRequest(self._options, topic, message, key=key_bytes(key), delay=delay)
         if topic not in self._router.routes:
             request.check()
         turn = (topic, key_bytes(key))
         if not self._key_lock.try_enter(turn):
-            await self._key_lock.enter_all([turn], [], self.options.timeout)
+            await self._key_lock.enter_all([turn], [], self._options.timeout)
         try:
             return (await self._sender.publish(request, started))[0]
         finally:
@@ -458,20 +457,41 @@ class Producer:
             BatchFailed: not all messages were stored; see ``outcomes``.
             TopicNotFound: lookup does not know the topic, and knows nodes.
             TopicNotReady: the topic has no channel yet, so that lookup does not offer it to producers.
-            LookupFailed: no lookup node responds, for ``options.startup_timeout`` where none ever did.
-            PublishFailed: lookup knew no node at all for ``options.timeout``.
+            LookupFailed: no lookup node responds, for ``lookup_timeout`` where none ever did.
+            PublishFailed: lookup knew no node at all for ``timeout``.
             InvalidState: the producer is not open, or another event loop opened it.
 
         When it is cancelled, any of the batches may be stored or not.
         """
+        listed = messages if type(messages) is list else _listed(messages, topic)
+        if self._around is not None:
+            given = [one if isinstance(one, OutgoingMessage) else OutgoingMessage(one) for one in listed]
+            return list(await self._around(Publishing(topic, given, batch=True, key=key, partition=partition)))
+        return await self._publish_batch(topic, listed, key, partition)
+
+    async def _publish_batch(
+        self,
+        topic: str,
+        listed: Sequence[bytes | OutgoingMessage],
+        key: str | bytes | None,
+        partition: int | None,
+    ) -> list[Receipt]:
         self._check_open()
         started = _clock()
-        listed = messages if type(messages) is list else _listed(messages, topic)
         self._batch_calls += 1
         try:
             return await self._batches.publish(topic, listed, key, partition, started)
         finally:
             self._batch_calls -= 1
+
+    async def _send(self, publishing: Publishing) -> Sequence[Receipt]:
+        """Publish what the middleware passes on."""
+        topic, messages, partition = publishing.topic, publishing.messages, publishing.partition
+        if publishing.batch:
+            publishing.receipts = await self._publish_batch(topic, messages, publishing.key, partition)
+        else:
+            publishing.receipts = (await self._publish_slowly(topic, messages[0], partition, publishing.delay),)
+        return publishing.receipts
 
     def batcher(
         self,
@@ -498,7 +518,8 @@ class Producer:
             InvalidState: the producer is not open.
         """
         self._check_open()
-        batcher = Batcher(self, self._tasks.start_soon, topic, BatcherLimits(linger, max_count, max_bytes, max_pending))
+        limits = BatcherLimits(linger, max_count, max_bytes, max_pending)
+        batcher = Batcher(self, self._options, self._tasks.start_soon, topic, limits)
         self._batchers.add(batcher)
         return batcher
 

@@ -164,7 +164,7 @@ class Router:
         return PartitionMap(topic, "w", nodes=tuple(node.tcp for node in nodes))
 
     def waits_for_lookup(self, error: LookupFailed) -> bool:
-        """Return whether a publish waits for lookup to answer: for ``startup_timeout`` while it has never answered."""
+        """Return whether a publish waits for lookup to answer: for ``lookup_timeout`` while it has never answered."""
         if not error.retryable:
             return False
         if self._answered:
@@ -174,10 +174,10 @@ class Router:
             self._waiting_since = now
             logger.warning(
                 "no lookup service answers yet; waiting up to %g s for one of %s",
-                self._options.startup_timeout,
+                self._options.lookup_timeout,
                 ", ".join(map(str, self._metadata.addresses)),
             )
-        return now < self._waiting_since + self._options.startup_timeout
+        return now < self._waiting_since + self._options.lookup_timeout
 
     async def upgraded(self, topic: str) -> bool:
         """Query lookup whether a topic has gained extend support; False for a second after a negative answer."""

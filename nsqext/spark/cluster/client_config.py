@@ -6,22 +6,24 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
-from nsqext.client.from_url import consumer_settings, producer_settings
+from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.producer.options import ProducerOptions
+from nsqext.client.settings import consumer_settings, producer_settings, settings_for
 from nsqext.errors import InvalidSetting
-from nsqext.lookup.options import LookupOptions
-from nsqext.transport.options import ConnectionOptions
+from nsqext.settings import build
 
 if TYPE_CHECKING:
+    from nsqext.client.consumer.options import ConsumerSettings
+    from nsqext.client.producer.options import ProducerSettings
+    from nsqext.lookup.options import LookupOptions
     from nsqext.settings import Setting
+    from nsqext.transport.options import ConnectionOptions
 
 __all__ = ("PREFIX", "ClientConfig", "client_settings", "misplaced", "unknown")
-
-T = TypeVar("T")
 
 PREFIX = "nsqext."
 """Prefix of options that are settings of the client."""
@@ -36,7 +38,7 @@ def client_settings(kind: str) -> Mapping[str, Setting]:
         return producer_settings()
     groups = ("connection", "lookup")
     known = {name: setting for name, setting in consumer_settings().items() if setting.group in groups}
-    return known | {"delivery_decompress": consumer_settings()["delivery_decompress"]}
+    return known | {"decompress": consumer_settings()["decompress"]}
 
 
 @frozen
@@ -59,7 +61,7 @@ class ClientConfig:
         Raises:
             InvalidSetting: a setting cannot be read, or contradicts another one.
         """
-        return self._group(ConnectionOptions, "connection")
+        return self._reading().connection
 
     def lookup(self) -> LookupOptions:
         """Return the options for lookup.
@@ -67,7 +69,25 @@ class ClientConfig:
         Raises:
             InvalidSetting: a setting cannot be read, or contradicts another one.
         """
-        return self._group(LookupOptions, "lookup")
+        return self._reading().lookup
+
+    def reading(self) -> ConsumerSettings:
+        """Return the settings of a consumer that reads, as keyword arguments.
+
+        Raises:
+            InvalidSetting: a setting cannot be read.
+        """
+        values: ConsumerSettings = settings_for(consumer_settings(), self._values())
+        return values
+
+    def writing(self) -> ProducerSettings:
+        """Return the settings of a producer, as keyword arguments.
+
+        Raises:
+            InvalidSetting: a setting cannot be read.
+        """
+        values: ProducerSettings = settings_for(producer_settings(), self._values())
+        return values
 
     def producer(self) -> ProducerOptions:
         """Return the options for publishing.
@@ -75,25 +95,21 @@ class ClientConfig:
         Raises:
             InvalidSetting: a setting cannot be read, or contradicts another one.
         """
-        own = {name: value for name, value in self._read("write").items() if not producer_settings()[name].group}
-        connection, lookup = self.transport(), self.lookup()
-        with _named("", own):
-            return ProducerOptions(**own, connection=connection, lookup=lookup)
+        with _named():
+            return build(ProducerOptions, producer_settings(), dict(self.writing()))
 
     @property
     def decompress(self) -> bool:
         """Whether bodies that the publishing client compressed are decompressed."""
-        return bool(_value(self.settings.get("delivery_decompress", "true"), "delivery_decompress", "read"))
+        return self._reading().delivery.decompress
 
-    def _group(self, options: type[T], group: str) -> T:
-        known = producer_settings()
-        names = {name: known[name].member for name in self.settings if name in known and known[name].group == group}
-        values = {member: _value(self.settings[name], name, "write") for name, member in names.items()}
-        with _named(f"{group}_", values):
-            return options(**values)
+    def _reading(self) -> ConsumerOptions:
+        with _named():
+            return build(ConsumerOptions, consumer_settings(), dict(self.reading()))
 
-    def _read(self, kind: str) -> dict[str, Any]:
-        return {name: _value(text, name, kind) for name, text in self.settings.items()}
+    def _values(self) -> dict[str, Any]:
+        known = {**consumer_settings(), **producer_settings()}
+        return {name: _value(text, known[name]) for name, text in self.settings.items() if name in known}
 
     def check(self, kind: str) -> None:
         """Check the settings.
@@ -110,22 +126,20 @@ class ClientConfig:
                 raise misplaced(f"{PREFIX}{name}", kind, other_kind)
             if name not in known:
                 raise unknown(f"{PREFIX}{name}", (f"{PREFIX}{other}" for other in known))
-        self._read(kind)
         if kind == "write":
             self.producer()
         else:
-            self.transport()
-            self.lookup()
+            self._reading()
 
 
 @contextmanager
-def _named(prefix: str, values: Mapping[str, Any]) -> Iterator[None]:
-    """Put the name of the option before an error message that begins with the name of a member."""
+def _named() -> Iterator[None]:
+    """Let an error message that begins with the name of a setting begin with the name of the option."""
     try:
         yield
     except InvalidSetting as error:
-        if error.message.partition("=")[0] in values:
-            error.message = f"option {PREFIX}{prefix}{error.message}"
+        if error.message.partition("=")[0] in {*producer_settings(), *consumer_settings()}:
+            error.message = f"option {PREFIX}{error.message}"
         raise
 
 
@@ -133,8 +147,8 @@ def _shown(settings: Mapping[str, str]) -> dict[str, str]:
     return {name: _HIDDEN if "secret" in name else value for name, value in settings.items()}
 
 
-def _value(text: str, name: str, kind: str) -> Any:
-    setting = client_settings(kind)[name]
+def _value(text: str, setting: Setting) -> Any:
+    name = setting.name
     if setting.read is None:
         raise InvalidSetting(f"option {PREFIX}{name} cannot be written as text")
     try:

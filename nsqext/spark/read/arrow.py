@@ -125,7 +125,7 @@ class _Batch:
                 try:
                     self.bodies[index] = decompress_body(headers, self.bodies[index])
                 except ProtocolError as error:
-                    error.hint = error.hint or "nsqext.delivery_decompress=false returns bodies as they are stored"
+                    error.hint = error.hint or "nsqext.decompress=false returns bodies as they are stored"
                     raise self._named(index, error) from error.__cause__
                 parsed[index] = {name: headers[name] for name in headers if name not in (COMPRESS_HEADER, SIZE_HEADER)}
 

@@ -20,7 +20,6 @@ from pyspark.sql.datasource import SimpleDataSourceStreamReader
 
 from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.consumer.handlers.in_flight import touch_due
-from nsqext.client.consumer.options import ConsumerOptions, DeliveryOptions
 from nsqext.errors import InvalidInput, NsqError
 from nsqext.protocol.messages import is_text_id
 from nsqext.spark.cluster import portal
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from nsqext.client.consumer.message import Message
+    from nsqext.client.consumer.options import ConsumerSettings
     from nsqext.protocol.messages import RawMessage
     from nsqext.spark.options import SourceOptions
 
@@ -82,19 +82,15 @@ class ChannelBatches:
         self._closing = AsyncExitStack()
 
     def _consumer(self, topic: str) -> Consumer:
-        connection = self._options.client
-        return Consumer(
-            topic,
-            self._options.channel or "",
-            lookupd=connection.lookupd,
-            # the next batch is received while Spark processes the current one
-            max_in_flight=2 * self._limit,
-            options=ConsumerOptions(
-                connection=connection.transport(),
-                lookup=connection.lookup(),
-                delivery=DeliveryOptions(on_lost="ignore", decompress=False, block_warning=0),
-            ),
-        )
+        client = self._options.client
+        settings: ConsumerSettings = {
+            **client.reading(),
+            "max_in_flight": 2 * self._limit,  # the next batch is received while Spark processes the current one
+            "on_lost": "ignore",
+            "decompress": False,
+            "block_warning": 0,
+        }
+        return Consumer(topic, self._options.channel or "", client.lookupd, **settings)
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:

@@ -87,7 +87,7 @@ class Publisher:
     def __init__(self, config: ClientConfig, task: int) -> None:
         self.tallies: Tallies = {}
         self._task = task
-        self._producer = Producer(config.lookupd, options=config.producer())
+        self._producer = Producer(config.lookupd, **config.writing())
 
     async def __aenter__(self) -> Self:
         await self._producer.__aenter__()

@@ -8,16 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from nsqext.client.producer.producer import Producer
 from nsqext.errors import ExtendNotSupported, InvalidHeader, InvalidState
 from nsqext.errors.server import ExtendRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from nsqext.client.consumer.message import Message
-    from nsqext.client.producer.options import ProducerOptions
-    from nsqext.lookup.lookup import Lookup
+    from nsqext.client.producer.producer import Producer
 
 __all__ = ("DEAD_LETTER_PREFIX", "DeadLetterTopic")
 
@@ -41,22 +37,13 @@ class DeadLetterTopic:
     Args:
         topic: name of the topic.
         channel: channel of the consumer.
-        lookupd: lookup addresses, or a shared lookup.
-        nsqd: nsqd addresses, instead.
-        options: how to publish.
+        producer: publishes them; not open.
     """
 
-    def __init__(
-        self,
-        topic: str,
-        channel: str,
-        lookupd: str | Sequence[str] | Lookup,
-        nsqd: str | Sequence[str],
-        options: ProducerOptions,
-    ) -> None:
+    def __init__(self, topic: str, channel: str, producer: Producer) -> None:
         self.topic: str = topic
         self._channel = channel
-        self._producer = Producer(lookupd, nsqd=nsqd, options=options)
+        self._producer = producer
         self._open = anyio.Event()
 
     async def run(self) -> None:

@@ -84,7 +84,7 @@ class FailurePolicy:
     def delay(self, message: Message) -> float:
         """Return the delay of a message that failed, in seconds."""
         options = self._options
-        delay = options.requeue_delay * message.attempts * (1 + options.jitter * self._chance())
+        delay = options.requeue_delay * message.attempts * (1 + options.requeue_jitter * self._chance())
         return min(delay, options.max_requeue_delay)
 
     def attempts_exhausted(self, message: Message) -> bool:

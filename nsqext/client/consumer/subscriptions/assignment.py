@@ -25,12 +25,10 @@ class SubscriptionSpec:
 
     Attributes:
         channel: name of the channel.
-        tag: the tag that messages must have; None without one.
         options: the consumer's options.
     """
 
     channel: str
-    tag: str | None
     options: ConsumerOptions
 
     def wants(self, key: Key) -> bool:

@@ -337,12 +337,12 @@ class Subscriber:
         """Subscribe and read until the connection ends; return why."""
         spec, group = self._spec, self._group
         request = SubscribeRequest(
-            self._topic, spec.channel, assignment.partition, address, view.meta, spec.tag, self._options
+            self._topic, spec.channel, assignment.partition, address, view.meta, spec.options.tag, self._options
         )
-        if spec.tag is not None and not view.meta.extend_support and not assignment.opened:
+        if spec.options.tag is not None and not view.meta.extend_support and not assignment.opened:
             logger.warning(
                 "the topic does not support tags: all messages are received",
-                extra={"topic": self._topic, "tag": spec.tag},
+                extra={"topic": self._topic, "tag": spec.options.tag},
             )
         backoff = Backoff(self._options.backoff) if self._options.backoff.mode == "connection" else group.backoff
         subscription = Subscription(request, self._deliver, group, backoff)

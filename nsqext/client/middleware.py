@@ -1,24 +1,29 @@
-"""`Middleware`, and the functions that wrap a call in several of them."""
+"""`Middleware`, and the functions that wrap publishes and handlers in several of them."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from attrs import define, field
 
+from nsqext.client.consumer.handlers.batches import MessageBatch
 from nsqext.client.consumer.message import Message  # noqa: TC001 (which of the two Message classes, for the documentation)
 from nsqext.errors import InvalidSetting, InvalidState
 
 if TYPE_CHECKING:
-    from nsqext.client.consumer.consumer import Consumer
-    from nsqext.client.producer.producer import Producer
+    from collections.abc import Mapping
+
+    from nsqext.client.consumer.handlers.batches import BatchFunction
+    from nsqext.client.consumer.handlers.workers import Handler
+    from nsqext.client.events import ClientEvent
     from nsqext.client.producer.request import OutgoingMessage
     from nsqext.types import Receipt
 
 __all__ = (
     "CallNext",
+    "Client",
     "Handling",
     "Middleware",
     "Publishing",
@@ -26,6 +31,8 @@ __all__ = (
     "check_middleware",
     "handle_with",
     "send_with",
+    "surround_batch_handler",
+    "surround_handler",
 )
 
 
@@ -86,6 +93,17 @@ CallNext = Callable[[Handling], Awaitable[object]]
 """Calls the next middleware or the handler; raises what the handler raises, `nsqext.Requeue` and others included."""
 
 
+class Client(Protocol):
+    """What a middleware sees of a producer or consumer that it is attached to."""
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """The values of its settings."""
+
+    def on_event(self, callback: Callable[[ClientEvent], object]) -> Callable[[ClientEvent], object]:
+        """Call a function on events."""
+
+
 class Middleware:
     """Base class of middleware, which surrounds publishes and handled messages; override the methods that you need.
 
@@ -93,8 +111,8 @@ class Middleware:
     the next one finishes the messages. One object may serve several clients and tasks.
     """
 
-    def attach(self, client: Producer | Consumer) -> None:
-        """Called with each client that uses this middleware, when the client is created."""
+    def attach(self, client: Client) -> None:
+        """Called with each `nsqext.Producer` and `nsqext.Consumer` that uses this middleware, when it is created."""
 
     async def publish(self, publishing: Publishing, send_next: SendNext) -> Sequence[Receipt]:
         """Surround a publish with all its attempts; return a receipt for each message."""
@@ -121,12 +139,12 @@ def check_middleware(middleware: Sequence[Middleware]) -> tuple[Middleware, ...]
     return tuple(middleware)
 
 
-def send_with(middleware: Sequence[Middleware], send: SendNext) -> SendNext:
-    """Return a publish that is surrounded by the middleware, the first one outermost."""
-    for one in reversed(middleware):
-        if type(one).publish is not Middleware.publish:
-            send = partial(one.publish, send_next=send)
-    return send
+def send_with(middleware: Sequence[Middleware], send: SendNext) -> SendNext | None:
+    """Return a publish that is surrounded by the middleware, the first one outermost; None if it surrounds nothing."""
+    around = [one for one in middleware if type(one).publish is not Middleware.publish]
+    for one in reversed(around):
+        send = partial(one.publish, send_next=send)
+    return send if around else None
 
 
 def handle_with(middleware: Sequence[Middleware], call: CallNext) -> CallNext:
@@ -135,3 +153,40 @@ def handle_with(middleware: Sequence[Middleware], call: CallNext) -> CallNext:
         if type(one).handle is not Middleware.handle:
             call = partial(one.handle, call_next=call)
     return call
+
+
+def surround_handler(middleware: Sequence[Middleware], handler: Handler, channel: str) -> Handler:
+    """Return a handler of messages surrounded by the middleware; without middleware, the handler itself."""
+
+    async def call_handler(handling: Handling) -> object:
+        return await handler(handling.message)
+
+    surrounded: CallNext = handle_with(middleware, call_handler)
+    if surrounded is call_handler:
+        return handler
+
+    async def handle(message: Message) -> object:
+        return await surrounded(Handling([message], channel))
+
+    handle.__qualname__ = getattr(handler, "__qualname__", type(handler).__qualname__)
+    return handle
+
+
+def surround_batch_handler(middleware: Sequence[Middleware], handler: BatchFunction, channel: str) -> BatchFunction:
+    """Return a handler of batches surrounded by the middleware; without middleware, the handler itself.
+
+    The handler is not called if the middleware removes all messages.
+    """
+
+    async def call_handler(handling: Handling) -> object:
+        return await handler(MessageBatch(handling.messages)) if handling.messages else None
+
+    surrounded: CallNext = handle_with(middleware, call_handler)
+    if surrounded is call_handler:
+        return handler
+
+    async def handle(batch: MessageBatch) -> object:
+        return await surrounded(Handling(list(batch), channel, batch=True))
+
+    handle.__qualname__ = getattr(handler, "__qualname__", type(handler).__qualname__)
+    return handle

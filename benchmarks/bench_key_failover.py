@@ -13,17 +13,18 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from itertools import accumulate
+from typing import Any
 
 import anyio
 from anyio import create_task_group
 
-from nsqext import Consumer, ConsumerOptions, Message, OutgoingMessage, Producer
+from nsqext import Consumer, Message, OutgoingMessage, Producer
 from nsqext.broker import Cluster
 
 LANES = 8
 HANDLER = 0.005
 KEYS = 1000
-OPTIONS = ConsumerOptions(reconnect_wait=0.01, close_timeout=1.0)
+SETTINGS: dict[str, Any] = {"reconnect_wait": 0.01, "close_timeout": 1.0}
 
 Handle = Callable[[Message], Awaitable[None]]
 
@@ -87,10 +88,10 @@ async def throughput(cluster: Cluster, count: int) -> None:
     for topic in ("ordered", "shared", "lanes", "keyed"):
         cluster.create_topic(topic, extend=True, ordered=topic == "ordered", channels=["ch"])
 
-    def one(topic: str, **options: object) -> Callable[[], list[Consumer]]:
-        many = int(str(options.pop("consumers", 1)))
-        settings = {"lookupd": cluster.lookupd, "options": OPTIONS, **options}
-        return lambda: [Consumer(topic, "ch", **settings) for _ in range(many)]  # type: ignore[arg-type]
+    def one(topic: str, **given: Any) -> Callable[[], list[Consumer]]:
+        many = int(given.pop("consumers", 1))
+        settings = {**SETTINGS, **given}
+        return lambda: [Consumer(topic, "ch", lookupd=cluster.lookupd, **settings) for _ in range(many)]
 
     ordered = await measure(cluster, "one ordered consumer", drafts, one("ordered"))
     shared = one("shared", concurrency=LANES)
@@ -112,7 +113,7 @@ async def skew(cluster: Cluster, seconds: float) -> None:
     def join() -> Consumer:
         number = len(consumers)
         consumer = Consumer(
-            "skewed", "ch", lookupd=cluster.lookupd, dispatch="key_failover", max_in_flight=200, options=OPTIONS
+            "skewed", "ch", lookupd=cluster.lookupd, dispatch="key_failover", max_in_flight=200, **SETTINGS
         )
 
         @consumer.handler

@@ -23,8 +23,8 @@ import orjson
 
 from benchmarks.report import table, write_section
 from benchmarks.servers import fill, original_nsqd, redesigned_cluster
-from nsqext import Admin, App, Consumer, ConsumerOptions, Message, Position, Producer
-from nsqext.middleware import CallNext, HandlerTimeout, Handling, Middleware, MiddlewareConsumer
+from nsqext import Admin, App, Consumer, Message, Position, Producer
+from nsqext.middleware import CallNext, HandlerTimeout, Handling, Middleware
 
 COUNT = 20_000
 MAX_IN_FLIGHT = 1000
@@ -132,7 +132,7 @@ BODIES: dict[str, Callable[[Meter], Handler]] = {
 }
 MIDDLEWARE: dict[str, tuple[Middleware, ...] | None] = {
     "`Consumer`": None,
-    "`MiddlewareConsumer` without middleware": (),
+    "a consumer without middleware": (),
     "1 middleware": (Pass(),),
     "3 middleware": (Pass(), Pass(), Pass()),
     "`HandlerTimeout`": (HandlerTimeout(10),),
@@ -149,7 +149,7 @@ def measure(
     given: dict[str, Any] = {"nsqd": address, "max_in_flight": MAX_IN_FLIGHT}
     consumer = Consumer(topic, "ch", **given)
     if around is not None:
-        consumer = MiddlewareConsumer(topic, "ch", middleware=around, **given)
+        consumer = Consumer(topic, "ch", middleware=around, **given)
     meter.consumer = consumer
     consumer.handler(make(meter))
     anyio.run(consumer.run)
@@ -177,9 +177,7 @@ def handlers(rounds: int, amount: int) -> tuple[str, str]:
 
 # Workers: ``nsqext run benchmarks.bench_services:app``
 
-app = App(
-    os.environ.get("BENCH_LOOKUPD", "127.0.0.1:4161"), consumer_options=ConsumerOptions(start=Position.earliest())
-)
+app = App(os.environ.get("BENCH_LOOKUPD", "127.0.0.1:4161"), start=Position.earliest())
 
 
 @app.handler("plain", "ch", max_in_flight=MAX_IN_FLIGHT)

@@ -23,7 +23,7 @@ from anyio import create_task_group, to_thread
 
 from benchmarks.peer import BODY
 from benchmarks.report import table, write_section
-from nsqext import Consumer, ConsumerOptions, Message, OutgoingMessage, Producer
+from nsqext import Consumer, Message, OutgoingMessage, Producer
 from nsqext.broker import Cluster
 
 LANES = 8
@@ -131,14 +131,16 @@ async def key_failover(cluster: Cluster, seconds: float) -> str:
 
 async def share(cluster: Cluster, initial_ready: int, number: int) -> tuple[int, float]:
     """Add a consumer to another; return the number of messages that it handled, and the seconds for all messages."""
-    topic, options = f"share-{initial_ready}-{number}", ConsumerOptions(initial_ready=initial_ready)
+    topic = f"share-{initial_ready}-{number}"
     cluster.create_topic(topic, channels=["ch"])
     counts = [0, 0]
     finished = anyio.Event()
     async with create_task_group() as tasks, Producer(cluster.lookupd) as producer:
 
         def join(position: int) -> Consumer:
-            consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, max_in_flight=MAX_IN_FLIGHT, options=options)
+            consumer = Consumer(
+                topic, "ch", lookupd=cluster.lookupd, max_in_flight=MAX_IN_FLIGHT, initial_ready=initial_ready
+            )
 
             @consumer.handler
             async def handle(_: Message) -> None:
@@ -169,13 +171,7 @@ async def empty(cluster: Cluster, initial_ready: int, number: int) -> tuple[floa
     async with Producer(cluster.lookupd) as producer:
         for _ in range(EMPTIED // 1000):
             await producer.publish_many(topic, [BODY] * 1000, partition=0)
-    consumer = Consumer(
-        topic,
-        "ch",
-        lookupd=cluster.lookupd,
-        max_in_flight=MAX_IN_FLIGHT,
-        options=ConsumerOptions(initial_ready=initial_ready),
-    )
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, max_in_flight=MAX_IN_FLIGHT, initial_ready=initial_ready)
     count = 0
     began = (time.monotonic(), time.process_time())
     spent = (0.0, 0.0)

@@ -145,9 +145,10 @@ class Bench:
 
 
 async def _consume(lookupd: str, topic: str, rows: int) -> None:
-    options = nsqext.ConsumerOptions(start=nsqext.Position.earliest())
     channel = f"bench_{next(_number)}#ephemeral"
-    consumer = nsqext.Consumer(topic, channel, lookupd=lookupd, max_in_flight=_IN_FLIGHT, options=options)
+    consumer = nsqext.Consumer(
+        topic, channel, lookupd=lookupd, max_in_flight=_IN_FLIGHT, start=nsqext.Position.earliest()
+    )
     taken = 0
 
     @consumer.handler

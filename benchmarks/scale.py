@@ -25,7 +25,7 @@ import httpx
 from attrs import define, field
 
 from benchmarks.report import table, write_section
-from nsqext import Consumer, Lookup, LookupOptions, NsqError, Producer, ProducerOptions
+from nsqext import Consumer, Lookup, NsqError, Producer
 from nsqext.lookup.metadata import MetadataCache
 from nsqext.protocol.frames import HEARTBEAT, encode_frame
 from nsqext.testing.simulation.loop import SimulatedLoop
@@ -173,11 +173,11 @@ class ClientProcess:
     def __init__(self, number: int, world: World, topics: list[str], nodes: list[str], loop: SimulatedLoop) -> None:
         self.name = f"client{number}"
         self._topics = topics
-        self._lookup = Lookup(nodes, options=LookupOptions())
+        self._lookup = Lookup(nodes)
         self._lookup._metadata = MetadataCache(
             nodes, options=self._lookup.options, transport=LookupTransport(world, nodes, loop)
         )
-        self.producer = Producer(self._lookup, options=ProducerOptions(timeout=30.0))
+        self.producer = Producer(self._lookup, timeout=30.0)
         self.consumers: list[Consumer] = []
 
     async def start(self) -> None:

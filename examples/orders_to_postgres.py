@@ -10,18 +10,17 @@ import argparse
 import anyio
 import psycopg
 
-from nsqext import Consumer, ConsumerOptions, DeliveryOptions
+from nsqext import Consumer
 
 INSERT = "INSERT INTO orders (id, body) VALUES (%s, %s) ON CONFLICT (id) DO NOTHING"
-# a message whose connection was lost is delivered again, and is in the table then
-OPTIONS = ConsumerOptions(delivery=DeliveryOptions(on_lost="ignore"))
 
 
 async def store(lookupd: str, database: str) -> None:
     """Insert each batch in one transaction, and acknowledge it when it is committed."""
     async with (
         await psycopg.AsyncConnection.connect(database, autocommit=True) as connection,
-        Consumer("orders", "archive", lookupd=lookupd, max_in_flight=1000, options=OPTIONS) as consumer,
+        # a message whose connection was lost is delivered again, and is in the table then
+        Consumer("orders", "archive", lookupd=lookupd, max_in_flight=1000, on_lost="ignore") as consumer,
     ):
         async for batch in consumer.batches(max_count=500, max_wait=0.2):
             async with connection.transaction(), connection.cursor() as cursor:

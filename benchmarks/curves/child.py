@@ -98,8 +98,7 @@ async def publish_compressed(address: str, codec: str, size: int, amount: int) -
     """Publish compressible bodies; µs of CPU per message."""
     half = size // _HALF_RANDOM
     body = os.urandom(half) + b"x" * (size - half)
-    options = nsqext.ProducerOptions(compression=codec, compression_min=1)  # type: ignore[arg-type]
-    async with nsqext.Producer(address.removeprefix("http://"), options=options) as producer:
+    async with nsqext.Producer(address.removeprefix("http://"), compression=codec, compression_min=1) as producer:
         await producer.publish("ext", body)
         began = time.process_time()
         for _ in range(amount):
@@ -109,8 +108,7 @@ async def publish_compressed(address: str, codec: str, size: int, amount: int) -
 
 async def idle_producer(address: str, topics: int, seconds: float, interval: float) -> str:
     """Only poll topics; milliseconds of CPU."""
-    options = nsqext.LookupOptions(poll_interval=interval, max_poll_interval=interval)
-    lookup = nsqext.Lookup(address, options=options)
+    lookup = nsqext.Lookup(address, lookup_poll_interval=interval, lookup_max_poll_interval=interval)
     async with nsqext.Producer(lookup):
         lookups = [lookup.metadata.watch(f"t{number}", "r", lambda _: None) for number in range(topics)]
         for number in range(topics):
@@ -125,8 +123,7 @@ async def idle_producer(address: str, topics: int, seconds: float, interval: flo
 
 async def first_lookup(address: str, nodes: int) -> float:
     """Look up a topic with a long list of lookup nodes; milliseconds of CPU."""
-    options = nsqext.LookupOptions(max_lookup_nodes=nodes)
-    lookup = nsqext.Lookup(address, options=options)
+    lookup = nsqext.Lookup(address, lookup_max_lookup_nodes=nodes)
     began = time.process_time()
     async with nsqext.Producer(lookup):
         await lookup.metadata.resolve("t", "w")

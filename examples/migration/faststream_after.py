@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import BaseModel
 
-from nsqext import App, ConsumerOptions, FailureOptions, Reject, Requeue, Router
+from nsqext import App, Reject, Requeue, Router
 from nsqext.app import Depends, Header
 from nsqext.middleware import CallNext, Handling, Middleware
 
@@ -100,9 +100,8 @@ async def refund(refund: Refund, entries: Annotated[Ledger, Depends(ledger)]) ->
     entries.add(refund.order, "refund", -refund.cents)
 
 
-failure = FailureOptions(max_attempts=10, dead_letter="billing-dead")
 lookupd = os.environ.get("NSQEXT_LOOKUPD", "127.0.0.1:4161")
-app = App(lookupd, middleware=[Timing()], consumer_options=ConsumerOptions(failure=failure))
+app = App(lookupd, middleware=[Timing()], max_attempts=10, dead_letter="billing-dead")
 app.include_router(router)
 
 

@@ -7,13 +7,10 @@ from collections.abc import AsyncIterator
 
 from examples.shop.ledger import Ledger
 from examples.shop.models import Invoice, Order
-from nsqext import App, BackoffOptions, ConsumerOptions, FailureOptions, MessageBatch, Reject, Router
+from nsqext import App, MessageBatch, Reject, Router
 from nsqext.app import Key, decode_body
 from nsqext.middleware import HandlerTimeout
 from nsqext.observability.otel import OpenTelemetry, TelemetryOptions
-
-FAILURE = FailureOptions(max_attempts=20, requeue_delay=0.2, dead_letter="shop-dead")
-OPTIONS = ConsumerOptions(failure=FAILURE, backoff=BackoffOptions(mode="off"), close_timeout=5.0)
 
 router = Router()
 _ledgers: list[Ledger] = []
@@ -35,7 +32,7 @@ async def storage(app: App) -> AsyncIterator[None]:
 
 
 @router.publisher("invoices")
-@router.handler("orders", "billing", concurrency=8, options=OPTIONS)
+@router.handler("orders", "billing", concurrency=8)
 async def bill(order: Order, key: Key) -> Invoice:
     """Return the invoice of an order, which is published before the order is finished."""
     if order.cents <= 0:
@@ -43,7 +40,7 @@ async def bill(order: Order, key: Key) -> Invoice:
     return Invoice(order.number, key or order.customer, order.cents)
 
 
-@router.batch_handler("invoices", "ledger", max_count=100, max_wait=0.1, options=OPTIONS)
+@router.batch_handler("invoices", "ledger", max_count=100, max_wait=0.1)
 async def write(batch: MessageBatch) -> None:
     """Write invoices; their messages are finished after the commit."""
     await ledger().add(decode_body(message.body, Invoice) for message in batch)
@@ -52,6 +49,13 @@ async def write(batch: MessageBatch) -> None:
 def make_app() -> App:
     """Return the app; addresses, TLS and secrets are in the environment (``NSQEXT_LOOKUPD``, …)."""
     telemetry = OpenTelemetry(options=TelemetryOptions(propagate="always"))  # all topics support headers
-    app = App.from_url(middleware=[telemetry, HandlerTimeout(20)])
+    app = App(
+        middleware=[telemetry, HandlerTimeout(20)],
+        max_attempts=20,
+        requeue_delay=0.2,
+        dead_letter="shop-dead",
+        backoff="off",
+        close_timeout=5.0,
+    )
     app.include_router(router)
     return app

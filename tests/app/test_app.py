@@ -12,16 +12,7 @@ import httpx
 import pytest
 from anyio.lowlevel import checkpoint
 
-from nsqext import (
-    App,
-    ConnectionOptions,
-    ConsumerOptions,
-    FailureOptions,
-    LookupOptions,
-    Message,
-    MessageBatch,
-    ProducerOptions,
-)
+from nsqext import App, Message, MessageBatch
 from nsqext.app import Health
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidPartition, InvalidSetting, InvalidState, LookupFailed
@@ -84,7 +75,7 @@ async def test_handlers_lifespans_and_producer(cluster: Cluster, topics: tuple[s
 async def test_a_consumer_that_cannot_continue_ends_the_app(cluster: Cluster, topics: tuple[str, str]) -> None:
     app = App(cluster.lookupd)
 
-    @app.handler(topics[0], "ch", options=ConsumerOptions(partitions=(7,)))
+    @app.handler(topics[0], "ch", partitions=(7,))
     @app.handler(topics[1], "ch")
     async def handle(message: Message) -> None:
         """Never called."""
@@ -94,10 +85,9 @@ async def test_a_consumer_that_cannot_continue_ends_the_app(cluster: Cluster, to
 
 
 async def test_a_missing_lookup_service_is_one_error() -> None:
-    app = App("127.0.0.1:1", consumer_options=ConsumerOptions(lookup=LookupOptions(request_timeout=0.2)))
-    options = ConsumerOptions(lookup_timeout=0.0)
-    app.handler("orders", "ch", options=options)(nothing)
-    app.handler("bills", "ch", options=options)(nothing)
+    app = App("127.0.0.1:1", lookup_request_timeout=0.2)
+    app.handler("orders", "ch", lookup_timeout=0.0)(nothing)
+    app.handler("bills", "ch", lookup_timeout=0.0)(nothing)
     with anyio.fail_after(25), pytest.raises(LookupFailed):
         await app.serve()
 
@@ -140,7 +130,7 @@ async def test_mistakes(cluster: Cluster) -> None:
 
 
 async def test_a_running_app_cannot_be_changed(cluster: Cluster, topics: tuple[str, str]) -> None:
-    app = App.from_url(f"nsq://{cluster.lookupd[0]}", timeout=5.0)
+    app = App(f"nsq://{cluster.lookupd[0]}", timeout=5.0)
     assert app.producer.options.timeout == 5
     app.handler(topics[0], "ch")(nothing)
 
@@ -295,7 +285,7 @@ async def test_start_and_aclose_in_different_tasks_and_again(cluster: Cluster, t
 
 async def test_aclose_raises_the_error_that_ended_the_app(cluster: Cluster, topics: tuple[str, str]) -> None:
     app = App(cluster.lookupd)
-    app.handler(topics[0], "ch", options=ConsumerOptions(partitions=(7,)))(nothing)
+    app.handler(topics[0], "ch", partitions=(7,))(nothing)
     with anyio.fail_after(25), pytest.raises(InvalidPartition):
         await app.start()
     assert not app.health().live
@@ -337,34 +327,23 @@ async def test_serve_leaves_signals_to_the_program(cluster: Cluster, topics: tup
 
 
 async def test_the_settings_of_an_app_reach_producer_and_consumers() -> None:
-    url = "nsq://127.0.0.1:1?connection_auth_secret=hush&connection_tls=true&failure_requeue_delay=3&max_in_flight=7"
-    app = App.from_url(url, lookup_request_timeout=2.0)
-    own = ConsumerOptions(close_timeout=1.0, failure=FailureOptions(jitter=0.0))
-    app.handler("orders", "ch", options=own, concurrency=2)(nothing)
+    url = "nsq://127.0.0.1:1?auth_secret=hush&tls=true&requeue_delay=3&max_in_flight=7"
+    app = App(url, lookup_request_timeout=2.0)
+    app.handler("orders", "ch", close_timeout=1.0, requeue_jitter=0.0, concurrency=2)(nothing)
     consumer = app.consumers[0]
-    for options in (app.producer.options, consumer.options):
-        assert (options.connection.auth_secret, options.connection.tls) == ("hush", True)
-        assert options.lookup.request_timeout == 2
-    assert (consumer.options.close_timeout, consumer.max_in_flight) == (1, 7)
-    assert consumer.options.failure == FailureOptions(requeue_delay=3.0, jitter=0.0)
+    for settings in (app.producer.settings, consumer.settings):
+        assert (settings["auth_secret"], settings["tls"], settings["lookup_request_timeout"]) == ("hush", True, 2)
+    assert (consumer.settings["close_timeout"], consumer.max_in_flight) == (1, 7)
+    assert (consumer.settings["requeue_delay"], consumer.settings["requeue_jitter"]) == (3, 0)
 
 
 async def test_options_that_would_be_ignored_are_refused() -> None:
-    tls = ConnectionOptions(tls=True)
-    app = App("127.0.0.1:1", producer_options=ProducerOptions(connection=tls))
-    assert app.producer.options.connection == tls
-    app.handler("orders", "ch", options=ConsumerOptions(connection=tls))(nothing)
-    with pytest.raises(InvalidSetting, match="connection options of its own"):
-        options = ConsumerOptions(connection=ConnectionOptions(deflate_level=3))
-        app.handler("orders", "other", options=options)(nothing)
-    with pytest.raises(InvalidSetting, match=r"producer_options.connection and consumer_options.connection differ"):
-        App(
-            "127.0.0.1:1",
-            producer_options=ProducerOptions(connection=tls),
-            consumer_options=ConsumerOptions(connection=ConnectionOptions(deflate_level=3)),
-        )
+    app = App("127.0.0.1:1", tls=True)
+    assert app.producer.settings["tls"] is True
+    with pytest.raises(InvalidSetting, match="deflate_level"):
+        app.handler("orders", "other", deflate_level=3)(nothing)  # type: ignore[call-arg]
     with pytest.raises(InvalidSetting, match="did you mean max_in_flight"):
-        App.from_url("nsq://h", max_inflight=3)
+        App("nsq://h", max_inflight=3)
 
 
 async def test_health(cluster: Cluster, topics: tuple[str, str]) -> None:
@@ -377,7 +356,7 @@ async def test_health(cluster: Cluster, topics: tuple[str, str]) -> None:
             app.consumers[0].stop()
             while app.health().ready:  # noqa: ASYNC110 - it has no event for this
                 await anyio.sleep(0.01)
-    lost = App("127.0.0.1:1", consumer_options=ConsumerOptions(start_timeout=0.1))
+    lost = App("127.0.0.1:1", start_timeout=0.1)
     lost.handler("orders", "ch")(nothing)
     with anyio.fail_after(25):
         async with lost:

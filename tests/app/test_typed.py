@@ -15,19 +15,7 @@ import pydantic
 import pytest
 from attrs import frozen
 
-from nsqext import (
-    App,
-    BackoffOptions,
-    Consumer,
-    ConsumerOptions,
-    FailureOptions,
-    Message,
-    OutgoingMessage,
-    Producer,
-    Reject,
-    Requeue,
-    Router,
-)
+from nsqext import App, Consumer, ConsumerSettings, Message, OutgoingMessage, Producer, Reject, Requeue, Router
 from nsqext.app import Depends, Header, Headers, Key, Tag
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
@@ -35,10 +23,13 @@ from nsqext.middleware import CallNext, Handling, Middleware
 
 pytestmark = pytest.mark.anyio
 
-DEAD = ConsumerOptions(
-    backoff=BackoffOptions(mode="off"),
-    failure=FailureOptions(dead_letter="dead", max_attempts=5, requeue_delay=0.01, jitter=0.0),
-)
+DEAD: ConsumerSettings = {
+    "backoff": "off",
+    "dead_letter": "dead",
+    "max_attempts": 5,
+    "requeue_delay": 0.01,
+    "requeue_jitter": 0.0,
+}
 
 
 class Size(enum.Enum):
@@ -131,7 +122,7 @@ async def test_bodies_are_decoded_by_annotation(kind: type, body: bytes, value: 
     ],
 )
 async def test_a_body_that_does_not_decode_is_rejected(kind: type, body: bytes, reason: str) -> None:
-    app = App("127.0.0.1:1", consumer_options=DEAD)
+    app = App("127.0.0.1:1", **DEAD)
     patient = App("127.0.0.1:1")
 
     async def handle(body: object) -> None:
@@ -248,7 +239,7 @@ async def test_handlers_that_cannot_be_called() -> None:
 
 async def test_results_are_published_before_the_message_is_finished(cluster: Cluster, topics: tuple[str, str]) -> None:
     first, second = topics
-    app = App(cluster.lookupd, consumer_options=DEAD)
+    app = App(cluster.lookupd, **DEAD)
     done = anyio.Event()
     received: list[tuple[int, str | None]] = []
 
@@ -274,7 +265,7 @@ async def test_results_are_published_before_the_message_is_finished(cluster: Clu
 
 
 async def test_a_bad_body_becomes_a_dead_letter_once(cluster: Cluster, topics: tuple[str, str]) -> None:
-    consumer = Consumer(topics[0], "ch", lookupd=cluster.lookupd, options=DEAD)
+    consumer = Consumer(topics[0], "ch", lookupd=cluster.lookupd, **DEAD)
     handled: list[Order] = []
 
     @consumer.handler

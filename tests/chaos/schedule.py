@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 from anyio import to_thread
 
-from nsqext import BackoffOptions, Consumer, ConsumerOptions, FailureOptions, Message, Producer, ProducerOptions
+from nsqext import Consumer, Message, Producer
 from nsqext.broker import Cluster
 from nsqext.errors import NsqError
 from tests.chaos.ledger import Entry, Ledger, Outcome
@@ -52,15 +52,15 @@ def make_topics(cluster: Cluster, replicas: int) -> None:
 
 def make_consumers(cluster: Cluster, ledger: Ledger, rng: random.Random) -> list[Consumer]:
     """Return consumers of every kind, whose handler sometimes sleeps or fails."""
-    options = ConsumerOptions(
-        failure=FailureOptions(requeue_delay=0.02),
-        backoff=BackoffOptions(mode="off"),
-        close_timeout=2.0,
-        max_reconnect_wait=0.5,
-    )
+    options: dict[str, Any] = {
+        "requeue_delay": 0.02,
+        "backoff": "off",
+        "close_timeout": 2.0,
+        "max_reconnect_wait": 0.5,
+    }
 
     def make_consumer(topic: str, **settings: Any) -> Consumer:
-        consumer = Consumer(topic, CHANNEL, lookupd=cluster.lookupd, options=options, **settings)
+        consumer = Consumer(topic, CHANNEL, lookupd=cluster.lookupd, **options, **settings)
 
         @consumer.handler
         async def handle(message: Message) -> None:
@@ -135,10 +135,9 @@ async def consuming(consumers: list[Consumer]) -> AsyncIterator[None]:
 async def traffic(plan: Plan, world: World, ledger: Ledger) -> None:
     """Publish and consume during the steps of the plan; then end the faults and drain."""
     rng = random.Random(plan.seed)
-    options = ProducerOptions(on_unknown=plan.on_unknown)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(consuming(make_consumers(world.cluster, ledger, rng)))
-        producer = await stack.enter_async_context(Producer(world.cluster.lookupd, options=options))
+        producer = await stack.enter_async_context(Producer(world.cluster.lookupd, on_unknown=plan.on_unknown))
         async with anyio.create_task_group() as tasks:
             for topic in TOPICS:
                 for name in ("a", "b"):

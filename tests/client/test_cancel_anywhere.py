@@ -13,17 +13,17 @@ from anyio.lowlevel import checkpoint
 from nsqext import (
     Consumer,
     Lookup,
-    LookupOptions,
+    LookupSettings,
     NsqError,
     OutgoingMessage,
     Position,
     Producer,
-    ProducerOptions,
+    ProducerSettings,
     Receipt,
 )
 from nsqext.errors import InvalidState
 from tests.support.cancellation import Step, sweep
-from tests.support.consumers import eventually, opened, quick, take
+from tests.support.consumers import eventually, opened, quick_sharing, take
 from tests.support.consumers import publish as publish_over_http
 from tests.support.fake_nsqd import error, message, obey, ok, scripted_lookup, scripted_node, until
 
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
-_OPTIONS = ProducerOptions(timeout=5, retry_wait=0.001, close_timeout=2, lookup=LookupOptions(max_pause=0.05))
+_LOOKUP: LookupSettings = {"lookup_max_pause": 0.05}
+_SETTINGS: ProducerSettings = {"timeout": 5, "retry_wait": 0.001, "close_timeout": 2, **_LOOKUP}
 
 
 class Broker:
@@ -128,11 +129,11 @@ class Published:
 async def test_closing_a_producer() -> None:
     async def once(step: Step) -> None:
         broker.forget()
-        lookup = Lookup(broker.lookup, options=_OPTIONS.lookup)
+        lookup = Lookup(broker.lookup, **_LOOKUP)
         published = Published()
         async with create_task_group() as tasks:
             with step.scope:
-                producer = await Producer(lookup, options=_OPTIONS).__aenter__()
+                producer = await Producer(lookup, **_SETTINGS).__aenter__()
                 batcher = await producer.batcher("t", linger=10).__aenter__()
                 for number in range(4):
                     tasks.start_soon(published.one, producer, b"%d" % number, "k" if number % 2 else None)
@@ -158,8 +159,8 @@ async def test_closing_a_producer() -> None:
 async def test_opening_publishing_and_closing() -> None:
     async def once(step: Step) -> None:
         broker.forget()
-        lookup = Lookup(broker.lookup, options=_OPTIONS.lookup)
-        producer = Producer(lookup, options=_OPTIONS)
+        lookup = Lookup(broker.lookup, **_LOOKUP)
+        producer = Producer(lookup, **_SETTINGS)
         receipts: list[Receipt] = []
 
         async def use() -> None:
@@ -204,7 +205,7 @@ async def test_publishing_that_is_tried_again(kind: str) -> None:
     async def once(step: Step) -> None:
         broker.forget()
         reluctant.seen.clear()
-        async with Producer(broker.lookup, options=_OPTIONS) as producer:
+        async with Producer(broker.lookup, **_SETTINGS) as producer:
             if step.number % 2:
                 await publish(producer, b"before")  # connects
             await step.run(publish(producer, b"perhaps"))
@@ -241,7 +242,7 @@ async def test_a_batcher(kind: str) -> None:
 
     async def once(step: Step) -> None:
         broker.forget()
-        async with Producer(broker.lookup, options=_OPTIONS) as producer:
+        async with Producer(broker.lookup, **_SETTINGS) as producer:
             batcher = await producer.batcher("t", linger=0.001, max_count=2, max_pending=4).__aenter__()
             taken = [b"1", b"2", b"3"]
             for body in taken:
@@ -270,10 +271,8 @@ def _deliver(command: Command) -> bytes | None:
 async def test_closing_a_consumer() -> None:
     async def once(step: Step) -> None:
         broker.forget()
-        lookup = Lookup(broker.lookup, options=_OPTIONS.lookup)
-        consumer = Consumer(
-            "t", "ch", lookupd=lookup, max_in_flight=6, options=quick(partitions=(0,), lookup=lookup.options)
-        )
+        lookup = Lookup(broker.lookup, **_LOOKUP)
+        consumer = Consumer("t", "ch", lookupd=lookup, max_in_flight=6, **quick_sharing(partitions=(0,)))
         finished = 0
         with step.scope:
             await consumer.__aenter__()
@@ -298,9 +297,9 @@ async def test_closing_a_consumer() -> None:
 async def test_running_a_consumer() -> None:
     async def once(step: Step) -> None:
         broker.forget()
-        lookup = Lookup(broker.lookup, options=_OPTIONS.lookup)
-        options = quick(partitions=(0,), lookup=lookup.options, close_timeout=0.5)
-        consumer = Consumer("t", "ch", lookupd=lookup, max_in_flight=6, options=options, concurrency=2)
+        lookup = Lookup(broker.lookup, **_LOOKUP)
+        options = quick_sharing(partitions=(0,), close_timeout=0.5)
+        consumer = Consumer("t", "ch", lookupd=lookup, max_in_flight=6, concurrency=2, **options)
         handled: list[int] = []
 
         @consumer.handler
@@ -363,7 +362,7 @@ async def test_a_directory(kind: str) -> None:
 
 async def test_polling() -> None:
     async def once(step: Step) -> None:
-        directory = Lookup(broker.lookup, options=LookupOptions(poll_interval=0.01)).metadata
+        directory = Lookup(broker.lookup, lookup_poll_interval=0.01).metadata
         directory.acquire()
         polls = 0
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_sigterm_drains(cluster: Cluster, topic: str) -> None:
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK)
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK)
     started, go_on = anyio.Event(), anyio.Event()
 
     @consumer.handler
@@ -42,7 +42,7 @@ async def test_sigterm_drains(cluster: Cluster, topic: str) -> None:
 
 
 async def test_signals_are_received_until_the_last_consumer_has_ended(cluster: Cluster, topic: str) -> None:
-    first, second = (Consumer(topic, channel, lookupd=cluster.lookupd, options=QUICK) for channel in ("ch", "other"))
+    first, second = (Consumer(topic, channel, lookupd=cluster.lookupd, **QUICK) for channel in ("ch", "other"))
     before = signal.getsignal(signal.SIGTERM)
 
     async def handle(message: Message) -> None:

@@ -89,7 +89,7 @@ async def test_a_consumer_writes_while_its_topic_is_traced(caplog: pytest.LogCap
     async with scripted_lookup() as lookup, scripted_node() as node:
         lookup.set_leaders({0: node}, num=1)
         options = quick(start_timeout=0.0, queue_position=True)
-        async with Consumer("t", "ch", lookupd=str(lookup), options=options) as consumer:
+        async with Consumer("t", "ch", lookupd=str(lookup), **options) as consumer:
             peer = await node.accept()
             await peer.expect("SUB_ADVANCED")
             await peer.answer()

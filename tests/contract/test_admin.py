@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 import nsqext
-from nsqext import Admin, Consumer, ConsumerOptions, LookupOptions, MessageBatch, Position, Producer, sync
+from nsqext import Admin, Consumer, ConsumerSettings, MessageBatch, Position, Producer, sync
 from nsqext.errors import InvalidInput, OperationNotSupported, TopicNotFound
 from tests.support.cluster import REAL_ORIGINAL
 from tests.support.messages import DEADLINE, nothing_for
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-_POLLED = ConsumerOptions(lookup=LookupOptions(poll_interval=0.5))
+_POLLED: ConsumerSettings = {"lookup_poll_interval": 0.5}
 
 
 class Server(NamedTuple):
@@ -83,7 +83,7 @@ async def test_topics_channels_nodes_and_statistics(server: Server, channel: str
 async def test_a_paused_channel_delivers_again_when_it_is_unpaused(server: Server, channel: str) -> None:
     async with (
         nsqext.Admin(server.lookupd) as admin,
-        Consumer(server.topic, channel, lookupd=server.lookupd, options=_POLLED) as consumer,
+        Consumer(server.topic, channel, lookupd=server.lookupd, **_POLLED) as consumer,
     ):
         await admin.pause_channel(server.topic, channel)
         assert (await admin.stats(server.topic)).channels[channel].paused
@@ -138,7 +138,7 @@ async def test_operations_of_one_generation_are_refused_on_the_other(server: Ser
 async def test_batches_are_finished_requeued_and_counted(server: Server, channel: str) -> None:
     bodies = [b"%d" % number for number in range(30)]
     await publish(server, *bodies)
-    consumer = Consumer(server.topic, channel, lookupd=server.lookupd, options=_POLLED)
+    consumer = Consumer(server.topic, channel, lookupd=server.lookupd, **_POLLED)
     seen: list[bytes] = []
     attempts: dict[bytes, int] = {}
     with anyio.fail_after(DEADLINE):
@@ -162,7 +162,7 @@ async def test_batches_are_finished_requeued_and_counted(server: Server, channel
 
 
 async def test_a_batch_handler_and_the_statistics_of_its_producer(server: Server, channel: str) -> None:
-    consumer = Consumer(server.topic, channel, lookupd=server.lookupd, options=_POLLED)
+    consumer = Consumer(server.topic, channel, lookupd=server.lookupd, **_POLLED)
     seen = 0
 
     @consumer.batch_handler(max_count=50, max_wait=0.2)
@@ -187,7 +187,7 @@ async def test_a_batch_handler_and_the_statistics_of_its_producer(server: Server
 async def test_a_pattern_finds_the_topic(server: Server, channel: str) -> None:
     await publish(server, b"one")
     pattern = f"{server.topic[:-1]}?"
-    async with Consumer(pattern, channel, lookupd=server.lookupd, options=_POLLED) as consumer:
+    async with Consumer(pattern, channel, lookupd=server.lookupd, **_POLLED) as consumer:
         with anyio.fail_after(DEADLINE):
             message = await anext(consumer)
         await message.finish()

@@ -7,7 +7,7 @@ import time
 import anyio
 import pytest
 
-from nsqext import BackoffOptions, Consumer, ConsumerOptions, DeliveryOptions, FailureOptions, Message, Producer
+from nsqext import Consumer, ConsumerSettings, Message, Producer
 from nsqext.errors import InvalidState, MessageNotInFlight
 from tests.support.cluster import PARTITIONS, ClusterUnderTest
 from tests.support.machine_pauses import unless_paused
@@ -16,7 +16,7 @@ from tests.support.tcp_relay import relaying
 
 pytestmark = pytest.mark.anyio
 
-QUICK = ConsumerOptions(failure=FailureOptions(requeue_delay=0.1), backoff=BackoffOptions(mode="off"))
+QUICK: ConsumerSettings = {"requeue_delay": 0.1, "backoff": "off"}
 
 
 async def test_a_plain_message(cluster_under_test: ClusterUnderTest, channel: str) -> None:
@@ -63,8 +63,7 @@ async def test_a_message_is_stored_where_its_receipt_says(
 ) -> None:
     name: str = getattr(cluster_under_test, topic)
     lookupd = cluster_under_test.lookupd
-    options = ConsumerOptions(queue_position=True)
-    async with Consumer(name, channel, lookupd=lookupd, options=options) as consumer, Producer(lookupd) as producer:
+    async with Consumer(name, channel, lookupd=lookupd, queue_position=True) as consumer, Producer(lookupd) as producer:
         receipts = [await producer.publish(name, b"hi", partition=1, trace_id=number) for number in range(3)]
         messages = await finish_all(consumer, 3)
     assert [(message.partition, message.internal_id, message.offset, message.size) for message in messages] == [
@@ -132,11 +131,11 @@ async def test_a_message_that_is_not_answered_in_time_is_redelivered(
     cluster_under_test: ClusterUnderTest, channel: str
 ) -> None:
     topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
-    options = ConsumerOptions(msg_timeout=1.0, delivery=DeliveryOptions(auto_touch=False))
+    options: ConsumerSettings = {"msg_timeout": 1.0, "auto_touch": False}
 
     async def attempt(number: int) -> None:
         name = f"{channel}_{number}"
-        async with Consumer(topic, name, lookupd=lookupd, options=options) as consumer, Producer(lookupd) as producer:
+        async with Consumer(topic, name, lookupd=lookupd, **options) as consumer, Producer(lookupd) as producer:
             await producer.publish(topic, b"hi")
             first = (await take(consumer, 1))[0]
             assert not first.expired
@@ -148,11 +147,11 @@ async def test_a_message_that_is_not_answered_in_time_is_redelivered(
 
 async def test_a_touched_message_stays_in_flight(cluster_under_test: ClusterUnderTest, channel: str) -> None:
     topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
-    options = ConsumerOptions(msg_timeout=1.0, delivery=DeliveryOptions(auto_touch=False))
+    options: ConsumerSettings = {"msg_timeout": 1.0, "auto_touch": False}
 
     async def attempt(number: int) -> None:
         name = f"{channel}_{number}"
-        async with Consumer(topic, name, lookupd=lookupd, options=options) as consumer, Producer(lookupd) as producer:
+        async with Consumer(topic, name, lookupd=lookupd, **options) as consumer, Producer(lookupd) as producer:
             await producer.publish(topic, b"hi")
             message = (await take(consumer, 1))[0]
             for _ in range(3):
@@ -173,8 +172,7 @@ async def test_a_message_with_a_slow_handler_is_touched(cluster_under_test: Clus
 
 
 async def _handled_for_long(cluster: ClusterUnderTest, channel: str) -> None:
-    options = ConsumerOptions(msg_timeout=1.0)
-    consumer = Consumer(cluster.plain, channel, lookupd=cluster.lookupd, options=options, concurrency=2)
+    consumer = Consumer(cluster.plain, channel, lookupd=cluster.lookupd, msg_timeout=1.0, concurrency=2)
     attempts: list[int] = []
 
     @consumer.handler
@@ -299,7 +297,7 @@ async def test_a_message_whose_handler_raises_is_redelivered(
 ) -> None:
     topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
     handled: list[tuple[bytes, int]] = []
-    consumer = Consumer(topic, channel, lookupd=lookupd, options=QUICK)
+    consumer = Consumer(topic, channel, lookupd=lookupd, **QUICK)
 
     @consumer.handler
     async def handle(message: Message) -> None:

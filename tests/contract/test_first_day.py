@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from nsqext import Consumer, ConsumerOptions, Message, Producer, ProducerOptions
+from nsqext import Consumer, ConsumerSettings, Message, Producer
 from tests.support.consumers import eventually
 from tests.support.machine_pauses import unless_paused
 from tests.support.messages import DEADLINE, finish_all, share_of_a_late_consumer
@@ -41,10 +41,10 @@ async def topic(original: Original) -> str:
 
 async def test_a_late_consumer_gets_its_share(cluster_under_test: ClusterUnderTest, channel: str) -> None:
     topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
-    options = ConsumerOptions(partitions=(0,))
+    options: ConsumerSettings = {"partitions": (0,)}
     async with Producer(lookupd) as producer:
         share = await share_of_a_late_consumer(
-            lambda: Consumer(topic, channel, lookupd=lookupd, options=options),
+            lambda: Consumer(topic, channel, lookupd=lookupd, **options),
             partial(producer.publish_many, topic, partition=0),
         )
     assert share >= 45
@@ -77,7 +77,7 @@ async def _wait_for_lookup(
 ) -> None:
     """Start a consumer and publish before the lookup service starts."""
     address = str(closed)
-    consumer = Consumer(topic, channel, lookupd=address, options=ConsumerOptions(lookup_timeout=60.0))
+    consumer = Consumer(topic, channel, lookupd=address, lookup_timeout=60.0)
     handled = anyio.Event()
 
     @consumer.handler
@@ -87,7 +87,7 @@ async def _wait_for_lookup(
 
     with anyio.fail_after(3 * DEADLINE):
         async with (
-            Producer(address, options=ProducerOptions(startup_timeout=60.0)) as producer,
+            Producer(address, lookup_timeout=60.0) as producer,
             anyio.create_task_group() as tasks,
         ):
             tasks.start_soon(consumer.run)
@@ -110,8 +110,10 @@ async def test_the_original_sends_the_first_message_after_an_idle_time_at_once(o
 
     async def attempt(number: int) -> None:
         topic, node = f"contract_{token_hex(4)}", original.nodes[0]
-        options = ConsumerOptions(output_buffer_timeout=1.0, initial_ready=10)
-        async with Consumer(topic, "ch", nsqd=node, options=options) as consumer, Producer(nsqd=node) as producer:
+        async with (
+            Consumer(topic, "ch", nsqd=node, output_buffer_timeout=1.0, initial_ready=10) as consumer,
+            Producer(nsqd=node) as producer,
+        ):
             assert await _delay(consumer, partial(producer.publish, topic, b"x"), idle=1.2) < 0.5
 
     await unless_paused(attempt, 0.2)
@@ -124,8 +126,9 @@ async def test_the_redesigned_server_waits_the_output_buffer_timeout(
 
     async def attempt(number: int) -> None:
         topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
-        options = ConsumerOptions(output_buffer_timeout=0.5, initial_ready=10, partitions=(0,))
-        consumer = Consumer(topic, f"{channel}_{number}", lookupd=lookupd, options=options)
+        consumer = Consumer(
+            topic, f"{channel}_{number}", lookupd=lookupd, output_buffer_timeout=0.5, initial_ready=10, partitions=(0,)
+        )
         async with consumer, Producer(lookupd) as producer:
             publish = partial(producer.publish, topic, b"x", partition=0)
             delays = [await _delay(consumer, publish, idle=0.6) for _ in range(3)]

@@ -12,7 +12,7 @@ import pytest
 from anyio.to_thread import run_sync
 from attrs import define, field
 
-from nsqext import Consumer, Message, NsqError, Producer, ProducerOptions
+from nsqext import Consumer, Message, NsqError, Producer
 from tests.support.cluster import REAL, Killable
 from tests.support.machine_pauses import PauseWatch
 
@@ -97,7 +97,7 @@ async def _kill_in_between(killable: Killable, records: Records) -> None:
         records.consumed.setdefault(message.body, time.monotonic())
 
     async with (
-        Producer(lookupd, options=ProducerOptions(timeout=60.0)) as producer,
+        Producer(lookupd, timeout=60.0) as producer,
         consumer,
         anyio.create_task_group() as tasks,
     ):

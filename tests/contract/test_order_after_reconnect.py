@@ -8,7 +8,7 @@ import pytest
 
 from nsqext import Consumer, OutgoingMessage, Producer
 from tests.support.cluster import PARTITIONS, ClusterUnderTest
-from tests.support.lost_connections import LossyConsumers, backward_steps, lossy_options, numbered, relayed_connections
+from tests.support.lost_connections import LossyConsumers, backward_steps, lossy, numbered, relayed_connections
 from tests.support.messages import subscribed
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ async def handled(
     """Consume all messages while connections are cut."""
     async with subscribed(make()):
         pass  # creates the channel
-    lossy = LossyConsumers([make()], 5)
+    faulty = LossyConsumers([make()], 5)
     async with Producer(cluster.lookupd) as producer, relayed_connections(monkeypatch) as relays:
-        await lossy.run(relays, producer, topic, messages)
-    return lossy
+        await faulty.run(relays, producer, topic, messages)
+    return faulty
 
 
 async def test_lanes_never_repeat_an_earlier_message(
@@ -46,11 +46,11 @@ async def test_lanes_never_repeat_an_earlier_message(
             key="of",
             concurrency=4,
             max_in_flight=20,
-            options=lossy_options(),
+            **lossy(),
         )
 
-    lossy = await handled(cluster_under_test, topic, make, numbered(PARTITIONS, 6, 150, 5), monkeypatch)
-    assert backward_steps(lossy.begun) == []
+    faulty = await handled(cluster_under_test, topic, make, numbered(PARTITIONS, 6, 150, 5), monkeypatch)
+    assert backward_steps(faulty.begun) == []
 
 
 async def test_an_ordered_partition_never_repeats_an_earlier_message(
@@ -59,12 +59,12 @@ async def test_an_ordered_partition_never_repeats_an_earlier_message(
     topic = cluster_under_test.ordered
 
     def make() -> Consumer:
-        return Consumer(topic, channel, lookupd=cluster_under_test.lookupd, concurrency=4, options=lossy_options())
+        return Consumer(topic, channel, lookupd=cluster_under_test.lookupd, concurrency=4, **lossy())
 
     messages = {
         partition: [OutgoingMessage(message.body) for message in given]
         for partition, given in numbered(PARTITIONS, 1, 30, 5).items()
     }
-    lossy = await handled(cluster_under_test, topic, make, messages, monkeypatch)
-    assert backward_steps(lossy.begun) == []
-    assert backward_steps(lossy.done) == []
+    faulty = await handled(cluster_under_test, topic, make, messages, monkeypatch)
+    assert backward_steps(faulty.begun) == []
+    assert backward_steps(faulty.done) == []

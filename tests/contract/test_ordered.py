@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio
 import pytest
 
-from nsqext import BackoffOptions, Consumer, ConsumerOptions, FailureOptions, Message, Producer
+from nsqext import Consumer, Message, Producer
 from tests.support.cluster import PARTITIONS, ClusterUnderTest
 from tests.support.messages import DEADLINE, finish_all, nothing_for, subscribed, take
 
 pytestmark = pytest.mark.anyio
 
-QUICK = ConsumerOptions(failure=FailureOptions(requeue_delay=0.1), backoff=BackoffOptions(mode="off"))
+QUICK: dict[str, Any] = {"requeue_delay": 0.1, "backoff": "off"}
 
 
 async def test_messages_of_a_key_keep_their_order(cluster_under_test: ClusterUnderTest, channel: str) -> None:
@@ -66,7 +68,7 @@ async def test_a_requeued_message_is_delivered_before_all_others(
 async def test_a_handler_that_raises_blocks_its_partition(cluster_under_test: ClusterUnderTest, channel: str) -> None:
     topic, lookupd = cluster_under_test.ordered, cluster_under_test.lookupd
     tried: list[tuple[bytes, int]] = []
-    consumer = Consumer(topic, channel, lookupd=lookupd, options=QUICK, concurrency=4)
+    consumer = Consumer(topic, channel, lookupd=lookupd, concurrency=4, **QUICK)
 
     @consumer.handler
     async def handle(message: Message) -> None:

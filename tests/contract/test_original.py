@@ -10,17 +10,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from nsqext import (
-    Consumer,
-    ConsumerOptions,
-    DeliveryOptions,
-    LookupOptions,
-    Message,
-    NsqError,
-    OutgoingMessage,
-    Position,
-    Producer,
-)
+from nsqext import Consumer, ConsumerSettings, Message, NsqError, OutgoingMessage, Position, Producer
 from nsqext.errors import (
     ExtendNotSupported,
     InvalidBody,
@@ -30,7 +20,7 @@ from nsqext.errors import (
     MessageNotInFlight,
 )
 from tests.support.consumers import eventually
-from tests.support.lost_connections import LossyConsumers, backward_steps, lossy_options, numbered, relayed_connections
+from tests.support.lost_connections import LossyConsumers, backward_steps, lossy, numbered, relayed_connections
 from tests.support.machine_pauses import unless_paused
 from tests.support.messages import DEADLINE, finish_all, nothing_for, subscribed, take
 
@@ -39,7 +29,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-_POLLING = ConsumerOptions(lookup=LookupOptions(poll_interval=0.5))
+_POLLING: ConsumerSettings = {"lookup_poll_interval": 0.5}
 """Time for topics on several nodes: each node registers a new topic with lookup after a moment."""
 
 
@@ -77,14 +67,13 @@ async def test_lookup_leads_consumers_to_every_node_of_a_topic(original: Origina
     async with Producer(nsqd=original.nodes) as producer:
         for node in original.nodes:
             await producer.publish(topic, node.encode())
-    async with Consumer(topic, "ch", lookupd=original.lookupd, options=_POLLING) as consumer:
+    async with Consumer(topic, "ch", lookupd=original.lookupd, **_POLLING) as consumer:
         messages = await finish_all(consumer, len(original.nodes))
     assert sorted(message.body.decode() for message in messages) == sorted(original.nodes)
 
 
 async def test_a_consumer_started_before_the_topic_finds_it(original: Original, topic: str) -> None:
-    options = ConsumerOptions(lookup=LookupOptions(poll_interval=0.5), start_timeout=0.1)
-    async with Consumer(topic, "ch", lookupd=original.lookupd, options=options) as consumer:
+    async with Consumer(topic, "ch", lookupd=original.lookupd, lookup_poll_interval=0.5, start_timeout=0.1) as consumer:
         async with Producer(original.lookupd) as producer:
             await producer.publish(topic, b"hi")
         assert [message.body for message in await finish_all(consumer, 1)] == [b"hi"]
@@ -137,10 +126,10 @@ async def test_a_requeued_message_is_redelivered_and_a_finished_one_is_not(origi
 
 
 async def test_a_touched_message_stays_in_flight(original: Original, topic: str) -> None:
-    options = ConsumerOptions(msg_timeout=1.0, delivery=DeliveryOptions(auto_touch=False))
+    options: ConsumerSettings = {"msg_timeout": 1.0, "auto_touch": False}
 
     async def attempt(number: int) -> None:
-        async with Consumer(f"{topic}_{number}", "ch", nsqd=original.nodes, options=options) as consumer:
+        async with Consumer(f"{topic}_{number}", "ch", nsqd=original.nodes, **options) as consumer:
             async with Producer(original.lookupd) as producer:
                 await producer.publish(f"{topic}_{number}", b"hi")
             message = (await take(consumer, 1))[0]
@@ -193,7 +182,7 @@ async def test_messages_that_no_handler_began_with_are_redelivered_while_a_handl
     original: Original, topic: str
 ) -> None:
     begun, end = anyio.Event(), anyio.Event()
-    consumer = Consumer(topic, "ch", lookupd=original.lookupd, options=ConsumerOptions(initial_ready=8))
+    consumer = Consumer(topic, "ch", lookupd=original.lookupd, initial_ready=8)
 
     @consumer.handler
     async def handle(message: Message) -> None:
@@ -256,34 +245,34 @@ async def test_unsupported_features_are_refused_before_sending(original: Origina
         with pytest.raises(NsqError, match="header"):
             await producer.publish_many(topic, [OutgoingMessage(b"hi", headers={"a": "1"})])
         await producer.publish(topic, b"last")
-    async with Consumer(topic, "ch", lookupd=original.lookupd, options=_POLLING) as consumer:
+    async with Consumer(topic, "ch", lookupd=original.lookupd, **_POLLING) as consumer:
         assert sorted(messages_of(await finish_all(consumer, 2))) == [b"first", b"last"]
         assert await nothing_for(consumer, 0.1)
 
 
-@pytest.mark.parametrize("options", [ConsumerOptions(partitions=(0,)), ConsumerOptions(start=Position.earliest())])
+@pytest.mark.parametrize("settings", [{"partitions": (0,)}, {"start": Position.earliest()}])
 async def test_a_consumer_without_the_requested_ability_gets_an_error(
-    original: Original, topic: str, options: ConsumerOptions
+    original: Original, topic: str, settings: ConsumerSettings
 ) -> None:
     async with Producer(original.lookupd) as producer:
         await producer.publish(topic, b"hi")
     with anyio.fail_after(DEADLINE), pytest.raises(InvalidInput, match="the original NSQ has no"):
-        async with Consumer(topic, "ch", lookupd=original.lookupd, options=options) as consumer:
+        async with Consumer(topic, "ch", lookupd=original.lookupd, **settings) as consumer:
             await anext(consumer)
 
 
 @pytest.mark.parametrize(
-    "options",
+    "settings",
     [
-        ConsumerOptions(output_buffer_timeout=0),
-        ConsumerOptions(output_buffer_timeout=0.001, output_buffer_size=64),
-        ConsumerOptions(output_buffer_timeout=None, output_buffer_size=65536),
+        {"output_buffer_timeout": 0},
+        {"output_buffer_timeout": 0.001, "output_buffer_size": 64},
+        {"output_buffer_timeout": None, "output_buffer_size": 65536},
     ],
 )
 async def test_every_setting_of_the_output_buffer_is_applied(
-    original: Original, topic: str, options: ConsumerOptions
+    original: Original, topic: str, settings: ConsumerSettings
 ) -> None:
-    async with Consumer(topic, "ch", nsqd=original.nodes, options=options) as consumer:
+    async with Consumer(topic, "ch", nsqd=original.nodes, **settings) as consumer:
         async with Producer(original.lookupd) as producer:
             await producer.publish(topic, b"hi")
         assert messages_of(await finish_all(consumer, 1)) == [b"hi"]
@@ -305,12 +294,12 @@ async def test_lanes_keep_the_order_of_received_messages_when_connections_are_cu
         return message.body.partition(b":")[0]
 
     node = original.nodes[0]
-    options = lossy_options(key=key_of, msg_timeout=1.0)
-    consumer = Consumer(topic, "ch", nsqd=node, concurrency=4, max_in_flight=20, options=options)
-    lossy = LossyConsumers([consumer], 3, cuts=1)
+    options = lossy(key=key_of, msg_timeout=1.0)
+    consumer = Consumer(topic, "ch", nsqd=node, concurrency=4, max_in_flight=20, **options)
+    faulty = LossyConsumers([consumer], 3, cuts=1)
     messages = {-1: [message.body for message in numbered(1, 6, 60, 3)[0]]}
     async with Producer(nsqd=node) as producer, relayed_connections(monkeypatch) as relays:
-        await lossy.run(relays, producer, topic, messages)
-    begun = [(name, received[f"{name}:{number}".encode()]) for name, number in lossy.begun]
+        await faulty.run(relays, producer, topic, messages)
+    begun = [(name, received[f"{name}:{number}".encode()]) for name, number in faulty.begun]
     assert backward_steps(begun) == []
-    assert sorted(lossy.done) == sorted(set(lossy.done)), "no message is handled again because its FIN was lost"
+    assert sorted(faulty.done) == sorted(set(faulty.done)), "no message is handled again because its FIN was lost"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from nsqext import Consumer, ConsumerOptions, OutgoingMessage, Producer, ProducerOptions, Receipt
+from nsqext import Consumer, OutgoingMessage, Producer, Receipt
 from nsqext.protocol.hashing import java_string_partition, murmur3_partition
 from tests.support.cluster import PARTITIONS, ClusterUnderTest
 from tests.support.messages import finish_all, placed
@@ -104,9 +104,11 @@ async def test_an_empty_batch_publishes_nothing(cluster_under_test: ClusterUnder
 
 async def test_many_traced_messages_have_their_own_receipts(cluster_under_test: ClusterUnderTest, channel: str) -> None:
     topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
-    options = ConsumerOptions(queue_position=True)
     drafts = [OutgoingMessage(b"x" * number, trace_id=number) for number in range(1, 6)]
-    async with Consumer(topic, channel, lookupd=lookupd, options=options) as consumer, Producer(lookupd) as producer:
+    async with (
+        Consumer(topic, channel, lookupd=lookupd, queue_position=True) as consumer,
+        Producer(lookupd) as producer,
+    ):
         receipts = await producer.publish_many(topic, drafts, partition=0)
         messages = await finish_all(consumer, 5)
     expected = [(receipt.trace_id, receipt.message_id, receipt.offset, receipt.size) for receipt in receipts]
@@ -193,6 +195,6 @@ async def test_the_largest_message_passes(cluster_under_test: ClusterUnderTest, 
 async def test_keys_are_hashed_as_by_the_java_client_if_requested(cluster_under_test: ClusterUnderTest) -> None:
 
     keys = [f"order {number}" for number in range(6)]
-    async with Producer(cluster_under_test.lookupd, options=ProducerOptions(key_hash="java_string")) as producer:
+    async with Producer(cluster_under_test.lookupd, key_hash="java_string") as producer:
         found = [(await producer.publish(cluster_under_test.plain, b"hi", key=key)).partition for key in keys]
     assert found == [java_string_partition(key.encode(), PARTITIONS) for key in keys]

@@ -10,7 +10,7 @@ import anyio
 import pytest
 from anyio.abc import SocketAttribute, SocketStream
 
-from nsqext import BatchFailed, Consumer, ConsumerOptions, NsqError, OutgoingMessage, Producer, ProducerOptions
+from nsqext import BatchFailed, Consumer, NsqError, OutgoingMessage, Producer
 from nsqext.errors import (
     ExtendNotSupported,
     InvalidBody,
@@ -188,7 +188,7 @@ async def test_the_tcp_side_of_a_node_is_no_lookup_address(cluster_under_test: C
 
 async def test_the_http_side_of_a_node_is_no_address_to_publish_to(cluster_under_test: ClusterUnderTest) -> None:
     address = cluster_under_test.nodes[0].http
-    async with Producer(nsqd=address, options=ProducerOptions(timeout=5.0)) as producer:
+    async with Producer(nsqd=address, timeout=5.0) as producer:
         with anyio.fail_after(DEADLINE), pytest.raises((ProtocolError, PublishFailed)) as failed:
             await producer.publish("orders", b"hi")
     assert address in str(failed.value)
@@ -197,9 +197,8 @@ async def test_the_http_side_of_a_node_is_no_address_to_publish_to(cluster_under
 
 async def test_the_http_side_of_a_node_is_no_address_to_consume_from(cluster_under_test: ClusterUnderTest) -> None:
     address = cluster_under_test.nodes[0].http
-    options = ConsumerOptions(start_timeout=5.0)
     with anyio.fail_after(DEADLINE), pytest.raises(NsqError) as failed:
-        async with Consumer("orders", "ch", nsqd=address, options=options) as consumer:
+        async with Consumer("orders", "ch", nsqd=address, start_timeout=5.0) as consumer:
             await anext(consumer)
     assert address in str(failed.value)
     assert "HTTP" in str(failed.value)

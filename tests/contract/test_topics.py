@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
-from nsqext import ConnectionOptions, Consumer, ConsumerOptions, LookupOptions, Message, Producer, ProducerOptions
+from nsqext import Consumer, Message, Producer
 from nsqext.errors import ExtendNotSupported, LookupFailed, TopicNotFound
 from tests.support.messages import DEADLINE, finish_all
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-_FAST = LookupOptions(poll_interval=0.5)
-_SOON = ConnectionOptions(heartbeat_interval=1.0)
+_FAST: dict[str, Any] = {"lookup_poll_interval": 0.5}
+_SOON: dict[str, Any] = {"heartbeat_interval": 1.0}
 
 
 async def test_an_upgrade_to_extend_is_followed(cluster_under_test: ClusterUnderTest, channel: str) -> None:
     """Old and new messages are received without reopening a client."""
     topic, lookupd = cluster_under_test.upgradable.pop(), cluster_under_test.lookupd
-    consumer = Consumer(topic, channel, lookupd=lookupd, options=ConsumerOptions(lookup=_FAST, connection=_SOON))
+    consumer = Consumer(topic, channel, lookupd=lookupd, **_FAST, **_SOON)
     received: list[Message] = []
     async with (
         consumer,
@@ -70,8 +70,7 @@ async def test_publishers_of_a_missing_topic_get_an_error(cluster_under_test: Cl
 async def test_consumers_wait_for_a_missing_topic(
     cluster_under_test: ClusterUnderTest, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = ConsumerOptions(start_timeout=0.3)
-    consumer = Consumer("never_created", "ch", lookupd=cluster_under_test.lookupd, options=options)
+    consumer = Consumer("never_created", "ch", lookupd=cluster_under_test.lookupd, start_timeout=0.3)
     with anyio.fail_after(DEADLINE):
         async with consumer:
             pass
@@ -81,11 +80,11 @@ async def test_consumers_wait_for_a_missing_topic(
 async def test_a_lookup_service_that_is_down_is_reported(closed_address: Address) -> None:
     lookupd = str(closed_address)
     with anyio.fail_after(DEADLINE):
-        async with Producer(lookupd, options=ProducerOptions(startup_timeout=0.2)) as producer:
+        async with Producer(lookupd, lookup_timeout=0.2) as producer:
             with pytest.raises(LookupFailed, match=lookupd):
                 await producer.publish("orders", b"hi")
         with pytest.raises(LookupFailed, match=lookupd):
-            async with Consumer("orders", "ch", lookupd=lookupd, options=ConsumerOptions(lookup_timeout=0.0)):
+            async with Consumer("orders", "ch", lookupd=lookupd, lookup_timeout=0.0):
                 pass
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from nsqext import Consumer, ConsumerOptions, Message, Producer
+from nsqext import Consumer, Message, Producer
 
 if TYPE_CHECKING:
     from tests.hostile.meter import Usage
@@ -66,7 +66,7 @@ async def honest(lookupd: str, usage: Usage, channel: str = "default") -> AsyncI
     """Run an honest producer, and a consumer with a channel of its own."""
     async with Producer(lookupd) as producer:
         peer = Honest(producer, usage)
-        consumer = Consumer(HONEST_TOPIC, channel, lookupd=lookupd, options=ConsumerOptions(output_buffer_timeout=0))
+        consumer = Consumer(HONEST_TOPIC, channel, lookupd=lookupd, output_buffer_timeout=0)
         consumer.handler(peer.handle)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(partial(consumer.run, signals=False))

@@ -18,15 +18,7 @@ from typing import Any
 import anyio
 from attrs import asdict
 
-from nsqext import (
-    ConnectionOptions,
-    Consumer,
-    ConsumerOptions,
-    LookupOptions,
-    Message,
-    Producer,
-    ProducerOptions,
-)
+from nsqext import Consumer, Message, Producer
 from nsqext.broker import Cluster
 from nsqext.errors import NsqError
 from tests.hostile.honest import HONEST_TOPIC, honest
@@ -35,8 +27,7 @@ from tests.hostile.meter import Meter
 TARGET = "target"
 """Topic that is attacked."""
 
-_CONNECTION = ConnectionOptions(connect_timeout=1.0, request_timeout=1.0)
-_LOOKUP = LookupOptions(request_timeout=1.0)
+_SHORT: dict[str, Any] = {"connect_timeout": 1.0, "request_timeout": 1.0, "lookup_request_timeout": 1.0}
 
 
 async def _publish_forever(producer: Producer, body: bytes) -> None:
@@ -52,9 +43,8 @@ async def _publish(producer: Producer, body: bytes) -> None:
             tasks.start_soon(_publish_forever, producer, body)
 
 
-def _producer(*, lookupd: str = "", nsqd: str = "", connection: ConnectionOptions = _CONNECTION) -> Producer:
-    options = ProducerOptions(timeout=2.0, startup_timeout=1.0, connection=connection, lookup=_LOOKUP)
-    return Producer(lookupd, nsqd=nsqd, options=options)
+def _producer(*, lookupd: str = "", nsqd: str = "", deflate_level: int = 0) -> Producer:
+    return Producer(lookupd, nsqd=nsqd, timeout=2.0, lookup_timeout=1.0, deflate_level=deflate_level, **_SHORT)
 
 
 async def publish(hostile: str, lookupd: str) -> None:
@@ -64,8 +54,7 @@ async def publish(hostile: str, lookupd: str) -> None:
 
 async def publish_deflated(hostile: str, lookupd: str) -> None:
     """Publish over connections that are compressed with deflate."""
-    connection = ConnectionOptions(connect_timeout=1.0, request_timeout=1.0, deflate_level=6)
-    await _publish(_producer(nsqd=hostile, connection=connection), b"x" * 1000)
+    await _publish(_producer(nsqd=hostile, deflate_level=6), b"x" * 1000)
 
 
 async def publish_large(hostile: str, lookupd: str) -> None:
@@ -92,8 +81,7 @@ async def _handle(message: Message) -> None:
 
 async def consume(hostile: str, lookupd: str) -> None:
     """Consume from a hostile nsqd with a slow handler."""
-    options = ConsumerOptions(connection=_CONNECTION, lookup=_LOOKUP, start_timeout=1.0, close_timeout=0.5)
-    consumer = Consumer(TARGET, "default", nsqd=hostile, options=options)
+    consumer = Consumer(TARGET, "default", nsqd=hostile, start_timeout=1.0, close_timeout=0.5, **_SHORT)
     consumer.handler(_handle)
     await consumer.run(signals=False)
 
@@ -109,7 +97,7 @@ async def consume_headers(hostile: str, lookupd: str) -> None:
 
 
 async def _consume(topic: str, lookupd: str) -> None:
-    consumer = Consumer(topic, "default", lookupd=lookupd, concurrency=4, options=ConsumerOptions(close_timeout=0.5))
+    consumer = Consumer(topic, "default", lookupd=lookupd, concurrency=4, close_timeout=0.5)
     consumer.handler(_handle)
     await consumer.run(signals=False)
 

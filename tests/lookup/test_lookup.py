@@ -10,10 +10,11 @@ import anyio.to_thread
 import httpx
 import pytest
 
-from nsqext import Lookup, LookupOptions
+from nsqext import Lookup
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.lookup.lookup import metadata_cache
 from nsqext.lookup.metadata import MetadataCache
+from nsqext.lookup.options import LookupOptions
 from nsqext.types import Address
 from tests.support.fake_lookupd import LookupNodes, eventually, lookup_json, not_found
 
@@ -61,7 +62,7 @@ def test_addresses_make_a_cache_of_their_own() -> None:
 
 
 def test_a_lookup_shares_its_cache() -> None:
-    lookup = Lookup("a:4161, b:4161", options=LookupOptions(poll_interval=5))
+    lookup = Lookup("a:4161, b:4161", lookup_poll_interval=5)
     cache = metadata_cache(lookup, (), LookupOptions())
     assert cache is lookup.metadata is metadata_cache(lookup, (), LookupOptions(poll_interval=5))
     assert lookup.addresses == (Address("a", 4161), Address("b", 4161))

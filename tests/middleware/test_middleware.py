@@ -13,18 +13,7 @@ import anyio
 import pytest
 from attrs import evolve
 
-from nsqext import (
-    App,
-    BackoffOptions,
-    Consumer,
-    ConsumerOptions,
-    FailureOptions,
-    Message,
-    MessageBatch,
-    Producer,
-    Reject,
-    Requeue,
-)
+from nsqext import App, Consumer, ConsumerSettings, Message, MessageBatch, Producer, Reject, Requeue
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.middleware import (
@@ -34,8 +23,6 @@ from nsqext.middleware import (
     HandlerTimeout,
     Handling,
     Middleware,
-    MiddlewareConsumer,
-    MiddlewareProducer,
     Publishing,
     RateLimit,
     SendNext,
@@ -48,7 +35,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-CALM = ConsumerOptions(backoff=BackoffOptions(mode="off"), failure=FailureOptions(requeue_delay=0.01, jitter=0))
+CALM: ConsumerSettings = {"backoff": "off", "requeue_delay": 0.01, "requeue_jitter": 0}
 
 
 class Trail(Middleware):
@@ -93,13 +80,13 @@ def topic(cluster: Cluster) -> str:
 async def test_the_first_middleware_is_the_outermost(cluster: Cluster, topic: str) -> None:
     events: list[str] = []
     middleware = [Trail("outer", events), Trail("inner", events)]
-    async with MiddlewareProducer(cluster.lookupd, middleware=middleware) as producer:
+    async with Producer(cluster.lookupd, middleware=middleware) as producer:
         receipt = await producer.publish(topic, b"one", trace_id=7, partition=0)
         assert (receipt.topic, receipt.trace_id) == (topic, 7)
         assert len(await producer.publish_many(topic, [b"two", b"three"])) == 2
     assert events == ["outer publishes 1", "inner publishes 1", "outer publishes 2", "inner publishes 2"]
     events.clear()
-    consumer = MiddlewareConsumer(topic, "ch", lookupd=cluster.lookupd, options=CALM, middleware=middleware)
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, middleware=middleware, **CALM)
     bodies: list[str] = []
 
     @consumer.handler
@@ -132,7 +119,7 @@ async def test_absent_middleware_costs_nothing(cluster: Cluster, topic: str) -> 
 
 
 async def test_a_handler_that_runs_too_long_is_cancelled_and_its_message_requeued(cluster: Cluster, topic: str) -> None:
-    app = App(cluster.lookupd, consumer_options=CALM, middleware=[HandlerTimeout(0.05)])
+    app = App(cluster.lookupd, middleware=[HandlerTimeout(0.05)], **CALM)
     events: list[str] = []
 
     @app.handler(topic, "ch")
@@ -279,8 +266,8 @@ async def test_middleware_surrounds_batch_handlers(cluster: Cluster, topic: str,
     middleware = (Trail("outer", events), Trail("inner", events))
     async with Producer(cluster.lookupd) as producer:
         await producer.publish_many(topic, [b"one", b"two"])
-    app = App(cluster.lookupd, consumer_options=CALM, middleware=middleware[:1])
-    consumer = MiddlewareConsumer(topic, "ch", lookupd=cluster.lookupd, options=CALM, middleware=middleware)
+    app = App(cluster.lookupd, middleware=middleware[:1], **CALM)
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, middleware=middleware, **CALM)
 
     async def handle(batch: MessageBatch) -> None:
         sizes.append(len(batch))
@@ -354,9 +341,7 @@ async def test_bodies_of_a_batch_that_cannot_be_decompressed_are_rejected_alone(
     headers = {"content-encoding": "gzip"}
     dead = f"{topic}-dead"
     cluster.create_topic(dead, extend=True, channels=["ch"])
-    failure = FailureOptions(max_attempts=5, dead_letter=dead)
-    options = ConsumerOptions(backoff=BackoffOptions(mode="off"), failure=failure)
-    app = App(cluster.lookupd, consumer_options=options, middleware=[Decompress()])
+    app = App(cluster.lookupd, backoff="off", max_attempts=5, dead_letter=dead, middleware=[Decompress()])
     seen: list[bytes] = []
 
     @app.batch_handler(topic, "ch", max_count=3, max_wait=5.0)

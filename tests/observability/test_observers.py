@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from secrets import token_hex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -22,25 +22,27 @@ from prometheus_client import CollectorRegistry
 
 from nsqext import (
     App,
-    BackoffOptions,
-    ConsumerOptions,
-    FailureOptions,
+    Consumer,
+    ConsumerSettings,
     InvalidInput,
     Message,
     MessageBatch,
     OutgoingMessage,
+    Producer,
     Requeue,
 )
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidSetting
-from nsqext.middleware import Handling, Middleware, MiddlewareConsumer, MiddlewareProducer, Publishing
 from nsqext.observability import LogObserver, Observer, otel
 from nsqext.observability.otel import OpenTelemetry, TelemetryOptions
 from nsqext.observability.prometheus import Prometheus
 
+if TYPE_CHECKING:
+    from nsqext.middleware import Handling, Middleware, Publishing
+
 pytestmark = pytest.mark.anyio
 
-CALM = ConsumerOptions(backoff=BackoffOptions(mode="off"), failure=FailureOptions(requeue_delay=0.01, jitter=0))
+CALM: ConsumerSettings = {"backoff": "off", "requeue_delay": 0.01, "requeue_jitter": 0}
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +62,12 @@ def topic(cluster: Cluster) -> str:
 
 async def journey(cluster: Cluster, topic: str, observers: Sequence[Middleware]) -> None:
     """Publish one message and a batch of two, and a bad one; handle all, two of them twice."""
-    async with MiddlewareProducer(cluster.lookupd, middleware=observers) as producer:
+    async with Producer(cluster.lookupd, middleware=observers) as producer:
         await producer.publish(topic, b"one", tag=None, headers={"user": "42"}, trace_id=7)
         await producer.publish_many(topic, [b"two", OutgoingMessage(b"three", headers={"user": "43"})])
         with pytest.raises(InvalidInput):
             await producer.publish(topic, b"")
-    consumer = MiddlewareConsumer(topic, "ch", lookupd=cluster.lookupd, options=CALM, middleware=observers)
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, middleware=observers, **CALM)
     done: list[bytes] = []
 
     @consumer.handler
@@ -107,7 +109,7 @@ async def test_logs(cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixtu
 
 
 async def test_slow_checks_are_warnings(cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixture) -> None:
-    async with MiddlewareProducer(cluster.lookupd, middleware=[LogObserver("quick", slow=0.0)]) as producer:
+    async with Producer(cluster.lookupd, middleware=[LogObserver("quick", slow=0.0)]) as producer:
         await producer.publish(topic, b"x")
     assert [(record.name, record.levelname) for record in caplog.records if record.name == "quick"] == [
         ("quick", "WARNING")
@@ -174,11 +176,11 @@ async def test_spans(cluster: Cluster, topic: str) -> None:
 
 async def handle_batches(cluster: Cluster, topic: str, observers: Sequence[Middleware], *bodies: bytes) -> None:
     """Publish messages with headers, and one without; handle them in batches."""
-    async with MiddlewareProducer(cluster.lookupd, middleware=observers) as producer:
+    async with Producer(cluster.lookupd, middleware=observers) as producer:
         for body in bodies:
             await producer.publish(topic, body, headers={"user": "42"})
         await producer.publish(topic, b"plain")
-    consumer = MiddlewareConsumer(topic, "ch", lookupd=cluster.lookupd, options=CALM, middleware=observers)
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, middleware=observers, **CALM)
     seen = 0
 
     @consumer.batch_handler(max_count=len(bodies) + 1, max_wait=5.0)
@@ -243,7 +245,7 @@ def test_the_names_are_those_of_the_messaging_conventions() -> None:
 
 async def test_statistics_and_events_of_clients_are_exported(cluster: Cluster, topic: str) -> None:
     registry = CollectorRegistry()
-    app = App(cluster.lookupd, consumer_options=CALM, middleware=[Prometheus(registry)])
+    app = App(cluster.lookupd, middleware=[Prometheus(registry)], **CALM)
     seen = anyio.Event()
 
     @app.handler(topic, "ch")
@@ -373,14 +375,14 @@ async def test_an_app_with_observers(cluster: Cluster, topic: str) -> None:
     async def handle(message: Message) -> None:
         app.stop()
 
-    async with MiddlewareProducer(cluster.lookupd) as producer:
+    async with Producer(cluster.lookupd) as producer:
         await producer.publish(topic, b"x")
     with anyio.fail_after(25):
         await app.serve()
     assert registry.get_sample_value("mine_handled_messages_total", {"topic": topic, "channel": "ch"}) == 1
 
 
-@pytest.mark.parametrize("make", [MiddlewareProducer, lambda *a, **k: MiddlewareConsumer("orders", "ch", **k)])
+@pytest.mark.parametrize("make", [Producer, lambda *a, **k: Consumer("orders", "ch", **k)])
 async def test_other_objects_are_refused(make: Callable[..., object]) -> None:
     with pytest.raises(InvalidSetting, match="is not a middleware"):
         make(nsqd="127.0.0.1:1", **({"middleware": [print]}))

@@ -21,21 +21,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry, generate_latest
 
 import nsqext
-from nsqext import (
-    App,
-    ConnectionOptions,
-    Consumer,
-    ConsumerOptions,
-    LookupOptions,
-    Message,
-    Producer,
-    ProducerOptions,
-    sync,
-)
+from nsqext import App, Consumer, ConsumerSettings, Message, Producer, ProducerSettings, sync
 from nsqext.broker import Cluster, ClusterOptions
 from nsqext.cli import main
 from nsqext.errors import NsqError
-from nsqext.middleware import MiddlewareProducer
 from nsqext.observability import LogObserver
 from nsqext.observability.otel import OpenTelemetry, TelemetryOptions
 from nsqext.observability.prometheus import Prometheus
@@ -116,13 +105,14 @@ class Findings:
         return "\n".join([*self.texts, *records, *spans, *metrics])
 
 
-def options_of(secret: str) -> tuple[ProducerOptions, ConsumerOptions]:
-    """Return options with both kinds of secrets."""
-    connection, lookup = ConnectionOptions(auth_secret=secret), LookupOptions(auth_secret=TOKEN)
-    return (
-        ProducerOptions(timeout=20.0 if secret == GOOD else 1.0, connection=connection, lookup=lookup),
-        ConsumerOptions(start_timeout=1.0, lookup_timeout=0.0, connection=connection, lookup=lookup),
-    )
+def producing(secret: str) -> ProducerSettings:
+    """Return settings of producers with both kinds of secrets."""
+    return {"timeout": 20.0 if secret == GOOD else 1.0, "auth_secret": secret, "lookup_auth_secret": TOKEN}
+
+
+def consuming(secret: str) -> ConsumerSettings:
+    """Return settings of consumers with both kinds of secrets."""
+    return {"start_timeout": 1.0, "lookup_timeout": 0.0, "auth_secret": secret, "lookup_auth_secret": TOKEN}
 
 
 def attempt(findings: Findings, call: Callable[[], object]) -> None:
@@ -134,9 +124,8 @@ def attempt(findings: Findings, call: Callable[[], object]) -> None:
 
 async def clients(cluster: Cluster, findings: Findings) -> None:
     """Use all asynchronous clients, with the right secret and with a wrong one."""
-    producing, consuming = options_of(GOOD)
     handled = anyio.Event()
-    app = App(cluster.lookupd, producer_options=producing, consumer_options=consuming, middleware=findings.middleware)
+    app = App(cluster.lookupd, middleware=findings.middleware, **producing(GOOD))
 
     @app.handler("orders", "ch")
     async def handle(message: Message) -> None:
@@ -147,12 +136,12 @@ async def clients(cluster: Cluster, findings: Findings) -> None:
 
     await app.start()
     findings.add(await app.producer.publish("orders", b"x", headers={"user": "42"}))
-    findings.add(app, app.health(), app.producer, app.consumers, app.producer.statistics(), producing, consuming)
+    findings.add(app, app.health(), app.producer, app.consumers, app.producer.statistics(), app.producer.settings)
     findings.add(app.consumers[0].statistics(), app.consumers[0].connections)
     with anyio.fail_after(25):
         await handled.wait()
     await app.aclose()
-    async with nsqext.Admin(cluster.lookupd, options=LookupOptions(auth_secret=TOKEN)) as admin:
+    async with nsqext.Admin(cluster.lookupd, lookup_auth_secret=TOKEN) as admin:
         findings.add(admin, await admin.topics())
         try:
             await admin.pause_channel("unknown", "ch")
@@ -163,17 +152,16 @@ async def clients(cluster: Cluster, findings: Findings) -> None:
 
 async def refused(cluster: Cluster, findings: Findings) -> None:
     """Use clients whose secret the server refuses, and clients without a server."""
-    producing, consuming = options_of(WRONG)
     for lookupd in (cluster.lookupd, ["127.0.0.1:1"]):
         errors = 0
         try:
-            async with MiddlewareProducer(lookupd, options=producing, middleware=findings.middleware) as producer:
+            async with Producer(lookupd, middleware=findings.middleware, **producing(WRONG)) as producer:
                 await producer.publish("orders", b"x")
         except NsqError as error:
             errors += 1
             findings.add(error)
         try:
-            async with Consumer("orders", "ch", lookupd=lookupd, options=consuming) as consumer:
+            async with Consumer("orders", "ch", lookupd=lookupd, **consuming(WRONG)) as consumer:
                 findings.add(consumer, consumer.connections)
                 consumer.stop()
         except NsqError as error:
@@ -188,29 +176,28 @@ def test_secrets_are_shown_nowhere(
     caplog.set_level(logging.DEBUG)
     findings = Findings(caplog)
     anyio.run(clients, cluster, findings, backend=backend)
-    producing, consuming = options_of(WRONG)
-    with sync.Producer(cluster.lookupd, options=producing) as producer:
+    with sync.Producer(cluster.lookupd, **producing(WRONG)) as producer:
         findings.add(producer)
         attempt(findings, lambda: producer.publish("orders", b"x"))
-    consumer = sync.Consumer("orders", "ch", lookupd=cluster.lookupd, options=consuming)
-    findings.add(consumer, consumer.options)
+    consumer = sync.Consumer("orders", "ch", lookupd=cluster.lookupd, **consuming(WRONG))
+    findings.add(consumer, consumer.settings)
     lookup = cluster.lookupd[0]
     for wrong in (
         f"nsq://:{WRONG}@{lookup}?tiemout=3",
         f"nsq://user:{WRONG}@{lookup}",
         f"nsq://:{WRONG}@{lookup}?timeout=soon",
-        f"nsq://{lookup}?auth_secret={WRONG}",
+        f"nsq://{lookup}?auth_secert={WRONG}",
         f"nsq://{lookup}?conection_auth_secret={WRONG}",
-        f"nsq://{lookup}?connection_auth_secret={WRONG}&connection_auth_secret={WRONG}",
+        f"nsq://{lookup}?auth_secret={WRONG}&auth_secret={WRONG}",
     ):
-        for make in (Producer.from_url, App.from_url, sync.Producer.from_url):
+        for make in (Producer, App, sync.Producer):
             attempt(findings, lambda make=make, wrong=wrong: make(wrong))  # type: ignore[misc]
-        attempt(findings, lambda wrong=wrong: Consumer.from_url("orders", "ch", wrong))  # type: ignore[misc]
-    attempt(findings, lambda: Producer.from_url(f"nsq://{lookup}", conection_auth_secret=WRONG))
-    attempt(findings, lambda: LookupOptions(auth_secret=f"{TOKEN}\n"))
-    attempt(findings, lambda: Producer(["lookup.example:4161"], options=options_of(WRONG)[0]))
-    monkeypatch.setenv("NSQEXT_CONNECTION_AUTH_SECRETS", WRONG)
-    attempt(findings, lambda: App.from_url(f"nsq://{lookup}"))
+        attempt(findings, lambda wrong=wrong: Consumer("orders", "ch", wrong))  # type: ignore[misc]
+    attempt(findings, lambda: Producer(f"nsq://{lookup}", conection_auth_secret=WRONG))
+    attempt(findings, lambda: nsqext.Lookup(lookup, lookup_auth_secret=f"{TOKEN}\n"))
+    attempt(findings, lambda: Producer(["lookup.example:4161"], **producing(WRONG)))
+    monkeypatch.setenv("NSQEXT_AUTH_SECRETS", WRONG)
+    attempt(findings, lambda: App(f"nsq://{lookup}"))
     assert len(caplog.records) > 50
     assert "process orders" in findings.everything()
     no_secrets_in(findings)
@@ -279,11 +266,10 @@ def test_the_web_page_and_its_admin_show_no_secret(cluster: Cluster, caplog: pyt
 
     anyio.run(browse)
     attempt(findings, lambda: WebOptions(basic_auth=WRONG))
-    wrong = LookupOptions(auth_secret=TOKEN)
-    with sync.Admin(cluster.lookupd, options=wrong) as admin:
+    with sync.Admin(cluster.lookupd, lookup_auth_secret=TOKEN) as admin:
         findings.add(admin, admin.topics())
         attempt(findings, lambda: admin.topic("unknown"))
-    attempt(findings, lambda: sync.Admin(["lookup.example:4161"], options=wrong).__enter__().topics())
+    attempt(findings, lambda: sync.Admin(["lookup.example:4161"], lookup_auth_secret=TOKEN).__enter__().topics())
     no_secrets_in(findings)
     assert "orders" in findings.everything()
 

@@ -10,18 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import anyio
 from attrs import define
 
-from nsqext import (
-    BackoffOptions,
-    ConnectionOptions,
-    Consumer,
-    ConsumerOptions,
-    FailureOptions,
-    Lookup,
-    Message,
-    MessageBatch,
-    Reject,
-    Requeue,
-)
+from nsqext import Consumer, Lookup, Message, MessageBatch, Reject, Requeue
 from nsqext.errors import InvalidState, MessageNotInFlight
 from tests.simulation.history import Channel, Delivery, History, Letter, Wanted
 
@@ -95,7 +84,7 @@ class Consumers:
         plan: the schedule.
         history: of the schedule.
         lookupd: lookup addresses, or what clients share.
-        connection: how to connect.
+        request_timeout: of connections, in seconds.
         tasks: runs loops over batches.
         extend: topics that support extend headers from the beginning.
     """
@@ -106,7 +95,7 @@ class Consumers:
         plan: Plan,
         history: History,
         lookupd: list[str] | Lookup,
-        connection: ConnectionOptions,
+        request_timeout: float,
         tasks: TaskGroup,
         extend: set[str],
     ) -> None:
@@ -115,7 +104,7 @@ class Consumers:
         self.tasks: TaskGroup = tasks
         self._plan = plan
         self._lookupd = lookupd
-        self._connection = connection
+        self._request_timeout = request_timeout
         self._extend = extend
         self._failing = 0.2 if "failing" in plan.habits else 0.05 if "delays" in plan.habits else 0.01
         self._random = Random(f"consumers {plan.seed}")  # for features: schedules without one stay as they are
@@ -173,14 +162,14 @@ class Consumers:
         name = name or f"{topic}/{channel}/{len(history.concurrency)}"
         if way != "handler":
             settings = settings | {"max_in_flight": self._random.choice((4, 20, 200))}
-        options = ConsumerOptions(
-            close_timeout=1.0 if hangs else close_timeout,
-            failure=self._failure(topic),
-            backoff=BackoffOptions(mode="off"),
-            max_reconnect_wait=1.0,
-            connection=self._connection,
-        )
-        consumer = Consumer(topic, channel, lookupd=lookupd or self._lookupd, options=options, **settings)
+        options: dict[str, Any] = {
+            "close_timeout": 1.0 if hangs else close_timeout,
+            "backoff": "off",
+            "max_reconnect_wait": 1.0,
+            "request_timeout": self._request_timeout,
+            **self._failure(topic),
+        }
+        consumer = Consumer(topic, channel, lookupd=lookupd or self._lookupd, **options, **settings)
         client = Client(self, consumer, name, (topic, channel), settings.get("tag", ""), way)
         history.concurrency[name] = settings["concurrency"]
         if client.tag:
@@ -197,13 +186,16 @@ class Consumers:
             history.concurrency[name] = client.loops * client.max_count
         return client
 
-    def _failure(self, topic: str) -> FailureOptions:
+    def _failure(self, topic: str) -> dict[str, Any]:
         channel = self._channel(topic)
         if channel is None or not channel.letters:
-            return FailureOptions(requeue_delay=0.05)
-        return FailureOptions(
-            requeue_delay=0.05, max_attempts=channel.max_attempts, dead_letter=channel.letters, reject_ordered=True
-        )
+            return {"requeue_delay": 0.05}
+        return {
+            "requeue_delay": 0.05,
+            "max_attempts": channel.max_attempts,
+            "dead_letter": channel.letters,
+            "reject_ordered": True,
+        }
 
     def _channel(self, topic: str) -> Channel | None:
         return next((channel for channel in self.history.channels if channel.topic == topic), None)

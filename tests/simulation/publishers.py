@@ -11,18 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from nsqext import (
-    Batcher,
-    BatchFailed,
-    ConnectionOptions,
-    DeliveryUnknown,
-    Lookup,
-    NsqError,
-    OutgoingMessage,
-    Producer,
-    ProducerOptions,
-    Receipt,
-)
+from nsqext import Batcher, BatchFailed, DeliveryUnknown, Lookup, NsqError, OutgoingMessage, Producer, Receipt
 from tests.simulation.history import History, Publish, PublishOutcome
 
 if TYPE_CHECKING:
@@ -48,7 +37,7 @@ class Publishers:
         plan: the schedule.
         history: of the schedule.
         lookupd: lookup addresses, or what clients share.
-        connection: how to connect.
+        request_timeout: of connections, in seconds.
         extend: topics that support extend headers from the beginning.
 
     Attributes:
@@ -62,7 +51,7 @@ class Publishers:
         plan: Plan,
         history: History,
         lookupd: list[str] | Lookup,
-        connection: ConnectionOptions,
+        request_timeout: float,
         extend: set[str],
     ) -> None:
         self.working: bool = True
@@ -71,7 +60,7 @@ class Publishers:
         self._plan = plan
         self._history = history
         self._lookupd = lookupd
-        self._connection = connection
+        self._request_timeout = request_timeout
         self._extend = extend
         self._tags = Random(f"tags {plan.seed}")
 
@@ -86,10 +75,12 @@ class Publishers:
 
     def producer(self, lookupd: list[str] | None = None) -> Producer:
         """Return a new producer."""
-        options = ProducerOptions(
-            on_unknown=self._history.on_unknown, timeout=self._history.timeout, connection=self._connection
+        return Producer(
+            lookupd or self._lookupd,
+            on_unknown=self._history.on_unknown,
+            timeout=self._history.timeout,
+            request_timeout=self._request_timeout,
         )
-        return Producer(lookupd or self._lookupd, options=options)
 
     def _begin(self, topic: str, key: str, batch: int = 0) -> Publish:
         history = self._history

@@ -9,7 +9,7 @@ import anyio
 import httpx
 import pytest
 
-from nsqext import BatchFailed, OutgoingMessage, Producer, ProducerOptions
+from nsqext import BatchFailed, OutgoingMessage, Producer
 from nsqext.testing.simulation import run_seed
 from nsqext.testing.simulation.http import SimulatedHttpTransport, SimulatedRequest
 
@@ -22,7 +22,7 @@ async def batch_waits_for_lookup(world: World) -> None:
     await world.cluster.create_topic("orders", 1, extend=True, channels=["billing"])
     for running in world.cluster.runtime.lookupds.values():
         running.lookupd.delay = 1.5
-    async with Producer(world.cluster.lookupd, options=ProducerOptions(timeout=4.0)) as producer:
+    async with Producer(world.cluster.lookupd, timeout=4.0) as producer:
         world.cluster.freeze(world.cluster.leader("orders"))
         began = world.now
         with pytest.raises(BatchFailed):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 
-from nsqext import ConnectionOptions, Lookup
+from nsqext import Lookup
 from tests.simulation.checkers import judge
 from tests.simulation.consumers import Client, Consumers
 from tests.simulation.history import Channel, History
@@ -48,12 +48,12 @@ class Schedule:
         random = world.random
         on_unknown: Literal["retry", "raise"] = "raise" if random.random() < 0.4 else "retry"
         self.history: History = History(on_unknown, timeout=random.choice((4.0, 10.0)))
-        self.connection: ConnectionOptions = ConnectionOptions(request_timeout=random.choice((1.0, 3.0, 10.0)))
+        self.request_timeout: float = random.choice((1.0, 3.0, 10.0))
         self._lookupd: list[str] | Lookup = world.cluster.lookupd
         if plan.shared_lookup:
             self._lookupd = Lookup(self._lookupd)
         self._extend = {"lanes", "keyed", "tagged", "rejected"} | ({"recreated"} if "lanes" in plan.habits else set())
-        self._publishers = Publishers(world, plan, self.history, self._lookupd, self.connection, self._extend)
+        self._publishers = Publishers(world, plan, self.history, self._lookupd, self.request_timeout, self._extend)
 
     async def run(self) -> None:
         """Run it."""
@@ -64,7 +64,7 @@ class Schedule:
 
     async def _run(self, tasks: TaskGroup) -> None:
         world, history, publishers = self.world, self.history, self._publishers
-        makers = Consumers(world, self.plan, history, self._lookupd, self.connection, tasks, self._extend)
+        makers = Consumers(world, self.plan, history, self._lookupd, self.request_timeout, tasks, self._extend)
         nodes = world.cluster.runtime.nodes.values()
         operators = Operators(world, history, makers.guest)
         watch = RdyWatch({node.tcp.port for node in nodes}, lambda: world.now, 60.0, history.rdy_exceeded.append)

@@ -21,20 +21,7 @@ import anyio
 import orjson
 from attrs import frozen
 
-from nsqext import (
-    BackoffOptions,
-    BatchFailed,
-    ConnectionOptions,
-    Consumer,
-    ConsumerOptions,
-    DeliveryOptions,
-    FailureOptions,
-    Message,
-    MessageBatch,
-    OutgoingMessage,
-    Producer,
-    ProducerOptions,
-)
+from nsqext import BatchFailed, Consumer, Message, MessageBatch, OutgoingMessage, Producer
 from tests.simulation.history import Delivery
 from tests.soak.records import Recorder
 
@@ -43,7 +30,7 @@ __all__ = ("CONCURRENCY", "CONSUMERS", "PUBLISHERS", "Settings")
 KEYS = 3
 BATCH = 5
 _STEP = 0.05
-_WAIT_FOR_ORDER = DeliveryOptions(redelivery_wait=100.0, gap_wait=60.0)
+_WAIT_FOR_ORDER: dict[str, Any] = {"redelivery_wait": 100.0, "gap_wait": 60.0}
 """Longer than every fault, so that lanes never give up their order."""
 
 _KEYED: dict[str, Any] = {"concurrency": 3, "dispatch": "key_failover"}
@@ -135,7 +122,6 @@ class ClientProcess:
         self.random: random.Random = random.Random(f"{settings.seed} {settings.name}")
         self.orders: set[str] = set()
         self._numbers = 0
-        self._connection = ConnectionOptions(request_timeout=settings.request_timeout)
 
     def obey(self) -> None:
         """Read standard input, in a thread of its own."""
@@ -187,15 +173,15 @@ class ClientProcess:
 
     def _consumer(self, kind: str) -> Consumer:
         topic, channel, settings = CONSUMERS[kind]
-        options = ConsumerOptions(
-            failure=FailureOptions(requeue_delay=0.05),
-            backoff=BackoffOptions(mode="off"),
-            delivery=_WAIT_FOR_ORDER,
-            max_reconnect_wait=1.0,
-            connection=self._connection,
-        )
+        options: dict[str, Any] = {
+            "requeue_delay": 0.05,
+            "backoff": "off",
+            "max_reconnect_wait": 1.0,
+            "request_timeout": self.settings.request_timeout,
+            **_WAIT_FOR_ORDER,
+        }
         name = self.settings.topics[topic]
-        consumer = Consumer(name, channel, lookupd=self.settings.lookupd, options=options, **settings)
+        consumer = Consumer(name, channel, lookupd=self.settings.lookupd, **options, **settings)
         self._numbers += 1
         label = f"{kind} {self.settings.name}/{self._numbers}"
         if kind == "batches":
@@ -273,10 +259,12 @@ class ClientProcess:
 
     async def _publish(self, topic: str, kind: str, go: Callable[[], bool] | int) -> None:
         """Publish, one task for each key; ``go`` says whether to continue, or is the number of publishes."""
-        options = ProducerOptions(
-            on_unknown=self.settings.on_unknown, timeout=self.settings.timeout, connection=self._connection
-        )
-        async with Producer(self.settings.lookupd, options=options) as producer:
+        async with Producer(
+            self.settings.lookupd,
+            on_unknown=self.settings.on_unknown,
+            timeout=self.settings.timeout,
+            request_timeout=self.settings.request_timeout,
+        ) as producer:
             if kind == "batcher":
                 async with producer.batcher(self.settings.topics[topic]) as batcher, anyio.create_task_group() as tasks:
                     for number in range(KEYS):

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING
 import anyio
 from attrs import define, field
 
-from nsqext import ProducerOptions
 from nsqext.errors import DeliveryUnknown, NsqError
 from nsqext.spark.cluster.admin import Admin
 from nsqext.spark.options import ClientConfig
@@ -81,8 +80,7 @@ class Publishing:
     def run(self, stop: threading.Event) -> None:
         """Publish until ``stop`` is set."""
         names = sorted(self.topics)
-        options = ProducerOptions(on_unknown="raise")
-        with Producer(self.lookupd, options=options) as producer:
+        with Producer(self.lookupd, on_unknown="raise") as producer:
             number = 0
             while not stop.wait(1 / _RATE):
                 number += 1

@@ -108,13 +108,13 @@ def test_options_added_by_spark_are_ignored() -> None:
         ({"channel": "c#ephemeral"}, "an ephemeral channel keeps no position"),
         ({"maxOffsetsPerTrigger": "1"}, "option maxOffsetsPerTrigger is for streaming reads only"),
         ({"readMode": "channel"}, "option readMode is for streaming reads only"),
-        ({"nsqext.connection_tlss": "true"}, "do you mean nsqext.connection_tls?"),
+        ({"nsqext.tlss": "true"}, "do you mean nsqext.tls?"),
         ({"nsqext.on_unknown": "raise"}, "nsqext.on_unknown cannot be used to read: it belongs to write"),
         ({"nsqext.max_in_flight": "7"}, "option nsqext.max_in_flight is unknown"),
-        ({"nsqext.connection_connect_timeout": "soon"}, "option nsqext.connection_connect_timeout='soon' cannot be"),
-        ({"nsqext.connection_connect_timeout": "-1"}, "option nsqext.connection_connect_timeout=-1.0 is not a p"),
+        ({"nsqext.connect_timeout": "soon"}, "option nsqext.connect_timeout='soon' cannot be"),
+        ({"nsqext.connect_timeout": "-1"}, "option nsqext.connect_timeout=-1.0 is not a p"),
         ({"nsqext.lookup_poll_jitter": "2"}, "option nsqext.lookup_poll_jitter=2.0 is not within 0..1"),
-        ({"nsqext.connection_tls": "/no/such/file"}, "write true, false, or a file of certificates"),
+        ({"nsqext.tls": "/no/such/file"}, "write true, false, or a file of certificates"),
     ],
 )
 def test_a_batch_read_is_refused(change: dict[str, str], expected: str) -> None:
@@ -176,7 +176,7 @@ def test_a_streaming_read_is_refused(change: dict[str, str], expected: str) -> N
         ({"idempotenceHeader": "##own"}, "is reserved"),
         ({"idempotenceHeader": "a b"}, "is not valid"),
         ({"ackBatchBytes": "6000000"}, "is more than servers accept in one batch"),
-        ({"nsqext.delivery_decompress": "true"}, "delivery_decompress cannot be used to write: it belongs to read"),
+        ({"nsqext.decompress": "true"}, "decompress cannot be used to write: it belongs to read"),
         ({"nsqext.on_unknown": "perhaps"}, "on_unknown='perhaps'"),
     ],
 )
@@ -202,9 +202,9 @@ def test_settings_reach_the_client(tmp_path: Path) -> None:
     given = {
         **WRITE,
         "ackBatchBytes": "6000000",
-        "nsqext.connection_tls": str(file),
-        "nsqext.connection_auth_secret": SECRET,
-        "nsqext.connection_connect_timeout": "1.5",
+        "nsqext.tls": str(file),
+        "nsqext.auth_secret": SECRET,
+        "nsqext.connect_timeout": "1.5",
         "nsqext.lookup_request_timeout": "3",
         "nsqext.max_batch_size": "7000000",
         "nsqext.on_unknown": "raise",
@@ -231,4 +231,4 @@ def test_a_secret_is_not_shown_in_errors() -> None:
 
 def test_bodies_are_restored_unless_it_is_turned_off() -> None:
     assert SourceOptions.parse(READ).client.decompress
-    assert not SourceOptions.parse({**READ, "nsqext.delivery_decompress": "false"}).client.decompress
+    assert not SourceOptions.parse({**READ, "nsqext.decompress": "false"}).client.decompress

@@ -16,23 +16,13 @@ import pytest
 
 import nsqext
 import nsqext.sync
-from nsqext import (
-    Admin,
-    App,
-    BackoffOptions,
-    ConnectionOptions,
-    Consumer,
-    ConsumerOptions,
-    DeliveryOptions,
-    FailureOptions,
-    LookupOptions,
-    OutgoingMessage,
-    Producer,
-    ProducerOptions,
-    Router,
-)
+from nsqext import Admin, App, Consumer, OutgoingMessage, Producer, Router
 from nsqext.broker import Cluster
+from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions, DeliveryOptions, FailureOptions
+from nsqext.client.producer.options import ProducerOptions
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, NsqError
+from nsqext.lookup.options import LookupOptions
+from nsqext.transport.options import ConnectionOptions
 from tests.support.blocking_client import eventually
 
 pytestmark = pytest.mark.anyio
@@ -115,16 +105,16 @@ def refused_arguments() -> dict[str, Callable[[], object]]:
         "topics of bytes": lambda: Consumer(cast("Any", b"orders"), "billing", lookupd=NOWHERE),
         "topics of nothing": lambda: setattr(consumer, "topics", None),
         "addresses of a mapping": lambda: Producer(cast("Any", {"127.0.0.1": 4161})),
-        "url of a number": lambda: Producer.from_url(cast("Any", 5)),
-        "ext_filter of text": lambda: ConsumerOptions(ext_filter=cast("Any", "country")),
+        "url of a number": lambda: Producer(cast("Any", 5)),
+        "ext_filter of text": lambda: Consumer("orders", "billing", NOWHERE, ext_filter=cast("Any", "country")),
         "batches": lambda: consumer.batches(max_wait=cast("Any", "1")),
         "event callback": lambda: consumer.on_event(anything),
         "event callback that would be awaited": lambda: consumer.on_event(cast("Any", no_generator)),
         "event callback of a producer": lambda: Producer(NOWHERE).on_event(anything),
         "admin timeout": lambda: Admin(NOWHERE, timeout=-1),
         "admin timeout of text": lambda: Admin(NOWHERE, timeout=cast("Any", "30")),
-        "default that handlers do not have": lambda: App(NOWHERE, handler_defaults={"max_inflight": 5}),
-        "defaults of a number": lambda: App(NOWHERE, handler_defaults=cast("Any", 5)),
+        "default that handlers do not have": lambda: App(NOWHERE, max_inflight=5),
+        "text for a number": lambda: App(NOWHERE, max_in_flight=cast("Any", "5")),
         "middleware of a number": lambda: App(NOWHERE, middleware=cast("Any", 5)),
         "router of nothing": lambda: app.include_router(cast("Any", None)),
         "router of a class": lambda: app.include_router(cast("Any", Router)),

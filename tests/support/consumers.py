@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Unpack
 
 import anyio
 from anyio import create_task_group
 
-from nsqext import BackoffOptions, Consumer, ConsumerOptions, LookupOptions
+from nsqext import Consumer, ConsumerSettings
 from nsqext.protocol.messages import is_text_id
 from tests.support import plain_http
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from tests.support.fake_nsqd import Peer, ScriptedNode
 
 __all__ = (
-    "CALM",
     "QUICK",
     "depth",
     "eventually",
@@ -28,6 +27,7 @@ __all__ = (
     "opened",
     "publish",
     "quick",
+    "quick_sharing",
     "running",
     "take",
     "tape",
@@ -35,25 +35,26 @@ __all__ = (
 
 _PATIENCE = 25.0
 
-CALM = BackoffOptions(mode="off")
-"""Options without backoff."""
 
-
-def quick(**members: object) -> ConsumerOptions:
-    """Return options with short pauses and the full RDY count from the start."""
-    given: dict[str, object] = {
+def quick(**settings: Unpack[ConsumerSettings]) -> dict[str, Any]:
+    """Return settings with short pauses and the full RDY count from the start."""
+    return {
         "reconnect_wait": 0.01,
         "max_reconnect_wait": 0.1,
         "close_timeout": 2.0,
         "lookup_timeout": 0.0,
         "initial_ready": 2500,
-        "lookup": LookupOptions(max_pause=0.1),
-        **members,
+        "lookup_max_pause": 0.1,
+        **settings,
     }
-    return ConsumerOptions(**given)  # type: ignore[arg-type]
 
 
 QUICK = quick()
+
+
+def quick_sharing(**settings: Unpack[ConsumerSettings]) -> dict[str, Any]:
+    """Return the settings of `quick` for a consumer with a shared `nsqext.Lookup`, which has its own."""
+    return {name: value for name, value in quick(**settings).items() if not name.startswith("lookup_max")}
 
 
 def publish(cluster: Cluster, topic: str, *bodies: bytes, partition: int = 0, ext: str = "") -> None:
@@ -131,9 +132,9 @@ def depth(cluster: Cluster, topic: str) -> int:
     return total
 
 
-def opened(topic: str, cluster: Cluster, options: ConsumerOptions = QUICK, **members: object) -> Consumer:
+def opened(topic: str, cluster: Cluster, **settings: Unpack[ConsumerSettings]) -> Consumer:
     """Return a consumer of the channel ``ch``."""
-    return Consumer(topic, "ch", lookupd=cluster.lookupd, options=options, **members)  # type: ignore[arg-type]
+    return Consumer(topic, "ch", lookupd=cluster.lookupd, **quick(**settings))
 
 
 async def take(consumer: Consumer, count: int) -> list[bytes]:
@@ -148,10 +149,6 @@ async def take(consumer: Consumer, count: int) -> list[bytes]:
     return bodies
 
 
-def in_batches(
-    cluster: Cluster, topic: str, options: ConsumerOptions = QUICK, max_in_flight: int = 200, concurrency: int = 1
-) -> Consumer:
+def in_batches(cluster: Cluster, topic: str, **settings: Unpack[ConsumerSettings]) -> Consumer:
     """Return a consumer whose messages are read in batches."""
-    return Consumer(
-        topic, "ch", lookupd=cluster.lookupd, options=options, max_in_flight=max_in_flight, concurrency=concurrency
-    )
+    return Consumer(topic, "ch", lookupd=cluster.lookupd, **quick(**settings))

@@ -6,12 +6,12 @@ import random
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 import anyio
 from anyio import create_task_group
 
-from nsqext import BackoffOptions, Consumer, ConsumerOptions, FailureOptions, Message, OutgoingMessage, Producer
+from nsqext import Consumer, ConsumerSettings, Message, OutgoingMessage, Producer
 from nsqext.client.consumer.subscriptions import partition_reader
 from nsqext.transport.handshake import open_connection
 from nsqext.types import Address
@@ -22,21 +22,20 @@ if TYPE_CHECKING:
     import pytest
     from anyio.abc import TaskGroup
 
-__all__ = ("Faults", "LossyConsumers", "backward_steps", "lossy_options", "numbered", "relayed_connections")
+__all__ = ("Faults", "LossyConsumers", "backward_steps", "lossy", "numbered", "relayed_connections")
 
 PATIENCE = 90.0
 
 
-def lossy_options(**members: object) -> ConsumerOptions:
-    """Return options that reconnect quickly and requeue failed messages soon."""
-    given: dict[str, object] = {
+def lossy(**settings: Unpack[ConsumerSettings]) -> dict[str, Any]:
+    """Return settings that reconnect quickly and requeue failed messages soon."""
+    return {
         "reconnect_wait": 0.01,
         "max_reconnect_wait": 0.1,
-        "failure": FailureOptions(requeue_delay=0.02),
-        "backoff": BackoffOptions(mode="off"),
-        **members,
+        "requeue_delay": 0.02,
+        "backoff": "off",
+        **settings,
     }
-    return ConsumerOptions(**given)  # type: ignore[arg-type]
 
 
 class Faults(Protocol):

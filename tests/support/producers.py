@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Unpack
 
 import anyio
 import anyio.lowlevel
 
-from nsqext import (
-    Producer,
-    ProducerOptions,
-)
-from nsqext.lookup.options import LookupOptions
+from nsqext import Producer, ProducerSettings
 from tests.support.fake_nsqd import (
     Answer,
     ScriptedLookup,
@@ -23,14 +19,12 @@ from tests.support.fake_nsqd import (
     scripted_node,
 )
 
-__all__ = ("bodies", "bounded", "options_of", "producing", "publish_keyed")
-
-_QUICK = LookupOptions(max_pause=0.02)
+__all__ = ("bodies", "bounded", "producing", "publish_keyed", "quick")
 
 
-def options_of(**members: Any) -> ProducerOptions:
-    """Return options with short pauses."""
-    return ProducerOptions(**{"timeout": 5.0, "retry_wait": 0.005, "max_retry_wait": 0.05, "lookup": _QUICK, **members})
+def quick(**settings: Unpack[ProducerSettings]) -> dict[str, Any]:
+    """Return settings with short pauses."""
+    return {"timeout": 5.0, "retry_wait": 0.005, "max_retry_wait": 0.05, "lookup_max_pause": 0.02, **settings}
 
 
 @asynccontextmanager
@@ -47,14 +41,14 @@ def bodies(node: ScriptedNode, verb: str = "PUB") -> list[bytes]:
 
 @asynccontextmanager
 async def producing(
-    *answers: dict[str, Answer | list[Answer]], options: ProducerOptions | None = None, extend: bool = False
+    *answers: dict[str, Answer | list[Answer]], extend: bool = False, **settings: Unpack[ProducerSettings]
 ) -> AsyncIterator[tuple[Producer, list[ScriptedNode], ScriptedLookup]]:
     """Yield a producer and one node per script; node n leads partition n."""
     first, last = obey(answers[0]), obey(answers[-1])
     async with bounded(), scripted_lookup() as lookup, scripted_node(first) as one, scripted_node(last) as two:
         nodes = [one, two][: len(answers)]
         lookup.set_leaders(dict(enumerate(nodes)), num=len(nodes), extend=extend)
-        async with Producer(str(lookup), options=options or options_of()) as producer:
+        async with Producer(str(lookup), **quick(**settings)) as producer:
             yield producer, nodes, lookup
 
 

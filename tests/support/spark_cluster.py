@@ -10,7 +10,7 @@ from secrets import token_hex
 import anyio
 from attrs import define, field
 
-from nsqext import Admin, ConsumerOptions
+from nsqext import Admin
 from nsqext.broker import Cluster
 from nsqext.cli.flights.temporary_topic import TopicPlan
 from nsqext.sync import Consumer, Message, Producer
@@ -107,8 +107,7 @@ async def _delete(lookupd: Sequence[str], topics: Sequence[str]) -> None:
 def collect(servers: Servers, topic: str, count: int) -> list[Message]:
     """Return the first messages of a topic, read without Spark."""
     found: list[Message] = []
-    options = ConsumerOptions(queue_position=True)
-    with Consumer(topic, servers.channel, lookupd=list(servers.lookupd), options=options) as consumer:
+    with Consumer(topic, servers.channel, lookupd=list(servers.lookupd), queue_position=True) as consumer:
         for message in consumer:
             message.finish()
             found.append(message)

@@ -6,13 +6,12 @@ import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Unpack, cast
 
 import pytest
-from attrs import evolve
 
 import nsqext
-from nsqext import BackoffOptions, ConsumerOptions, FailureOptions, Position, sync
+from nsqext import ConsumerSettings, Position, sync
 from nsqext.app import Key  # noqa: TC001 - handlers are annotated with it
 from nsqext.client.consumer.handlers.in_flight import requeue_unanswered
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
@@ -24,9 +23,7 @@ if TYPE_CHECKING:
     from nsqext.broker import Cluster
     from nsqext.client.consumer.message import Message
 
-CALM = ConsumerOptions(
-    close_timeout=20.0, backoff=BackoffOptions(mode="off"), failure=FailureOptions(requeue_delay=0.01, jitter=0)
-)
+CALM: ConsumerSettings = {"close_timeout": 20.0, "backoff": "off", "requeue_delay": 0.01, "requeue_jitter": 0}
 
 
 def fill(cluster: Cluster, topic: str, count: int) -> None:
@@ -34,8 +31,9 @@ def fill(cluster: Cluster, topic: str, count: int) -> None:
         producer.publish_many(topic, [b"%d" % number for number in range(count)])
 
 
-def make(cluster: Cluster, topic: str, options: ConsumerOptions = CALM, concurrency: int = 1) -> sync.Consumer:
-    return sync.Consumer(topic, "ch", lookupd=cluster.lookupd, concurrency=concurrency, options=options)
+def make(cluster: Cluster, topic: str, **settings: Unpack[ConsumerSettings]) -> sync.Consumer:
+    given: ConsumerSettings = {**CALM, **settings}
+    return sync.Consumer(topic, "ch", lookupd=cluster.lookupd, **given)
 
 
 def test_iteration(cluster: Cluster, topic: str) -> None:
@@ -156,7 +154,7 @@ def test_it_runs_in_other_threads(cluster: Cluster, topic: str) -> None:
 
 def test_a_handler_that_does_not_end_is_cancelled_at_the_timeout(cluster: Cluster, topic: str) -> None:
     fill(cluster, topic, 1)
-    consumer = make(cluster, topic, ConsumerOptions(close_timeout=0.1))
+    consumer = make(cluster, topic, close_timeout=0.1)
     release, ended = threading.Event(), threading.Event()
     late: list[BaseException] = []
 
@@ -202,7 +200,7 @@ def test_stop_before_run(cluster: Cluster, topic: str) -> None:
 
 
 def test_a_pattern_and_topics_that_are_changed(cluster: Cluster, topic: str) -> None:
-    consumer = sync.Consumer(f"{topic}*", "ch", lookupd=cluster.lookupd, options=CALM)
+    consumer = sync.Consumer(f"{topic}*", "ch", lookupd=cluster.lookupd, **CALM)
     consumer.topics = [f"{topic}?"]
     with consumer:
         consumer.topics = f"{topic[:-1]}?"
@@ -214,7 +212,7 @@ def test_a_pattern_and_topics_that_are_changed(cluster: Cluster, topic: str) -> 
 def test_pause_seek_and_connections(cluster: Cluster, topic: str) -> None:
     fill(cluster, topic, 2)
     with make(cluster, topic) as consumer:
-        assert (consumer.topics, consumer.channel, consumer.options) == ((topic,), "ch", CALM)
+        assert (consumer.topics, consumer.channel, consumer.settings["close_timeout"]) == ((topic,), "ch", 20)
         assert {connection.partition for connection in consumer.connections} == {0, 1}
         messages = [next(consumer), next(consumer)]
         first = {message.body for message in messages}
@@ -277,7 +275,7 @@ def test_an_exception_in_the_loop_requeues_the_batch(cluster: Cluster, topic: st
 
 def test_closing_does_not_wait_for_a_batch_of_the_same_thread(cluster: Cluster, topic: str) -> None:
     fill(cluster, topic, 1)
-    with make(cluster, topic, ConsumerOptions(close_timeout=60.0)) as consumer:
+    with make(cluster, topic, close_timeout=60.0) as consumer:
         batch = consumer.fetch(1, 10.0)
     assert batch.unanswered == []
 
@@ -340,8 +338,8 @@ def test_a_message_is_finished_by_another_thread_after_its_handler(cluster: Clus
 
 def test_a_handler_is_called_while_the_consumer_starts(cluster: Cluster, topic: str) -> None:
     fill(cluster, topic, 1)
-    options = evolve(CALM, start_timeout=0.5)  # it waits for a topic that does not exist
-    consumer = sync.Consumer([topic, "absent"], "ch", lookupd=cluster.lookupd, options=options)
+    settings: ConsumerSettings = {**CALM, "start_timeout": 0.5}  # it waits for a topic that does not exist
+    consumer = sync.Consumer([topic, "absent"], "ch", lookupd=cluster.lookupd, **settings)
     attempts: list[int] = []
 
     @consumer.handler

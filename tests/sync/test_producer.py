@@ -64,11 +64,11 @@ def test_a_publish_returns_its_receipt(cluster: Cluster, topic: str) -> None:
         assert (receipt.topic, receipt.trace_id, placed(receipt)[0] > 0) == (topic, 7, True)
         assert producer.publish(topic, b"y", partition=1).partition == 1
         assert len(producer.publish_many(topic, (b"%d" % number for number in range(10)))) == 10
-        assert producer.options == nsqext.ProducerOptions()
+        assert producer.settings["timeout"] == 30
 
 
 def test_errors_equal_those_of_the_asynchronous_producer(cluster: Cluster, topic: str) -> None:
-    with sync.Producer(cluster.lookupd, options=nsqext.ProducerOptions(timeout=0.5)) as producer:
+    with sync.Producer(cluster.lookupd, timeout=0.5) as producer:
         with pytest.raises(InvalidBody):
             producer.publish(topic, b"")
         with pytest.raises((TopicNotFound, nsqext.PublishFailed)):
@@ -162,9 +162,8 @@ def test_the_batcher_publishes_in_the_background(cluster: Cluster, topic: str) -
 
 
 def test_the_batcher_reports_failed_messages(cluster: Cluster) -> None:
-    options = nsqext.ProducerOptions(timeout=0.2)
     with (
-        sync.Producer(cluster.lookupd, options=options) as producer,
+        sync.Producer(cluster.lookupd, timeout=0.2) as producer,
         producer.batcher("no_such_topic", linger=0) as batcher,
     ):
         batcher.add(b"x")
@@ -231,9 +230,11 @@ def test_a_given_producer_is_used(cluster: Cluster, topic: str) -> None:
 
 def test_several_share_a_lookup_in_the_loop_of_the_process(cluster: Cluster, topic: str) -> None:
     lookup = nsqext.Lookup(cluster.lookupd)
-    options = nsqext.ConsumerOptions(close_timeout=1.0)
     for body in (b"1", b"2"):
-        with sync.Producer(lookup) as producer, sync.Consumer(topic, "ch", lookupd=lookup, options=options) as consumer:
+        with (
+            sync.Producer(lookup) as producer,
+            sync.Consumer(topic, "ch", lookupd=lookup, close_timeout=1.0) as consumer,
+        ):
             producer.publish(topic, body)
             lookup.switch(cluster.lookupd)
             message = next(iter(consumer))

@@ -117,8 +117,7 @@ def test_default(nsq_cluster, nsq_topic):
 
 @pytest.mark.nsq_topic(channels=[])
 def test_without_channels(nsq_cluster, nsq_topic):
-    options = ProducerOptions(timeout=0.5)
-    with sync.Producer(nsq_cluster.lookupd, options=options) as producer, pytest.raises(NsqError):
+    with sync.Producer(nsq_cluster.lookupd, timeout=0.5) as producer, pytest.raises(NsqError):
         producer.publish(nsq_topic, b"hi")
 """,
         ini="nsqext_nodes = 1\n",

@@ -13,7 +13,7 @@ import pytest
 import trustme
 from attrs import evolve
 
-from nsqext import ConnectionOptions, Producer, ProducerOptions
+from nsqext import Producer
 from nsqext.broker import Cluster, ClusterOptions
 from nsqext.errors import (
     ConnectionFailed,
@@ -27,6 +27,7 @@ from nsqext.protocol.client.commands import sized, sub
 from nsqext.protocol.identify import IdentifyRequest
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.transport.handshake import open_connection, subscribe
+from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address
 from tests.support.fake_nsqd import REDESIGNED, Peer, error, obey, ok, scripted_node
 
@@ -91,14 +92,15 @@ def _trusting(authority: trustme.CA) -> ssl.SSLContext:
 async def test_layers_alone_and_combined(
     secured: Cluster, authority: trustme.CA, tls: bool, compression: dict[str, Any]
 ) -> None:
-    options = ConnectionOptions(
-        auth_secret="open-sesame",
-        tls=_trusting(authority) if tls else None,
-        tls_hostname="localhost" if tls else None,
-        **compression,
-    )
     with anyio.fail_after(25):
-        async with Producer(secured.lookupd, options=ProducerOptions(timeout=20, connection=options)) as producer:
+        async with Producer(
+            secured.lookupd,
+            timeout=20,
+            auth_secret="open-sesame",
+            tls=_trusting(authority) if tls else None,
+            tls_hostname="localhost" if tls else None,
+            **compression,
+        ) as producer:
             for body in (b"x", b"y" * 300_000, b"z"):
                 assert (await producer.publish("t", body)).topic == "t"
             async with anyio.create_task_group() as tasks:
@@ -118,9 +120,8 @@ async def test_a_body_larger_than_the_limit_when_unpacked_ends_the_connection(
 
 
 async def test_an_untrusted_certificate_is_reported_at_once(secured: Cluster) -> None:
-    options = ProducerOptions(connection=ConnectionOptions(auth_secret="open-sesame", tls=True))
     with anyio.fail_after(25):
-        async with Producer(secured.lookupd, options=options) as producer:
+        async with Producer(secured.lookupd, auth_secret="open-sesame", tls=True) as producer:
             with pytest.raises(NegotiationFailed, match="certificate"):
                 await producer.publish("t", b"x")
 
@@ -134,13 +135,12 @@ async def test_a_certificate_for_another_host_is_refused(secured: Cluster, autho
 
 @pytest.mark.parametrize(("secret", "kind"), [(None, AuthRequired), ("wrong", AuthFailed)])
 async def test_a_secret_that_is_missing_or_wrong(secured: Cluster, secret: str | None, kind: type[NsqError]) -> None:
-    options = ProducerOptions(connection=ConnectionOptions(auth_secret=secret))
     with anyio.fail_after(25):
-        async with Producer(secured.lookupd, options=options) as producer:
+        async with Producer(secured.lookupd, auth_secret=secret) as producer:
             with pytest.raises(kind) as caught:
                 await producer.publish("t", b"x")
     assert "wrong" not in str(caught.value)
-    assert "wrong" not in repr(options)
+    assert "wrong" not in repr(producer.settings)
 
 
 @pytest.mark.parametrize(

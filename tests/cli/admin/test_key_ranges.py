@@ -10,7 +10,7 @@ import anyio
 import pytest
 from rich.console import Console
 
-from nsqext import Admin, Consumer, ConsumerOptions, OutgoingMessage, Producer
+from nsqext import Admin, Consumer, OutgoingMessage, Producer
 from nsqext.admin import KeyRange
 from nsqext.broker import Cluster
 from nsqext.cli import main
@@ -45,9 +45,8 @@ async def test_ranges_reported_by_the_leaders(cluster: Cluster) -> None:
     cluster.create_topic(topic, partitions=2, extend=True, channels=["ch"])
 
     def make(most: int) -> Consumer:
-        options = ConsumerOptions(initial_ready=most)  # nothing reads the messages, so that RDY would not grow
         return Consumer(
-            topic, "ch", lookupd=cluster.lookupd, dispatch="key_failover", max_in_flight=most, options=options
+            topic, "ch", lookupd=cluster.lookupd, dispatch="key_failover", max_in_flight=most, initial_ready=most
         )
 
     async with Admin(cluster.lookupd) as admin:

@@ -85,7 +85,7 @@ def web_hook(answers: list[int]) -> Iterator[tuple[str, list[bytes]]]:
 def test_a_topic_is_relayed_to_a_url_with_retries(cluster: Cluster) -> None:
     topic = make_topic(cluster, "relay")
     lines("pub", topic, "one", "two", "--lookupd", cluster.lookupd[0])
-    url = f"nsq://{cluster.lookupd[0]}?failure_requeue_delay=0.1&backoff_base=0.1&backoff_max_wait=0.2"
+    url = f"nsq://{cluster.lookupd[0]}?requeue_delay=0.1&backoff_base=0.1&backoff_max_wait=0.2"
     with web_hook([503, 500]) as (hook, accepted):
         done = run("relay", topic, "--to-http", hook, "--until-end", "--url", url)
     assert (done.returncode, sorted(accepted)) == (0, [b"one", b"two"])
@@ -143,7 +143,7 @@ def test_messages_are_found_by_trace_id_and_message_id(cluster: Cluster) -> None
 def test_contexts(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     topic = make_topic(cluster)
-    (made,) = lines("config", "set", "here", f"nsq://{cluster.lookupd[0]}?connection_auth_secret=s3cret")
+    (made,) = lines("config", "set", "here", f"nsq://{cluster.lookupd[0]}?auth_secret=s3cret")
     assert "s3cret" not in made["url"]
     lines("config", "set", "there", "nsq://127.0.0.1:1")
     listed = lines("config", "list")
@@ -186,7 +186,7 @@ def test_trace_needs_stored_messages() -> None:
 def test_an_endless_http_response_times_out(cluster: Cluster) -> None:
     topic = make_topic(cluster, "relay")
     lines("pub", topic, "one", "--lookupd", cluster.lookupd[0])
-    url = f"nsq://{cluster.lookupd[0]}?failure_requeue_delay=0.1&backoff_base=0.1&backoff_max_wait=0.2"
+    url = f"nsq://{cluster.lookupd[0]}?requeue_delay=0.1&backoff_base=0.1&backoff_max_wait=0.2"
     with slow_hook() as (hook, asked), started("relay", topic, "--to-http", hook, "--timeout", "0.3", "--url", url):
         eventually(lambda: len(asked) >= 2, seconds=30.0)  # the message was requeued after the first attempt
     assert set(asked) == {b"one"}

@@ -17,7 +17,8 @@ from tests.support import plain_http
 from tests.support.command_line import Process, started
 
 if TYPE_CHECKING:
-    from nsqext import ConsumerOptions, ProducerOptions
+    from nsqext.client.consumer.options import ConsumerOptions
+    from nsqext.client.producer.options import ProducerOptions
     from nsqext.types import Address
 
 
@@ -61,10 +62,10 @@ def test_the_page_connects_with_the_settings_of_the_client(monkeypatch: pytest.M
         found.extend((options, page._producer.options, page._pages._options))
 
     monkeypatch.setattr("nsqext.cli.servers.web._serve_until_signal", serve)
-    monkeypatch.setenv("NSQEXT_CONNECTION_TLS", "true")
+    monkeypatch.setenv("NSQEXT_TLS", "true")
     monkeypatch.setenv("NSQEXT_LOOKUP_AUTH_SECRET", "hush")
     with pytest.raises(SystemExit) as ended:
-        main(["web", "--url", "nsq://127.0.0.1:1?connection_auth_secret=hush"])
+        main(["web", "--url", "nsq://127.0.0.1:1?auth_secret=hush"])
     assert ended.value.code == 0
     for options in found:
         assert (options.connection.tls, options.connection.auth_secret) == (True, "hush")

@@ -63,7 +63,7 @@ async def test_at_any_turn_of_the_event_loop(kind: str) -> None:
 
 async def _once(kind: str, turns: int, lookup: str) -> None:
     before = len(get_running_tasks())
-    consumer = Consumer("t", "ch", lookupd=lookup, max_in_flight=2, options=_OPTIONS)
+    consumer = Consumer("t", "ch", lookupd=lookup, max_in_flight=2, **_OPTIONS)
 
     @consumer.handler
     async def handle(message: Message) -> None:

@@ -9,10 +9,10 @@ import anyio
 import pytest
 from anyio import create_task_group
 
-from nsqext import Consumer, DeliveryOptions, FailureOptions, Finish, Message, Reject, Requeue
+from nsqext import Consumer, Finish, Message, Reject, Requeue
 from nsqext.errors import InvalidSetting, InvalidState, LookupFailed, MessageNotInFlight
 from nsqext.errors.server import ChannelNotRegistered
-from tests.support.consumers import CALM, QUICK, depth, eventually, publish, quick, running
+from tests.support.consumers import QUICK, depth, eventually, publish, quick, running
 from tests.support.fake_nsqd import PLAIN, message, scripted_node
 from tests.support.machine_pauses import unless_paused
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_handler_gets_everything_from_all_partitions(cluster: Cluster, topic: str) -> None:
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK)
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK)
     seen: list[tuple[int, bytes]] = []
 
     @consumer.handler
@@ -41,7 +41,7 @@ async def test_a_handler_gets_everything_from_all_partitions(cluster: Cluster, t
 
 async def test_answers_by_iteration(cluster: Cluster, topic: str) -> None:
     publish(cluster, topic, b"a", b"b")
-    async with Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK) as consumer:
+    async with Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK) as consumer:
         attempts: list[tuple[bytes, int]] = []
         async for message in consumer:
             attempts.append((message.body, message.attempts))
@@ -61,7 +61,7 @@ async def test_answers_by_iteration(cluster: Cluster, topic: str) -> None:
 
 
 async def test_two_tasks_may_iterate(cluster: Cluster, topic: str) -> None:
-    async with Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK) as consumer:
+    async with Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK) as consumer:
         seen: list[bytes] = []
 
         async def take() -> None:
@@ -79,7 +79,7 @@ async def test_two_tasks_may_iterate(cluster: Cluster, topic: str) -> None:
 
 async def test_stop_ends_the_iteration(cluster: Cluster, topic: str) -> None:
     async with (
-        Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK) as consumer,
+        Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK) as consumer,
         create_task_group() as tasks,
     ):
 
@@ -92,7 +92,7 @@ async def test_stop_ends_the_iteration(cluster: Cluster, topic: str) -> None:
 
 
 async def test_several_handlers_at_a_time(cluster: Cluster, topic: str) -> None:
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, concurrency=3, options=QUICK)
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, concurrency=3, **QUICK)
     inside = 0
     together = anyio.Event()
 
@@ -110,7 +110,7 @@ async def test_several_handlers_at_a_time(cluster: Cluster, topic: str) -> None:
 
 
 async def test_stop_from_a_handler(cluster: Cluster, topic: str) -> None:
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK)
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK)
 
     @consumer.handler
     async def handle(message: Message) -> None:
@@ -123,8 +123,8 @@ async def test_stop_from_a_handler(cluster: Cluster, topic: str) -> None:
 
 
 async def test_errors_raised_by_handlers_decide(cluster: Cluster, topic: str) -> None:
-    options = quick(backoff=CALM, failure=FailureOptions(requeue_delay=0.0))
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=options)
+    options = quick(backoff="off", requeue_delay=0.0)
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, **options)
     seen: list[tuple[bytes, int]] = []
 
     @consumer.handler
@@ -154,8 +154,12 @@ async def test_dead_letters_are_passed_to_a_function(cluster: Cluster, topic: st
     async def bury(message: Message, error: Exception | None) -> None:
         dead_letters.append((message.body, str(error)))
 
-    failure = FailureOptions(requeue_delay=0.0, max_attempts=3, dead_letter=bury)
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=quick(backoff=CALM, failure=failure))
+    consumer = Consumer(
+        topic,
+        "ch",
+        lookupd=cluster.lookupd,
+        **quick(backoff="off", requeue_delay=0.0, max_attempts=3, dead_letter=bury),
+    )
     attempts: list[int] = []
 
     @consumer.handler
@@ -172,8 +176,12 @@ async def test_dead_letters_are_passed_to_a_function(cluster: Cluster, topic: st
 
 async def test_dead_letters_are_published_to_a_topic(cluster: Cluster, topic: str) -> None:
     cluster.create_topic(f"{topic}_dead", channels=["ch"])
-    failure = FailureOptions(requeue_delay=0.0, max_attempts=2, dead_letter=f"{topic}_dead")
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=quick(backoff=CALM, failure=failure))
+    consumer = Consumer(
+        topic,
+        "ch",
+        lookupd=cluster.lookupd,
+        **quick(backoff="off", requeue_delay=0.0, max_attempts=2, dead_letter=f"{topic}_dead"),
+    )
 
     @consumer.handler
     async def handle(message: Message) -> None:
@@ -183,7 +191,7 @@ async def test_dead_letters_are_published_to_a_topic(cluster: Cluster, topic: st
     found: list[bytes] = []
 
     async def read() -> None:
-        async with Consumer(f"{topic}_dead", "ch", lookupd=cluster.lookupd, options=QUICK) as dead:
+        async with Consumer(f"{topic}_dead", "ch", lookupd=cluster.lookupd, **QUICK) as dead:
             message = await dead.__anext__()
             found.append(message.body)
             await message.finish()
@@ -195,8 +203,7 @@ async def test_dead_letters_are_published_to_a_topic(cluster: Cluster, topic: st
 async def test_an_ordered_message_is_not_rejected(cluster: Cluster, topic: str) -> None:
     name = f"{topic}_ordered"
     cluster.create_topic(name, ordered=True, channels=["ch"])
-    failure = FailureOptions(requeue_delay=0.0, max_attempts=2)
-    consumer = Consumer(name, "ch", lookupd=cluster.lookupd, options=quick(backoff=CALM, failure=failure))
+    consumer = Consumer(name, "ch", lookupd=cluster.lookupd, **quick(backoff="off", requeue_delay=0.0, max_attempts=2))
     seen: list[tuple[bytes, int]] = []
 
     @consumer.handler
@@ -214,8 +221,8 @@ async def test_an_ordered_message_is_not_rejected(cluster: Cluster, topic: str) 
 async def test_the_delay_of_an_ordered_message_is_accepted(cluster: Cluster, topic: str) -> None:
     name = f"{topic}_ordered"
     cluster.create_topic(name, ordered=True, channels=["ch"])
-    options = quick(backoff=CALM, failure=FailureOptions(requeue_delay=0.3, jitter=0.0))
-    consumer = Consumer(name, "ch", lookupd=cluster.lookupd, options=options)
+    options = quick(backoff="off", requeue_delay=0.3, requeue_jitter=0.0)
+    consumer = Consumer(name, "ch", lookupd=cluster.lookupd, **options)
     times: list[float] = []
 
     @consumer.handler
@@ -232,8 +239,8 @@ async def test_the_delay_of_an_ordered_message_is_accepted(cluster: Cluster, top
 async def test_a_handler_that_is_cancelled_from_outside_has_failed(
     cluster: Cluster, topic: str, anyio_backend_name: str
 ) -> None:
-    options = quick(backoff=CALM, failure=FailureOptions(requeue_delay=0.0))
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=options)
+    options = quick(backoff="off", requeue_delay=0.0)
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, **options)
     seen: list[int] = []
 
     @consumer.handler
@@ -251,14 +258,14 @@ async def test_a_handler_that_is_cancelled_from_outside_has_failed(
 
 async def test_a_missing_lookup_service_raises(closed_address: Address) -> None:
     with pytest.raises(LookupFailed):
-        async with Consumer("t", "ch", lookupd=str(closed_address), options=QUICK):
+        async with Consumer("t", "ch", lookupd=str(closed_address), **QUICK):
             raise AssertionError("it opened")
 
 
 async def test_a_channel_that_is_not_registered_is_raised(cluster: Cluster, topic: str) -> None:
     name = f"{topic}_reg"
     cluster.create_topic(name, channels=["known"], register_channels=True)
-    consumer = Consumer(name, "unknown", lookupd=cluster.lookupd, options=QUICK)
+    consumer = Consumer(name, "unknown", lookupd=cluster.lookupd, **QUICK)
     consumer.handler(_ignore)
     with anyio.fail_after(25), pytest.raises(ChannelNotRegistered):
         await consumer.run()
@@ -293,7 +300,7 @@ async def test_an_object_with_an_async_call_is_a_handler() -> None:
 
 async def test_finished_messages_are_sent_while_a_handler_is_slow() -> None:
     async with scripted_node(granted=PLAIN) as node:
-        consumer = Consumer("t", "ch", nsqd=str(node), concurrency=2, options=QUICK)
+        consumer = Consumer("t", "ch", nsqd=str(node), concurrency=2, **QUICK)
         release = anyio.Event()
 
         @consumer.handler
@@ -318,7 +325,7 @@ async def test_finished_messages_are_sent_while_a_handler_is_slow() -> None:
 
 async def test_handlers_that_never_wait_do_not_delay_answers_or_heartbeats() -> None:
     async with scripted_node(granted=PLAIN) as node:
-        consumer = Consumer("t", "ch", nsqd=str(node), options=QUICK)
+        consumer = Consumer("t", "ch", nsqd=str(node), **QUICK)
         handled = 0
 
         @consumer.handler
@@ -345,7 +352,7 @@ async def test_handlers_that_never_wait_do_not_delay_answers_or_heartbeats() -> 
 async def test_a_message_of_a_lost_connection_raises() -> None:
     async with (
         scripted_node(granted=PLAIN) as node,
-        Consumer("t", "ch", nsqd=str(node), options=quick(start_timeout=0.0)) as consumer,
+        Consumer("t", "ch", nsqd=str(node), **quick(start_timeout=0.0)) as consumer,
     ):
         peer = await _subscribe(node)
         await peer.raw(message(1) + message(2))
@@ -363,10 +370,10 @@ async def test_a_message_of_a_lost_connection_raises() -> None:
 
 
 async def test_late_answers_may_be_ignored() -> None:
-    options = quick(start_timeout=0.0, delivery=DeliveryOptions(on_lost="ignore"))
+    options = quick(start_timeout=0.0, on_lost="ignore")
     async with (
         scripted_node(granted=PLAIN) as node,
-        Consumer("t", "ch", nsqd=str(node), options=options) as consumer,
+        Consumer("t", "ch", nsqd=str(node), **options) as consumer,
     ):
         peer = await _subscribe(node)
         await peer.raw(message(1))
@@ -388,7 +395,7 @@ async def _subscribe(node: Any) -> Any:
 
 async def test_without_auto_finish_a_message_is_finished_by_another_task(cluster: Cluster, topic: str) -> None:
     options = quick(partitions=(0,))
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, max_in_flight=2, options=options)
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, max_in_flight=2, **options)
     received: list[Message] = []
 
     @consumer.handler(auto_finish=False)
@@ -409,7 +416,7 @@ async def test_without_auto_finish_a_message_is_finished_by_another_task(cluster
         assert consumer.connections, "closing waits for the responses"
         await received[2].finish()
         await received[3].finish()
-    async with Consumer(topic, "ch", lookupd=cluster.lookupd, options=options) as other:
+    async with Consumer(topic, "ch", lookupd=cluster.lookupd, **options) as other:
         (left,) = await other.fetch(1, 10.0)
         await left.finish()
     assert sorted([received[0].body, received[2].body, received[3].body, left.body]) == [b"a", b"b", b"c", b"d"]
@@ -420,7 +427,7 @@ async def test_without_auto_finish_messages_are_touched_until_they_are_answered(
     async def attempt(number: int) -> None:
         name = f"{topic}_{number}"
         cluster.create_topic(name, channels=["ch"])
-        consumer = Consumer(name, "ch", lookupd=cluster.lookupd, options=quick(msg_timeout=1.0))
+        consumer = Consumer(name, "ch", lookupd=cluster.lookupd, **quick(msg_timeout=1.0))
         received: list[Message] = []
 
         @consumer.handler(auto_finish=False)

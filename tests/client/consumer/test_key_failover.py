@@ -10,7 +10,7 @@ import anyio
 import pytest
 from anyio import create_task_group
 
-from nsqext import BackoffOptions, Consumer, FailureOptions, Message, OutgoingMessage, Producer
+from nsqext import Consumer, Message, OutgoingMessage, Producer
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidHeader, InvalidInput, InvalidSetting, MessageNotInFlight
 from tests.support import plain_http
@@ -81,12 +81,7 @@ async def test_lanes_keep_the_order_of_a_key_against_any_channel(cluster: Cluste
     """Handlers take different times and sometimes fail."""
     made, numbers = drafts(300, 20)
     consumer = Consumer(
-        topic,
-        "ch",
-        lookupd=cluster.lookupd,
-        concurrency=8,
-        key="##key",
-        options=quick(failure=FailureOptions(requeue_delay=0.01, jitter=0)),
+        topic, "ch", lookupd=cluster.lookupd, concurrency=8, key="##key", **quick(requeue_delay=0.01, requeue_jitter=0)
     )
     seen: list[tuple[str, int]] = []
     done: list[tuple[str, int]] = []
@@ -116,7 +111,7 @@ async def test_a_failing_key_does_not_block_others(cluster: Cluster, topic: str)
         concurrency=2,
         key=lambda message: message.body[:1],
         max_in_flight=6,
-        options=quick(failure=FailureOptions(requeue_delay=300.0, jitter=0)),
+        **quick(requeue_delay=300.0, requeue_jitter=0),
     )
     done: list[bytes] = []
 
@@ -147,7 +142,7 @@ async def test_consumers_of_a_key_failover_channel_share_the_keys(cluster: Clust
     seen: dict[str, list[tuple[str, int]]] = {"one": [], "two": []}
     consumers = []
     for got in seen.values():
-        consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, dispatch="key_failover", options=QUICK)
+        consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, dispatch="key_failover", **QUICK)
 
         consumer.handler(recorder(got))
         consumers.append(consumer)
@@ -190,7 +185,7 @@ async def test_consumers_that_share_the_keys_use_all_of_their_lanes(cluster: Clu
             concurrency=lanes,
             dispatch="key_failover",
             max_in_flight=400,
-            options=quick(partitions=(0,)),
+            **quick(partitions=(0,)),
         )
         consumer.handler(handle)
         consumers.append(consumer)
@@ -207,7 +202,7 @@ async def test_consumers_that_share_the_keys_use_all_of_their_lanes(cluster: Clu
 
 async def test_key_failover_with_positions(cluster: Cluster, topic: str) -> None:
     options = quick(queue_position=True)
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, dispatch="key_failover", options=options)
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, dispatch="key_failover", **options)
     seen: list[tuple[bytes, bool]] = []
 
     @consumer.handler
@@ -232,7 +227,7 @@ async def test_publishes_carry_their_key(cluster: Cluster, topic: str) -> None:
     assert traced.trace_id == 7
     assert traced.message_id
     found = {}
-    async with Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK) as consumer:
+    async with Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK) as consumer:
         async for message in consumer:
             found[message.body] = message.key, dict(message.headers), message.tag, message.trace_id
             await message.finish()
@@ -253,7 +248,7 @@ async def test_topics_without_extend_support_get_no_key(cluster: Cluster, topic:
     cluster.create_topic(f"{topic}-plain", channels=["ch"])
     async with (
         Producer(cluster.lookupd) as producer,
-        Consumer(f"{topic}-plain", "ch", lookupd=cluster.lookupd, options=QUICK) as consumer,
+        Consumer(f"{topic}-plain", "ch", lookupd=cluster.lookupd, **QUICK) as consumer,
     ):
         await producer.publish(f"{topic}-plain", b"x", key="ann")
         async for message in consumer:
@@ -269,9 +264,7 @@ async def test_a_key_that_is_too_long_is_refused(cluster: Cluster, topic: str) -
 
 
 async def test_a_key_function_that_fails_ends_the_consumer(cluster: Cluster, topic: str) -> None:
-    consumer = Consumer(
-        topic, "ch", lookupd=cluster.lookupd, key=lambda message: message.headers["user"], options=QUICK
-    )
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, key=lambda message: message.headers["user"], **QUICK)
 
     @consumer.handler
     async def handle(message: Message) -> None:
@@ -284,8 +277,8 @@ async def test_a_key_function_that_fails_ends_the_consumer(cluster: Cluster, top
 
 
 async def test_another_type_is_refused_at_once(cluster: Cluster, topic: str) -> None:
-    other = Consumer(topic, "ch", lookupd=cluster.lookupd, dispatch="key_failover", options=QUICK)
-    async with Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK):
+    other = Consumer(topic, "ch", lookupd=cluster.lookupd, dispatch="key_failover", **QUICK)
+    async with Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK):
         with pytest.raises(InvalidSetting, match="is dispatched by shared, not key_failover"):
             async with other:
                 pass
@@ -294,7 +287,7 @@ async def test_another_type_is_refused_at_once(cluster: Cluster, topic: str) -> 
 async def test_a_server_without_key_failover_is_refused() -> None:
     with Cluster(nodes=1, generation="nsq") as cluster:
         cluster.create_topic("t", channels=["ch"])
-        consumer = Consumer("t", "ch", lookupd=cluster.lookupd, dispatch="key_failover", options=QUICK)
+        consumer = Consumer("t", "ch", lookupd=cluster.lookupd, dispatch="key_failover", **QUICK)
         with pytest.raises(InvalidSetting, match="does not support dispatch by key_failover"):
             async with consumer:
                 pass
@@ -306,7 +299,7 @@ def test_invalid_settings_are_refused() -> None:
     with pytest.raises(InvalidSetting, match="key='' is neither"):
         Consumer("t", "ch", lookupd="127.0.0.1:4161", key="")
     with pytest.raises(InvalidSetting, match="contradict"):
-        Consumer("t", "ch", lookupd="127.0.0.1:4161", dispatch="key_failover", options=quick(ordered=True))
+        Consumer("t", "ch", lookupd="127.0.0.1:4161", dispatch="key_failover", **quick(ordered=True))
     with pytest.raises(TypeError, match="colour"):
         Consumer("t", "ch", lookupd="127.0.0.1:4161", colour="red")  # type: ignore[arg-type]
 
@@ -334,7 +327,7 @@ class Chaos:
             lookupd=self.cluster.lookupd,
             dispatch="key_failover",
             max_in_flight=chance.choice([2, 5, 20]),
-            options=quick(backoff=BackoffOptions(mode="off")),
+            **quick(backoff="off"),
         )
         async with create_task_group() as tasks, consumer:
             tasks.start_soon(self._stop, stop, consumer)
@@ -403,7 +396,7 @@ async def test_the_type_survives_a_change_of_leader(cluster: Cluster, topic: str
     cluster.create_topic(name, replicas=2, extend=True, channels=["ch"])
     made, numbers = drafts(200, 10)
     seen: list[tuple[str, int]] = []
-    consumer = Consumer(name, "ch", lookupd=cluster.lookupd, dispatch="key_failover", concurrency=4, options=QUICK)
+    consumer = Consumer(name, "ch", lookupd=cluster.lookupd, dispatch="key_failover", concurrency=4, **QUICK)
 
     @consumer.handler
     async def handle(message: Message) -> None:

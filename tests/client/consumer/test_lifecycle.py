@@ -13,7 +13,7 @@ import pytest
 from anyio import create_task_group
 
 import nsqext
-from nsqext import App, ClientEvent, ConnectionOptions, Consumer, ConsumerOptions, Message, Producer
+from nsqext import App, ClientEvent, Consumer, ConsumerSettings, Message, Producer
 from nsqext.errors import InvalidState, LookupFailed, LookupUnreachable, NegotiationFailed
 from tests.support.consumers import QUICK, depth, eventually, publish, quick, running, take
 from tests.support.fake_lookupd import answering, http, serving
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_opened_in_one_task_and_closed_in_another(cluster: Cluster, topic: str) -> None:
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK)
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK)
     async with create_task_group() as tasks:
         tasks.start_soon(consumer.start)
     publish(cluster, topic, b"a")
@@ -45,7 +45,7 @@ async def test_opened_in_one_task_and_closed_in_another(cluster: Cluster, topic:
 
 
 async def test_the_task_that_started_it_may_be_cancelled(cluster: Cluster, topic: str) -> None:
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK)
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK)
 
     started = anyio.Event()
 
@@ -64,7 +64,7 @@ async def test_the_task_that_started_it_may_be_cancelled(cluster: Cluster, topic
 
 
 async def test_start_runs_the_handler_in_the_background(cluster: Cluster, topic: str) -> None:
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK)
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK)
     handled = anyio.Event()
 
     @consumer.handler
@@ -80,7 +80,7 @@ async def test_start_runs_the_handler_in_the_background(cluster: Cluster, topic:
 
 
 async def test_aclose_in_a_handler_ends_the_run(cluster: Cluster, topic: str) -> None:
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK)
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK)
 
     @consumer.handler
     async def handle(message: Message) -> None:
@@ -100,7 +100,7 @@ async def test_the_handler_that_a_program_has_for_sigterm_stays(cluster: Cluster
     def mine(*given: object) -> None:
         """Replaces the signal handler of a web server."""
 
-    app = App(cluster.lookupd, consumer_options=QUICK)
+    app = App(cluster.lookupd, **QUICK)
 
     async def handle(message: Message) -> None:
         """Do nothing."""
@@ -109,7 +109,7 @@ async def test_the_handler_that_a_program_has_for_sigterm_stays(cluster: Cluster
         app.handler(topic, "ch")(handle)
         consumer, run, stop = app.consumers[0], app.serve, app.stop
     else:
-        consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK)
+        consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK)
         consumer.handler(handle)
         run, stop = consumer.run, consumer.stop
     before = signal.signal(signal.SIGTERM, mine)
@@ -126,7 +126,7 @@ async def test_the_handler_that_a_program_has_for_sigterm_stays(cluster: Cluster
 
 
 async def test_one_signal_ends_all_consumers_of_a_program(cluster: Cluster, topic: str) -> None:
-    consumers = [Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK) for _ in range(2)]
+    consumers = [Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK) for _ in range(2)]
 
     async def handle(message: Message) -> None:
         """Do nothing."""
@@ -142,7 +142,7 @@ async def test_one_signal_ends_all_consumers_of_a_program(cluster: Cluster, topi
 
 
 async def test_signals_are_received_before_the_first_message(cluster: Cluster, topic: str) -> None:
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK)
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK)
     missed: list[object] = []
 
     @consumer.handler
@@ -165,7 +165,7 @@ async def test_signals_are_received_before_the_first_message(cluster: Cluster, t
 async def test_run_waits_for_a_lookup_service_that_starts_later(
     closed_address: Address, caplog: pytest.LogCaptureFixture
 ) -> None:
-    consumer = Consumer("t", "ch", lookupd=str(closed_address), options=quick(lookup_timeout=30.0))
+    consumer = Consumer("t", "ch", lookupd=str(closed_address), **quick(lookup_timeout=30.0))
     handled = anyio.Event()
 
     @consumer.handler
@@ -190,7 +190,7 @@ async def test_a_proxy_whose_lookup_service_is_not_up_is_waited_for(
     body: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(answering(http(body, status="503 Service Unavailable"))) as address:
-        consumer = Consumer("t", "ch", lookupd=str(address), options=quick(lookup_timeout=300.0))
+        consumer = Consumer("t", "ch", lookupd=str(address), **quick(lookup_timeout=300.0))
         async with create_task_group() as tasks:
             tasks.start_soon(consumer.start)
             await eventually(lambda: "waiting for a partition to subscribe to" in caplog.text)
@@ -199,14 +199,14 @@ async def test_a_proxy_whose_lookup_service_is_not_up_is_waited_for(
 
 
 async def test_the_wait_for_a_lookup_service_ends(closed_address: Address) -> None:
-    consumer = Consumer("t", "ch", lookupd=str(closed_address), options=quick(lookup_timeout=0.1))
+    consumer = Consumer("t", "ch", lookupd=str(closed_address), **quick(lookup_timeout=0.1))
     with anyio.fail_after(25), pytest.raises(LookupUnreachable):
         await consumer.start()
 
 
 async def test_an_address_that_is_not_that_of_a_lookup_service_fails_at_once() -> None:
     async with serving(answering(http(b"<html>"))) as address:
-        consumer = Consumer("t", "ch", lookupd=str(address), options=quick(lookup_timeout=300.0))
+        consumer = Consumer("t", "ch", lookupd=str(address), **quick(lookup_timeout=300.0))
         with anyio.fail_after(25), pytest.raises(LookupFailed):
             await consumer.start()
 
@@ -222,8 +222,8 @@ async def test_an_error_that_prevents_the_start_is_raised_and_not_logged_as_well
 
     async with serving(answering(http(b"<html>"))) as address:
         options = quick(lookup_timeout=300.0, start_timeout=0.0 if way in ("run", "iterate") else 5.0)
-        consumer = Consumer("t", "ch", lookupd=str(address), options=options)
-        app = App(str(address), consumer_options=options)
+        consumer = Consumer("t", "ch", lookupd=str(address), **options)
+        app = App(str(address), **options)
         app.handler("t", "ch")(handle)
         if way == "run":
             consumer.handler(handle)
@@ -240,7 +240,7 @@ async def test_an_error_that_prevents_the_start_is_raised_and_not_logged_as_well
 
 async def test_an_error_that_ends_a_consumer_in_the_background_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async with serving(answering(http(b"<html>"))) as address:
-        consumer = Consumer("t", "ch", lookupd=str(address), options=quick(start_timeout=0.0))
+        consumer = Consumer("t", "ch", lookupd=str(address), **quick(start_timeout=0.0))
 
         @consumer.handler
         async def handle(message: Message) -> None:
@@ -252,16 +252,16 @@ async def test_an_error_that_ends_a_consumer_in_the_background_is_logged(caplog:
 
 
 async def test_nodes_that_refuse_tls_end_a_consumer_that_was_never_connected() -> None:
-    options = quick(connection=ConnectionOptions(tls=True))
+    options = quick(tls=True)
     async with scripted_node(granted=PLAIN) as one, scripted_node(granted=PLAIN) as two:
-        consumer = Consumer("t", "ch", nsqd=f"{one},{two}", options=options)
+        consumer = Consumer("t", "ch", nsqd=f"{one},{two}", **options)
         with anyio.fail_after(25), pytest.raises(NegotiationFailed, match="TLS"):
             await consumer.start()
 
 
 async def test_repeated_failures_are_logged_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
     async with scripted_node(obey({"SUB": error("E_SUB_FAILED no")}), granted=PLAIN) as node:
-        consumer = Consumer("t", "ch", nsqd=str(node), options=quick(start_timeout=0.0))
+        consumer = Consumer("t", "ch", nsqd=str(node), **quick(start_timeout=0.0))
         with caplog.at_level(logging.WARNING, "nsqext.consumer"):
             async with consumer:
                 await eventually(lambda: len(node.peers) > 5)
@@ -272,10 +272,10 @@ async def test_repeated_failures_are_logged_once_in_a_while(caplog: pytest.LogCa
 
 
 async def test_a_consumer_that_joins_late_gets_work(cluster: Cluster, topic: str) -> None:
-    options = ConsumerOptions(partitions=(0,))
+    options: ConsumerSettings = {"partitions": (0,)}
     async with Producer(cluster.lookupd) as producer:
         share = await share_of_a_late_consumer(
-            lambda: Consumer(topic, "ch", lookupd=cluster.lookupd, options=options),
+            lambda: Consumer(topic, "ch", lookupd=cluster.lookupd, **options),
             partial(producer.publish_many, topic, partition=0),
         )
     assert share >= 45
@@ -297,7 +297,7 @@ async def test_a_caller_that_holds_messages_gets_more(cluster: Cluster, topic: s
 
 
 async def test_statistics(cluster: Cluster, topic: str) -> None:
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=quick(partitions=(0,)))
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, **quick(partitions=(0,)))
     with pytest.raises(InvalidState, match="not open"):
         consumer.statistics()
     publish(cluster, topic, b"1", b"2", b"3")
@@ -318,7 +318,7 @@ async def test_statistics(cluster: Cluster, topic: str) -> None:
 async def test_events_and_log_lines_of_a_consumer(caplog: pytest.LogCaptureFixture) -> None:
     events: list[ClientEvent] = []
     async with scripted_node(obey(), granted=PLAIN) as node:
-        consumer = Consumer("t", "ch", nsqd=str(node), options=QUICK)
+        consumer = Consumer("t", "ch", nsqd=str(node), **QUICK)
         consumer.on_event(events.append)
 
         @consumer.on_event
@@ -341,7 +341,7 @@ async def test_events_and_log_lines_of_a_consumer(caplog: pytest.LogCaptureFixtu
 async def test_a_backoff_is_an_event() -> None:
     events: list[ClientEvent] = []
     async with scripted_node(granted=PLAIN) as node:
-        consumer = Consumer("t", "ch", nsqd=str(node), options=QUICK)
+        consumer = Consumer("t", "ch", nsqd=str(node), **QUICK)
         consumer.on_event(events.append)
 
         @consumer.handler
@@ -361,7 +361,7 @@ async def test_a_backoff_is_an_event() -> None:
 
 
 async def test_the_error_of_a_run_is_never_a_group(caplog: pytest.LogCaptureFixture) -> None:
-    consumer = nsqext.Consumer("t", "ch", lookupd="127.0.0.1:9", options=QUICK)
+    consumer = nsqext.Consumer("t", "ch", lookupd="127.0.0.1:9", **QUICK)
 
     @consumer.handler
     async def handle(message: Message) -> None:
@@ -382,7 +382,7 @@ async def test_a_start_beside_aclose_leaves_nothing_open() -> None:
 
     with anyio.fail_after(25):
         for _ in range(20):
-            consumer = Consumer("t", "ch", lookupd=lookup, options=ConsumerOptions(start_timeout=0.0))
+            consumer = Consumer("t", "ch", lookupd=lookup, start_timeout=0.0)
             async with create_task_group() as tasks:
                 tasks.start_soon(start, consumer)
                 tasks.start_soon(consumer.aclose)

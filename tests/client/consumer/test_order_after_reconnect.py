@@ -10,7 +10,7 @@ import pytest
 
 from nsqext import Consumer, Producer
 from nsqext.broker import Cluster
-from tests.support.lost_connections import LossyConsumers, backward_steps, lossy_options, numbered, relayed_connections
+from tests.support.lost_connections import LossyConsumers, backward_steps, lossy, numbered, relayed_connections
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,13 +37,11 @@ async def test_lanes_never_repeat_an_earlier_message(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     topic = topic_of(cluster)
-    consumer = Consumer(
-        topic, "ch", lookupd=cluster.lookupd, key="of", concurrency=4, max_in_flight=20, options=lossy_options()
-    )
-    lossy = LossyConsumers([consumer], seed)
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, key="of", concurrency=4, max_in_flight=20, **lossy())
+    faulty = LossyConsumers([consumer], seed)
     async with Producer(cluster.lookupd) as producer, relayed_connections(monkeypatch) as relays:
-        await lossy.run(relays, producer, topic, numbered(2, 6, 200, seed))
-    assert backward_steps(lossy.begun) == []
+        await faulty.run(relays, producer, topic, numbered(2, 6, 200, seed))
+    assert backward_steps(faulty.begun) == []
 
 
 @pytest.mark.parametrize("seed", range(1))
@@ -51,15 +49,15 @@ async def test_an_ordered_partition_never_repeats_an_earlier_message(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     topic = topic_of(cluster, ordered=True, extend=False)
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, concurrency=4, options=lossy_options())
-    lossy = LossyConsumers([consumer], seed)
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, concurrency=4, **lossy())
+    faulty = LossyConsumers([consumer], seed)
     messages = {
         partition: [type(one)(one.body) for one in given] for partition, given in numbered(2, 1, 40, seed).items()
     }
     async with Producer(cluster.lookupd) as producer, relayed_connections(monkeypatch) as relays:
-        await lossy.run(relays, producer, topic, messages)
-    assert backward_steps(lossy.begun) == []
-    assert backward_steps(lossy.done) == []
+        await faulty.run(relays, producer, topic, messages)
+    assert backward_steps(faulty.begun) == []
+    assert backward_steps(faulty.done) == []
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -68,15 +66,14 @@ async def test_key_failover_delivers_first_in_order(
 ) -> None:
     """With two consumers, a message may be handled twice, but never for the first time after a later one."""
     topic = topic_of(cluster)
-    options = lossy_options(key="of", dispatch="key_failover")
+    options = lossy(key="of", dispatch="key_failover")
     consumers = [
-        Consumer(topic, "ch", lookupd=cluster.lookupd, concurrency=4, max_in_flight=20, options=options)
-        for _ in range(2)
+        Consumer(topic, "ch", lookupd=cluster.lookupd, concurrency=4, max_in_flight=20, **options) for _ in range(2)
     ]
-    lossy = LossyConsumers(consumers, seed)
+    faulty = LossyConsumers(consumers, seed)
     async with Producer(cluster.lookupd) as producer, relayed_connections(monkeypatch) as relays:
-        await lossy.run(relays, producer, topic, numbered(2, 6, 200, seed))
-    assert backward_steps(dict.fromkeys(lossy.begun)) == []
+        await faulty.run(relays, producer, topic, numbered(2, 6, 200, seed))
+    assert backward_steps(dict.fromkeys(faulty.begun)) == []
 
 
 class Leaders:
@@ -103,9 +100,9 @@ async def test_keys_keep_their_order_when_leaders_die(dispatch: str | None) -> N
     """A new leader may redeliver recently finished messages, but first deliveries are in order."""
     with Cluster(nodes=3) as cluster:
         cluster.create_topic("t", replicas=3, extend=True, channels=["ch"])
-        options = lossy_options(key="of", dispatch=dispatch)
-        consumer = Consumer("t", "ch", lookupd=cluster.lookupd, concurrency=4, max_in_flight=20, options=options)
-        lossy = LossyConsumers([consumer], 1)
+        options = lossy(key="of", dispatch=dispatch)
+        consumer = Consumer("t", "ch", lookupd=cluster.lookupd, concurrency=4, max_in_flight=20, **options)
+        faulty = LossyConsumers([consumer], 1)
         async with Producer(cluster.lookupd) as producer:
-            await lossy.run(Leaders(cluster, "t"), producer, "t", numbered(1, 6, 200, 1))
-    assert backward_steps(dict.fromkeys(lossy.begun)) == []
+            await faulty.run(Leaders(cluster, "t"), producer, "t", numbered(1, 6, 200, 1))
+    assert backward_steps(dict.fromkeys(faulty.begun)) == []

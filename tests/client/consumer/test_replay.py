@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from nsqext import ConnectionOptions, Consumer, FailureOptions, Message, Producer, Reject, replay_dead_letters
+from nsqext import Consumer, Message, Producer, Reject, replay_dead_letters
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidInput, NegotiationFailed, OperationNotSupported, PartitionUnavailable, TopicNotFound
 from tests.support.consumers import publish, quick
@@ -17,9 +17,9 @@ async def test_a_dead_letter_describes_its_origin_and_is_replayed_to_it() -> Non
     with Cluster(nodes=1) as cluster, anyio.fail_after(60):
         cluster.create_topic("orders", extend=True, channels=["billing"])
         cluster.create_topic("dead", extend=True, channels=["look", "replay"])
-        options = quick(failure=FailureOptions(max_attempts=1, dead_letter="dead"))
+        options = quick(max_attempts=1, dead_letter="dead")
         seen: list[tuple[str | None, dict[str, str], str | None, int]] = []
-        consumer = Consumer("orders", "billing", lookupd=cluster.lookupd, options=options)
+        consumer = Consumer("orders", "billing", lookupd=cluster.lookupd, **options)
 
         @consumer.handler
         async def handle(message: Message) -> None:
@@ -31,7 +31,7 @@ async def test_a_dead_letter_describes_its_origin_and_is_replayed_to_it() -> Non
         async with anyio.create_task_group() as tasks, Producer(cluster.lookupd) as producer:
             tasks.start_soon(lambda: consumer.run(signals=False))
             await producer.publish("orders", b"42", key="ann", headers={"a": "b"}, tag="red", trace_id=7)
-            async with Consumer("dead", "look", lookupd=cluster.lookupd, options=quick()) as letters:
+            async with Consumer("dead", "look", lookupd=cluster.lookupd, **quick()) as letters:
                 letter = await anext(letters)
                 await letter.finish()
             assert await replay_dead_letters("dead", lookupd=cluster.lookupd, idle=0.5) == 1
@@ -70,7 +70,7 @@ async def test_a_replay_takes_connection_options() -> None:
     with Cluster(nodes=1) as cluster, anyio.fail_after(30):
         cluster.create_topic("dead", extend=True, channels=["replay"])
         with pytest.raises(NegotiationFailed, match="TLS"):
-            await replay_dead_letters("dead", lookupd=cluster.lookupd, connection=ConnectionOptions(tls=True))
+            await replay_dead_letters("dead", lookupd=cluster.lookupd, tls=True)
 
 
 async def test_another_message_is_not_replayed() -> None:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 
 async def test_the_order_of_the_end() -> None:
     async with scripted_node(granted=PLAIN) as node:
-        consumer = Consumer("t", "ch", nsqd=str(node), max_in_flight=3, options=QUICK)
+        consumer = Consumer("t", "ch", nsqd=str(node), max_in_flight=3, **QUICK)
         started, go_on = anyio.Event(), anyio.Event()
 
         @consumer.handler
@@ -47,7 +47,7 @@ async def test_the_order_of_the_end() -> None:
 
 
 async def test_handlers_may_end_within_close_timeout_when_run_is_cancelled(cluster: Cluster, topic: str) -> None:
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=quick(close_timeout=30.0))
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, **quick(close_timeout=30.0))
     started, go_on, ended = anyio.Event(), anyio.Event(), anyio.Event()
 
     @consumer.handler
@@ -70,7 +70,7 @@ async def test_handlers_may_end_within_close_timeout_when_run_is_cancelled(clust
 
 
 async def test_handlers_that_do_not_end_are_cancelled_after_close_timeout(cluster: Cluster, topic: str) -> None:
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=quick(close_timeout=0.05))
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, **quick(close_timeout=0.05))
     started = anyio.Event()
 
     @consumer.handler
@@ -87,7 +87,7 @@ async def test_handlers_that_do_not_end_are_cancelled_after_close_timeout(cluste
 async def test_messages_of_cancelled_handlers_are_requeued_before_closing(lanes: bool) -> None:
     async with scripted_node(granted=PLAIN) as node:
         options = quick(close_timeout=0.05, key=(lambda message: b"k") if lanes else None)
-        consumer = Consumer("t", "ch", nsqd=str(node), max_in_flight=4, concurrency=4, options=options)
+        consumer = Consumer("t", "ch", nsqd=str(node), max_in_flight=4, concurrency=4, **options)
         begun: list[int] = []
 
         @consumer.handler
@@ -125,7 +125,7 @@ async def test_messages_of_cancelled_handlers_are_requeued_before_closing(lanes:
 async def test_an_ordered_message_is_requeued_by_the_end_of_the_connection() -> None:
     async with scripted_node() as node, scripted_lookup() as lookup:
         lookup.set_leaders({0: node}, num=1, ordered=True)
-        consumer = Consumer("t", "ch", lookupd=str(lookup), options=quick(close_timeout=0.05))
+        consumer = Consumer("t", "ch", lookupd=str(lookup), **quick(close_timeout=0.05))
         started = anyio.Event()
 
         @consumer.handler
@@ -148,7 +148,7 @@ async def test_an_ordered_message_is_requeued_by_the_end_of_the_connection() -> 
 
 async def test_the_batch_of_the_task_that_closes_is_requeued_behind_rdy_0() -> None:
     async with scripted_node(granted=PLAIN) as node, create_task_group() as tasks:
-        consumer = Consumer("t", "ch", nsqd=str(node), max_in_flight=2, options=QUICK)
+        consumer = Consumer("t", "ch", nsqd=str(node), max_in_flight=2, **QUICK)
 
         async def fetch() -> None:
             async with consumer:
@@ -166,7 +166,7 @@ async def test_the_batch_of_the_task_that_closes_is_requeued_behind_rdy_0() -> N
 
 async def test_the_message_of_a_loop_that_is_left_is_requeued_on_the_original_nsq() -> None:
     async with scripted_node(granted=PLAIN) as node, create_task_group() as tasks:
-        consumer = Consumer("t", "ch", nsqd=str(node), max_in_flight=2, options=QUICK)
+        consumer = Consumer("t", "ch", nsqd=str(node), max_in_flight=2, **QUICK)
 
         async def consume() -> None:
             with pytest.raises(KeyError):
@@ -190,7 +190,7 @@ async def test_the_message_of_a_loop_that_is_left_is_requeued_on_the_original_ns
 async def test_all_messages_that_a_loop_left_unanswered_are_requeued_on_the_original_nsq() -> None:
     """The server would redeliver them after their timeout (captured behaviour of the original server)."""
     async with scripted_node(granted=PLAIN) as node, create_task_group() as tasks:
-        consumer = Consumer("t", "ch", nsqd=str(node), max_in_flight=9, options=QUICK)
+        consumer = Consumer("t", "ch", nsqd=str(node), max_in_flight=9, **QUICK)
         first: list[Message] = []
         sent = anyio.Event()
 
@@ -238,7 +238,7 @@ async def test_the_messages_behind_one_whose_key_cannot_be_read_are_requeued_on_
         return b"k"
 
     async with scripted_node(granted=PLAIN) as node, create_task_group() as tasks:
-        consumer = Consumer("t", "ch", nsqd=str(node), max_in_flight=9, options=quick(key=key))
+        consumer = Consumer("t", "ch", nsqd=str(node), max_in_flight=9, **quick(key=key))
         handled = anyio.Event()
 
         @consumer.handler
@@ -268,7 +268,7 @@ async def test_messages_of_cancelled_handlers_are_redelivered_at_once(generation
         cluster.create_topic("t", channels=["ch"])
         async with Producer(cluster.lookupd) as producer:
             await producer.publish("t", b"a")
-        consumer = Consumer("t", "ch", lookupd=cluster.lookupd, options=quick(close_timeout=0.05))
+        consumer = Consumer("t", "ch", lookupd=cluster.lookupd, **quick(close_timeout=0.05))
 
         @consumer.handler
         async def handle(message: Message) -> None:
@@ -276,7 +276,7 @@ async def test_messages_of_cancelled_handlers_are_redelivered_at_once(generation
             await anyio.sleep_forever()
 
         await consumer.run(signals=False)
-        async with Consumer("t", "ch", lookupd=cluster.lookupd, options=QUICK) as successor:
+        async with Consumer("t", "ch", lookupd=cluster.lookupd, **QUICK) as successor:
             again = await successor.__anext__()
             assert (again.body, again.attempts) == (b"a", 2)
             await again.finish()
@@ -284,7 +284,7 @@ async def test_messages_of_cancelled_handlers_are_redelivered_at_once(generation
 
 async def test_a_handler_that_ignores_its_cancellation_does_not_keep_the_connection_open() -> None:
     async with scripted_node(granted=PLAIN) as node:
-        consumer = Consumer("t", "ch", nsqd=str(node), options=quick(close_timeout=0.05))
+        consumer = Consumer("t", "ch", nsqd=str(node), **quick(close_timeout=0.05))
         started, left = anyio.Event(), anyio.Event()
 
         @consumer.handler
@@ -310,13 +310,13 @@ async def test_a_handler_that_ignores_its_cancellation_does_not_keep_the_connect
 
 async def test_the_error_of_the_body_is_raised_unchanged(cluster: Cluster, topic: str) -> None:
     with pytest.raises(KeyError, match="mine"):
-        async with Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK):
+        async with Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK):
             raise KeyError("mine")
 
 
 async def test_the_error_of_the_body_outlives_a_cancellation(cluster: Cluster, topic: str) -> None:
     with pytest.raises(KeyError, match="mine"), anyio.CancelScope() as scope:
-        async with Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK):
+        async with Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK):
             scope.cancel()
             raise KeyError("mine")
 
@@ -326,7 +326,7 @@ async def test_errors_that_a_handler_may_not_raise_are_raised_unchanged(
 ) -> None:
     if anyio_backend_name == "asyncio":
         return  # it ends the event loop
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK)
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK)
 
     @consumer.handler
     async def handle(message: Message) -> None:
@@ -338,7 +338,7 @@ async def test_errors_that_a_handler_may_not_raise_are_raised_unchanged(
 
 
 async def test_a_consumer_is_used_once(cluster: Cluster, topic: str) -> None:
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK)
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK)
     with pytest.raises(InvalidState, match="not open"):
         await consumer.__anext__()
     with pytest.raises(InvalidState, match="no handler"):
@@ -352,6 +352,6 @@ async def test_a_consumer_is_used_once(cluster: Cluster, topic: str) -> None:
 
 async def test_no_resource_stays_open(cluster: Cluster, topic: str) -> None:
     before = len(get_running_tasks())
-    async with Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK):
+    async with Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK):
         assert len(get_running_tasks()) > before
     assert len(get_running_tasks()) == before

@@ -11,7 +11,7 @@ import anyio
 import pytest
 import trustme
 
-from nsqext import BackoffOptions, ConnectionOptions, FailureOptions, Message, Producer, ProducerOptions
+from nsqext import Message, Producer
 from nsqext.broker import Cluster
 from nsqext.broker.options import ClusterOptions
 from nsqext.protocol.server.negotiate import ServerLimits
@@ -49,14 +49,16 @@ async def test_a_round_trip_through_all_layers(
 ) -> None:
     context = ssl.create_default_context()
     authority.configure_trust(context)
-    connection = ConnectionOptions(
-        tls=context if tls else None, tls_hostname="localhost" if tls else None, **compression
-    )
+    connection: dict[str, Any] = {
+        "tls": context if tls else None,
+        "tls_hostname": "localhost" if tls else None,
+        **compression,
+    }
     sent = [b"%d " % number * (20_000 if number % 50 == 0 else 20) for number in range(200)]
     with anyio.fail_after(25):
-        async with Producer(cluster.lookupd, options=ProducerOptions(connection=connection)) as producer:
+        async with Producer(cluster.lookupd, **connection) as producer:
             await producer.publish_many(topic, sent)
-        consumer = opened(topic, cluster, quick(connection=connection), max_in_flight=50)
+        consumer = opened(topic, cluster, **connection, max_in_flight=50)
         async with consumer:
             async for message in consumer:
                 await message.requeue()
@@ -70,7 +72,7 @@ async def test_a_sample_of_the_messages(cluster: Cluster, topic: str) -> None:
     with anyio.fail_after(25):
         async with Producer(cluster.lookupd) as producer:
             await producer.publish_many(topic, [b"%d" % number for number in range(1000)])
-        consumer = opened(topic, cluster, quick(sample_rate=30))
+        consumer = opened(topic, cluster, sample_rate=30)
 
         @consumer.handler
         async def handle(message: Message) -> None:
@@ -85,12 +87,11 @@ async def test_a_sample_of_the_messages(cluster: Cluster, topic: str) -> None:
 
 
 async def test_idle_connections_live_on_heartbeats(cluster: Cluster, topic: str) -> None:
-    connection = ConnectionOptions(heartbeat_interval=1)
+    connection: dict[str, Any] = {"heartbeat_interval": 1}
     with anyio.fail_after(25):
-        options = ProducerOptions(connection=connection)
         async with (
-            Producer(cluster.lookupd, options=options) as producer,
-            opened(topic, cluster, quick(connection=connection)) as consumer,
+            Producer(cluster.lookupd, **connection) as producer,
+            opened(topic, cluster, **connection) as consumer,
         ):
             first = consumer.connections[0]
             node = (await producer.publish(topic, b"a")).node
@@ -110,14 +111,11 @@ async def test_a_handler_that_failed_for_long_continues_when_it_is_repaired(clus
     levels: set[int] = set()
     ready: set[int] = set()
     done: set[bytes] = set()
-    options = quick(
-        backoff=BackoffOptions(base=0.005, max_wait=0.02),
-        failure=FailureOptions(requeue_delay=0.0, max_attempts=0),
-    )
+    options = quick(backoff_base=0.005, backoff_max_wait=0.02, requeue_delay=0.0, max_attempts=0)
     with anyio.fail_after(25):
         async with Producer(cluster.lookupd) as producer:
             await producer.publish_many(topic, [b"%d" % number for number in range(20)])
-        consumer = opened(topic, cluster, options, max_in_flight=5)
+        consumer = opened(topic, cluster, **options, max_in_flight=5)
 
         @consumer.handler
         async def handle(message: Message) -> None:

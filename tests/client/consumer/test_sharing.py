@@ -12,11 +12,11 @@ import pytest
 from anyio import create_task_group
 from anyio.lowlevel import checkpoint
 
-from nsqext import App, Consumer, ConsumerOptions, FailureOptions, Lookup, LookupOptions, Message, Producer
+from nsqext import App, Consumer, Lookup, Message, Producer
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidSetting
 from nsqext.lookup import http
-from tests.support.consumers import QUICK, depth, eventually, publish, quick, take
+from tests.support.consumers import QUICK, depth, eventually, publish, quick, quick_sharing, take
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,14 +87,14 @@ def topics_of(cluster: Cluster, count: int) -> list[str]:
 
 
 async def test_consumers_and_producers_of_twenty_topics_ask_once(cluster: Cluster, asked: Asked) -> None:
-    lookup = Lookup(cluster.lookupd, options=QUICK.lookup)
+    lookup = Lookup(cluster.lookupd, lookup_max_pause=0.1)
     topics = topics_of(cluster, _TOPICS)
     ready = 0
     bodies: list[bytes] = []
 
     async def consume(topic: str) -> None:
         nonlocal ready
-        async with Consumer(topic, "ch", lookupd=lookup, options=QUICK) as consumer:
+        async with Consumer(topic, "ch", lookupd=lookup, **QUICK) as consumer:
             ready += 1
             bodies.extend(await take(consumer, 2))
 
@@ -115,13 +115,13 @@ async def test_consumers_and_producers_of_twenty_topics_ask_once(cluster: Cluste
 
 async def test_clients_of_an_app_share_lookups(cluster: Cluster, asked: Asked) -> None:
     topic_a, topic_b, topic_c, topic_d = topics_of(cluster, 4)
-    app = App(cluster.lookupd, consumer_options=ConsumerOptions(lookup=LookupOptions(poll_interval=30)))
+    app = App(cluster.lookupd, lookup_poll_interval=30)
     seen: list[str] = []
 
     @app.handler(topic_a, "ch")
     @app.handler(topic_a, "other")
     @app.handler(topic_b, "ch")
-    @app.handler(topic_c, "ch", options=ConsumerOptions(lookup_timeout=1.0))
+    @app.handler(topic_c, "ch", lookup_timeout=1.0)
     @app.handler(topic_d, "ch")
     async def handle(message: Message) -> None:
         seen.append(message.topic)
@@ -160,8 +160,8 @@ async def test_an_app_may_share_with_others(cluster: Cluster, asked: Asked) -> N
 
 async def test_the_producer_of_dead_letters_asks_with_its_consumer(cluster: Cluster, asked: Asked) -> None:
     topic_a, topic_b = topics_of(cluster, 2)
-    options = quick(failure=FailureOptions(max_attempts=1, dead_letter=topic_b))
-    consumer = Consumer(topic_a, "ch", lookupd=cluster.lookupd, options=options)
+    options = quick(max_attempts=1, dead_letter=topic_b)
+    consumer = Consumer(topic_a, "ch", lookupd=cluster.lookupd, **options)
 
     @consumer.handler
     async def handle(message: Message) -> None:
@@ -177,9 +177,9 @@ async def test_the_producer_of_dead_letters_asks_with_its_consumer(cluster: Clus
 
 async def test_waiters_continue_when_the_requesting_task_is_cancelled(cluster: Cluster, asked: Asked) -> None:
     topic_a, topic_b = topics_of(cluster, 2)
-    lookup = Lookup(cluster.lookupd, options=LookupOptions(poll_interval=0.05))
+    lookup = Lookup(cluster.lookupd, lookup_poll_interval=0.05)
     async with Producer(lookup) as producer:
-        async with Consumer(topic_a, "ch", lookupd=lookup, options=quick(lookup=lookup.options)):
+        async with Consumer(topic_a, "ch", lookupd=lookup, **quick_sharing()):
             await producer.publish(topic_b, b"x")
             polled = asked.topics("w")[topic_b]
             await eventually(lambda: asked.topics("w")[topic_b] > polled)
@@ -191,11 +191,10 @@ async def test_waiters_continue_when_the_requesting_task_is_cancelled(cluster: C
 @pytest.mark.parametrize("turns", [*range(0, 40, 4), 80, 160])
 async def test_cancelled_at_any_turn_the_others_continue(cluster: Cluster, asked: Asked, turns: int) -> None:
     topic_a, topic_b = topics_of(cluster, 2)
-    lookup = Lookup(cluster.lookupd, options=LookupOptions(poll_interval=0.02))
+    lookup = Lookup(cluster.lookupd, lookup_poll_interval=0.02)
 
     async def consume(topic: str) -> None:
-        options = quick(close_timeout=0.1, lookup=lookup.options)
-        async with Consumer(topic, "ch", lookupd=lookup, options=options) as consumer:
+        async with Consumer(topic, "ch", lookupd=lookup, **quick_sharing(close_timeout=0.1)) as consumer:
             async for message in consumer:
                 await message.finish()
 
@@ -221,10 +220,10 @@ async def test_addresses_that_are_switched_move_all_connections(cluster: Cluster
     with Cluster(nodes=1) as other:
         for name in (topic_a, topic_b):
             other.create_topic(name, partitions=2, channels=["ch"])
-        lookup = Lookup(cluster.lookupd, options=LookupOptions(max_pause=0.1))
+        lookup = Lookup(cluster.lookupd, lookup_max_pause=0.1)
         async with (
             Producer(lookup) as producer,
-            Consumer(topic_b, "ch", lookupd=lookup, options=quick(lookup=lookup.options)) as consumer,
+            Consumer(topic_b, "ch", lookupd=lookup, **quick_sharing()) as consumer,
         ):
             here = {str(node.tcp) for node in cluster.nodes.values()}
             there = {str(node.tcp) for node in other.nodes.values()}
@@ -245,9 +244,9 @@ async def test_addresses_that_are_switched_move_all_connections(cluster: Cluster
 async def test_settings_take_a_shared_lookup_in_place_of_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     lookup = Lookup("127.0.0.1:1")
     monkeypatch.setenv("NSQEXT_URL", "nsq://127.0.0.1:2?timeout=3")
-    producer = Producer.from_url(lookupd=lookup)
+    producer = Producer(lookupd=lookup)
     assert producer._metadata is lookup.metadata
-    assert producer.options.timeout == 3
-    assert Consumer.from_url("t", "ch", lookupd=lookup)._metadata is lookup.metadata
+    assert producer.settings["timeout"] == 3
+    assert Consumer("t", "ch", lookupd=lookup)._metadata is lookup.metadata
     with pytest.raises(InvalidSetting, match="the lookup options differ from those of the Lookup"):
-        Producer.from_url(lookupd=lookup, lookup_poll_interval=7.0)
+        Producer(lookupd=lookup, lookup_poll_interval=7.0)

@@ -10,9 +10,10 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from nsqext import BatchFailed, OutgoingMessage, Producer, ProducerOptions, PublishFailed, Receipt
+from nsqext import BatchFailed, OutgoingMessage, Producer, PublishFailed, Receipt
 from nsqext.broker import Cluster
 from nsqext.client.producer.batcher import Batcher, BatcherLimits
+from nsqext.client.producer.options import ProducerOptions
 from nsqext.errors import (
     DeliveryUnknown,
     ExtendNotSupported,
@@ -209,7 +210,7 @@ async def test_through_a_producer() -> None:
     with anyio.fail_after(25):
         async with scripted_node(obey(answers)) as node:
             async with (
-                Producer(nsqd=str(node), options=ProducerOptions(retry_wait=0.001)) as producer,
+                Producer(nsqd=str(node), retry_wait=0.001) as producer,
                 producer.batcher("t", max_count=50) as batcher,
             ):
                 for number in range(500):

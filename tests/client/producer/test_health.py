@@ -13,7 +13,7 @@ from nsqext.errors import BatchFailed, ConnectionFailed, InvalidState, LookupFai
 from nsqext.errors.server import BadMessage
 from tests.support.fake_lookupd import node_json
 from tests.support.fake_nsqd import error, obey, ok, scripted_lookup, scripted_node, until
-from tests.support.producers import bounded, options_of, producing
+from tests.support.producers import bounded, producing, quick
 
 if TYPE_CHECKING:
     from nsqext.types import Address
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 async def test_ping_connects_to_all_nodes() -> None:
     async with bounded(), scripted_node(obey()) as one, scripted_node(obey()) as two, scripted_lookup() as lookup:
         lookup.set_response("/nodes", {"producers": [node_json(str(one)), node_json(str(two))]})
-        async with Producer(str(lookup), options=options_of()) as producer:
+        async with Producer(str(lookup), **quick()) as producer:
             assert producer.statistics().connections == 0
             await producer.ping()
             await producer.ping()
@@ -38,7 +38,7 @@ async def test_ping_raises_for_a_node_that_cannot_be_reached(closed_address: Add
     async with (
         bounded(),
         scripted_node(obey()) as node,
-        Producer(nsqd=[str(node), str(closed_address)], options=options_of()) as producer,
+        Producer(nsqd=[str(node), str(closed_address)], **quick()) as producer,
     ):
         with pytest.raises(ConnectionFailed, match=str(closed_address)):
             await producer.ping()
@@ -46,21 +46,21 @@ async def test_ping_raises_for_a_node_that_cannot_be_reached(closed_address: Add
 
 async def test_ping_raises_if_lookup_does_not_answer_or_lists_no_node(closed_address: Address) -> None:
     async with bounded(), scripted_lookup() as lookup:
-        async with Producer(str(closed_address), options=options_of()) as producer:
+        async with Producer(str(closed_address), **quick()) as producer:
             with pytest.raises(LookupFailed, match=str(closed_address)):
                 await producer.ping()
         lookup.set_response("/nodes", {"producers": []})
-        async with Producer(str(lookup), options=options_of()) as producer:
+        async with Producer(str(lookup), **quick()) as producer:
             with pytest.raises(PartitionUnavailable, match="no node"):
                 await producer.ping()
 
 
 async def test_an_eager_producer_connects_when_it_is_opened(closed_address: Address) -> None:
     async with bounded(), scripted_node(obey()) as node:
-        async with Producer(nsqd=[str(node), str(closed_address)], connect=True, options=options_of()) as producer:
+        async with Producer(nsqd=[str(node), str(closed_address)], connect=True, **quick()) as producer:
             assert producer.options.connect
             assert producer.statistics().connections == 1
-        failing = Producer(nsqd=str(closed_address), connect=True, options=options_of())
+        failing = Producer(nsqd=str(closed_address), connect=True, **quick())
         with pytest.raises(ConnectionFailed, match=str(closed_address)):
             await failing.start()
         with pytest.raises(InvalidState, match="closed"):
@@ -102,7 +102,7 @@ async def test_rejections_without_a_consumer_are_dropped() -> None:
 
 
 async def test_connections_of_ping_are_shared_with_publishes() -> None:
-    async with bounded(), scripted_node(obey()) as node, Producer(nsqd=str(node), options=options_of()) as producer:
+    async with bounded(), scripted_node(obey()) as node, Producer(nsqd=str(node), **quick()) as producer:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(producer.ping)
             tasks.start_soon(producer.publish, "t", b"x")

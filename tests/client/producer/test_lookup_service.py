@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from nsqext import LookupOptions, OutgoingMessage, Producer
+from nsqext import OutgoingMessage, Producer
 from nsqext.errors import ExtendNotSupported, LookupFailed, NotLookupd, PublishFailed, TopicNotReady
 from tests.support.fake_nsqd import obey, scripted_lookup, scripted_node, until
 from tests.support.machine_pauses import unless_paused
-from tests.support.producers import bodies, bounded, options_of
+from tests.support.producers import bodies, bounded, quick
 
 if TYPE_CHECKING:
     from nsqext.types import Address
@@ -31,7 +31,7 @@ async def test_the_first_publish_waits_for_a_lookup_service_that_starts_later(
 ) -> None:
     async with bounded(), scripted_node(obey()) as node:
         async with (
-            Producer(str(closed_address), options=options_of(startup_timeout=10.0)) as producer,
+            Producer(str(closed_address), **quick(lookup_timeout=10.0)) as producer,
             anyio.create_task_group() as tasks,
         ):
             if many:
@@ -48,7 +48,7 @@ async def test_the_first_publish_waits_for_a_lookup_service_that_starts_later(
 
 
 async def test_the_wait_for_a_lookup_service_has_an_end(closed_address: Address) -> None:
-    async with bounded(), Producer(str(closed_address), options=options_of(startup_timeout=0.1)) as producer:
+    async with bounded(), Producer(str(closed_address), **quick(lookup_timeout=0.1)) as producer:
         for publish in (producer.publish("t", b"x"), producer.publish_many("t", [b"x"])):
             with pytest.raises(LookupFailed, match=str(closed_address)):
                 await publish
@@ -57,8 +57,8 @@ async def test_the_wait_for_a_lookup_service_has_an_end(closed_address: Address)
 
 
 async def test_an_address_that_is_not_a_lookup_service_fails_at_once() -> None:
-    options = options_of(startup_timeout=60.0, timeout=60.0)
-    async with bounded(), scripted_lookup() as lookup, Producer(str(lookup), options=options) as producer:
+    options = quick(lookup_timeout=60.0, timeout=60.0)
+    async with bounded(), scripted_lookup() as lookup, Producer(str(lookup), **options) as producer:
         lookup.refuse(404, "no such page")
         for publish in (producer.publish("t", b"x"), producer.publish_many("t", [b"x"])):
             with pytest.raises(NotLookupd, match="give the address of nsqlookupd's HTTP side"):
@@ -67,12 +67,12 @@ async def test_an_address_that_is_not_a_lookup_service_fails_at_once() -> None:
 
 async def test_a_burst_of_first_publishes_waits_for_a_slow_lookup_service() -> None:
     """More topics than requests at a time, so that the last lookups wait longer than the timeout of a request."""
-    options = options_of(timeout=12.0, lookup=LookupOptions(request_timeout=0.7, max_concurrent=2))
+    options = quick(timeout=12.0, lookup_request_timeout=0.7, lookup_max_concurrent=2)
 
     async def attempt(number: int) -> None:
         async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
             lookup.set_leaders({0: node}, num=1)
-            async with Producer(str(lookup), options=options) as producer:
+            async with Producer(str(lookup), **options) as producer:
                 await producer.publish("first", b"x")
                 lookup.delay = 0.1
                 async with anyio.create_task_group() as tasks:
@@ -88,7 +88,7 @@ async def test_a_burst_of_first_publishes_waits_for_a_slow_lookup_service() -> N
 async def test_a_lookup_service_that_fails_for_a_while_is_waited_for() -> None:
     async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
         lookup.set_leaders({0: node}, num=1)
-        async with Producer(str(lookup), options=options_of(startup_timeout=0.0)) as producer:
+        async with Producer(str(lookup), **quick(lookup_timeout=0.0)) as producer:
             await producer.publish("old", b"x")
             lookup.refuse(503, "restarting")
             async with anyio.create_task_group() as tasks:
@@ -102,7 +102,7 @@ async def test_a_lookup_service_that_fails_for_a_while_is_waited_for() -> None:
 async def test_headers_for_a_topic_that_was_upgraded_since_are_published(many: bool) -> None:
     async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
         lookup.set_leaders({0: node}, num=1)
-        async with Producer(str(lookup), options=options_of()) as producer:
+        async with Producer(str(lookup), **quick()) as producer:
             await producer.publish("t", b"plain")
             lookup.set_leaders({0: node}, num=1, extend=True)
             if many:
@@ -116,7 +116,7 @@ async def test_headers_for_a_topic_that_was_upgraded_since_are_published(many: b
 async def test_refused_headers_ask_lookup_once_a_second() -> None:
     async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
         lookup.set_leaders({0: node}, num=1)
-        async with Producer(str(lookup), options=options_of()) as producer:
+        async with Producer(str(lookup), **quick()) as producer:
             await producer.publish("t", b"plain")
             started = time.monotonic()
             before = _lookups(lookup)
@@ -134,7 +134,7 @@ async def test_a_topic_without_channel_is_not_ready(batch_of: int) -> None:
     """The publish fails immediately, and succeeds after a channel was created."""
     async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
         lookup.refuse(message="Topic has no channel")
-        async with Producer(str(lookup), options=options_of(timeout=60.0)) as producer:
+        async with Producer(str(lookup), **quick(timeout=60.0)) as producer:
             for _ in range(2):
                 with pytest.raises(TopicNotReady, match=r"no channel.*topic t.*create a channel") as caught:
                     if batch_of:
@@ -152,7 +152,7 @@ async def test_a_lookup_service_that_is_not_ready_has_answered() -> None:
     """Publishes wait for later failures, as after any other response."""
     async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
         lookup.refuse(message="Topic has no channel")
-        async with Producer(str(lookup), options=options_of(startup_timeout=0.0)) as producer:
+        async with Producer(str(lookup), **quick(lookup_timeout=0.0)) as producer:
             with pytest.raises(TopicNotReady):
                 await producer.publish("t", b"x")
             lookup.refuse(503, "restarting")
@@ -171,7 +171,7 @@ async def test_a_call_that_waits_for_an_upgrade_when_the_producer_closes_is_repo
         anyio.create_task_group() as tasks,
     ):
         lookup.set_leaders({0: node}, num=1)
-        async with Producer(str(lookup), options=options_of(close_timeout=0.0)) as producer:
+        async with Producer(str(lookup), **quick(close_timeout=0.0)) as producer:
             await producer.publish("t", b"plain")
             lookup.delay = 60.0
             before = _lookups(lookup)

@@ -17,7 +17,7 @@ from nsqext.protocol.trace_reply import encode_trace_reply
 from tests.support.fake_lookupd import node_json
 from tests.support.fake_nsqd import PLAIN, Answer, error, obey, ok, scripted_lookup, scripted_node, until
 from tests.support.machine_pauses import unless_paused
-from tests.support.producers import bodies, bounded, options_of, producing, publish_keyed
+from tests.support.producers import bodies, bounded, producing, publish_keyed, quick
 
 if TYPE_CHECKING:
     from nsqext.types import Address
@@ -35,7 +35,7 @@ async def test_partitions_take_turns() -> None:
 
 
 async def test_least_pending_avoids_the_busy_node() -> None:
-    async with producing({"PUB": None}, {}, options=options_of(balance="least_pending", close_timeout=0.0)) as setup:
+    async with producing({"PUB": None}, {}, balance="least_pending", close_timeout=0.0) as setup:
         producer, nodes, _ = setup
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_swallow, producer, 0)
@@ -68,7 +68,7 @@ async def test_later_publishes_of_a_key_are_encoded_as_the_first_one(key: str | 
     """The first publish opens the connection; later ones use the fast path."""
     async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
         lookup.set_leaders({0: node}, num=1, extend=extend)
-        async with Producer(str(lookup), options=options_of()) as producer:
+        async with Producer(str(lookup), **quick()) as producer:
             for _ in range(3):
                 await producer.publish("t", b"x", key=key)
                 assert len(producer._key_lock) == 0
@@ -85,7 +85,7 @@ async def test_a_key_needs_partitions() -> None:
 
 async def test_nothing_is_connected_early_and_a_restarted_node_is_found(closed_address: Address) -> None:
     async def attempt(number: int) -> None:
-        async with bounded(), Producer(nsqd=str(closed_address), options=options_of(timeout=0.5)) as producer:
+        async with bounded(), Producer(nsqd=str(closed_address), **quick(timeout=0.5)) as producer:
             for body in (b"first", b"again"):
                 with pytest.raises((PublishFailed, DeliveryUnknown)) as caught:
                     await producer.publish("t", b"lost")
@@ -104,7 +104,7 @@ async def test_a_node_is_kept_while_any_topic_needs_it(monkeypatch: pytest.Monke
     monkeypatch.setattr("nsqext.client.producer.connection_pool._TICK", 3600)  # the test calls `tick` itself
     async with bounded(), scripted_node(obey()) as one, scripted_node(obey()) as two, scripted_lookup() as lookup:
         lookup.set_leaders({0: one}, num=1)
-        async with Producer(str(lookup), options=options_of()) as producer:
+        async with Producer(str(lookup), **quick()) as producer:
             for topic in ("a", "b"):
                 await producer.publish(topic, b"x")
             lookup.set_leaders({0: two}, num=1)
@@ -124,8 +124,8 @@ async def test_a_node_is_kept_while_any_topic_needs_it(monkeypatch: pytest.Monke
 
 async def test_unused_topics_are_forgotten_while_others_continue() -> None:
     async with bounded(), scripted_node(obey()) as one, scripted_node(obey()) as two, scripted_lookup() as lookup:
-        options = options_of(forget_after=0.05)
-        async with Producer(str(lookup), options=options) as producer:
+        options = quick(forget_after=0.05)
+        async with Producer(str(lookup), **options) as producer:
             lookup.set_leaders({0: one}, num=1)
             for number in range(20):
                 await producer.publish(f"idle{number}", b"x", **({"key": "k"} if number % 2 else {"partition": 0}))
@@ -165,8 +165,8 @@ async def test_a_trace_gives_a_full_receipt() -> None:
 async def test_a_response_without_the_trace_is_an_unknown_outcome_and_ends_the_connection(
     reply: bytes, many: bool
 ) -> None:
-    options = options_of(on_unknown="raise")
-    async with producing({"PUB_TRACE": reply, "MPUB_TRACE": reply}, options=options) as (producer, _, _):
+    options = quick(on_unknown="raise")
+    async with producing({"PUB_TRACE": reply, "MPUB_TRACE": reply}, **options) as (producer, _, _):
         for _ in range(2):
             await producer.publish("t", b"x")  # connects
             assert producer.statistics().connections == 1
@@ -216,9 +216,9 @@ async def test_an_error_in_an_extended_batch_closes_the_connection() -> None:
 
 @pytest.mark.parametrize("extend", [False, True])
 async def test_bodies_are_compressed_where_headers_are_supported(extend: bool) -> None:
-    options = options_of(compression="snappy", compression_min=100)
+    options = quick(compression="snappy", compression_min=100)
     body = b"all work and no play " * 50
-    async with producing({}, extend=extend, options=options) as (producer, nodes, _):
+    async with producing({}, extend=extend, **options) as (producer, nodes, _):
         await producer.publish("t", body)
         await producer.publish("t", body[:50])
         await producer.publish_many("t", [body, b"small"])
@@ -250,14 +250,14 @@ async def test_a_delay_is_for_the_original_nsq() -> None:
 async def test_a_topic_unknown_to_lookup_is_published_to_nodes_of_the_original_nsq() -> None:
     async with bounded(), scripted_node(obey(), granted=PLAIN) as node, scripted_lookup() as lookup:
         lookup.set_response("/nodes", {"producers": [node_json(str(node)) | {"version": "1.3.0"}]})
-        async with Producer(str(lookup), options=options_of()) as producer:
+        async with Producer(str(lookup), **quick()) as producer:
             assert (await producer.publish("new", b"x")).partition == -1
             lookup.set_leaders(nodes=[node])
             assert (await producer.publish("new", b"y")).node == str(node)
         assert bodies(node) == [b"x", b"y"]
         lookup.refuse()
         lookup.set_response("/nodes", {"producers": [node_json(str(node))]})
-        async with Producer(str(lookup), options=options_of()) as producer:
+        async with Producer(str(lookup), **quick()) as producer:
             with pytest.raises(TopicNotFound):
                 await producer.publish("new", b"x")
 
@@ -267,7 +267,7 @@ async def test_a_new_topic_waits_for_the_first_node_of_a_cluster_that_starts(man
     async with bounded(), scripted_node(obey(), granted=PLAIN) as node, scripted_lookup() as lookup:
         lookup.refuse(404, "TOPIC_NOT_FOUND")
         lookup.set_response("/nodes", {"producers": []})
-        async with Producer(str(lookup), options=options_of()) as producer, anyio.create_task_group() as tasks:
+        async with Producer(str(lookup), **quick()) as producer, anyio.create_task_group() as tasks:
             if many:
                 tasks.start_soon(producer.publish_many, "new", [b"x"])
             else:
@@ -280,7 +280,7 @@ async def test_a_new_topic_waits_for_the_first_node_of_a_cluster_that_starts(man
 async def test_a_burst_of_new_topics_survives_a_failed_request_for_nodes() -> None:
     async with bounded(), scripted_node(obey(), granted=PLAIN) as node, scripted_lookup() as lookup:
         lookup.set_response("/nodes", {"status_code": 500, "status_txt": "INTERNAL_ERROR"})
-        async with Producer(str(lookup), options=options_of()) as producer, anyio.create_task_group() as tasks:
+        async with Producer(str(lookup), **quick()) as producer, anyio.create_task_group() as tasks:
             for number in range(40):
                 tasks.start_soon(producer.publish, f"new{number}", b"x")
             await until(lambda: any(question.startswith("/nodes") for question in lookup.questions))
@@ -292,8 +292,8 @@ async def test_a_burst_of_new_topics_survives_a_failed_request_for_nodes() -> No
 async def test_the_time_of_a_publish_runs_while_it_waits_for_its_turn() -> None:
     async with bounded(), scripted_node() as node, scripted_lookup() as lookup:
         lookup.set_leaders({0: node}, num=1)
-        options = options_of(timeout=30.0)
-        async with Producer(str(lookup), options=options) as producer, anyio.create_task_group() as tasks:
+        options = quick(timeout=30.0)
+        async with Producer(str(lookup), **options) as producer, anyio.create_task_group() as tasks:
             tasks.start_soon(publish_keyed, producer, b"x")
             peer = await node.accept()
             await peer.expect("PUB")
@@ -312,7 +312,7 @@ async def test_a_cluster_without_a_running_node_is_an_error() -> None:
     async with bounded(), scripted_lookup() as lookup:
         lookup.refuse(404, "TOPIC_NOT_FOUND")
         lookup.set_response("/nodes", {"producers": []})
-        async with Producer(str(lookup), options=options_of(timeout=0.3)) as producer:
+        async with Producer(str(lookup), **quick(timeout=0.3)) as producer:
             with pytest.raises(PublishFailed, match=r"not stored within .* no node at all .*topic new.*is an nsqd up"):
                 await producer.publish("new", b"x")
             with pytest.raises(PublishFailed, match=r"not stored within .* no node at all .*topic new.*is an nsqd up"):
@@ -321,7 +321,7 @@ async def test_a_cluster_without_a_running_node_is_an_error() -> None:
 
 async def test_several_nodes_without_lookup(closed_address: Address) -> None:
     async with bounded(), scripted_node(obey(), granted=PLAIN) as one, scripted_node(obey(), granted=PLAIN) as two:
-        async with Producer(nsqd=[str(one), str(closed_address), str(two)], options=options_of()) as producer:
+        async with Producer(nsqd=[str(one), str(closed_address), str(two)], **quick()) as producer:
             for _ in range(9):
                 await producer.publish("t", b"x")
         assert len(one.commands) + len(two.commands) == 9

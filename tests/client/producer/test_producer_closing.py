@@ -13,7 +13,7 @@ from nsqext import DeliveryUnknown, Producer, PublishFailed, Receipt
 from nsqext.errors import InvalidState, NsqError
 from tests.support.fake_lookupd import node_json
 from tests.support.fake_nsqd import PLAIN, Answer, error, obey, ok, scripted_lookup, scripted_node, until
-from tests.support.producers import bodies, bounded, options_of, producing, publish_keyed
+from tests.support.producers import bodies, bounded, producing, publish_keyed, quick
 
 pytestmark = pytest.mark.anyio
 
@@ -46,7 +46,7 @@ async def test_closing_after_a_cancellation_waits_no_longer_than_for_the_answer(
         async with anyio.create_task_group() as tasks:
 
             async def use() -> None:
-                async with Producer(nsqd=str(node), options=options_of(close_timeout=60)) as producer:
+                async with Producer(nsqd=str(node), **quick(close_timeout=60)) as producer:
                     await producer.publish("t", b"x")
 
             tasks.start_soon(use)
@@ -68,7 +68,7 @@ async def test_closing_does_not_wait_for_ever() -> None:
             except NsqError as failure:
                 outcomes.append(failure)
 
-        async with Producer(nsqd=str(node), options=options_of(close_timeout=0.1, timeout=60)) as producer:
+        async with Producer(nsqd=str(node), **quick(close_timeout=0.1, timeout=60)) as producer:
             for _ in range(3):
                 tasks.start_soon(publish, producer)
             await until(lambda: len(node.commands) == 3)
@@ -100,12 +100,12 @@ async def test_requests_cut_off_by_closing_are_not_retried() -> None:
             await producer.publish("t", b"late")
         outcomes.append(caught.value)
 
-    options = options_of(close_timeout=0.05, retry_wait=5.0)
+    options = quick(close_timeout=0.05, retry_wait=5.0)
     async with (
         bounded(),
         scripted_node(obey({"PUB": [ok(), None]})) as node,
         anyio.create_task_group() as tasks,
-        Producer(nsqd=str(node), options=options) as producer,
+        Producer(nsqd=str(node), **options) as producer,
     ):
         await producer.publish("t", b"x")
         tasks.start_soon(publish, producer)
@@ -124,7 +124,7 @@ async def test_publishes_that_wait_for_their_key_are_not_sent_after_closing() ->
 
     async with (
         anyio.create_task_group() as tasks,
-        producing({"PUB": [ok(), None]}, options=options_of(close_timeout=0.05)) as (producer, nodes, _),
+        producing({"PUB": [ok(), None]}, close_timeout=0.05) as (producer, nodes, _),
     ):
         await producer.publish("t", b"x", key="k")
         tasks.start_soon(publish, producer, b"sent")
@@ -152,7 +152,7 @@ async def test_closing_waits_for_batches_that_wait_for_the_lookup_service(up: bo
         lookup.set_response("/nodes", {"producers": []})
         async with (
             anyio.create_task_group() as tasks,
-            Producer(str(lookup), options=options_of(timeout=30.0, close_timeout=20.0 if up else 0.05)) as producer,
+            Producer(str(lookup), **quick(timeout=30.0, close_timeout=20.0 if up else 0.05)) as producer,
         ):
             tasks.start_soon(publish, producer)
             await until(lambda: sum(question.startswith("/nodes") for question in lookup.questions) > 1)
@@ -176,7 +176,7 @@ async def test_closing_waits_for_a_call_whose_batches_have_not_begun(monkeypatch
         lookup.refuse(503, "starting")
         async with (
             anyio.create_task_group() as tasks,
-            Producer(str(lookup), options=options_of(max_batch_count=1)) as producer,
+            Producer(str(lookup), **quick(max_batch_count=1)) as producer,
         ):
             tasks.start_soon(publish, producer)
             await until(lambda: lookup.questions)
@@ -189,7 +189,7 @@ async def test_closing_waits_for_a_call_whose_batches_have_not_begun(monkeypatch
 async def test_closing_waits_for_a_publish_between_two_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nsqext.client.producer.producer._CLOSE_POLL", 0)  # checks in each turn of the event loop
     async with bounded(), scripted_node() as node:
-        async with anyio.create_task_group() as tasks, Producer(nsqd=str(node), options=options_of()) as producer:
+        async with anyio.create_task_group() as tasks, Producer(nsqd=str(node), **quick()) as producer:
             for body in (b"stored", b"retried"):
                 tasks.start_soon(producer.publish, "t", body)
             peer = await node.accept()

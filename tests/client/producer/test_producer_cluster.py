@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from nsqext import ClientEvent, OutgoingMessage, Producer, ProducerOptions, Receipt
+from nsqext import ClientEvent, OutgoingMessage, Producer, Receipt
 from nsqext.broker import Cluster
 from nsqext.errors import ExtendNotSupported
 from tests.support import plain_http
@@ -76,8 +76,7 @@ async def test_a_lost_leader_costs_less_than_two_seconds_and_keeps_the_order(how
         async def publish(producer: Producer, key: str) -> None:
             stalls.append(await _publish_all(producer, "t", key, gone, receipts[key]))
 
-        options = ProducerOptions(timeout=20)
-        async with Producer(cluster.lookupd, options=options) as producer, anyio.create_task_group() as tasks:
+        async with Producer(cluster.lookupd, timeout=20) as producer, anyio.create_task_group() as tasks:
             for key in receipts:
                 tasks.start_soon(publish, producer, key)
             await until(lambda: len(receipts["a"]) > 20)
@@ -100,7 +99,7 @@ async def test_a_lost_leader_costs_less_than_two_seconds_and_keeps_the_order(how
 async def test_unkeyed_messages_hardly_notice_a_node_that_dies() -> None:
     with Cluster(nodes=3) as cluster, anyio.fail_after(30), PauseWatch() as pauses:
         cluster.create_topic("t", partitions=3, replicas=1, channels=["ch"])
-        async with Producer(cluster.lookupd, options=ProducerOptions(timeout=10)) as producer:
+        async with Producer(cluster.lookupd, timeout=10) as producer:
             for _ in range(9):
                 await producer.publish("t", b"x")
             dead = cluster.nodes[cluster.leader("t", 0)].tcp
@@ -135,8 +134,7 @@ async def test_a_leader_that_moves_is_an_event_and_logged(cluster: Cluster, capl
 
 async def test_the_original_nsq_through_lookup() -> None:
     with Cluster(nodes=2, generation="nsq") as cluster, anyio.fail_after(25):
-        options = ProducerOptions(timeout=20)
-        async with Producer(cluster.lookupd, options=options) as producer:
+        async with Producer(cluster.lookupd, timeout=20) as producer:
             for number in range(10):
                 assert (await producer.publish("fresh", b"%d" % number)).partition == -1
             await producer.publish("fresh", b"later", delay=0.1)

@@ -24,7 +24,7 @@ from tests.support.fake_nsqd import (
     ok,
     scripted_node,
 )
-from tests.support.producers import bodies, bounded, options_of, producing
+from tests.support.producers import bodies, bounded, producing, quick
 
 pytestmark = pytest.mark.anyio
 
@@ -60,9 +60,9 @@ async def test_every_message_has_its_own_outcome() -> None:
 
 
 async def test_batches_of_a_key_stop_at_the_first_that_fails() -> None:
-    options = options_of(max_batch_count=2)
+    options = quick(max_batch_count=2)
     answers: list[Answer] = [ok(), error("E_BAD_MESSAGE x"), ok()]
-    async with producing({"MPUB": answers}, options=options) as (producer, nodes, _):
+    async with producing({"MPUB": answers}, **options) as (producer, nodes, _):
         with pytest.raises(BatchFailed) as caught:
             await producer.publish_many("t", [b"%d" % number for number in range(6)], key="k")
         kinds = [type(outcome) for outcome in caught.value.outcomes]
@@ -102,8 +102,8 @@ async def test_headers_on_the_original_nsq_are_refused_before_anything_is_sent()
     ]
     async with bounded(), scripted_node(obey(), granted=PLAIN) as node:
         for connected in (False, True):
-            options = options_of(max_batch_count=2)
-            async with Producer(nsqd=["127.0.0.1:1", str(node)], options=options) as producer:
+            options = quick(max_batch_count=2)
+            async with Producer(nsqd=["127.0.0.1:1", str(node)], **options) as producer:
                 if connected:
                     await producer.publish_many("t", [b"a"])
                 for mark, what in marks:
@@ -116,12 +116,12 @@ async def test_headers_on_the_original_nsq_are_refused_before_anything_is_sent()
 
 
 async def test_headers_without_lookup_are_sent_to_a_redesigned_server() -> None:
-    async with bounded(), scripted_node(obey()) as node, Producer(nsqd=str(node), options=options_of()) as producer:
+    async with bounded(), scripted_node(obey()) as node, Producer(nsqd=str(node), **quick()) as producer:
         await producer.publish_many("t", [b"a", OutgoingMessage(b"x", headers={"a": "b"})])
         assert len(bodies(node, "MPUB_EXT")) == 1
 
 
 async def test_headers_for_unreachable_nodes_fail_like_other_publishes() -> None:
-    async with bounded(), Producer(nsqd="127.0.0.1:1", options=options_of(timeout=0.1)) as producer:
+    async with bounded(), Producer(nsqd="127.0.0.1:1", **quick(timeout=0.1)) as producer:
         with pytest.raises(BatchFailed, match="2 of 2"):
             await producer.publish_many("t", [b"a", OutgoingMessage(b"x", headers={"a": "b"})])

@@ -10,12 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from nsqext import (
-    ConnectionOptions,
-    DeliveryUnknown,
-    Producer,
-    PublishFailed,
-)
+from nsqext import DeliveryUnknown, Producer, PublishFailed
 from nsqext.errors import NsqError, ProtocolError, TopicNotFound
 from nsqext.errors.server import BadMessage, NotLeader
 from tests.support.fake_nsqd import (
@@ -28,7 +23,7 @@ from tests.support.fake_nsqd import (
     until,
 )
 from tests.support.machine_pauses import unless_paused
-from tests.support.producers import bodies, bounded, options_of, producing
+from tests.support.producers import bodies, bounded, producing, quick
 
 if TYPE_CHECKING:
     from nsqext.client.producer.key_lock import Turn
@@ -90,10 +85,10 @@ async def test_a_permanent_refusal_is_raised_immediately(frame: str, kind: type[
 
 
 async def test_the_error_of_a_timeout_contains_the_attempts() -> None:
-    options = options_of(timeout=0.3)
+    options = quick(timeout=0.3)
 
     async def attempt(number: int) -> None:
-        async with producing({"PUB": error("E_FAILED_ON_NOT_LEADER")}, options=options) as (producer, _, _):
+        async with producing({"PUB": error("E_FAILED_ON_NOT_LEADER")}, **options) as (producer, _, _):
             for _ in range(5):
                 with pytest.raises((PublishFailed, DeliveryUnknown), match=r"within 0\.3 s") as caught:
                     await producer.publish("t", b"x")
@@ -123,7 +118,7 @@ async def test_a_removed_node_is_not_requested(closed_address: Address) -> None:
 
 
 async def test_an_unknown_topic_fails_at_once() -> None:
-    async with bounded(), scripted_lookup() as lookup, Producer(str(lookup), options=options_of()) as producer:
+    async with bounded(), scripted_lookup() as lookup, Producer(str(lookup), **quick()) as producer:
         with pytest.raises(TopicNotFound):
             await producer.publish("t", b"x")
         with pytest.raises(TopicNotFound):
@@ -153,15 +148,15 @@ async def test_an_unknown_outcome_is_retried_by_default() -> None:
     async with (
         bounded(),
         scripted_node(_hang_up(2)) as node,
-        Producer(nsqd=str(node), options=options_of()) as producer,
+        Producer(nsqd=str(node), **quick()) as producer,
     ):
         assert (await producer.publish("t", b"x")).node == str(node)
         assert len(bodies(node)) == 3
 
 
 async def test_an_unknown_outcome_is_raised_if_requested() -> None:
-    options = options_of(on_unknown="raise")
-    async with bounded(), scripted_node(_hang_up(1)) as node, Producer(nsqd=str(node), options=options) as producer:
+    options = quick(on_unknown="raise")
+    async with bounded(), scripted_node(_hang_up(1)) as node, Producer(nsqd=str(node), **options) as producer:
         with pytest.raises(DeliveryUnknown):
             await producer.publish("t", b"x")
         assert len(bodies(node)) == 1
@@ -169,10 +164,10 @@ async def test_an_unknown_outcome_is_raised_if_requested() -> None:
 
 
 async def test_no_answer_in_time_is_an_unknown_outcome() -> None:
-    options = options_of(timeout=0.3, close_timeout=0.0)
+    options = quick(timeout=0.3, close_timeout=0.0)
 
     async def attempt(number: int) -> None:
-        async with producing({"PUB": None}, options=options) as (producer, nodes, _):
+        async with producing({"PUB": None}, **options) as (producer, nodes, _):
             for partition in (None, 0):
                 with pytest.raises(DeliveryUnknown):
                     await producer.publish("t", b"x", partition=partition)
@@ -201,13 +196,13 @@ async def test_an_address_that_is_not_a_server_fails_at_once() -> None:
 
 
 async def test_a_silent_server_is_disconnected() -> None:
-    options = options_of(timeout=0.4, connection=ConnectionOptions(connect_timeout=0.1))
+    options = quick(timeout=0.4, connect_timeout=0.1)
 
     async def attempt(number: int) -> None:
         async with (
             bounded(),
             scripted_node(granted=None) as node,
-            Producer(nsqd=str(node), options=options) as producer,
+            Producer(nsqd=str(node), **options) as producer,
         ):
             with pytest.raises(PublishFailed, match=r"sent no response for 0\.1 s"):
                 await producer.publish("t", b"x")
@@ -223,7 +218,7 @@ async def test_a_key_is_not_overtaken_by_its_retries() -> None:
     stored: list[bytes] = []
     async with bounded(), scripted_node() as node, scripted_lookup() as lookup:
         lookup.set_leaders({0: node}, num=1)
-        async with Producer(str(lookup), options=options_of()) as producer, anyio.create_task_group() as tasks:
+        async with Producer(str(lookup), **quick()) as producer, anyio.create_task_group() as tasks:
             turns = producer._key_lock._waiting
             for number in range(5):
                 tasks.start_soon(_publish_keyed, producer, b"%d" % number)

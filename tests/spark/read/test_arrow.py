@@ -146,7 +146,7 @@ def test_compressed_bodies_are_restored(include_headers: bool) -> None:
 
 def test_an_error_names_the_damaged_message() -> None:
     damaged = message(b"no gzip", encode_headers({"nsq.client.compress": "1", "nsq.msg.size": "10"}))
-    with pytest.raises(ProtocolError, match=r"message 0.*topic t, partition 3.*delivery_decompress=false"):
+    with pytest.raises(ProtocolError, match=r"message 0.*topic t, partition 3.*decompress=false"):
         read(damaged)
     with pytest.raises(ProtocolError, match=r"message 0.*not JSON.*topic t, partition 3"):
         read(message(header=b"{"))

@@ -437,7 +437,7 @@ async def test_a_reader_is_used_once_and_inside_its_block(cluster: Cluster) -> N
         await reader.next_block()
 
 
-@pytest.mark.parametrize("settings", [{"connection_deflate_level": "3"}, {"connection_snappy": "true"}])
+@pytest.mark.parametrize("settings", [{"deflate_level": "3"}, {"snappy": "true"}])
 async def test_compressed_connections(cluster: Cluster, settings: dict[str, str]) -> None:
     topic = await made(cluster, extend=True)
     assert await read(SingleReader(access(cluster, **settings), Range(topic, 0, 5, COUNT))) == list(range(5, COUNT))
@@ -459,8 +459,8 @@ async def test_encrypted_connections(tmp_path: Path) -> None:
     authority.cert_pem.write_to_path(str(file))
     with Cluster(nodes=1, options=ClusterOptions(tls=context, limits=ServerLimits(tls=True))) as safe:
         topic = await made(safe)
-        trusting = access(safe, connection_tls=str(file))
+        trusting = access(safe, tls=str(file))
         assert await read(SingleReader(trusting, Range(topic, 0, 0, COUNT))) == list(range(COUNT))
-        async with SingleReader(access(safe, connection_tls="true"), Range(topic, 0, 0, COUNT)) as reader:
+        async with SingleReader(access(safe, tls="true"), Range(topic, 0, 0, COUNT)) as reader:
             with pytest.raises(NegotiationFailed):
                 await reader.next_block()

@@ -203,9 +203,9 @@ def test_a_certificate_is_checked(tmp_path: Path) -> None:
     authority.cert_pem.write_to_path(file)
     with Cluster(nodes=1, options=ClusterOptions(tls=served)) as cluster:
         cluster.create_topic("t", channels=["ready"])
-        access = ClientConfig(tuple(cluster.lookupd), {"connection_tls": str(file)})
+        access = ClientConfig(tuple(cluster.lookupd), {"tls": str(file)})
         assert publish_chunks(access, 0, lambda meta: [chunk(("t", None, b"x"))]) == {("t", 0): Tally(1)}
-        unknown = ClientConfig(tuple(cluster.lookupd), {"connection_tls": "true", "timeout": "2"})
+        unknown = ClientConfig(tuple(cluster.lookupd), {"tls": "true", "timeout": "2"})
         with pytest.raises(PublishFailed, match=r"row 0 of Spark partition 0.*certificate"):
             publish_chunks(unknown, 0, lambda meta: [chunk(("t", None, b"x"))])
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from nsqext import Consumer, DeliveryOptions, FailureOptions, Finish, Message, MessageBatch, Reject, Requeue
-from tests.support.consumers import CALM, QUICK, depth, eventually, in_batches, publish, quick, running, tape
+from nsqext import Consumer, Finish, Message, MessageBatch, Reject, Requeue
+from tests.support.consumers import QUICK, depth, eventually, in_batches, publish, running, tape
 from tests.support.fake_nsqd import PLAIN, message, scripted_node
 from tests.support.machine_pauses import unless_paused
 
@@ -22,7 +22,7 @@ TEN = [b"%d" % number for number in range(10)]
 
 
 async def test_a_batch_handler_finishes_unanswered_messages(cluster: Cluster, topic: str) -> None:
-    consumer = in_batches(cluster, topic, quick(backoff=CALM))
+    consumer = in_batches(cluster, topic, backoff="off")
     attempts: list[tuple[bytes, int]] = []
 
     @consumer.batch_handler(max_count=10, max_wait=0.2)
@@ -40,7 +40,7 @@ async def test_a_batch_handler_finishes_unanswered_messages(cluster: Cluster, to
 async def test_a_batch_handler_that_raises_requeues_the_rest_and_logs_once(
     cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    consumer = in_batches(cluster, topic, quick(backoff=CALM, failure=FailureOptions(requeue_delay=0)))
+    consumer = in_batches(cluster, topic, backoff="off", requeue_delay=0)
     seen: list[tuple[bytes, int]] = []
 
     @consumer.batch_handler(max_count=10, max_wait=0.2)
@@ -65,8 +65,7 @@ async def test_messages_of_a_batch_are_rejected_after_too_many_attempts(cluster:
     async def dead_letter(message: Message, error: Exception | None) -> None:
         letters.append((message.body, message.attempts, str(error)))
 
-    failure = FailureOptions(requeue_delay=0, max_attempts=2, dead_letter=dead_letter)
-    consumer = in_batches(cluster, topic, quick(backoff=CALM, failure=failure))
+    consumer = in_batches(cluster, topic, backoff="off", requeue_delay=0, max_attempts=2, dead_letter=dead_letter)
 
     @consumer.batch_handler(max_count=3, max_wait=0.1)
     async def handle(batch: MessageBatch) -> None:
@@ -88,7 +87,7 @@ async def test_messages_of_a_batch_are_rejected_after_too_many_attempts(cluster:
 )
 async def test_a_signal_decides_about_the_rest_of_a_batch(signal: Exception, expected: list[str]) -> None:
     async with scripted_node(granted=PLAIN) as node:
-        consumer = Consumer("t", "ch", nsqd=str(node), options=QUICK)
+        consumer = Consumer("t", "ch", nsqd=str(node), **QUICK)
 
         @consumer.batch_handler(max_count=3, max_wait=30.0)
         async def handle(batch: MessageBatch) -> None:
@@ -125,7 +124,7 @@ async def test_batches_run_concurrently(cluster: Cluster, topic: str) -> None:
 
 
 async def test_a_cancelled_batch_is_requeued(cluster: Cluster, topic: str) -> None:
-    consumer = in_batches(cluster, topic, quick(close_timeout=0.0))
+    consumer = in_batches(cluster, topic, close_timeout=0.0)
     begun = anyio.Event()
 
     @consumer.batch_handler(max_count=10)
@@ -147,7 +146,7 @@ async def test_the_messages_of_a_batch_are_touched(cluster: Cluster, topic: str)
         name = f"{topic}_{number}"
         cluster.create_topic(name, channels=["ch"])
         publish(cluster, name, *TEN[:3])
-        async with in_batches(cluster, name, quick(msg_timeout=1.0, delivery=DeliveryOptions())) as consumer:
+        async with in_batches(cluster, name, msg_timeout=1.0) as consumer:
             batch = await consumer.fetch(3, 10.0)
             received = [message.received for message in batch]
             await eventually(lambda: all(message.received > received[0] for message in batch))

@@ -14,7 +14,7 @@ from nsqext.broker import Cluster
 from nsqext.client.consumer.handlers.batches import BatchCollector, BatchLimits
 from nsqext.client.consumer.handlers.message_queue import MessageQueue
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, MessageNotInFlight
-from tests.support.consumers import QUICK, depth, eventually, in_batches, publish, quick
+from tests.support.consumers import QUICK, depth, eventually, in_batches, publish
 from tests.support.messages import RecordingOwner, make_message
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ async def test_a_batch_is_never_larger_than_max_in_flight(cluster: Cluster, topi
 
 async def test_rdy_grows_to_the_batch(cluster: Cluster, topic: str) -> None:
     publish(cluster, topic, *TEN)
-    async with in_batches(cluster, topic, quick(initial_ready=1)) as consumer:
+    async with in_batches(cluster, topic, initial_ready=1) as consumer:
         with anyio.fail_after(25):
             batch = await anext(consumer.batches(max_count=10, max_wait=30.0))
             assert [message.body for message in batch] == TEN
@@ -269,7 +269,7 @@ async def test_a_consumer_that_closes_waits_for_the_batch_of_another_task(cluste
 
 async def test_a_batch_that_is_not_answered_within_close_timeout_is_requeued(cluster: Cluster, topic: str) -> None:
     publish(cluster, topic, *TEN)
-    consumer = await in_batches(cluster, topic, quick(close_timeout=0.05)).start()
+    consumer = await in_batches(cluster, topic, close_timeout=0.05).start()
     async with create_task_group() as tasks:
         batch = await consumer.fetch(10, 10.0)
         tasks.start_soon(consumer.aclose)
@@ -285,7 +285,7 @@ async def test_a_batch_that_is_not_answered_within_close_timeout_is_requeued(clu
 async def test_the_task_that_closes_does_not_wait_for_its_own_batch(cluster: Cluster, topic: str) -> None:
     publish(cluster, topic, *TEN)
     with anyio.fail_after(25):
-        async with in_batches(cluster, topic, quick(close_timeout=60.0)) as consumer:
+        async with in_batches(cluster, topic, close_timeout=60.0) as consumer:
             batch = await consumer.fetch(10)
     assert batch.unanswered == []
 
@@ -351,7 +351,7 @@ async def test_batches_of_the_original_nsq(original: Cluster, request: pytest.Fi
     async with Producer(original.lookupd) as producer:
         await producer.publish_many(topic, TEN)
     left: list[bytes] = []
-    async with Consumer(topic, "ch", lookupd=original.lookupd, options=QUICK) as consumer:
+    async with Consumer(topic, "ch", lookupd=original.lookupd, **QUICK) as consumer:
         with anyio.fail_after(25):
             async for batch in consumer.batches(max_count=10, max_wait=5.0):
                 assert [message.body for message in batch] == TEN

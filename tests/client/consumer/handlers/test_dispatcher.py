@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from nsqext import BackoffOptions, Consumer, ConsumerOptions, Message, Producer, Requeue
+from nsqext import Consumer, Message, Producer, Requeue
 from nsqext.broker import Cluster
 from nsqext.client.consumer.handlers.dispatcher import MessageDispatcher
+from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions
 from nsqext.client.consumer.subscriptions.backoff import Backoff
 from nsqext.client.consumer.subscriptions.rdy_distributor import RdyDistributor
 from nsqext.client.consumer.subscriptions.subscription import Subscription
@@ -51,7 +52,7 @@ async def test_closing_on_the_original_nsq_requeues_all_messages(lanes: bool) ->
     """The server would keep messages in flight until they time out (captured behaviour of the original server)."""
     with Cluster(nodes=1, generation="nsq") as cluster, anyio.fail_after(25):
         options = quick(key=lambda message: message.body[:1]) if lanes else quick()
-        consumer = Consumer("fresh", "ch", lookupd=cluster.lookupd, options=options, concurrency=2)
+        consumer = Consumer("fresh", "ch", lookupd=cluster.lookupd, concurrency=2, **options)
         handled: list[bytes] = []
 
         @consumer.handler
@@ -66,7 +67,7 @@ async def test_closing_on_the_original_nsq_requeues_all_messages(lanes: bool) ->
         async with Producer(cluster.lookupd) as producer:
             await producer.publish_many("fresh", bodies)
         await consumer.run(signals=False)
-        async with Consumer("fresh", "ch", lookupd=cluster.lookupd, options=quick()) as successor:
+        async with Consumer("fresh", "ch", lookupd=cluster.lookupd, **quick()) as successor:
             rest = await take(successor, 8 - len(handled))
         assert sorted(handled + rest) == bodies
         assert len(rest) > 4

@@ -8,7 +8,7 @@ import threading
 import anyio
 import pytest
 
-from nsqext import Consumer, DeliveryOptions, Message
+from nsqext import Consumer, Message
 from nsqext.client.consumer.handlers.stall import StallWatch
 from tests.support.consumers import eventually, quick, running
 from tests.support.fake_nsqd import PLAIN, message, scripted_node
@@ -50,8 +50,8 @@ def test_a_handler_that_waits_does_not_block(caplog: pytest.LogCaptureFixture) -
 @pytest.mark.anyio
 async def test_a_blocking_handler_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     async with scripted_node(granted=PLAIN) as node:
-        options = quick(delivery=DeliveryOptions(block_warning=0.1))
-        consumer = Consumer("t", "ch", nsqd=str(node), options=options)
+        options = quick(block_warning=0.1)
+        consumer = Consumer("t", "ch", nsqd=str(node), **options)
         blocker = threading.Event()
 
         @consumer.handler
@@ -77,8 +77,8 @@ async def test_a_blocking_handler_is_reported(caplog: pytest.LogCaptureFixture) 
 @pytest.mark.anyio
 async def test_a_waiting_handler_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
     async with scripted_node(granted=PLAIN) as node:
-        options = quick(delivery=DeliveryOptions(block_warning=0.3))
-        consumer = Consumer("t", "ch", nsqd=str(node), options=options)
+        options = quick(block_warning=0.3)
+        consumer = Consumer("t", "ch", nsqd=str(node), **options)
 
         @consumer.handler
         async def patient(message: Message) -> None:

@@ -9,7 +9,7 @@ import anyio
 import pytest
 from anyio import create_task_group
 
-from nsqext import Consumer, DeliveryOptions, Message, MessageBatch, OutgoingMessage, Producer
+from nsqext import Consumer, Message, MessageBatch, OutgoingMessage, Producer
 from nsqext.client.consumer.message import UnpackBudget
 from nsqext.protocol.client.body_compression import compress_body
 from tests.support.consumers import eventually, quick, running
@@ -42,8 +42,8 @@ async def fill(cluster: Cluster) -> str:
 
 
 def unpacking(cluster: Cluster, topic: str, bound: int = BOUND, **members: Any) -> Consumer:
-    options = quick(delivery=DeliveryOptions(max_unpacked_bytes=bound))
-    return Consumer(topic, "ch", lookupd=cluster.lookupd, options=options, **members)
+    options = quick(max_unpacked_bytes=bound)
+    return Consumer(topic, "ch", lookupd=cluster.lookupd, **options, **members)
 
 
 class Meter:

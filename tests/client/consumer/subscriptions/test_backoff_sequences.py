@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import pytest
 
-from nsqext import BackoffOptions, Consumer, FailureOptions, Message, Requeue
+from nsqext import Consumer, ConsumerSettings, Message, Requeue
 from nsqext.errors import InvalidSetting
 from tests.support.consumers import eventually, quick, running, tape
 from tests.support.fake_nsqd import PLAIN, message, scripted_node
@@ -12,17 +14,14 @@ from tests.support.machine_pauses import repeated_if_paused
 
 pytestmark = pytest.mark.anyio
 
-_BACKOFF = BackoffOptions(base=0.01)
-_FAILURE = FailureOptions(requeue_delay=0.0)
-_OPTIONS = quick(backoff=_BACKOFF, failure=_FAILURE)
 _REPEATED = repeated_if_paused(0.01)
 """A pause of the process may end a backoff before its RDY 0 is sent."""
 
 
-def scripted_consumer(node: object, **members: object) -> Consumer:
+def scripted_consumer(node: object, **settings: Unpack[ConsumerSettings]) -> Consumer:
     """Return a consumer whose handler fails on ``bad`` and requeues ``back``."""
-    options = members.pop("options", _OPTIONS)
-    consumer = Consumer("t", "ch", nsqd=str(node), options=options, **members)  # type: ignore[arg-type]
+    given: ConsumerSettings = {"backoff_base": 0.01, "requeue_delay": 0.0, **settings}
+    consumer = Consumer("t", "ch", nsqd=str(node), **quick(**given))
 
     @consumer.handler
     async def handle(message: Message) -> None:
@@ -82,9 +81,9 @@ async def test_rdy_and_fin_are_sent_in_one_write() -> None:
 
 @_REPEATED
 async def test_failures_during_a_pause_count_once() -> None:
-    options = quick(backoff=BackoffOptions(base=0.1), failure=_FAILURE)  # longer than five handlers and their logs
     async with scripted_node(granted=PLAIN) as node:
-        consumer = scripted_consumer(node, max_in_flight=5, options=options)
+        # the pause is longer than five handlers and their logs
+        consumer = scripted_consumer(node, max_in_flight=5, backoff_base=0.1)
 
         async def body() -> None:
             peer = await node.accept()
@@ -186,9 +185,8 @@ async def test_a_pause_outlives_a_backoff() -> None:
 
 @_REPEATED
 async def test_one_connection_backs_off_alone() -> None:
-    options = quick(backoff=BackoffOptions(mode="connection", base=0.01), failure=_FAILURE)
     async with scripted_node(granted=PLAIN) as one, scripted_node(granted=PLAIN) as two:
-        consumer = scripted_consumer(f"{one},{two}", max_in_flight=8, options=options)
+        consumer = scripted_consumer(f"{one},{two}", max_in_flight=8, backoff="connection")
 
         async def body() -> None:
             first, second = await one.accept(), await two.accept()
@@ -214,9 +212,8 @@ async def test_one_connection_backs_off_alone() -> None:
 
 @_REPEATED
 async def test_without_backoff_nothing_slows_down() -> None:
-    options = quick(backoff=BackoffOptions(mode="off"), failure=_FAILURE)
     async with scripted_node(granted=PLAIN) as node:
-        consumer = scripted_consumer(node, max_in_flight=5, options=options)
+        consumer = scripted_consumer(node, max_in_flight=5, backoff="off")
 
         async def body() -> None:
             peer = await node.accept()

@@ -94,7 +94,7 @@ async def test_a_refused_subscription_names_topic_partition_and_node() -> None:
 async def test_a_server_that_ignores_rdy_is_disconnected(caplog: pytest.LogCaptureFixture) -> None:
     async with scripted_node(granted=PLAIN) as node:
         options = quick(start_timeout=0.0)
-        async with Consumer("t", "ch", nsqd=str(node), max_in_flight=7, options=options) as consumer:
+        async with Consumer("t", "ch", nsqd=str(node), max_in_flight=7, **options) as consumer:
             peer = await _subscribe(node)
             await peer.raw(b"".join(message(number) for number in range(1, 41)))
             await peer.expect_end()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from nsqext import Consumer, LookupOptions, Position
+from nsqext import Consumer, Position
 from nsqext.client.consumer import position as positions
 from nsqext.client.consumer.subscriptions import partition_reader as reading
 from nsqext.client.consumer.subscriptions import seek as seeking
@@ -35,19 +35,19 @@ async def test_a_new_channel_may_begin_at_the_start(cluster: Cluster, topic: str
     cluster.create_topic(topic, channels=["other"])
     publish(cluster, topic, b"1", b"2", b"3")
     options = quick(start=_EARLIEST)
-    async with opened(topic, cluster, options) as consumer:
+    async with opened(topic, cluster, **options) as consumer:
         assert await take(consumer, 3) == [b"1", b"2", b"3"]
     publish(cluster, topic, b"4")
-    async with opened(topic, cluster, options) as consumer:
+    async with opened(topic, cluster, **options) as consumer:
         assert await take(consumer, 1) == [b"4"], "the channel exists now"
-    async with opened(topic, cluster, quick(start=_EARLIEST, start_existing=True)) as consumer:
+    async with opened(topic, cluster, start=_EARLIEST, start_existing=True) as consumer:
         assert (await take(consumer, 4))[-3:] == [b"2", b"3", b"4"]
 
 
 async def test_seek_by_offset_number_and_end(cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, channels=["ch"])
     publish(cluster, topic, b"1", b"2", b"3")
-    async with opened(topic, cluster, quick(queue_position=True)) as consumer:
+    async with opened(topic, cluster, queue_position=True) as consumer:
         offsets = []
         async for message in consumer:
             offsets.append(message.offset)
@@ -86,12 +86,12 @@ async def test_seek_where_a_partition_is_empty(cluster: Cluster, topic: str) -> 
 async def test_the_original_has_no_positions() -> None:
     async with scripted_node(obey(), granted=PLAIN) as node:
         with pytest.raises(InvalidSetting, match="original"):
-            async with Consumer("t", "ch", nsqd=str(node), options=quick(start=_EARLIEST)):
+            async with Consumer("t", "ch", nsqd=str(node), **quick(start=_EARLIEST)):
                 raise AssertionError("it opened")
         with pytest.raises(InvalidSetting, match="original"):
-            async with Consumer("t", "ch", nsqd=str(node), options=quick(partitions=(0,))):
+            async with Consumer("t", "ch", nsqd=str(node), **quick(partitions=(0,))):
                 raise AssertionError("it opened")
-        async with Consumer("t", "ch", nsqd=str(node), options=QUICK) as consumer:
+        async with Consumer("t", "ch", nsqd=str(node), **QUICK) as consumer:
             with pytest.raises(InvalidSetting, match="original"):
                 await consumer.seek(_EARLIEST)
 
@@ -136,7 +136,7 @@ async def test_of_seeks_at_the_same_time_the_last_one_counts_and_none_hangs(
 ) -> None:
     cluster.create_topic(topic, channels=["ch"])
     publish(cluster, topic, b"1", b"2")
-    async with opened(topic, cluster, quick(queue_position=True)) as consumer, anyio.create_task_group() as tasks:
+    async with opened(topic, cluster, queue_position=True) as consumer, anyio.create_task_group() as tasks:
         assert await take(consumer, 2) == [b"1", b"2"]
         gate = _Gate(positions.move_channel)
         monkeypatch.setattr(reading, "move_channel", gate)
@@ -181,7 +181,7 @@ async def test_a_seek_replaces_a_start_that_is_in_progress(
     gate = _Gate(getattr(positions, step))
     monkeypatch.setattr(reading if step == "move_channel" else seeking, step, gate)
     options = quick(start=_EARLIEST, start_timeout=0.01, queue_position=True)
-    async with opened(topic, cluster, options) as consumer, anyio.create_task_group() as tasks:
+    async with opened(topic, cluster, **options) as consumer, anyio.create_task_group() as tasks:
         with anyio.fail_after(25):
             await eventually(lambda: gate.calls)
             tasks.start_soon(consumer.seek, Position.message(3))
@@ -197,8 +197,8 @@ async def test_a_seek_ends_with_its_partition() -> None:
     answers = [ok(), error("E_FAILED_ON_NOT_LEADER")]
     async with scripted_node(obey({"SUB": answers})) as node, scripted_lookup() as lookup:
         lookup.set_leaders({0: node, 1: node}, num=2)
-        options = quick(lookup=LookupOptions(poll_interval=0.05, max_pause=0.05))
-        async with Consumer("t", "ch", lookupd=str(lookup), options=options) as consumer:
+        options = quick(lookup_poll_interval=0.05, lookup_max_pause=0.05)
+        async with Consumer("t", "ch", lookupd=str(lookup), **options) as consumer:
             with anyio.fail_after(25):
                 await eventually(lambda: consumer.connections)
                 async with anyio.create_task_group() as tasks:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Never
 import anyio
 import pytest
 
-from nsqext import ConnectionOptions, Consumer, ExtFilter, LookupOptions, Position
+from nsqext import Consumer, ExtFilter, Position
 from nsqext.client.consumer.subscriptions.assignment import Assignment, SubscriptionSpec
 from nsqext.client.consumer.subscriptions.subscriber import Subscriber, SubscriberContext
 from nsqext.errors import InvalidPartition, InvalidState
@@ -45,8 +45,8 @@ async def take_until(consumer: Consumer, body: bytes) -> None:
 
 async def test_a_leader_that_moves_is_followed(cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, replicas=2, channels=["ch"])
-    options = quick(lookup=LookupOptions(poll_interval=0.1))
-    async with opened(topic, cluster, options) as consumer:
+    options = quick(lookup_poll_interval=0.1)
+    async with opened(topic, cluster, **options) as consumer:
         publish(cluster, topic, b"before")
         assert await take(consumer, 1) == [b"before"]
         old = cluster.leader(topic)
@@ -86,8 +86,8 @@ async def test_a_restarted_node_is_subscribed_again(cluster: Cluster, topic: str
 
 async def test_an_empty_lookup_answer_removes_nothing(cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, partitions=2, channels=["ch"])
-    options = quick(lookup=LookupOptions(poll_interval=0.05))
-    async with opened(topic, cluster, options) as consumer:
+    options = quick(lookup_poll_interval=0.05)
+    async with opened(topic, cluster, **options) as consumer:
         cluster.faults.empty_lookup()
         await anyio.sleep(0.3)
         publish(cluster, topic, b"a", partition=0)
@@ -97,8 +97,8 @@ async def test_an_empty_lookup_answer_removes_nothing(cluster: Cluster, topic: s
 
 async def test_a_topic_upgraded_to_extend_is_subscribed_again(cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, channels=["ch"])
-    options = quick(lookup=LookupOptions(poll_interval=0.1))
-    async with opened(topic, cluster, options) as consumer:
+    options = quick(lookup_poll_interval=0.1)
+    async with opened(topic, cluster, **options) as consumer:
         publish(cluster, topic, b"before")
         assert await take(consumer, 1) == [b"before"]
         cluster.upgrade_topic(topic)
@@ -112,7 +112,7 @@ async def test_a_topic_upgraded_to_extend_is_subscribed_again(cluster: Cluster, 
 
 async def test_a_subset_of_partitions(cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, partitions=3, channels=["ch"])
-    async with opened(topic, cluster, quick(partitions=(0, 2))) as consumer:
+    async with opened(topic, cluster, partitions=(0, 2)) as consumer:
         assert sorted(one.partition for one in consumer.connections) == [0, 2]
         for partition in range(3):
             publish(cluster, topic, b"%d" % partition, partition=partition)
@@ -122,7 +122,7 @@ async def test_a_subset_of_partitions(cluster: Cluster, topic: str) -> None:
 async def test_a_missing_partition(cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, partitions=2, channels=["ch"])
     with pytest.raises(InvalidPartition, match="2 partitions"):
-        async with opened(topic, cluster, quick(partitions=(0, 7))):
+        async with opened(topic, cluster, partitions=(0, 7)):
             raise AssertionError("it opened")
 
 
@@ -140,7 +140,7 @@ async def test_a_missing_partition(cluster: Cluster, topic: str) -> None:
 )
 async def test_a_filter_is_applied(cluster: Cluster, topic: str, wanted: ExtFilter, bodies: list[bytes]) -> None:
     cluster.create_topic(topic, extend=True, channels=["ch"])
-    async with opened(topic, cluster, quick(ext_filter=wanted)) as consumer:
+    async with opened(topic, cluster, ext_filter=wanted) as consumer:
         publish(cluster, topic, b"red", ext='{"colour":"red"}')
         publish(cluster, topic, b"blue", ext='{"colour":"blue","size":"9"}')
         publish(cluster, topic, b"plain")
@@ -153,17 +153,17 @@ async def test_a_topic_that_differs_from_lookup_is_refreshed(code: str) -> None:
     """After a refusal of the server, lookup is queried again and returns the right answer."""
     async with scripted_lookup() as lookup, scripted_node(obey({"SUB": [error(code), ok()]})) as node:
         lookup.set_leaders({0: node}, num=1)
-        async with Consumer("t", "ch", lookupd=str(lookup), options=QUICK) as consumer:
+        async with Consumer("t", "ch", lookupd=str(lookup), **QUICK) as consumer:
             await eventually(lambda: consumer.connections)
             assert [command.words[0] for command in node.commands].count(b"SUB") == 2
             assert len(lookup.questions) >= 2
 
 
 async def test_a_node_that_is_not_leader_is_retried_with_a_delay() -> None:
-    options = quick(reconnect_wait=0.05, max_reconnect_wait=0.2, start_timeout=0.6, lookup=LookupOptions(max_pause=0.2))
+    options = quick(reconnect_wait=0.05, max_reconnect_wait=0.2, start_timeout=0.6, lookup_max_pause=0.2)
     async with scripted_lookup() as lookup, scripted_node(obey({"SUB": error("E_FAILED_ON_NOT_LEADER")})) as node:
         lookup.set_leaders({0: node}, num=1)
-        async with Consumer("t", "ch", lookupd=str(lookup), options=options):
+        async with Consumer("t", "ch", lookupd=str(lookup), **options):
             assert len(node.peers) <= 20
             assert len(lookup.questions) <= 30
             await eventually(lambda: len(node.peers) >= 2)
@@ -176,7 +176,7 @@ async def test_a_leader_that_only_a_later_answer_names() -> None:
         scripted_node(obey()) as new,
     ):
         lookup.set_leaders({0: old}, num=1)
-        async with Consumer("t", "ch", lookupd=str(lookup), options=quick(start_timeout=0.05)) as consumer:
+        async with Consumer("t", "ch", lookupd=str(lookup), **quick(start_timeout=0.05)) as consumer:
             lookup.set_leaders({0: new}, num=1)
             await eventually(lambda: [one.node for one in consumer.connections] == [str(new)])
 
@@ -184,25 +184,25 @@ async def test_a_leader_that_only_a_later_answer_names() -> None:
 async def test_a_topic_name_that_the_server_refuses_is_raised() -> None:
     async with scripted_node(obey({"SUB": error("E_BAD_TOPIC no")}), granted=PLAIN) as node:
         with pytest.raises(BadTopic):
-            async with Consumer("t", "ch", nsqd=str(node), options=QUICK):
+            async with Consumer("t", "ch", nsqd=str(node), **QUICK):
                 raise AssertionError("it opened")
 
 
 async def test_a_topic_that_is_created_later_is_found(cluster: Cluster, topic: str) -> None:
-    async with opened(topic, cluster, quick(start_timeout=0.05)) as consumer:
+    async with opened(topic, cluster, start_timeout=0.05) as consumer:
         cluster.create_topic(topic)
         await eventually(lambda: consumer.connections)
 
 
 async def test_a_node_of_the_original_that_leaves_lookup_is_forgotten() -> None:
-    options = quick(lookup=LookupOptions(poll_interval=0.05))
+    options = quick(lookup_poll_interval=0.05)
     async with (
         scripted_lookup() as lookup,
         scripted_node(obey(), granted=PLAIN) as one,
         scripted_node(obey(), granted=PLAIN) as two,
     ):
         lookup.set_leaders(nodes=[one, two])
-        async with Consumer("t", "ch", lookupd=str(lookup), options=options) as consumer:
+        async with Consumer("t", "ch", lookupd=str(lookup), **options) as consumer:
             assert len(consumer.connections) == 2
             lookup.set_leaders(nodes=[one])
             await eventually(lambda: consumer._metadata.cached("t", "r").nodes == (one.address,))  # type: ignore[union-attr]
@@ -215,7 +215,7 @@ async def test_a_node_of_the_original_that_leaves_lookup_is_forgotten() -> None:
 async def test_an_ordered_channel_asks_for_one_message_at_a_time() -> None:
     async with scripted_lookup() as lookup, scripted_node() as node:
         lookup.set_leaders({0: node}, num=1, ordered=True)
-        async with Consumer("t", "ch", lookupd=str(lookup), options=quick(start_timeout=0.0)):
+        async with Consumer("t", "ch", lookupd=str(lookup), **quick(start_timeout=0.0)):
             peer = await node.accept()
             assert await tape(peer, 1) == ["SUB_ORDERED t ch 0"]
             await peer.answer()
@@ -226,7 +226,7 @@ async def test_an_ordered_channel_asks_for_one_message_at_a_time() -> None:
 async def test_broken_order_restarts_the_subscription(caplog: pytest.LogCaptureFixture) -> None:
     async with scripted_lookup() as lookup, scripted_node() as node:
         lookup.set_leaders({0: node}, num=1, ordered=True)
-        async with Consumer("t", "ch", lookupd=str(lookup), options=quick(start_timeout=0.0)) as consumer:
+        async with Consumer("t", "ch", lookupd=str(lookup), **quick(start_timeout=0.0)) as consumer:
             peer = await node.accept()
             await peer.expect("SUB_ORDERED")
             await peer.answer()
@@ -251,14 +251,14 @@ async def test_broken_order_restarts_the_subscription(caplog: pytest.LogCaptureF
 async def test_settings_that_the_server_refuses_are_raised() -> None:
     async with scripted_node(obey({"SUB": error("E_INVALID no")}), granted=PLAIN) as node:
         with pytest.raises(InvalidCommand):
-            async with Consumer("t", "ch", nsqd=str(node), options=QUICK):
+            async with Consumer("t", "ch", nsqd=str(node), **QUICK):
                 raise AssertionError("it opened")
 
 
 async def test_settings_accepted_once_are_tried_again() -> None:
     async with (
         scripted_node(obey({"SUB": [ok(), error("E_INVALID no"), ok()]}), granted=PLAIN) as node,
-        Consumer("t", "ch", nsqd=str(node), options=QUICK) as consumer,
+        Consumer("t", "ch", nsqd=str(node), **QUICK) as consumer,
     ):
         await node.peers[0].close()
         await eventually(lambda: len(node.peers) == 3 and consumer.connections)
@@ -267,8 +267,8 @@ async def test_settings_accepted_once_are_tried_again() -> None:
 async def test_a_node_that_never_answers_sub_is_tried_again() -> None:
     async with scripted_node(obey({"SUB": [None, ok()]})) as node, scripted_lookup() as lookup:
         lookup.set_leaders({0: node}, num=1)
-        options = quick(connection=ConnectionOptions(request_timeout=0.1))
-        async with Consumer("t", "ch", lookupd=str(lookup), options=options) as consumer:
+        options = quick(request_timeout=0.1)
+        async with Consumer("t", "ch", lookupd=str(lookup), **options) as consumer:
             await eventually(lambda: consumer.connections)
         assert len(node.peers) >= 2
 
@@ -277,7 +277,7 @@ async def test_a_consumer_that_waits_for_its_topic_outlives_a_lookup_that_fails(
     async with (
         scripted_node(obey()) as node,
         scripted_lookup() as lookup,
-        Consumer("t", "ch", lookupd=str(lookup), options=quick(start_timeout=0.01)) as consumer,
+        Consumer("t", "ch", lookupd=str(lookup), **quick(start_timeout=0.01)) as consumer,
     ):
         asked = partial(_times_asked, lookup)
         await eventually(lambda: asked() > 1)  # so that the first answer has been processed
@@ -315,7 +315,7 @@ class _ClosingMetadata:
 
 
 async def test_metadata_that_is_closed_with_the_consumer_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
-    session = Consumer("t", "ch", lookupd="127.0.0.1:1", options=QUICK)._session
+    session = Consumer("t", "ch", lookupd="127.0.0.1:1", **QUICK)._session
     metadata = _ClosingMetadata()
     spec = SubscriptionSpec("ch", None, QUICK)
     shared: Any = (spec, session.group, metadata, list, session.events, session._tasks)

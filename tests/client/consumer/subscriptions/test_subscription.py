@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 from struct import pack
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import anyio
 import pytest
 
-from nsqext import Consumer, DeliveryOptions, Message
+from nsqext import Consumer, ConsumerSettings, Message
+from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
 from nsqext.protocol.client.body_compression import compress_body
 from nsqext.protocol.client.commands import CLS
 from nsqext.protocol.headers import encode_headers
 from nsqext.protocol.identify import ExtFilter
 from nsqext.types import Address, TopicMeta
-from tests.support.consumers import QUICK, eventually, quick, tape
+from tests.support.consumers import eventually, quick, tape
 from tests.support.fake_nsqd import (
     PLAIN,
     REDESIGNED,
@@ -29,15 +30,13 @@ from tests.support.fake_nsqd import (
 )
 from tests.support.machine_pauses import unless_paused
 
-if TYPE_CHECKING:
-    from nsqext import ConsumerOptions
-
 pytestmark = pytest.mark.anyio
 
 
 def plan(meta: TopicMeta, *, partition: int = 0, tag: str | None = None, **members: Any) -> SubscribeRequest:
     """Return a plan."""
-    return SubscribeRequest("t", "ch", partition, Address("127.0.0.1", 4150), meta, tag, quick(**members))
+    options = ConsumerOptions(**members)
+    return SubscribeRequest("t", "ch", partition, Address("127.0.0.1", 4150), meta, tag, options)
 
 
 def test_the_command_follows_topic_and_options() -> None:
@@ -67,9 +66,10 @@ async def serve(node: ScriptedNode, verb: str = "SUB") -> Peer:
     return peer
 
 
-def consumer(node: ScriptedNode, options: ConsumerOptions | None = None) -> Consumer:
+def consumer(node: ScriptedNode, **settings: Unpack[ConsumerSettings]) -> Consumer:
     """Return a consumer of one scripted node."""
-    return Consumer("t", "ch", nsqd=str(node), max_in_flight=7, options=options or quick(start_timeout=0.0))
+    given: ConsumerSettings = {"max_in_flight": 7, "start_timeout": 0.0, **settings}
+    return Consumer("t", "ch", nsqd=str(node), **quick(**given))
 
 
 async def test_commands_from_subscription_to_close() -> None:
@@ -116,8 +116,7 @@ async def test_answers_that_the_server_refuses_are_logged(caplog: pytest.LogCapt
 
 async def test_a_message_that_timed_out_is_not_answered() -> None:
     granted = {**PLAIN, "msg_timeout": 300}
-    options = quick(start_timeout=0.0, delivery=DeliveryOptions(auto_touch=False))
-    async with scripted_node(granted=granted) as node, consumer(node, options) as subject:
+    async with scripted_node(granted=granted) as node, consumer(node, auto_touch=False) as subject:
         peer = await serve(node)
         await peer.raw(message(1) + message(2))
         mine = await subject.__anext__()
@@ -132,8 +131,7 @@ async def test_a_message_that_timed_out_is_not_answered() -> None:
 async def test_messages_that_timed_out_are_not_in_flight() -> None:
     """Redeliveries of messages that timed out do not count as violations of RDY."""
     granted = {**PLAIN, "msg_timeout": 300}
-    options = quick(start_timeout=0.0, delivery=DeliveryOptions(auto_touch=False, on_lost="ignore"))
-    async with scripted_node(granted=granted) as node, consumer(node, options) as subject:
+    async with scripted_node(granted=granted) as node, consumer(node, auto_touch=False, on_lost="ignore") as subject:
         peer = await serve(node)
         for start in (1, 11, 21, 31):  # more in total than twice RDY and 16
             await peer.raw(b"".join(message(number) for number in range(start, start + 10)))
@@ -167,7 +165,7 @@ async def test_messages_that_wait_are_touched() -> None:
 async def test_messages_in_handlers_are_touched() -> None:
     async def attempt(number: int) -> None:
         async with scripted_node(granted={**PLAIN, "msg_timeout": 1000}) as node:
-            subject = consumer(node, QUICK)
+            subject = consumer(node, start_timeout=5.0)
             done = anyio.Event()
 
             @subject.handler
@@ -203,10 +201,10 @@ async def test_compressed_bodies(unpack: bool) -> None:
     assert packed is not None
     header = encode_headers(packed[1])
     part = b"\x04" + len(header).to_bytes(2, "big") + header
-    options = quick(start_timeout=0.0, delivery=DeliveryOptions(decompress=unpack))
+    options = quick(start_timeout=0.0, decompress=unpack)
     async with scripted_lookup() as lookup, scripted_node(granted=REDESIGNED) as node:
         lookup.set_leaders({0: node}, num=1, extend=True)
-        async with Consumer("t", "ch", lookupd=str(lookup), options=options) as subject:
+        async with Consumer("t", "ch", lookupd=str(lookup), **options) as subject:
             peer = await serve(node)
             assert peer.identify["extend_support"] is True
             await peer.raw(message(1, packed[0], position=part) + message(2, b"plain", position=b"\0"))
@@ -228,7 +226,7 @@ async def test_a_position_is_read_before_a_body_is_unpacked(ordered: bool) -> No
     async with scripted_lookup() as lookup, scripted_node(granted=REDESIGNED) as node:
         lookup.set_leaders({0: node}, num=1, extend=True, ordered=ordered)
         options = quick(start_timeout=0.0, queue_position=True)
-        async with Consumer("t", "ch", lookupd=str(lookup), options=options) as subject:
+        async with Consumer("t", "ch", lookupd=str(lookup), **options) as subject:
             peer = await node.accept()
             await peer.expect("SUB_ORDERED" if ordered else "SUB_ADVANCED")
             await peer.answer()

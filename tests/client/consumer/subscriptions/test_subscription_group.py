@@ -22,7 +22,7 @@ async def two_connections() -> AsyncIterator[tuple[Consumer, list[Peer]]]:
     """Subscribe a consumer that may have one message in flight to two nodes; yields it, and the nodes' connections."""
     async with scripted_node(granted=PLAIN) as one, scripted_node(granted=PLAIN) as two:
         options = quick(start_timeout=0.0)
-        async with Consumer("t", "ch", nsqd=f"{one},{two}", max_in_flight=1, options=options) as consumer:
+        async with Consumer("t", "ch", nsqd=f"{one},{two}", max_in_flight=1, **options) as consumer:
             peers = [await one.accept(), await two.accept()]
             for peer in peers:
                 await peer.expect("SUB")
@@ -82,7 +82,7 @@ async def test_a_read_does_not_wake_the_timer_each_time(monkeypatch: pytest.Monk
         tick(group, now, late)
 
     monkeypatch.setattr(SubscriptionGroup, "_tick", count)
-    async with scripted_node(granted=PLAIN) as node, Consumer("t", "ch", nsqd=str(node), options=quick()) as consumer:
+    async with scripted_node(granted=PLAIN) as node, Consumer("t", "ch", nsqd=str(node), **quick()) as consumer:
         peer = await node.accept()
         await peer.expect("SUB")
         await peer.answer()

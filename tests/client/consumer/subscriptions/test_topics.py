@@ -12,28 +12,18 @@ from anyio import create_task_group
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext import (
-    Admin,
-    Consumer,
-    ConsumerOptions,
-    FailureOptions,
-    LookupOptions,
-    Message,
-    MessageBatch,
-    Position,
-    Producer,
-)
+from nsqext import Admin, Consumer, Message, MessageBatch, Position, Producer
 from nsqext.broker import Cluster
 from nsqext.client.consumer.subscriptions.topics import TopicSelection
 from nsqext.errors import InvalidInput, InvalidName, InvalidSetting, LookupFailed
 from nsqext.protocol.names import is_valid_topic
-from tests.support.consumers import CALM, QUICK, eventually, quick, running, take, tape
+from tests.support.consumers import QUICK, eventually, quick, running, take, tape
 from tests.support.fake_nsqd import PLAIN, message, scripted_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_POLLED = quick(lookup=LookupOptions(poll_interval=0.1, max_pause=0.1), backoff=CALM)
+_POLLED = quick(lookup_poll_interval=0.1, lookup_max_pause=0.1, backoff="off")
 _NAMES = st.text("ab.-_", min_size=1, max_size=6)
 
 
@@ -77,9 +67,9 @@ def test_settings_of_a_single_topic_are_refused_for_several() -> None:
     with pytest.raises(InvalidSetting, match=r"pattern 'a\*' needs a list of topics.*give lookupd"):
         Consumer("a*", "ch", nsqd="127.0.0.1:1")
     with pytest.raises(InvalidSetting, match="partitions are chosen, and there are several topics"):
-        Consumer(["a", "b"], "ch", lookupd="127.0.0.1:1", options=ConsumerOptions(partitions=(1,)))
+        Consumer(["a", "b"], "ch", lookupd="127.0.0.1:1", partitions=(1,))
     with pytest.raises(InvalidSetting, match="partitions are chosen, and there are several topics"):
-        Consumer("a*", "ch", lookupd="127.0.0.1:1", options=ConsumerOptions(start={0: Position.earliest()}))
+        Consumer("a*", "ch", lookupd="127.0.0.1:1", start={0: Position.earliest()})
 
 
 # On clusters of both generations
@@ -114,7 +104,7 @@ async def test_new_topics_are_consumed_and_deleted_ones_are_not(cluster: Cluster
     names = [prefix + name for name in ("a", "b", "c")]
     for name in names[:2]:
         cluster.create_topic(name, channels=["ch"])
-    async with Consumer(f"{prefix}*", "ch", lookupd=cluster.lookupd, options=_POLLED) as consumer:
+    async with Consumer(f"{prefix}*", "ch", lookupd=cluster.lookupd, **_POLLED) as consumer:
         assert (consumer.topics, topics_of(consumer)) == ((f"{prefix}*",), set(names[:2]))
         cluster.create_topic(names[2], channels=["ch"])
         await eventually(lambda: topics_of(consumer) == set(names))
@@ -139,7 +129,7 @@ async def test_new_topics_are_consumed_and_deleted_ones_are_not(cluster: Cluster
 @pytest.mark.anyio
 async def test_a_list_without_the_topics_removes_nothing(cluster: Cluster, prefix: str) -> None:
     cluster.create_topic(f"{prefix}a", channels=["ch"])
-    async with Consumer(f"{prefix}*", "ch", lookupd=cluster.lookupd, options=_POLLED) as consumer:
+    async with Consumer(f"{prefix}*", "ch", lookupd=cluster.lookupd, **_POLLED) as consumer:
         before = consumer._metadata._listed_at
         cluster.faults.empty_lookup()
         await eventually(lambda: consumer._metadata._listed_at > before + 0.3)
@@ -161,7 +151,7 @@ async def test_a_list_that_fails_is_reported_once_and_changes_nothing(
         failures += 1
         raise LookupFailed("no answer")
 
-    async with Consumer(f"{prefix}*", "ch", lookupd=cluster.lookupd, options=_POLLED) as consumer:
+    async with Consumer(f"{prefix}*", "ch", lookupd=cluster.lookupd, **_POLLED) as consumer:
         monkeypatch.setattr(consumer._metadata, "topics", fail)
         await eventually(lambda: failures >= 3)
         await send(cluster, f"{prefix}a", b"one")
@@ -176,7 +166,7 @@ async def test_one_budget_is_shared_by_all_topics(cluster: Cluster, prefix: str)
         cluster.create_topic(name, channels=["ch"])
     await send(cluster, busy, *[b"busy"] * 300)
     await send(cluster, quiet, *[b"quiet"] * 10)
-    consumer = Consumer([busy, quiet], "ch", lookupd=cluster.lookupd, options=_POLLED, max_in_flight=4)
+    consumer = Consumer([busy, quiet], "ch", lookupd=cluster.lookupd, max_in_flight=4, **_POLLED)
     most, seen = 0, list[bytes]()
     done = anyio.Event()
 
@@ -200,7 +190,7 @@ async def test_topics_take_turns_where_the_budget_is_smaller_than_their_number(c
     for name in names:
         cluster.create_topic(name, channels=["ch"])
         await send(cluster, name, name.encode())
-    async with Consumer(names, "ch", lookupd=cluster.lookupd, options=_POLLED, max_in_flight=1) as consumer:
+    async with Consumer(names, "ch", lookupd=cluster.lookupd, max_in_flight=1, **_POLLED) as consumer:
         assert sorted(await take(consumer, 3)) == [name.encode() for name in names]
 
 
@@ -210,7 +200,7 @@ async def test_batches_hold_messages_of_all_topics_in_the_order_of_each(cluster:
     for name in names:
         cluster.create_topic(name, channels=["ch"])
         await send(cluster, name, *[b"%d" % number for number in range(20)])
-    consumer = Consumer(names, "ch", lookupd=cluster.lookupd, options=_POLLED)
+    consumer = Consumer(names, "ch", lookupd=cluster.lookupd, **_POLLED)
     seen: dict[str, list[bytes]] = {name: [] for name in names}
     done = anyio.Event()
 
@@ -233,7 +223,7 @@ async def test_the_topics_may_be_changed_while_it_runs(cluster: Cluster, prefix:
     for name in (first, second):
         cluster.create_topic(name, channels=["ch"])
         await send(cluster, name, name.encode())
-    async with Consumer(first, "ch", lookupd=cluster.lookupd, options=_POLLED) as consumer:
+    async with Consumer(first, "ch", lookupd=cluster.lookupd, **_POLLED) as consumer:
         assert await take(consumer, 1) == [first.encode()]
         consumer.topics = f"{prefix}?"
         assert await take(consumer, 1) == [second.encode()]
@@ -248,7 +238,7 @@ async def test_the_topics_may_be_changed_while_it_runs(cluster: Cluster, prefix:
 @pytest.mark.anyio
 async def test_a_topic_is_left_when_its_messages_in_flight_are_answered() -> None:
     async with scripted_node(granted=PLAIN) as node, create_task_group() as tasks:
-        consumer = Consumer(["a", "b"], "ch", nsqd=str(node), max_in_flight=4, options=quick(close_timeout=60.0))
+        consumer = Consumer(["a", "b"], "ch", nsqd=str(node), max_in_flight=4, **quick(close_timeout=60.0))
         tasks.start_soon(consumer.start)
         peers = {}
         for _ in range(2):
@@ -275,7 +265,7 @@ async def test_a_topic_is_left_when_its_messages_in_flight_are_answered() -> Non
 @pytest.mark.anyio
 async def test_a_topic_that_is_left_is_closed_with_the_consumer() -> None:
     async with scripted_node(granted=PLAIN) as node, create_task_group() as tasks:
-        consumer = Consumer("a", "ch", nsqd=str(node), max_in_flight=4, options=quick(close_timeout=0.05))
+        consumer = Consumer("a", "ch", nsqd=str(node), max_in_flight=4, **quick(close_timeout=0.05))
         tasks.start_soon(consumer.start)
         peer = await node.accept()
         await peer.expect("SUB")
@@ -296,7 +286,7 @@ async def test_a_topic_that_is_left_is_closed_with_the_consumer() -> None:
 @pytest.mark.anyio
 async def test_a_topic_that_is_left_while_it_connects_is_not_consumed() -> None:
     async with scripted_node(granted=PLAIN) as node, create_task_group() as tasks:
-        consumer = Consumer("a", "ch", nsqd=str(node), options=QUICK)
+        consumer = Consumer("a", "ch", nsqd=str(node), **QUICK)
         tasks.start_soon(consumer.start)
         first = await node.accept()
         await first.expect("SUB")
@@ -313,7 +303,7 @@ async def test_a_topic_that_is_left_while_it_connects_is_not_consumed() -> None:
 
 @pytest.mark.anyio
 async def test_a_pattern_may_match_nothing_at_first(cluster: Cluster, prefix: str) -> None:
-    async with Consumer(f"{prefix}*", "ch", lookupd=cluster.lookupd, options=_POLLED) as consumer:
+    async with Consumer(f"{prefix}*", "ch", lookupd=cluster.lookupd, **_POLLED) as consumer:
         assert consumer.connections == ()
         cluster.create_topic(f"{prefix}a", channels=["ch"])
         await send(cluster, f"{prefix}a", b"one")
@@ -326,9 +316,8 @@ async def test_dead_letters_are_not_received_by_the_pattern_that_matches_their_t
 ) -> None:
     for name in ("a", "dead"):
         cluster.create_topic(prefix + name, channels=["ch"])
-    failure = FailureOptions(max_attempts=1, dead_letter=f"{prefix}dead")
-    options = quick(lookup=_POLLED.lookup, failure=failure, backoff=CALM)
-    consumer = Consumer(f"{prefix}*", "ch", lookupd=cluster.lookupd, options=options)
+    options = quick(max_attempts=1, dead_letter=f"{prefix}dead", backoff="off", **_POLLED.lookup)
+    consumer = Consumer(f"{prefix}*", "ch", lookupd=cluster.lookupd, **options)
     seen: list[str] = []
     await send(cluster, f"{prefix}a", b"one")
 
@@ -338,7 +327,7 @@ async def test_dead_letters_are_not_received_by_the_pattern_that_matches_their_t
         raise ValueError("bad")
 
     async def read_letter() -> None:
-        async with Consumer(f"{prefix}dead", "ch", lookupd=cluster.lookupd, options=_POLLED) as letters:
+        async with Consumer(f"{prefix}dead", "ch", lookupd=cluster.lookupd, **_POLLED) as letters:
             assert await take(letters, 1) == [b"one"]
 
     await running(consumer, read_letter)
@@ -350,7 +339,7 @@ async def test_no_list_of_topics_at_the_start_is_an_error() -> None:
     with Cluster(nodes=1) as cluster:
         node = next(iter(cluster.nodes.values()))
         with pytest.raises(LookupFailed):
-            await Consumer("a*", "ch", lookupd=node.http, options=quick()).start()
+            await Consumer("a*", "ch", lookupd=node.http, **quick()).start()
 
 
 # On the redesigned NSQ
@@ -368,7 +357,7 @@ async def test_a_found_topic_that_is_refused_does_not_end_the_others(redesigned:
     shared, free = f"{prefix}a", f"{prefix}b"
     for name in (shared, free):
         redesigned.create_topic(name, extend=True, channels=["other"])
-    async with Consumer(shared, "ch", lookupd=redesigned.lookupd, options=_POLLED):
+    async with Consumer(shared, "ch", lookupd=redesigned.lookupd, **_POLLED):
         given = {"dispatch": "key_failover", "lookupd": redesigned.lookupd, "options": _POLLED}
         async with Consumer(f"{prefix}*", "ch", **given) as consumer:  # type: ignore[arg-type]
             await eventually(lambda: topics_of(consumer) == {free})
@@ -388,7 +377,7 @@ async def test_keys_keep_their_order_in_each_topic(redesigned: Cluster, prefix: 
             redesigned.create_topic(name, extend=True, channels=["ch"])
             for number in range(10):
                 await producer.publish(name, b"%d" % number, key=f"k{number % 2}")
-    consumer = Consumer(f"{prefix}*", "ch", lookupd=redesigned.lookupd, options=_POLLED, key="##key", concurrency=4)
+    consumer = Consumer(f"{prefix}*", "ch", lookupd=redesigned.lookupd, key="##key", concurrency=4, **_POLLED)
     seen: dict[tuple[str, str | None], list[int]] = {}
     done = anyio.Event()
 
@@ -409,7 +398,7 @@ async def test_seeking_moves_one_topic_or_all(redesigned: Cluster, prefix: str) 
     for name in names:
         redesigned.create_topic(name, channels=["ch"])
         await send(redesigned, name, name.encode())
-    async with Consumer(names, "ch", lookupd=redesigned.lookupd, options=_POLLED) as consumer:
+    async with Consumer(names, "ch", lookupd=redesigned.lookupd, **_POLLED) as consumer:
         assert sorted(await take(consumer, 2)) == [name.encode() for name in names]
         await consumer.seek(Position.earliest())
         assert sorted(await take(consumer, 2)) == [name.encode() for name in names]

@@ -27,6 +27,7 @@ from attrs import define, field
 from benchmarks.report import table, write_section
 from nsqext import Consumer, Lookup, NsqError, Producer
 from nsqext.lookup.metadata import MetadataCache
+from nsqext.lookup.options import LookupOptions
 from nsqext.protocol.frames import HEARTBEAT, encode_frame
 from nsqext.testing.simulation.loop import SimulatedLoop
 from nsqext.testing.simulation.network import Network, NetworkOptions, current_host
@@ -175,7 +176,7 @@ class ClientProcess:
         self._topics = topics
         self._lookup = Lookup(nodes)
         self._lookup._metadata = MetadataCache(
-            nodes, options=self._lookup.options, transport=LookupTransport(world, nodes, loop)
+            nodes, options=LookupOptions(), transport=LookupTransport(world, nodes, loop)
         )
         self.producer = Producer(self._lookup, timeout=30.0)
         self.consumers: list[Consumer] = []

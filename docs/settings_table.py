@@ -1,28 +1,35 @@
-"""Writes the table of settings, from the option classes and what their docstrings say."""
+"""Writes the table of settings, from what the typed dictionaries say about their members."""
 
 from __future__ import annotations
 
-import re
+import ast
+import inspect
 import sys
-from inspect import cleandoc
 from pathlib import Path
+from typing import Any
 
 from docs.generated_section import with_section
-from nsqext.client.consumer.consumer import Consumer
-from nsqext.client.from_url import consumer_settings, producer_settings
+from nsqext import ConnectionSettings, ConsumerSettings, HandlerSettings, LookupSettings, ProducerSettings
+from nsqext.client.settings import consumer_settings, producer_settings
 from nsqext.settings import PREFIX, Setting
 
 PAGE = Path(__file__).parent / "reference" / "settings.md"
 
-_MEMBER = re.compile(r"^    (\w+): ((?:.+\n?)(?:^ {8}.+\n?)*)", re.MULTILINE)
+_SHARED = (ConnectionSettings, LookupSettings)
 _SHARES = ("jitter",)
 _SIZES = ("size", "compression_min", "_bytes")
 
 
-def descriptions(documented: type) -> dict[str, str]:
-    """Return what a docstring says about each member, in one line."""
-    text = cleandoc(documented.__doc__ or "")  # from Python 3.13 on, the compiler does it
-    return {name: " ".join(said.split()) for name, said in _MEMBER.findall(text)}
+def descriptions(*documented: Any) -> dict[str, str]:
+    """Return what typed dictionaries say about each member, in one line."""
+    found = {}
+    for one in documented:
+        (body,) = ast.parse(inspect.getsource(one)).body
+        assert isinstance(body, ast.ClassDef)
+        for member, text in zip(body.body, body.body[1:], strict=False):
+            if isinstance(member, ast.AnnAssign) and isinstance(text, ast.Expr):
+                found[ast.unparse(member.target)] = " ".join(str(ast.literal_eval(text.value)).split())
+    return found
 
 
 def unit(setting: Setting) -> str:
@@ -32,23 +39,22 @@ def unit(setting: Setting) -> str:
     return "bytes" if "int" in setting.kind and setting.name.endswith(_SIZES) else ""
 
 
-def row(setting: Setting, who: str) -> str:
+def row(setting: Setting, who: str, said: str) -> str:
     """Return the line of a setting."""
-    said = descriptions(setting.owner or Consumer)[setting.member].replace("|", "\\|")
     name = f"`{setting.name}`" + ("" if setting.read is not None else " (keyword only)")
     default = "" if setting.default is None else f"`{setting.default}`"
-    return f"| {name} | {default} | {unit(setting)} | {who} | {said} |"
+    return f"| {name} | {default} | {unit(setting)} | {who} | {said.replace('|', chr(92) + '|')} |"
 
 
 def table() -> str:
     """Return the whole table."""
     own, others = producer_settings(), consumer_settings()
     lines = ["| setting | default | unit | of | meaning |", "| --- | --- | --- | --- | --- |"]
-    for name, setting in own.items():
-        lines.append(row(setting, "both" if others.get(name) == setting else "producer"))
-    for name, setting in others.items():
-        if own.get(name) != setting:
-            lines.append(row(setting, "consumer"))
+    both = {name for name, one in own.items() if name in others and others[name].owner is one.owner}
+    said = descriptions(*_SHARED, ProducerSettings)
+    lines += [row(one, "both" if name in both else "producer", said[name]) for name, one in own.items()]
+    said = descriptions(*_SHARED, HandlerSettings, ConsumerSettings)
+    lines += [row(one, "consumer", said[name]) for name, one in others.items() if name not in both]
     return "\n".join(lines) + "\n"
 
 

@@ -161,7 +161,7 @@ def settings_of(options: type, readers: Mapping[str, Reader] | None = None) -> d
 
 def unknown_setting(place: str, name: str, known: Iterable[str]) -> UnknownSetting:
     """Return the error for an unknown setting, which suggests the right one."""
-    found = suggest(name, (*known, *ADDRESSES))
+    found = suggest(name, (*known, *ADDRESSES, "middleware", "env"))
     hint = "see the reference of settings" if found is None else f"did you mean {found}?"
     return UnknownSetting(f"{place}: unknown setting {name!r}", hint=hint)
 

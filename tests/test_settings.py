@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import attrs
@@ -18,37 +18,97 @@ import pytest
 import trustme
 
 import nsqext
-from nsqext import ConnectionOptions, ConsumerOptions, LookupOptions, Position, ProducerOptions, sync
-from nsqext.client.from_url import consumer_settings, load_consumer, load_producer, producer_settings
-from nsqext.errors import InvalidSetting
+from nsqext import Position, sync
+from nsqext.client.consumer.options import ConsumerOptions
+from nsqext.client.producer.options import ProducerOptions
+from nsqext.client.settings import (
+    consumer_schema,
+    consumer_settings,
+    handler_settings,
+    producer_schema,
+    producer_settings,
+)
+from nsqext.errors import InvalidSetting, UnknownSetting
 from nsqext.errors.redaction import redact_url
-
-if TYPE_CHECKING:
-    from nsqext.settings import Setting
+from nsqext.settings import Given, Setting, build
 
 EMPTY: Mapping[str, str] = {}
 
 
-def produce(url: str | None = None, environ: Mapping[str, str] = EMPTY, **keywords: Any) -> ProducerOptions:
-    return load_producer(url, keywords, environ).options
+def collect(
+    url: str | None = None,
+    keywords: Mapping[str, Any] = EMPTY,
+    environ: Mapping[str, str] = EMPTY,
+    env: str | None = None,
+) -> Given:
+    """Return the settings of a producer with this URL; the addresses of the environment without one."""
+    rest = {name: value for name, value in keywords.items() if name not in ("lookupd", "nsqd")}
+    lookupd = url or keywords.get("lookupd", ())
+    return producer_schema().collect(lookupd, keywords.get("nsqd", ()), env, rest, environ)
+
+
+def produce(
+    url: str | None = None, environ: Mapping[str, str] = EMPTY, env: str | None = None, **keywords: Any
+) -> ProducerOptions:
+    return build(ProducerOptions, producer_settings(), collect(url, keywords, environ, env).values)
+
+
+def consume(url: str) -> ConsumerOptions:
+    given = consumer_schema().collect(url, (), None, {}, EMPTY)
+    return build(ConsumerOptions, consumer_settings(), given.values)
 
 
 def test_without_settings_the_defaults_apply() -> None:
-    assert produce() == ProducerOptions()
-    assert load_consumer(None, {}, EMPTY).options == ConsumerOptions()
+    assert produce("nsq://h") == ProducerOptions()
+    assert consume("nsq://h") == ConsumerOptions()
 
 
 def test_precedence() -> None:
     environ = {"NSQEXT_TIMEOUT": "1", "NSQEXT_RETRY_WAIT": "0.1", "NSQEXT_MAX_BATCH_COUNT": "7"}
     url = "nsq://h?timeout=2&retry_wait=0.2"
-    options = produce(url, environ, timeout=3.0)
+    options = produce(url, environ, env="NSQEXT_", timeout=3.0)
     assert options == ProducerOptions(timeout=3.0, retry_wait=0.2, max_batch_count=7)
 
 
-def test_the_url_of_the_environment() -> None:
-    environ = {"NSQEXT_URL": "nsq://h:1?timeout=2", "NSQEXT_TIMEOUT": "1"}
-    assert produce(None, environ).timeout == 2
-    assert produce("nsq://h", environ).timeout == 1
+def test_the_environment_is_read_without_an_address_or_where_its_prefix_is_given() -> None:
+    environ = {"NSQEXT_URL": "nsq://h:1?timeout=2", "NSQEXT_TIMEOUT": "1", "NSQEXT_RETRY_WAIT": "0.5"}
+    alone = produce(None, environ)
+    assert (alone.timeout, alone.retry_wait) == (2, 0.5)
+    assert produce("nsq://h", environ) == ProducerOptions()
+    beside = produce("nsq://h?retry_wait=0.7", environ, env="NSQEXT_")
+    assert (beside.timeout, beside.retry_wait) == (2, 0.7)
+
+
+def test_a_prefix_of_the_environment_separates_clusters() -> None:
+    environ = {"ORDERS_URL": "nsq://a:1", "ORDERS_TIMEOUT": "3", "BILLS_NSQD": "b:1", "NSQEXT_TIMEOUT": "9"}
+    orders, bills = collect(None, {}, environ, "ORDERS_"), collect(None, {}, environ, "BILLS_")
+    assert (orders.lookupd, orders.values) == ("a:1", {"timeout": 3.0})
+    assert (bills.nsqd, bills.values) == ("b:1", {})
+    with pytest.raises(InvalidSetting, match="STOCK_LOOKUPD, STOCK_NSQD or STOCK_URL"):
+        collect(None, {}, environ, "STOCK_")
+    with pytest.raises(InvalidSetting, match="is not a prefix of variables"):
+        collect(None, {}, environ, "orders!")
+
+
+def test_without_an_address_the_error_names_all_ways() -> None:
+    with pytest.raises(InvalidSetting, match="no address of lookup or nsqd") as caught:
+        nsqext.Producer(env="NOWHERE_")
+    for way in ("Producer(lookupd='host:4161')", "Producer('nsq://host:4161')", "NOWHERE_URL"):
+        assert way in str(caught.value)
+
+
+def test_variables_of_kubernetes_are_no_settings() -> None:
+    environ = {
+        "NSQEXT_PORT": "tcp://10.0.0.1:4161",
+        "NSQEXT_SERVICE_HOST": "10.0.0.1",
+        "NSQEXT_SERVICE_PORT": "4161",
+        "NSQEXT_SERVICE_PORT_HTTP": "4161",
+        "NSQEXT_PORT_4161_TCP": "tcp://10.0.0.1:4161",
+        "NSQEXT_PORT_4161_TCP_ADDR": "10.0.0.1",
+        "NSQEXT_LOOKUPD": "h:1",
+    }
+    given = collect(None, {}, environ)
+    assert (given.lookupd, given.values) == ("h:1", {})
 
 
 @pytest.mark.parametrize(
@@ -56,34 +116,29 @@ def test_the_url_of_the_environment() -> None:
     [
         ("nsq://a:1,b,[::1]:2,[::2]", {}, {}, "a:1,b:4161,[::1]:2,[::2]:4161", ()),
         ("nsqd://a,b:5", {}, {"NSQEXT_LOOKUPD": "c:1"}, (), "a:4150,b:5"),
-        ("nsq://a:1", {"nsqd": ["n:1"]}, {}, (), ["n:1"]),
         ("nsq://?timeout=1", {}, {"NSQEXT_LOOKUPD": "c:1"}, "c:1", ()),
         ("nsq://?lookupd=x:1,y:2", {}, {}, "x:1,y:2", ()),
         (None, {}, {"NSQEXT_NSQD": "n:1"}, (), "n:1"),
-        (None, {}, {}, (), ()),
+        (None, {"lookupd": ["l:1"]}, {"NSQEXT_NSQD": "n:1"}, ["l:1"], ()),
     ],
 )
 def test_addresses(url: str | None, keywords: dict[str, Any], environ: dict[str, str], lookupd: Any, nsqd: Any) -> None:
-    loaded = load_producer(url, keywords, environ)
-    assert (loaded.lookupd, loaded.nsqd) == (lookupd, nsqd)
+    given = collect(url, keywords, environ)
+    assert (given.lookupd, given.nsqd) == (lookupd, nsqd)
 
 
 def test_values_of_every_kind() -> None:
     url = (
         "nsq://h?ordered=true&queue_position=no&partitions=0,2&start=offset:77&msg_timeout=none&sample_rate=0"
-        "&backoff_mode=off&failure_max_attempts=5&failure_dead_letter=dead&lookup_poll_interval=9"
-        "&connection_deflate_level=3&tag=canary&max_in_flight=9&key=none"
+        "&backoff=off&max_attempts=5&dead_letter=dead&lookup_poll_interval=9"
+        "&deflate_level=3&tag=canary&max_in_flight=9&key=none"
     )
-    loaded = load_consumer(url, {}, EMPTY)
-    options = loaded.options
+    options = consume(url)
     assert (options.ordered, options.queue_position, options.partitions) == (True, False, (0, 2))
     assert (options.start, options.msg_timeout, options.backoff.mode) == (Position.offset(77), None, "off")
     assert (options.failure.max_attempts, options.failure.dead_letter) == (5, "dead")
-    assert (options.lookup, options.connection) == (
-        LookupOptions(poll_interval=9),
-        ConnectionOptions(deflate_level=3),
-    )
-    assert loaded.others == {"tag": "canary", "max_in_flight": 9}
+    assert (options.lookup.poll_interval, options.connection.deflate_level) == (9, 3)
+    assert (options.tag, options.max_in_flight) == ("canary", 9)
 
 
 @pytest.mark.parametrize(
@@ -96,14 +151,15 @@ def test_values_of_every_kind() -> None:
     ],
 )
 def test_positions(text: str, position: Position) -> None:
-    assert load_consumer(f"nsq://h?start={text}", {}, EMPTY).options.start == position
+    assert consume(f"nsq://h?start={text}").start == position
+    assert nsqext.Consumer("orders", "ch", "h", start=text).settings["start"] == position
 
 
 def test_tls(tmp_path: Path) -> None:
     trustme.CA().cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    assert produce("nsq://h?connection_tls=true").connection.tls is True
-    assert produce("nsq://h?connection_tls=false").connection.tls is False
-    context = produce(f"nsq://h?connection_tls={tmp_path}/ca.pem").connection.tls
+    assert produce("nsq://h?tls=true").connection.tls is True
+    assert produce("nsq://h?tls=false").connection.tls is False
+    context = produce(f"nsq://h?tls={tmp_path}/ca.pem").connection.tls
     assert isinstance(context, ssl.SSLContext)
     assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
 
@@ -112,13 +168,13 @@ def test_tls(tmp_path: Path) -> None:
     ("url", "keywords", "environ", "reason"),
     [
         ("nsq://h?colour=red", {}, {}, "unknown setting 'colour'"),
-        (None, {"colour": "red"}, {}, "unknown setting 'colour'"),
+        (None, {"lookupd": "h", "colour": "red"}, {}, "unknown setting 'colour'"),
         (None, {}, {"NSQEXT_COLOUR": "red"}, "unknown setting 'colour'"),
-        (None, {"start_timeout": 1.0}, {}, "unknown setting 'start_timeout'"),
+        (None, {"lookupd": "h", "start_timeout": 1.0}, {}, "unknown setting 'start_timeout'"),
         ("nsq://h?timeout=soon", {}, {}, "timeout='soon' cannot be parsed"),
         ("nsq://h?close_timeout=soon", {}, {}, "close_timeout='soon' cannot be parsed"),
-        ("nsq://h?connection_snappy=maybe", {}, {}, "write true or false"),
-        ("nsq://h?connection_tls=/no/such/file", {}, {}, "a file of certificates"),
+        ("nsq://h?snappy=maybe", {}, {}, "write true or false"),
+        ("nsq://h?tls=/no/such/file", {}, {}, "a file of certificates"),
         ("nsq://h?start=somewhere", {}, {}, "write earliest"),
         ("nsq://h?ext_filter=x", {}, {}, "cannot be written as text"),
         ("nsq://h?timeout=1&timeout=2", {}, {}, "timeout is given twice"),
@@ -126,26 +182,25 @@ def test_tls(tmp_path: Path) -> None:
         ("nsq://h?nsqd=a:1", {}, {}, "nsqd is given twice"),
         (None, {"lookupd": "a:1", "nsqd": "b:1"}, {}, "both lookupd and nsqd"),
         (None, {}, {"NSQEXT_LOOKUPD": "a:1", "NSQEXT_NSQD": "b:1"}, "both lookupd and nsqd"),
-        ("nsq://h?connection_snappy=1&connection_deflate_level=3", {}, {}, "cannot be used together"),
+        ("nsq://h?snappy=1&deflate_level=3", {}, {}, "cannot be used together"),
         ("nsq://h?timeout=-1", {}, {}, "not positive"),
-        ("http://h", {}, {}, "scheme 'http'"),
         ("nsq://h/topic", {}, {}, "neither path nor fragment"),
         ("nsq://[::1", {}, {}, "cannot be read"),
         ("nsq://me:hush@h", {}, {}, "no user names"),
-        ("nsq://:hush@h?connection_auth_secret=x", {}, {}, "given twice"),
+        ("nsq://:hush@h?auth_secret=x", {}, {}, "given twice"),
     ],
 )
 def test_mistakes(url: str | None, keywords: dict[str, Any], environ: dict[str, str], reason: str) -> None:
     with pytest.raises(InvalidSetting, match=reason) as caught:
-        load_producer(url, keywords, environ)
+        build(ProducerOptions, producer_settings(), collect(url, keywords, environ).values)
     assert "hush" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     "url",
     [
-        "nsq://h:4161?auth_secret=hush",
-        "nsq://h:4161?connection_auth_secrt=hush",
+        "nsq://h:4161?auth_secert=hush",
+        "nsq://h:4161?auth_secrt=hush",
         "nsq://h:4161?auth=hush&timeout=x",
         "nsq://h:4161?password=hush",
         "nsq://:hu#sh@h:4161",
@@ -158,7 +213,7 @@ def test_mistakes(url: str | None, keywords: dict[str, Any], environ: dict[str, 
 )
 def test_misspelt_secrets_are_not_shown(url: str) -> None:
     with pytest.raises(InvalidSetting) as caught:
-        nsqext.Producer.from_url(url)
+        nsqext.Producer(url)
     assert "hu" not in str(caught.value)
     assert "sh@" not in str(caught.value)
 
@@ -167,10 +222,10 @@ def test_secrets_are_read_and_never_shown() -> None:
     options = produce("nsq://:hu%2Fsh@h")
     assert options.connection.auth_secret == "hu/sh"
     assert "hu/sh" not in repr(options)
-    url = "nsq://:hush@h:1?timeout=1&connection_auth_secret=hush"
-    assert redact_url(url, producer_settings()) == "nsq://***@h:1?timeout=1&connection_auth_secret=***"
-    assert redact_url(url, ()) == "nsq://***@h:1?timeout=***&connection_auth_secret=***"
-    assert redact_url(url) == "nsq://***@h:1?timeout=1&connection_auth_secret=***"
+    url = "nsq://:hush@h:1?timeout=1&auth_secret=hush"
+    assert redact_url(url, producer_settings()) == "nsq://***@h:1?timeout=1&auth_secret=***"
+    assert redact_url(url, ()) == "nsq://***@h:1?timeout=***&auth_secret=***"
+    assert redact_url(url) == "nsq://***@h:1?timeout=1&auth_secret=***"
 
 
 @pytest.mark.parametrize(
@@ -196,10 +251,10 @@ def test_urls_are_shown_without_secrets(url: str, shown: str) -> None:
     ("name", "meant"),
     [
         ("time_out", "timeout"),
-        ("tls", "connection_tls"),
+        ("tlss", "tls"),
         ("max-retry-wait", "max_retry_wait"),
         ("lookup", "lookupd"),
-        ("connection_auth_secrt", "connection_auth_secret"),
+        ("auth_secrt", "auth_secret"),
     ],
 )
 def test_a_misspelt_setting_suggests_the_right_one(name: str, meant: str) -> None:
@@ -210,72 +265,40 @@ def test_a_misspelt_setting_suggests_the_right_one(name: str, meant: str) -> Non
     ]
     for url, keywords, environ in places:
         with pytest.raises(InvalidSetting, match=f"did you mean {meant}") as caught:
-            load_producer(url, keywords, environ)
+            collect(url, keywords, environ, "NSQEXT_")
         assert "hush" not in str(caught.value)
-
-
-def test_an_unknown_argument_suggests_the_right_one() -> None:
-    for arguments, meant in (
-        ({"bogus": 1}, r"no argument 'bogus': it has lookupd, nsqd, connect, options"),
-        ({"lokupd": "h"}, "did you mean lookupd="),
-        ({"timeout": 1}, r"did you mean options=ProducerOptions\(timeout=...\)"),
-        ({"timout": 1}, r"did you mean options=ProducerOptions\(timeout=...\)"),
-    ):
-        with pytest.raises(TypeError, match=meant), warnings.catch_warnings(record=True) as caught:
-            nsqext.Producer("h", **arguments)
-        gc.collect()
-        assert caught == []
-
-
-@pytest.mark.parametrize("kind", [nsqext.Consumer, sync.Consumer])
-def test_an_unknown_argument_of_a_consumer_suggests_the_right_one(kind: Callable[..., object]) -> None:
-    for arguments, meant in (
-        ({"bogus": 1}, r"no argument 'bogus': it has lookupd, nsqd, tag, max_in_flight"),
-        ({"max_inflight": 3}, "did you mean max_in_flight="),
-        ({"msg_timeout": 3}, r"did you mean options=ConsumerOptions\(msg_timeout=...\)"),
-    ):
-        with pytest.raises(TypeError, match=meant):
-            kind("t", "ch", lookupd="h", **arguments)
 
 
 @pytest.mark.parametrize(
     ("call", "unknown", "meant"),
     [
-        (nsqext.App, "lokupd", "App.*did you mean lookupd="),
-        (nsqext.App, "timeout", r"did you mean producer_options=ProducerOptions\(timeout=...\)"),
-        (nsqext.App, "msg_timeout", r"did you mean consumer_options=ConsumerOptions\(msg_timeout=...\)"),
-        (nsqext.Router().handler, "max_inflight", "handler.*did you mean max_in_flight="),
-        (nsqext.Router().handler, "bogus", "it has tag, max_in_flight, .*options=ConsumerOptions"),
-        (nsqext.Router().batch_handler, "maxcount", "batch_handler.*did you mean max_count="),
-        (nsqext.Lookup, "option", "Lookup.*did you mean options="),
-        (nsqext.Lookup, "poll_intervall", r"did you mean options=LookupOptions\(poll_interval=...\)"),
-        (nsqext.Admin, "time_out", "Admin.*did you mean timeout="),
-        (sync.Admin, "auth_secret", r"did you mean options=LookupOptions\(auth_secret=...\)"),
+        (nsqext.Producer, "bogus", "Producer: unknown setting 'bogus'"),
+        (nsqext.Producer, "lokupd", "did you mean lookupd?"),
+        (nsqext.Producer, "timout", "did you mean timeout?"),
+        (nsqext.Producer, "max_in_flight", "Producer: unknown setting 'max_in_flight'"),
+        (nsqext.Consumer, "max_inflight", "Consumer: unknown setting .*did you mean max_in_flight?"),
+        (sync.Producer, "timout", "did you mean timeout?"),
+        (sync.Consumer, "msg_timeot", "did you mean msg_timeout?"),
+        (nsqext.App, "lokupd", "App: .*did you mean lookupd?"),
+        (nsqext.App, "msg_timeot", "did you mean msg_timeout?"),
+        (nsqext.Router().handler, "max_inflight", "handler.*did you mean max_in_flight?"),
+        (nsqext.Router().handler, "bogus", "handler.*unknown setting 'bogus'"),
+        (nsqext.Router().batch_handler, "maxcount", "handler.*did you mean max_count?"),
+        (nsqext.Router().handler, "autofinish", "handler.*did you mean auto_finish?"),
+        (nsqext.Producer, "middlewares", "did you mean middleware?"),
+        (nsqext.Lookup, "lookup_poll_intervall", "Lookup: .*did you mean lookup_poll_interval?"),
+        (nsqext.Admin, "time_out", "Admin: .*did you mean timeout?"),
+        (sync.Admin, "lookup_auth_secert", "did you mean lookup_auth_secret?"),
     ],
 )
-def test_a_misspelt_argument_suggests_the_right_one(call: Callable[..., object], unknown: str, meant: str) -> None:
-    given = ("t", "ch") if "handler" in call.__name__ else ("h",)
-    with pytest.raises(TypeError, match=meant):
-        call(*given, **{unknown: 1})
-
-
-@pytest.mark.parametrize("options", [{}, {"timeout": 3}, nsqext.BackoffOptions()])
-def test_options_of_another_class_are_refused(options: Any) -> None:
-    for make in (
-        lambda: nsqext.Producer("h", options=options),
-        lambda: nsqext.Consumer("t", "ch", lookupd="h", options=options),
-        lambda: nsqext.App("h", producer_options=options),
-        lambda: nsqext.App("h", consumer_options=options),
-        lambda: nsqext.Admin("h", options=options),
-        lambda: nsqext.Lookup("h", options=options),
-        lambda: nsqext.App("h").handler("t", "ch", options=options)(_unused),
-    ):
-        with pytest.raises(InvalidSetting, match=rf"options is a {type(options).__name__}.*Options\(...\)"):
-            make()
-
-
-async def _unused(message: nsqext.Message) -> None:
-    """Never called."""
+def test_an_unknown_keyword_suggests_the_right_one(call: Callable[..., object], unknown: str, meant: str) -> None:
+    given = ("t", "ch") if "andler" in call.__name__ or "Consumer" in call.__name__ else ("h",)
+    with warnings.catch_warnings(record=True) as caught:
+        with pytest.raises(UnknownSetting, match=meant.replace("?", r"\?")) as error:
+            call(*given, **{unknown: 1})
+        gc.collect()
+    assert isinstance(error.value, TypeError)
+    assert caught == []
 
 
 @pytest.mark.parametrize("address", [4161, b"127.0.0.1:4161"])
@@ -291,26 +314,56 @@ def test_names_are_unambiguous_and_complete() -> None:
         for outer in attrs.fields(options):
             factory = getattr(outer.default, "factory", None)
             members += len(attrs.fields(factory)) if factory is not None and attrs.has(factory) else 1
-        assert len([setting for setting in settings.values() if setting.owner is not None]) == members
+        assert len(settings) == members
     shared = producer_settings().keys() & consumer_settings().keys()
-    shared.remove("close_timeout")  # how long closing waits, of both, with a default for each
+    shared -= {"close_timeout", "lookup_timeout"}  # of both, with a default for each
     assert all(producer_settings()[name].owner is consumer_settings()[name].owner for name in shared)
     text_only_by_keyword = {name for name, setting in consumer_settings().items() if setting.read is None}
     assert text_only_by_keyword == {"ext_filter"}
 
 
+@pytest.mark.parametrize(
+    ("typed", "settings"),
+    [
+        (nsqext.ProducerSettings, producer_settings()),
+        (nsqext.ConsumerSettings, consumer_settings()),
+        (nsqext.HandlerSettings, handler_settings()),
+        (nsqext.AppSettings, {**producer_settings(), **consumer_settings()}),
+    ],
+)
+def test_the_typed_dictionaries_have_the_settings(typed: Any, settings: Mapping[str, Setting]) -> None:
+    assert typed.__optional_keys__ == settings.keys()
+    assert not typed.__required_keys__
+
+
 def test_variables_of_tests_are_ignored() -> None:
-    assert produce(None, {"NSQEXT_TEST_LOOKUPD": "a", "NSQEXT_BENCH_NSQD": "b", "OTHER": "c"}) == ProducerOptions()
+    environ = {"NSQEXT_TEST_LOOKUPD": "a", "NSQEXT_BENCH_NSQD": "b", "OTHER": "c", "NSQEXT_LOOKUPD": "h"}
+    assert produce(None, environ) == ProducerOptions()
 
 
 def test_clients_from_urls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NSQEXT_MAX_IN_FLIGHT", "9")
-    assert nsqext.Producer.from_url("nsq://h", timeout=2.0).options.timeout == 2
-    assert nsqext.Consumer.from_url("orders", "ch", "nsqd://h", tag="blue").tag == "blue"
-    assert sync.Producer.from_url("nsq://h?timeout=2").options.timeout == 2
-    assert sync.Consumer.from_url("orders", "ch", "nsq://h", close_timeout=1.0).options.close_timeout == 1
-    with pytest.raises(InvalidSetting, match="neither lookupd nor nsqd"):
-        nsqext.Producer.from_url()
+    assert nsqext.Producer("nsq://h", timeout=2.0).settings["timeout"] == 2
+    assert nsqext.Consumer("orders", "ch", "nsqd://h", tag="blue", env="NSQEXT_").settings["max_in_flight"] == 9
+    assert sync.Producer("nsq://h?timeout=2").settings["timeout"] == 2
+    assert sync.Consumer("orders", "ch", "nsq://h", close_timeout=1.0).settings["close_timeout"] == 1
+    with pytest.raises(InvalidSetting, match="both a URL and nsqd"):
+        nsqext.Producer("nsq://h", nsqd="n:1")
+
+
+def test_a_value_that_is_given_wins_over_one_that_is_not() -> None:
+    """A handler's value counts also where it equals the default."""
+    app = nsqext.App("h", max_attempts=2, dead_letter="dead", backoff="off", concurrency=4)
+    app.handler("orders", "ch", max_attempts=0, dead_letter=None, backoff="consumer", concurrency=1)(_unused)
+    app.handler("bills", "ch")(_unused)
+    own, shared = (consumer.settings for consumer in app.consumers)
+    names = ("max_attempts", "dead_letter", "backoff", "concurrency")
+    assert [own[name] for name in names] == [0, None, "consumer", 1]
+    assert [shared[name] for name in names] == [2, "dead", "off", 4]
+
+
+async def _unused(message: nsqext.Message) -> None:
+    """Never called."""
 
 
 def test_the_table_of_the_documentation_is_complete() -> None:
@@ -324,19 +377,19 @@ _SAMPLES = {
     "compression": "gzip",
     "start": "earliest",
     "dispatch": "key_failover",
-    "connection_tls": "false",
-    "connection_deflate_level": "3",
-    "connection_heartbeat_interval": "7",
+    "tls": "false",
+    "deflate_level": "3",
+    "heartbeat_interval": "7",
     "lookup_poll_jitter": "0.7",
-    "failure_jitter": "0.7",
+    "requeue_jitter": "0.7",
     "sample_rate": "7",
     "output_buffer_timeout": "0.7",
     "partitions": "7",
     "max_retry_wait": "7",
-    "delivery_on_lost": "ignore",
+    "on_lost": "ignore",
     "balance": "least_pending",
     "on_unknown": "raise",
-    "backoff_mode": "off",
+    "backoff": "off",
     "backoff_base": "7",
     "lookup_ca": certifi.where(),
 }
@@ -344,10 +397,10 @@ _SAMPLES = {
 
 _NEEDED = {
     "start_existing": "start=earliest",
-    "connection_tls_hostname": "connection_tls=true",
+    "tls_hostname": "tls=true",
     "lookup_auth_secret": "lookup_auth_over_http=true",
-    "failure_dead_letter": "failure_max_attempts=3",
-    "failure_reject_ordered": "failure_max_attempts=3",
+    "dead_letter": "max_attempts=3",
+    "reject_ordered": "max_attempts=3",
 }
 """Settings without which another one is not valid."""
 
@@ -364,15 +417,13 @@ def _sample(setting: Setting) -> str:
 def _value(client: Any, setting: Setting) -> object:
     """Return the value that a client runs with."""
     inner = getattr(client, "_producer", None) or getattr(client, "_consumer", None) or client
-    if setting.owner is None:
-        return getattr(inner, setting.name, None) or getattr(inner, f"_{setting.name}")
-    options = getattr(inner.options, setting.group) if setting.group else inner.options
+    options = getattr(inner._options, setting.group) if setting.group else inner._options
     return getattr(options, setting.member)
 
 
 def _app_consumer(*url: str, **keywords: Any) -> nsqext.Consumer:
     """Return the consumer of a handler of an app."""
-    app = nsqext.App.from_url(*url, **keywords)
+    app = nsqext.App(*url, **keywords)
     router = nsqext.Router()
 
     @router.handler("orders", "ch")
@@ -383,12 +434,12 @@ def _app_consumer(*url: str, **keywords: Any) -> nsqext.Consumer:
     return app.consumers[0]
 
 
-_ENTRIES: dict[str, tuple[Callable[..., Any], dict[str, Setting]]] = {
-    "Producer": (nsqext.Producer.from_url, producer_settings()),
-    "sync.Producer": (sync.Producer.from_url, producer_settings()),
-    "Consumer": (partial(nsqext.Consumer.from_url, "orders", "ch"), consumer_settings()),
-    "sync.Consumer": (partial(sync.Consumer.from_url, "orders", "ch"), consumer_settings()),
-    "App.producer": (lambda *url, **keywords: nsqext.App.from_url(*url, **keywords).producer, producer_settings()),
+_ENTRIES: dict[str, tuple[Callable[..., Any], Mapping[str, Setting]]] = {
+    "Producer": (nsqext.Producer, producer_settings()),
+    "sync.Producer": (sync.Producer, producer_settings()),
+    "Consumer": (partial(nsqext.Consumer, "orders", "ch"), consumer_settings()),
+    "sync.Consumer": (partial(sync.Consumer, "orders", "ch"), consumer_settings()),
+    "App.producer": (lambda *url, **keywords: nsqext.App(*url, **keywords).producer, producer_settings()),
     "App.handler": (_app_consumer, consumer_settings()),
 }
 
@@ -412,7 +463,7 @@ def test_every_setting_reaches_every_client(entry: str, place: str, monkeypatch:
                 client = make(f"nsq://h?{setting.name}={quote(text)}&{needed}")
             else:
                 patch.setenv(f"NSQEXT_{setting.name.upper()}", text)
-                client = make(f"nsq://h?{needed}")
+                client = make(f"nsq://h?{needed}", env="NSQEXT_")
         assert _value(client, setting) == value, setting.name
         reached += 1
     assert reached == len([setting for setting in settings.values() if setting.read is not None])

@@ -12,11 +12,14 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 import nsqext
+
+if TYPE_CHECKING:
+    from nsqext.protocol.client.body_compression import Codec
 
 __all__ = ("VARIANTS", "child", "rss")
 
@@ -94,7 +97,7 @@ async def publish_variants(address: str, amount: int) -> str:
     return json.dumps({name: seconds / turns / _TURN * 1e6 for name, seconds in spent.items()})
 
 
-async def publish_compressed(address: str, codec: str, size: int, amount: int) -> float:
+async def publish_compressed(address: str, codec: Codec, size: int, amount: int) -> float:
     """Publish compressible bodies; µs of CPU per message."""
     half = size // _HALF_RANDOM
     body = os.urandom(half) + b"x" * (size - half)

@@ -92,7 +92,7 @@ class Router:
             InvalidState: the app is running already.
         """
         around = check_middleware(middleware)
-        selection = self._select(topics, channel, settings)
+        selection = self._select(topics, channel, settings, "auto_finish")
 
         def add(function: F) -> F:
             check_handler_function(function)
@@ -130,7 +130,7 @@ class Router:
             UnknownSetting: an unknown setting; the error suggests the right one.
             InvalidState: the app is running already.
         """
-        selection = self._select(topics, channel, settings)
+        selection = self._select(topics, channel, settings, "max_count", "max_wait")
         limits = BatchLimits(max_count, max_wait)
         around = check_middleware(middleware)
 
@@ -141,7 +141,9 @@ class Router:
 
         return add
 
-    def _select(self, topics: str | Sequence[str], channel: str, settings: Mapping[str, Any]) -> TopicSelection:
+    def _select(
+        self, topics: str | Sequence[str], channel: str, settings: Mapping[str, Any], *arguments: str
+    ) -> TopicSelection:
         self._check_changeable()
         check_channel(channel)
         place = f"the handler of {topics}/{channel}"
@@ -149,7 +151,7 @@ class Router:
             if name in consumer_settings() and name not in handler_settings():
                 raise InvalidSetting(f"{place} has {name} of its own", hint=f"set it for the app: App({name}=...)")
             if name not in handler_settings():
-                raise unknown_setting(place, name, handler_settings())
+                raise unknown_setting(place, name, (*handler_settings(), *arguments))
         if settings.get("tag") is not None:
             check_tag(settings["tag"])
         return TopicSelection(topics)

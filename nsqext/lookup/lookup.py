@@ -16,7 +16,7 @@ from nsqext.settings import Given, Schema, build, settings_of
 if TYPE_CHECKING:
     from nsqext.types import Address
 
-__all__ = ("Lookup", "lookup_schema", "metadata_cache", "share_lookup")
+__all__ = ("Lookup", "lookup_schema", "metadata_cache", "share_lookup", "values_of")
 
 
 @frozen
@@ -55,6 +55,8 @@ class Lookup:
         given = schema.collect(lookupd, (), env, settings)
         if given.nsqd:
             raise InvalidSetting("Lookup: the addresses are those of nsqd", hint="give those of nsqlookupd")
+        self.given: Mapping[str, Any] = given.values
+        """The values of its settings that were given."""
         self._options = build(_SharedOptions, schema.own, given.values)
         self._metadata = MetadataCache(given.lookupd, options=self._options.lookup)
 
@@ -89,6 +91,11 @@ class Lookup:
             InvalidSetting: no address, or an invalid one; the addresses are not changed.
         """
         self._metadata.switch(lookupd)
+
+
+def values_of(given: Given) -> Mapping[str, Any]:
+    """Return the values that a client runs with, those of a `Lookup` that it shares included."""
+    return {**given.values, **given.lookupd.given} if isinstance(given.lookupd, Lookup) else given.values
 
 
 def share_lookup(given: Given) -> Given:

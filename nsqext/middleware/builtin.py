@@ -13,7 +13,7 @@ import anyio
 from nsqext.client.consumer.handler_signals import Reject
 from nsqext.client.consumer.handlers.batches import MessageBatch
 from nsqext.errors import InvalidSetting
-from nsqext.middleware.base import CallNext, Handling, Middleware
+from nsqext.client.middleware import CallNext, Handling, Middleware
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message

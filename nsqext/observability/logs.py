@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from nsqext.observability.observer import Observer, failure
 
 if TYPE_CHECKING:
-    from nsqext.middleware.base import Handling, Publishing
+    from nsqext.client.middleware import Handling, Publishing
 
 __all__ = ("LogObserver",)
 

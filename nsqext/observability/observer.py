@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from nsqext.client.consumer.handler_signals import HandlerSignal
-from nsqext.middleware.base import CallNext, Handling, Middleware, Publishing, SendNext
+from nsqext.client.middleware import CallNext, Handling, Middleware, Publishing, SendNext
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -24,7 +24,7 @@ from nsqext.observability.observer import Observer, failure
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
     from nsqext.client.producer.request import OutgoingMessage
-    from nsqext.middleware.base import Handling, Publishing
+    from nsqext.client.middleware import Handling, Publishing
 
 __all__ = ("OpenTelemetry", "TelemetryOptions")
 

@@ -18,16 +18,16 @@ try:
 except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(f"{_error}: pip install 'nsqext[prometheus]'", name=_error.name) from _error
 
+from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.producer.producer import Producer
 from nsqext.errors import InvalidState
 from nsqext.observability.observer import Observer, failure
 
 if TYPE_CHECKING:
-    from nsqext.client.consumer.consumer import Consumer
     from nsqext.client.consumer.statistics import ConsumerStatistics
     from nsqext.client.events import ClientEvent
     from nsqext.client.producer.statistics import ProducerStatistics
-    from nsqext.middleware.base import Handling, Publishing
+    from nsqext.client.middleware import Client, Handling, Publishing
 
 __all__ = ("Prometheus",)
 
@@ -224,15 +224,15 @@ class Prometheus(Observer):
         self._by_topic: dict[str, _Published] = {}
         self._by_channel: dict[tuple[str, str], _Handled] = {}
 
-    def attach(self, client: Producer | Consumer) -> None:
-        """Report the statistics and events of a client; clients of `nsqext.middleware` and `nsqext.App` are attached.
+    def attach(self, client: Client) -> None:
+        """Report the statistics and events of a client; clients attach their middleware themselves.
 
         The client is referenced weakly.
         """
         if isinstance(client, Producer):
             self._clients.producers.add(client)
             client.on_event(self._count_producer_event)
-        else:
+        elif isinstance(client, Consumer):
             self._clients.consumers.add(client)
             client.on_event(partial(self._count_consumer_event, _labels(client)))
 

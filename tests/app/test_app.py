@@ -131,7 +131,7 @@ async def test_mistakes(cluster: Cluster) -> None:
 
 async def test_a_running_app_cannot_be_changed(cluster: Cluster, topics: tuple[str, str]) -> None:
     app = App(f"nsq://{cluster.lookupd[0]}", timeout=5.0)
-    assert app.producer.options.timeout == 5
+    assert app.producer.settings["timeout"] == 5
     app.handler(topics[0], "ch")(nothing)
 
     @app.lifespan
@@ -343,7 +343,7 @@ async def test_options_that_would_be_ignored_are_refused() -> None:
     with pytest.raises(InvalidSetting, match="deflate_level"):
         app.handler("orders", "other", deflate_level=3)(nothing)  # type: ignore[call-arg]
     with pytest.raises(InvalidSetting, match="did you mean max_in_flight"):
-        App("nsq://h", max_inflight=3)
+        App("nsq://h", max_inflight=3)  # type: ignore[call-arg]
 
 
 async def test_health(cluster: Cluster, topics: tuple[str, str]) -> None:

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 _LOOKUP: LookupSettings = {"lookup_max_pause": 0.05}
-_SETTINGS: ProducerSettings = {"timeout": 5, "retry_wait": 0.001, "close_timeout": 2, **_LOOKUP}
+_OWN: ProducerSettings = {"timeout": 5, "retry_wait": 0.001, "close_timeout": 2}
+_SETTINGS: ProducerSettings = {**_OWN, "lookup_max_pause": 0.05}
 
 
 class Broker:
@@ -133,7 +134,7 @@ async def test_closing_a_producer() -> None:
         published = Published()
         async with create_task_group() as tasks:
             with step.scope:
-                producer = await Producer(lookup, **_SETTINGS).__aenter__()
+                producer = await Producer(lookup, **_OWN).__aenter__()
                 batcher = await producer.batcher("t", linger=10).__aenter__()
                 for number in range(4):
                     tasks.start_soon(published.one, producer, b"%d" % number, "k" if number % 2 else None)
@@ -160,7 +161,7 @@ async def test_opening_publishing_and_closing() -> None:
     async def once(step: Step) -> None:
         broker.forget()
         lookup = Lookup(broker.lookup, **_LOOKUP)
-        producer = Producer(lookup, **_SETTINGS)
+        producer = Producer(lookup, **_OWN)
         receipts: list[Receipt] = []
 
         async def use() -> None:

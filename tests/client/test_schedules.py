@@ -168,7 +168,7 @@ def test_a_batcher_loses_nothing_and_keeps_the_order(
 
     async def main() -> None:
         async with anyio.create_task_group() as tasks:
-            batcher = Batcher(publisher, tasks.start_soon, "t", limits)
+            batcher = Batcher(publisher, ProducerOptions(), tasks.start_soon, "t", limits)
             try:
                 async with batcher, anyio.create_task_group() as adding:
                     for number, count in enumerate(adders):
@@ -313,7 +313,7 @@ def test_all_seeks_end_and_the_last_one_decides_the_position(
     """Seeks come and are cancelled, while moves of the channel work or fail after a while."""
     place = Assignment(0)
     live: dict[Any, Any] = {}
-    seeker = seeking.ChannelSeeker("t", SubscriptionSpec("ch", None, ConsumerOptions()), {0: place}, live)
+    seeker = seeking.ChannelSeeker("t", SubscriptionSpec("ch", ConsumerOptions()), {0: place}, live)
     view = PartitionMap("t", "r", http={Address("n", 1): Address("n", 2)})
     plan, moved, asked = list(moves), list[str](), list[str]()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -17,14 +17,11 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-_FAST: dict[str, Any] = {"lookup_poll_interval": 0.5}
-_SOON: dict[str, Any] = {"heartbeat_interval": 1.0}
-
 
 async def test_an_upgrade_to_extend_is_followed(cluster_under_test: ClusterUnderTest, channel: str) -> None:
     """Old and new messages are received without reopening a client."""
     topic, lookupd = cluster_under_test.upgradable.pop(), cluster_under_test.lookupd
-    consumer = Consumer(topic, channel, lookupd=lookupd, **_FAST, **_SOON)
+    consumer = Consumer(topic, channel, lookupd=lookupd, lookup_poll_interval=0.5, heartbeat_interval=1.0)
     received: list[Message] = []
     async with (
         consumer,

@@ -10,11 +10,12 @@ import anyio.to_thread
 import httpx
 import pytest
 
-from nsqext import Lookup
+from nsqext import Lookup, Producer
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.lookup.lookup import metadata_cache
 from nsqext.lookup.metadata import MetadataCache
 from nsqext.lookup.options import LookupOptions
+from nsqext.settings import Given
 from nsqext.types import Address
 from tests.support.fake_lookupd import LookupNodes, eventually, lookup_json, not_found
 
@@ -57,20 +58,21 @@ def cache_of(nodes: LookupNodes, **options: Any) -> MetadataCache:
 
 
 def test_addresses_make_a_cache_of_their_own() -> None:
-    assert metadata_cache("a:4161", (), LookupOptions()) is not metadata_cache("a:4161", (), LookupOptions())
-    assert metadata_cache((), "n1:4150", LookupOptions()).cached("t") is not None
+    given, options = Given("a:4161", (), {}), LookupOptions()
+    assert metadata_cache(given, options) is not metadata_cache(given, options)
+    assert metadata_cache(Given((), "n1:4150", {}), options).cached("t") is not None
 
 
 def test_a_lookup_shares_its_cache() -> None:
     lookup = Lookup("a:4161, b:4161", lookup_poll_interval=5)
-    cache = metadata_cache(lookup, (), LookupOptions())
-    assert cache is lookup.metadata is metadata_cache(lookup, (), LookupOptions(poll_interval=5))
+    assert metadata_cache(Given(lookup, (), {}), LookupOptions()) is lookup.metadata
+    assert lookup.settings["lookup_poll_interval"] == 5
     assert lookup.addresses == (Address("a", 4161), Address("b", 4161))
     assert repr(lookup) == "Lookup('a:4161,b:4161')"
     with pytest.raises(InvalidSetting, match="both lookupd and nsqd"):
-        metadata_cache(lookup, "n1:4150", LookupOptions())
-    with pytest.raises(InvalidSetting, match="differ from those of the Lookup"):
-        metadata_cache(lookup, (), LookupOptions(poll_interval=6))
+        Producer(lookup, nsqd="n1:4150")
+    with pytest.raises(InvalidSetting, match="lookup_poll_interval is given for a client that shares a Lookup"):
+        Producer(lookup, lookup_poll_interval=5)
     with pytest.raises(InvalidSetting, match="is not an address"):
         Lookup("a:x")
 

@@ -15,6 +15,7 @@ from attrs import evolve
 
 from nsqext import App, Consumer, ConsumerSettings, Message, MessageBatch, Producer, Reject, Requeue
 from nsqext.broker import Cluster
+from nsqext.client.middleware import surround_batch_handler, surround_handler
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.middleware import (
     CallNext,
@@ -27,7 +28,6 @@ from nsqext.middleware import (
     RateLimit,
     SendNext,
 )
-from nsqext.middleware.clients import surround_batch_handler, surround_handler
 from tests.support.messages import RecordingOwner, make_message
 
 if TYPE_CHECKING:

@@ -193,7 +193,7 @@ def test_secrets_are_shown_nowhere(
         for make in (Producer, App, sync.Producer):
             attempt(findings, lambda make=make, wrong=wrong: make(wrong))  # type: ignore[misc]
         attempt(findings, lambda wrong=wrong: Consumer("orders", "ch", wrong))  # type: ignore[misc]
-    attempt(findings, lambda: Producer(f"nsq://{lookup}", conection_auth_secret=WRONG))
+    attempt(findings, lambda: Producer(f"nsq://{lookup}", conection_auth_secret=WRONG))  # type: ignore[call-arg]
     attempt(findings, lambda: nsqext.Lookup(lookup, lookup_auth_secret=f"{TOKEN}\n"))
     attempt(findings, lambda: Producer(["lookup.example:4161"], **producing(WRONG)))
     monkeypatch.setenv("NSQEXT_AUTH_SECRETS", WRONG)

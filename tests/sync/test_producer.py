@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -213,19 +213,6 @@ def interrupts() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
-
-
-def test_a_given_producer_is_used(cluster: Cluster, topic: str) -> None:
-    published: list[bytes] = []
-
-    class Noting(nsqext.Producer):
-        async def publish(self, topic: str, body: bytes, **more: Any) -> nsqext.Receipt:
-            published.append(body)
-            return await super().publish(topic, body, **more)
-
-    with sync.Producer.of(Noting(cluster.lookupd)) as producer:
-        producer.publish(topic, b"x")
-    assert published == [b"x"]
 
 
 def test_several_share_a_lookup_in_the_loop_of_the_process(cluster: Cluster, topic: str) -> None:

@@ -19,7 +19,7 @@ from nsqext.client.middleware import Middleware, check_middleware, surround_batc
 from nsqext.client.settings import consumer_schema, consumer_settings
 from nsqext.client.tasks import stop_on_signals, takes_signals
 from nsqext.errors import InvalidSetting, InvalidState
-from nsqext.lookup.lookup import Lookup, metadata_cache, share_lookup
+from nsqext.lookup.lookup import Lookup, metadata_cache, share_lookup, values_of
 from nsqext.protocol.names import check_channel
 from nsqext.settings import build
 
@@ -87,7 +87,7 @@ class Consumer:
         self.channel: str = check_channel(channel)
         schema = consumer_schema()
         given = schema.collect(lookupd, nsqd, env, settings)
-        self._options = build(ConsumerOptions, schema.own, given.values)
+        self._options = build(ConsumerOptions, schema.own, values_of(given))
         self._handler: MessageHandler | BatchHandler | None = None
         if isinstance(self._options.failure.dead_letter, str):
             given = share_lookup(given)  # with the producer of dead letters

@@ -41,7 +41,7 @@ from nsqext.errors import (
     PartitionUnavailable,
     ProtocolError,
 )
-from nsqext.lookup.lookup import Lookup, metadata_cache
+from nsqext.lookup.lookup import Lookup, metadata_cache, values_of
 from nsqext.settings import build
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Producer:
     ) -> None:
         schema = producer_schema()
         given = schema.collect(lookupd, nsqd, env, settings)
-        self._options = build(ProducerOptions, schema.own, given.values)
+        self._options = build(ProducerOptions, schema.own, values_of(given))
         self._metadata = metadata_cache(given, self._options.lookup)
         self._events = ClientEvents()
         self._pool = ConnectionPool(self._options.connection, self._events)

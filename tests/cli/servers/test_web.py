@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -17,8 +17,6 @@ from tests.support import plain_http
 from tests.support.command_line import Process, started
 
 if TYPE_CHECKING:
-    from nsqext.client.consumer.options import ConsumerOptions
-    from nsqext.client.producer.options import ProducerOptions
     from nsqext.types import Address
 
 
@@ -55,11 +53,13 @@ def test_the_page_is_served_until_a_signal(number: signal.Signals) -> None:
 
 
 def test_the_page_connects_with_the_settings_of_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[WebOptions | ProducerOptions | ConsumerOptions] = []
+    found: list[Mapping[str, Any]] = []
+    producers: list[Mapping[str, object]] = []
 
     async def serve(lookupd: str | Sequence[str], options: WebOptions, address: Address) -> None:
         page = WebPage(lookupd, options)
-        found.extend((options, page._producer.options, page._pages._options))
+        found.extend((options.settings, page._pages._settings))
+        producers.append(page._producer.settings)
 
     monkeypatch.setattr("nsqext.cli.servers.web._serve_until_signal", serve)
     monkeypatch.setenv("NSQEXT_TLS", "true")
@@ -67,10 +67,10 @@ def test_the_page_connects_with_the_settings_of_the_client(monkeypatch: pytest.M
     with pytest.raises(SystemExit) as ended:
         main(["web", "--url", "nsq://127.0.0.1:1?auth_secret=hush"])
     assert ended.value.code == 0
-    for options in found:
-        assert (options.connection.tls, options.connection.auth_secret) == (True, "hush")
-        assert options.lookup.auth_secret == "hush"
-    assert len(found) == 3
+    for settings in found:
+        assert (settings["tls"], settings["auth_secret"], settings["lookup_auth_secret"]) == (True, "hush", "hush")
+    assert len(found) == 2
+    assert [(one["tls"], one["auth_secret"]) for one in producers] == [(True, "***")]
 
 
 def test_the_broker_serves_a_page_that_changes_it() -> None:

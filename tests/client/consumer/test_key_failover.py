@@ -301,7 +301,7 @@ def test_invalid_settings_are_refused() -> None:
     with pytest.raises(InvalidSetting, match="contradict"):
         Consumer("t", "ch", lookupd="127.0.0.1:4161", dispatch="key_failover", **quick(ordered=True))
     with pytest.raises(TypeError, match="colour"):
-        Consumer("t", "ch", lookupd="127.0.0.1:4161", colour="red")  # type: ignore[arg-type]
+        Consumer("t", "ch", lookupd="127.0.0.1:4161", colour="red")  # type: ignore[call-arg]
 
 
 class Chaos:

@@ -48,13 +48,13 @@ from nsqext.errors import InvalidInput
 )
 def test_invalid_settings_are_refused(members: dict[str, object]) -> None:
     with pytest.raises(InvalidInput):
-        ConsumerOptions(**members)  # type: ignore[arg-type]
+        ConsumerOptions(**members)
 
 
 @pytest.mark.parametrize("members", [{"on_lost": "shout"}, {"block_warning": -1}])
 def test_invalid_delivery_options_are_refused(members: dict[str, object]) -> None:
     with pytest.raises(InvalidInput):
-        DeliveryOptions(**members)  # type: ignore[arg-type]
+        DeliveryOptions(**members)
 
 
 def test_start_for_all_partitions_or_for_each() -> None:

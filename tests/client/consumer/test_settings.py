@@ -11,7 +11,7 @@ import anyio
 import pytest
 import trustme
 
-from nsqext import Message, Producer
+from nsqext import ConnectionSettings, Message, Producer
 from nsqext.broker import Cluster
 from nsqext.broker.options import ClusterOptions
 from nsqext.protocol.server.negotiate import ServerLimits
@@ -49,7 +49,7 @@ async def test_a_round_trip_through_all_layers(
 ) -> None:
     context = ssl.create_default_context()
     authority.configure_trust(context)
-    connection: dict[str, Any] = {
+    connection: ConnectionSettings = {
         "tls": context if tls else None,
         "tls_hostname": "localhost" if tls else None,
         **compression,
@@ -87,7 +87,7 @@ async def test_a_sample_of_the_messages(cluster: Cluster, topic: str) -> None:
 
 
 async def test_idle_connections_live_on_heartbeats(cluster: Cluster, topic: str) -> None:
-    connection: dict[str, Any] = {"heartbeat_interval": 1}
+    connection: ConnectionSettings = {"heartbeat_interval": 1}
     with anyio.fail_after(25):
         async with (
             Producer(cluster.lookupd, **connection) as producer,

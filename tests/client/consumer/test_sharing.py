@@ -244,9 +244,9 @@ async def test_addresses_that_are_switched_move_all_connections(cluster: Cluster
 async def test_settings_take_a_shared_lookup_in_place_of_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     lookup = Lookup("127.0.0.1:1")
     monkeypatch.setenv("NSQEXT_URL", "nsq://127.0.0.1:2?timeout=3")
-    producer = Producer(lookupd=lookup)
+    producer = Producer(lookup, env="NSQEXT_")
     assert producer._metadata is lookup.metadata
     assert producer.settings["timeout"] == 3
-    assert Consumer("t", "ch", lookupd=lookup)._metadata is lookup.metadata
-    with pytest.raises(InvalidSetting, match="the lookup options differ from those of the Lookup"):
-        Producer(lookupd=lookup, lookup_poll_interval=7.0)
+    assert Consumer("t", "ch", lookup)._metadata is lookup.metadata
+    with pytest.raises(InvalidSetting, match="lookup_poll_interval is given for a client that shares a Lookup"):
+        Producer(lookup, lookup_poll_interval=7.0)

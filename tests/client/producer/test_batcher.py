@@ -32,7 +32,6 @@ class _Publisher:
     """Fake producer of batches; it can delay each of them until the test continues."""
 
     def __init__(self) -> None:
-        self.options = ProducerOptions()
         self.batches: list[list[bytes]] = []
         self.failing: NsqError | None = None
         self.gate = anyio.Event()
@@ -52,7 +51,7 @@ async def _batcher(publisher: _Publisher, limits: BatcherLimits) -> AsyncIterato
     with anyio.fail_after(25):
         async with anyio.create_task_group() as tasks:
             try:
-                async with Batcher(publisher, tasks.start_soon, "t", limits) as batcher:
+                async with Batcher(publisher, ProducerOptions(), tasks.start_soon, "t", limits) as batcher:
                     yield batcher
             except Exception as error:
                 failure = error  # raised outside of the group, like by a producer
@@ -178,7 +177,7 @@ async def test_publishes_cut_off_by_closing_are_reported() -> None:
     outcomes: list[type[NsqError]] = []
     with anyio.fail_after(25):
         async with anyio.create_task_group() as users, anyio.create_task_group() as tasks:
-            batcher = Batcher(publisher, tasks.start_soon, "t", BatcherLimits(linger=0, max_count=1))
+            batcher = Batcher(publisher, ProducerOptions(), tasks.start_soon, "t", BatcherLimits(linger=0, max_count=1))
             await batcher.__aenter__()
 
             async def publish() -> None:

@@ -58,7 +58,7 @@ async def test_ping_raises_if_lookup_does_not_answer_or_lists_no_node(closed_add
 async def test_an_eager_producer_connects_when_it_is_opened(closed_address: Address) -> None:
     async with bounded(), scripted_node(obey()) as node:
         async with Producer(nsqd=[str(node), str(closed_address)], connect=True, **quick()) as producer:
-            assert producer.options.connect
+            assert producer.settings["connect"]
             assert producer.statistics().connections == 1
         failing = Producer(nsqd=str(closed_address), connect=True, **quick())
         with pytest.raises(ConnectionFailed, match=str(closed_address)):

@@ -8,7 +8,7 @@ import anyio
 import pytest
 from anyio import create_task_group
 
-from nsqext import ProducerOptions
+from nsqext import Producer
 from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
 from nsqext.errors import InvalidState, NsqError
 from nsqext.protocol.trace_reply import encode_trace_reply
@@ -26,8 +26,8 @@ _RECEIPT = encode_trace_reply(1, 7, 0, 34)
 
 async def bury(message: Message, node: ScriptedNode, *, lookupd: str = "") -> None:
     """Publish one message as a dead letter."""
-    nsqd = "" if lookupd else str(node)
-    dead_letters = DeadLetterTopic("dead", "ch", lookupd, nsqd, ProducerOptions(timeout=20.0))
+    producer = Producer(lookupd, nsqd="" if lookupd else str(node), timeout=20.0)
+    dead_letters = DeadLetterTopic("dead", "ch", producer)
     async with create_task_group() as tasks:
         tasks.start_soon(dead_letters.run)
         try:

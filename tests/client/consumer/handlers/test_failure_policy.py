@@ -33,7 +33,7 @@ def make_policy(
         if "refused" in str(error):
             raise OSError("no")
 
-    options = FailureOptions(**members)  # type: ignore[arg-type]
+    options = FailureOptions(**members)
     return FailurePolicy(
         options, None if dead_letters is None else take, delays or DelayedRequeues(), chance=lambda: 0.0
     )
@@ -242,5 +242,5 @@ async def test_delays_of_ordered_messages_are_accepted() -> None:
 )
 def test_invalid_settings_are_refused(members: dict[str, object]) -> None:
     with pytest.raises(InvalidInput):
-        FailureOptions(**members)  # type: ignore[arg-type]
+        FailureOptions(**members)
     assert issubclass(InvalidSetting, InvalidInput)

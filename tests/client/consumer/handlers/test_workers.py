@@ -27,7 +27,7 @@ pytestmark = pytest.mark.anyio
 def workers(**members: int) -> tuple[Workers, HeldMessages, list[str]]:
     """Return workers, the messages that they leave unanswered, and a list with an entry for each flush."""
     flushes: list[str] = []
-    policy = FailurePolicy(FailureOptions(requeue_delay=0, **members), None, DelayedRequeues())  # type: ignore[arg-type]
+    policy = FailurePolicy(FailureOptions(requeue_delay=0, **members), None, DelayedRequeues())
     held = HeldMessages()
     subject = Workers(policy, StallWatch(0.0, "it"), held, lambda: flushes.append("flush"), lambda message: None)
     return subject, held, flushes

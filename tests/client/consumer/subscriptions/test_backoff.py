@@ -88,4 +88,4 @@ def test_any_sequence_stays_within_bounds(steps: list[tuple[str, float]]) -> Non
 )
 def test_invalid_settings_are_refused(members: dict[str, object]) -> None:
     with pytest.raises(InvalidSetting):
-        BackoffOptions(**members)  # type: ignore[arg-type]
+        BackoffOptions(**members)

@@ -8,13 +8,14 @@ import anyio
 import pytest
 
 from nsqext import Consumer
+from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
 from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
 from nsqext.errors import ConnectionLost
 from nsqext.errors.server import TopicNotExist
 from nsqext.protocol.messages import RawMessage
 from nsqext.types import TopicMeta
-from tests.support.consumers import QUICK, eventually, quick
+from tests.support.consumers import eventually, quick
 from tests.support.fake_nsqd import PLAIN, error, message, obey, scripted_node
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.anyio
 
 def request_to(node: ScriptedNode) -> SubscribeRequest:
     """Return a request for partition 0."""
-    return SubscribeRequest("t", "ch", 0, node.address, TopicMeta(1), None, QUICK)
+    return SubscribeRequest("t", "ch", 0, node.address, TopicMeta(1), None, ConsumerOptions())
 
 
 async def test_rdy_is_sent_before_responses_and_messages_are_decoded() -> None:

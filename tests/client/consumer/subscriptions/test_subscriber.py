@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from nsqext import Consumer, ExtFilter, Position
+from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.subscriptions.assignment import Assignment, SubscriptionSpec
 from nsqext.client.consumer.subscriptions.subscriber import Subscriber, SubscriberContext
 from nsqext.errors import InvalidPartition, InvalidState
@@ -317,7 +318,7 @@ class _ClosingMetadata:
 async def test_metadata_that_is_closed_with_the_consumer_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
     session = Consumer("t", "ch", lookupd="127.0.0.1:1", **QUICK)._session
     metadata = _ClosingMetadata()
-    spec = SubscriptionSpec("ch", None, QUICK)
+    spec = SubscriptionSpec("ch", ConsumerOptions())
     shared: Any = (spec, session.group, metadata, list, session.events, session._tasks)
     metadata.subscriber = subscriber = Subscriber("t", SubscriberContext(*shared), session.fail)
     await subscriber.run()

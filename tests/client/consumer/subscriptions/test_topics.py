@@ -316,8 +316,8 @@ async def test_dead_letters_are_not_received_by_the_pattern_that_matches_their_t
 ) -> None:
     for name in ("a", "dead"):
         cluster.create_topic(prefix + name, channels=["ch"])
-    options = quick(max_attempts=1, dead_letter=f"{prefix}dead", backoff="off", **_POLLED.lookup)
-    consumer = Consumer(f"{prefix}*", "ch", lookupd=cluster.lookupd, **options)
+    settings = {**_POLLED, "max_attempts": 1, "dead_letter": f"{prefix}dead"}
+    consumer = Consumer(f"{prefix}*", "ch", lookupd=cluster.lookupd, **settings)
     seen: list[str] = []
     await send(cluster, f"{prefix}a", b"one")
 

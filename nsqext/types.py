@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from attrs import frozen
+from attrs import field, frozen
 
 __all__ = ("Address", "Receipt", "TopicMeta")
 
 
 @frozen(order=True)
 class Address:
-    """Host and port of a server; ``str()`` gives ``host:port``, with brackets around an IPv6 host."""
+    """Host and port of a server; ``str()`` gives ``host:port``, with brackets around an IPv6 host.
+
+    Attributes:
+        host: name or IP address.
+        port: the port.
+        listed_by: the lookup node that listed the address, for errors; None for one that the user gave.
+    """
 
     host: str
     port: int
+    listed_by: str | None = field(default=None, eq=False, order=False, repr=False, kw_only=True)
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -25,7 +25,7 @@ BASE = {"errors", "types"}
 PROTOCOL = BASE | {"protocol"}
 TRANSPORT = PROTOCOL | {"arguments", "transport"}
 LOOKUP = TRANSPORT | {"lookup", "settings"}
-CLIENT = LOOKUP | {"client", "dispatch"}
+CLIENT = LOOKUP | {"client", "dispatch", "waits"}
 PUBLIC = CLIENT | {"admin", ROOT}
 
 # room -> the rooms it may import, besides itself and private modules of the package (`nsqext._version`)
@@ -38,6 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "protocol": BASE,
     "transport": PROTOCOL | {"arguments"},
     "arguments": BASE,
+    "waits": BASE,
     "lookup": TRANSPORT | {"settings"},
     "settings": BASE | {"arguments"},
     "client": CLIENT,
@@ -272,6 +273,7 @@ INSIDE: dict[str, set[str]] = {
     "protocol.server": {"protocol"},
     "protocol.lookupd_tcp": {"protocol", "protocol.server"},  # both roles of a small protocol, in one file
     "client": _CONSUMER_BASE | {"client.producer.options"},
+    "client.middleware": _CONSUMER_BASE | {"client", "client.consumer.handlers", "client.producer.request"},
     "client.producer": {"client"},
     "client.consumer": {
         *("client", "client.consumer.handlers", "client.consumer.subscriptions", "client.consumer.typed"),

@@ -19,6 +19,7 @@ from nsqext.errors import (
 from nsqext.lookup.partition_map import failure, merged
 from nsqext.lookup.responses import unwrap
 from nsqext.protocol.names import check_channel, check_topic
+from nsqext.waits import Doubling
 
 if TYPE_CHECKING:
     from nsqext.admin.results import Generation
@@ -155,7 +156,7 @@ class ClusterRequests:
             PartitionUnavailable: the timeout passed.
             NsqError: an error that a repetition cannot resolve.
         """
-        pause = _PAUSE
+        pauses = Doubling(_PAUSE, _LONGEST_PAUSE)
         last: NsqError | None = None
         with anyio.move_on_after(self._timeout):
             while True:
@@ -163,8 +164,7 @@ class ClusterRequests:
                     return await attempt()
                 except (PartitionUnavailable, ConnectionFailed) as error:
                     last = error
-                await anyio.sleep(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE)
+                await anyio.sleep(pauses.next())
         raise PartitionUnavailable(
             f"the change was not completed within {self._timeout:g} s"
             + (f", last error: {last}" if last is not None else ""),

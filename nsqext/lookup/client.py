@@ -79,6 +79,7 @@ class LookupClient:
         self.options: LookupOptions = options or LookupOptions()
         self.options.check_auth(self.addresses)
         self.http: LookupHttp = LookupHttp(self.options, transport)
+        self._mapped = None if self.options.address_map is None else self.options.reached_at
         self._nodes: dict[Address, LookupNode] = {}
         self._relist_at = float("-inf")
         self._listing: anyio.Event | None = None
@@ -150,7 +151,7 @@ class LookupClient:
         if known is not None and status == 200 and known[0] == digest:
             return known[1] if known[1].epoch == epoch else evolve(known[1], epoch=epoch)
         async with self._turn():
-            answer = read_lookup(unwrap(status, body, address), address, epoch, self.options.max_nodes)
+            answer = read_lookup(unwrap(status, body, address), address, epoch, self.options.max_nodes, self._mapped)
         if status == 200:
             if len(self._parsed) >= _MAX_PARSED:
                 self._parsed.clear()
@@ -215,7 +216,9 @@ class LookupClient:
         if status == 404:
             return ()  # the original NSQ
         async with self._turn():
-            nodes = read_lookup_nodes(unwrap(status, body, address), address, self.options.max_lookup_nodes)
+            nodes = read_lookup_nodes(
+                unwrap(status, body, address), address, self.options.max_lookup_nodes, self._mapped
+            )
         if not isinstance(address, LookupUrl):
             return nodes
         # the list contains no scheme: all lookup nodes of a cluster use the same one
@@ -344,7 +347,7 @@ class LookupClient:
         most = self.options.max_nodes
         if len(listed) > most:
             logger.warning("lookup node %s lists %d nodes; max_nodes=%d of them are read", address, len(listed), most)
-        return tuple(map(read_node, islice(listed, most)))
+        return tuple(read_node(node, address, self._mapped) for node in islice(listed, most))
 
 
 def _without_traceback(error: NsqError) -> NsqError:

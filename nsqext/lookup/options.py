@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
 from attrs import field, frozen
@@ -108,6 +108,11 @@ class LookupSettings(TypedDict, total=False):
     """Bearer token of every request; never shown."""
     lookup_auth_over_http: bool
     """Send ``lookup_auth_secret`` over plain HTTP to hosts other than loopback, where it can be intercepted."""
+    address_map: str | Mapping[str, str] | Callable[[str], str] | None
+    """Where listed addresses are reached, for containers and tunnels: ``host:port`` or ``host`` to the same, as a mapping
+    or as text ``nsqd-0:4150=127.0.0.1:14150,nsqd-1=10.0.0.7``; or a function of ``host:port``. For nodes and for lookup
+    nodes, TCP and HTTP; addresses that it does not name stay.
+    """
     lookup_ca: str | ssl.SSLContext | None
     """For ``https://`` addresses: the path of a PEM file of CA certificates, or a context; None for the system's
     certificates.
@@ -133,6 +138,7 @@ class LookupOptions:
     max_concurrent: int = 32
     auth_secret: str | None = field(default=None, repr=False)
     auth_over_http: bool = False
+    address_map: str | Mapping[str, str] | Callable[[str], str] | None = None
     ca: str | ssl.SSLContext | None = None
 
     def __attrs_post_init__(self) -> None:
@@ -152,6 +158,26 @@ class LookupOptions:
                 f"ca={self.ca!r} is a bool", hint="give the path of a PEM file of CA certificates, or an ssl.SSLContext"
             )
         self.tls_context()
+        if self.address_map is not None and not callable(self.address_map):
+            _read_address_map(self.address_map)
+
+    def reached_at(self, listed: Address) -> Address:
+        """Return the address at which a listed one is reached, by ``address_map``.
+
+        Raises:
+            InvalidSetting: the function returned something that is not an address.
+        """
+        given = self.address_map
+        if given is None:
+            return listed
+        if callable(given):
+            return _parse_address(given(str(listed)), "address_map")
+        table = _read_address_map(given)
+        whole = table.get(str(listed))
+        if whole is not None:
+            return _parse_address(whole, "address_map")
+        host = table.get(listed.host)
+        return listed if host is None else Address(host, listed.port)
 
     def tls_context(self) -> ssl.SSLContext | None:
         """Return the context for HTTPS; None for the system's certificates."""
@@ -174,6 +200,21 @@ class LookupOptions:
         """Return whether ``auth_secret`` may be sent to an address; True without one."""
         secure = isinstance(address, LookupUrl) and address.scheme == "https"
         return self.auth_secret is None or self.auth_over_http or secure or is_loopback(address.host)
+
+
+def _read_address_map(given: object) -> Mapping[str, str]:
+    """Return the mapping; raise InvalidSetting for one that maps to something else than hosts and addresses."""
+    hint = "write host:port=host:port or host=host, several with commas"
+    if isinstance(given, str):
+        pairs = [pair.strip().partition("=") for pair in given.split(",") if pair.strip()]
+        given = {listed.strip(): reached.strip() for listed, _, reached in pairs}
+    if not isinstance(given, Mapping):
+        raise InvalidSetting(f"address_map={given!r} is neither a mapping nor a function", hint=hint)
+    for listed, reached in given.items():
+        kinds = [_ADDRESS.fullmatch(text) if isinstance(text, str) else None for text in (listed, reached)]
+        if None in kinds or len({one["port"] is None for one in kinds if one is not None}) > 1:
+            raise InvalidSetting(f"address_map: {listed!r} cannot be mapped to {reached!r}", hint=hint)
+    return given
 
 
 def parse_lookup_addresses(given: Sequence[str] | str) -> tuple[Address, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -16,6 +16,7 @@ from nsqext.types import Address, TopicMeta
 
 __all__ = ("LookupAnswer", "LookupNode", "NodeInfo", "read_lookup", "read_lookup_nodes", "read_node", "unwrap")
 
+MapAddress = Callable[[Address], Address]
 _SHOWN = 120
 """Bytes of an unexpected response that an error quotes."""
 _MAX_CHANNELS = 10_000
@@ -158,7 +159,9 @@ def _unexpected(what: str, source: Address, kind: type[LookupFailed] = NotLookup
     return kind(f"not a response of nsqlookupd: {what}", node=str(source), hint=hint)
 
 
-def read_lookup(data: Any, source: Address, epoch: int = 0, max_nodes: int = 1024) -> LookupAnswer:
+def read_lookup(
+    data: Any, source: Address, epoch: int = 0, max_nodes: int = 1024, mapped: MapAddress | None = None
+) -> LookupAnswer:
     """Parse the data of ``/lookup``.
 
     The redesigned generation returns empty lists and a meta of zeros to consumers of an unknown topic (captured:
@@ -169,6 +172,7 @@ def read_lookup(data: Any, source: Address, epoch: int = 0, max_nodes: int = 102
         source: the lookup node.
         epoch: its epoch.
         max_nodes: nodes without partitions that are kept.
+        mapped: returns the address at which a listed one is reached.
 
     Raises:
         TopicNotFound: the topic is unknown.
@@ -177,9 +181,12 @@ def read_lookup(data: Any, source: Address, epoch: int = 0, max_nodes: int = 102
     try:
         meta = _read_meta(data.get("meta"))
         listed = (data.get("partitions") or {}).items()
-        partitions = {_partition(key): read_node(node) for key, node in islice(listed, MAX_PARTITION + 1)}
+        partitions = {
+            _partition(key): read_node(node, source, mapped) for key, node in islice(listed, MAX_PARTITION + 1)
+        }
         led = {node.tcp for node in partitions.values()}
-        producers = map(read_node, islice(data.get("producers") or (), max_nodes + len(led)))
+        listed_nodes = islice(data.get("producers") or (), max_nodes + len(led))
+        producers = [read_node(node, source, mapped) for node in listed_nodes]
         nodes = tuple(dict.fromkeys(node for node in producers if node.tcp not in led))[:max_nodes]
         channels = tuple(map(str, islice(data.get("channels") or (), _MAX_CHANNELS)))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -217,15 +224,21 @@ def _count(value: Any) -> int:
     return count
 
 
-def read_node(data: Any) -> NodeInfo:
+def read_node(data: Any, source: Address, mapped: MapAddress | None = None) -> NodeInfo:
     """Parse one node of a response.
+
+    Args:
+        data: the node.
+        source: the lookup node that lists it.
+        mapped: returns the address at which a listed one is reached.
 
     Raises:
         KeyError, TypeError, ValueError, AttributeError: the data is not a node.
     """
-    tcp, http = _address(data["broadcast_address"], data["tcp_port"]), None
+    host = data["broadcast_address"]
+    tcp, http = _address(host, data["tcp_port"], source, mapped), None
     if data.get("http_port"):
-        http = _address(tcp.host, data["http_port"])
+        http = _address(host, data["http_port"], source, mapped)
     version, hostname = str(data.get("version", "")), str(data.get("hostname", ""))
     topics = _read_topics(data)
     tombstoned = tuple(str(name) for name, hidden in _tombstones(data) if hidden)
@@ -251,20 +264,24 @@ def _read_topics(data: Any) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _address(host: Any, port: Any) -> Address:
+def _address(host: Any, port: Any, source: Address, mapped: MapAddress | None) -> Address:
     number = int(port)
     if not isinstance(host, str) or not host or not 1 <= number <= 65535:
         raise ValueError(f"{host!r}:{port!r} is not an address")
-    return Address(host, number)
+    listed = Address(host, number, listed_by=str(source))
+    return listed if mapped is None else mapped(listed)
 
 
-def read_lookup_nodes(data: Any, source: Address, max_nodes: int = 64) -> tuple[LookupNode, ...]:
+def read_lookup_nodes(
+    data: Any, source: Address, max_nodes: int = 64, mapped: MapAddress | None = None
+) -> tuple[LookupNode, ...]:
     """Parse the data of ``/listlookup``; its ports are strings (captured: lookupd_basic).
 
     Args:
         data: the data.
         source: the lookup node.
         max_nodes: lookup nodes that are kept; the leader is always among them.
+        mapped: returns the address at which a listed one is reached.
 
     Raises:
         LookupFailed: the data is not that of ``/listlookup``.
@@ -276,7 +293,7 @@ def read_lookup_nodes(data: Any, source: Address, max_nodes: int = 64) -> tuple[
             listed = sorted(listed, key=lambda node: not leader or node.get("ID") != leader)[:max_nodes]
         return tuple(
             LookupNode(
-                _address(node["NodeIP"], node["HttpPort"]),
+                _address(node["NodeIP"], node["HttpPort"], source, mapped),
                 int(node.get("Epoch") or 0),
                 bool(leader) and node.get("ID") == leader,
             )

@@ -44,11 +44,24 @@ async def connect(address: Address, timeout: float, local_host: str | None = Non
         raise ConnectionFailed(
             f"no connection within {timeout:g} s", node=node, hint="is the node up, and the address right?"
         ) from error
+    except socket.gaierror as error:
+        raise _unknown_name(address, error) from error
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConnectionFailed(
             f"no connection: {reason}", node=node, hint="is the node up, and the address right?"
         ) from error
+
+
+def _unknown_name(address: Address, error: socket.gaierror) -> ConnectionFailed:
+    reason = error.strerror or str(error)
+    if address.listed_by is None:
+        return ConnectionFailed(f"no connection: {reason}", node=str(address), hint="check the host name")
+    return ConnectionFailed(
+        f"no connection: lookup {address.listed_by} lists the node {address}, whose name is unknown here: {reason}",
+        node=str(address),
+        hint="start nsqd with a -broadcast-address that this host resolves, or set address_map",
+    )
 
 
 async def _first(

@@ -23,8 +23,11 @@ from nsqext.protocol.identify import (
 )
 from nsqext.protocol.names import check_partition, check_tag, check_topic
 from nsqext.transport.options import ConnectionOptions, ConnectionSettings
+from nsqext.waits import check_wait
 
 if TYPE_CHECKING:
+    from tenacity.wait import wait_base
+
     from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.position import Position
 
@@ -37,6 +40,8 @@ __all__ = (
     "HandlerSettings",
     "KeyOf",
 )
+
+_MAX_RECONNECT_WAIT = 5.0
 
 DeadLetterHook = Callable[["Message", Exception | None], Awaitable[object]]
 
@@ -138,8 +143,10 @@ class HandlerSettings(TypedDict, total=False):
     with large messages, fewer than ``max_in_flight`` are requested; 0 for no limit. Each connection may have one
     message in all cases.
     """
-    reconnect_wait: float
-    """First pause before a node is tried again; it doubles up to ``max_reconnect_wait``, with full jitter."""
+    reconnect_wait: float | wait_base
+    """First pause before a node or lookup is tried again; it doubles up to ``max_reconnect_wait``, with full jitter.
+    Or a wait strategy of tenacity.
+    """
     max_reconnect_wait: float
     """Longest pause before a node is tried again."""
     lookup_timeout: float
@@ -314,8 +321,8 @@ class ConsumerOptions:
     dispatch: str | None = None
     initial_ready: int = 1
     max_in_flight_bytes: int = 64 << 20
-    reconnect_wait: float = 0.05
-    max_reconnect_wait: float = 5.0
+    reconnect_wait: float | wait_base = 0.05
+    max_reconnect_wait: float = _MAX_RECONNECT_WAIT
     lookup_timeout: float = 60.0
     start_timeout: float = 5.0
     close_timeout: float = 30.0
@@ -359,7 +366,9 @@ class ConsumerOptions:
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
             raise InvalidSetting(f"max_in_flight_bytes={size!r} is not a number of bytes")
         self._check_start()
-        _check_times(self, "reconnect_wait", "max_reconnect_wait", "lookup_timeout", "start_timeout", "close_timeout")
+        _check_times(self, "max_reconnect_wait", "lookup_timeout", "start_timeout", "close_timeout")
+        bound = self.max_reconnect_wait
+        check_wait("reconnect_wait", self.reconnect_wait, "max_reconnect_wait", bound, _MAX_RECONNECT_WAIT)
         check_groups(self)
 
     def _check_start(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from attrs import field, frozen
 
@@ -13,16 +13,20 @@ from nsqext.protocol.client.body_compression import Codec, check_codec
 from nsqext.protocol.client.commands import DEFAULT_MAX_BODY_SIZE, DEFAULT_MAX_MESSAGE_SIZE
 from nsqext.protocol.hashing import KeyHash, key_hash
 from nsqext.transport.options import ConnectionOptions, ConnectionSettings
+from nsqext.waits import check_wait
+
+if TYPE_CHECKING:
+    from tenacity.wait import wait_base
 
 __all__ = ("ProducerOptions", "ProducerSettings")
 
+_MAX_RETRY_WAIT = 1.0
 _CHOICES = {"on_unknown": ("retry", "raise"), "balance": ("round_robin", "least_pending")}
 _POSITIVE = (
     "timeout",
     "max_message_size",
     "max_batch_size",
     "max_batch_count",
-    "retry_wait",
     "max_retry_wait",
     "forget_after",
 )
@@ -58,8 +62,10 @@ class ProducerSettings(ConnectionSettings, LookupSettings, total=False):
     """Largest batch that the servers accept."""
     max_batch_count: int
     """Messages in one batch."""
-    retry_wait: float
-    """First pause before another attempt; it doubles up to ``max_retry_wait``, with full jitter."""
+    retry_wait: float | wait_base
+    """First pause before another attempt; it doubles up to ``max_retry_wait``, with full jitter. Or a wait strategy of
+    tenacity.
+    """
     max_retry_wait: float
     """Longest pause before another attempt."""
     forget_after: float
@@ -89,8 +95,8 @@ class ProducerOptions:
     max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE
     max_batch_size: int = DEFAULT_MAX_BODY_SIZE
     max_batch_count: int = 10_000
-    retry_wait: float = 0.02
-    max_retry_wait: float = 1.0
+    retry_wait: float | wait_base = 0.02
+    max_retry_wait: float = _MAX_RETRY_WAIT
     forget_after: float = 3600.0
     lookup_timeout: float = 10.0
     close_timeout: float = 5.0
@@ -110,6 +116,7 @@ class ProducerOptions:
                 raise InvalidSetting(f"{name}={value!r} is not a {'whole number' if kinds is int else 'number'}")
             if not value >= 0 or (name in _POSITIVE and not value):
                 raise InvalidSetting(f"{name}={value!r} is {'not positive' if name in _POSITIVE else 'negative'}")
+        check_wait("retry_wait", self.retry_wait, "max_retry_wait", self.max_retry_wait, _MAX_RETRY_WAIT)
         if not isinstance(self.connect, bool):
             raise InvalidSetting(f"connect={self.connect!r} is not True or False")
         check_groups(self)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from nsqext.errors import (
     PublishFailed,
     TopicNotFound,
 )
+from nsqext.waits import pause_after
 
 if TYPE_CHECKING:
     from nsqext.client.producer.options import ProducerOptions
@@ -137,12 +137,12 @@ class RetryPolicy:
         return not last.retryable or (self._options.on_unknown == "raise" and outcome_unknown(last))
 
     def pause(self, errors: AttemptErrors, *, paced: bool) -> float:
-        """Return the seconds until the next attempt: random, up to a bound that doubles with each attempt.
+        """Return the seconds until the next attempt, by ``retry_wait``.
 
         Args:
             errors: of the attempts so far.
             paced: the next attempt waits for lookup.
         """
-        bound = min(self._options.max_retry_wait, self._options.retry_wait * 2 ** min(errors.count - 1, 30))
-        pause = random.uniform(0, bound)
+        options = self._options
+        pause = pause_after(options.retry_wait, options.max_retry_wait, errors.count, errors.last)
         return min(pause, _PACED) if paced else pause

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
 from typing import TYPE_CHECKING
 
@@ -42,6 +41,7 @@ from nsqext.errors.server import (
     Unauthorized,
 )
 from nsqext.types import Address
+from nsqext.waits import pause_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,6 +73,8 @@ _WARNING_INTERVAL = 60.0
 _LEAVE_POLL = 0.02
 """Seconds between two checks whether the messages of a topic that is left were answered."""
 
+_LONGEST_POLL = 1.0
+"""Longest pause while lookup reports no partition, in seconds."""
 _clock = time.monotonic
 
 
@@ -207,8 +209,8 @@ class Subscriber:
 
     async def _first_view(self) -> PartitionMap | None:
         """Wait for a partition map with a leader or a node, and return it; None if the topic is left before."""
-        pause = self._options.reconnect_wait
-        deadline = _clock() + self._options.lookup_timeout
+        options, failures = self._options, 0
+        deadline = _clock() + options.lookup_timeout
         answered = warned = False
         while not self.closing:
             view = self._metadata.cached(self._topic, "r")
@@ -232,8 +234,9 @@ class Subscriber:
             if not warned:
                 logger.warning("waiting for a partition to subscribe to: %s", reason, extra={"topic": self._topic})
                 warned = True
-            await anyio.sleep(pause)
-            pause = min(pause * 2, 1.0, max(self._options.max_reconnect_wait, self._options.reconnect_wait))
+            failures += 1
+            longest = min(_LONGEST_POLL, options.max_reconnect_wait)
+            await anyio.sleep(pause_after(options.reconnect_wait, longest, failures))
         return None
 
     def _view_changed(self, view: PartitionMap) -> None:
@@ -321,9 +324,9 @@ class Subscriber:
     async def _refresh(self, assignment: Assignment, view: PartitionMap, failures: int, error: NsqError | None) -> None:
         """Pause with full jitter, then ask the lookup service for a newer partition map."""
         options = self._options
-        longest = min(options.max_reconnect_wait, options.reconnect_wait * 2 ** min(failures, 20))
         if failures > 1 or not is_stale_meta(error):
-            await anyio.sleep(random.uniform(0, longest))
+            pause = pause_after(options.reconnect_wait, options.max_reconnect_wait, failures + 1, error)
+            await anyio.sleep(pause)
         if self.closing:
             return
         suspect = assignment.key if isinstance(assignment.key, int) and is_not_leader(error) else None

@@ -15,6 +15,7 @@ from nsqext.client.consumer.subscriptions.subscriber import Subscriber
 from nsqext.client.tasks import first_error
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, LookupFailed, LookupUnreachable, NsqError
 from nsqext.protocol.names import check_topic, check_topic_pattern, is_topic_pattern
+from nsqext.waits import pause_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,6 +27,8 @@ __all__ = ("TopicSelection", "TopicSubscriptions")
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
+_LONGEST_POLL = 1.0
+"""Longest pause until lookup lists topics for the first time, in seconds."""
 _clock = time.monotonic
 
 
@@ -121,7 +124,7 @@ class TopicSubscriptions:
             LookupFailed: no lookup node returned a usable list of topics at the start.
         """
         deadline = _clock() + self._spec.options.lookup_timeout
-        pause = self._spec.options.reconnect_wait
+        failures = 0
         while not self._closing:
             self._changed = anyio.Event()
             listed = await self._list(deadline)
@@ -131,7 +134,8 @@ class TopicSubscriptions:
             if not self.selection.patterns:
                 pause = float("inf")
             elif listed is None and not self._listed:
-                pause = min(pause * 2, 1.0)
+                failures += 1
+                pause = pause_after(self._spec.options.reconnect_wait, _LONGEST_POLL, failures)
             else:
                 lookup = self._metadata.options
                 pause = lookup.poll_interval * (1 + lookup.poll_jitter * random.uniform(-1, 1))

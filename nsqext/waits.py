@@ -1,0 +1,90 @@
+"""Pauses between attempts: numbers, or strategies of tenacity.
+
+A number is the first pause; it doubles up to a bound, with full jitter, as `tenacity.wait_random_exponential` does.
+Tenacity is imported with the first failure, or with the first strategy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nsqext.errors import InvalidSetting
+
+if TYPE_CHECKING:
+    from tenacity.wait import wait_base
+
+__all__ = ("Doubling", "check_wait", "pause_after")
+
+
+def check_wait(name: str, value: object, bound_name: str, bound: float, default_bound: float) -> None:
+    """Check a setting that is a first pause in seconds or a strategy.
+
+    Args:
+        name: name of the setting.
+        value: its value.
+        bound_name: name of the setting that bounds the pauses after a number.
+        bound: its value.
+        default_bound: its default.
+
+    Raises:
+        InvalidSetting: it is neither, or the bound is given for a strategy, which has its own.
+    """
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if not value > 0:
+            raise InvalidSetting(f"{name}={value!r} is not positive")
+        return
+    from tenacity.wait import wait_base
+
+    if not isinstance(value, wait_base):
+        raise InvalidSetting(
+            f"{name}={value!r} is neither a number of seconds nor a wait strategy of tenacity",
+            hint="give 0.1, or tenacity.wait_exponential(...), for example",
+        )
+    if bound != default_bound:
+        raise InvalidSetting(f"{bound_name} has no effect with a strategy", hint=f"give the strategy of {name} a max")
+
+
+def pause_after(wait: float | wait_base, longest: float, attempts: int, error: BaseException | None = None) -> float:
+    """Return the seconds until the next attempt.
+
+    Args:
+        wait: the first pause, or a strategy.
+        longest: bound of pauses that double; ignored for a strategy.
+        attempts: number of failed attempts, at least 1.
+        error: error of the latest one, for strategies that depend on it.
+    """
+    from tenacity import wait_random_exponential
+
+    strategy = wait_random_exponential(multiplier=wait, max=longest) if isinstance(wait, (int, float)) else wait
+    return _ask(strategy, attempts, error)
+
+
+def _ask(strategy: wait_base, attempts: int, error: BaseException | None = None) -> float:
+    from tenacity import RetryCallState, Retrying
+
+    state = RetryCallState(Retrying(), None, (), {})
+    state.attempt_number = max(attempts, 1)
+    if error is not None:
+        state.set_exception((type(error), error, error.__traceback__))
+    return max(0.0, strategy(state))
+
+
+class Doubling:
+    """Pauses of a loop that polls: each is twice the one before, up to a bound.
+
+    Args:
+        first: the first pause, in seconds.
+        longest: the bound, in seconds.
+    """
+
+    def __init__(self, first: float, longest: float) -> None:
+        self._first = first
+        self._longest = longest
+        self._count = 0
+
+    def next(self) -> float:
+        """Return the next pause."""
+        from tenacity import wait_exponential
+
+        self._count += 1
+        return _ask(wait_exponential(multiplier=self._first, max=self._longest), self._count)

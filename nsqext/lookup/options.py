@@ -109,9 +109,9 @@ class LookupSettings(TypedDict, total=False):
     lookup_auth_over_http: bool
     """Send ``lookup_auth_secret`` over plain HTTP to hosts other than loopback, where it can be intercepted."""
     address_map: str | Mapping[str, str] | Callable[[str], str] | None
-    """Where listed addresses are reached, for containers and tunnels: ``host:port`` or ``host`` to the same, as a mapping
-    or as text ``nsqd-0:4150=127.0.0.1:14150,nsqd-1=10.0.0.7``; or a function of ``host:port``. For nodes and for lookup
-    nodes, TCP and HTTP; addresses that it does not name stay.
+    """Where listed addresses are reached, for containers and tunnels: ``host:port`` or ``host`` to the same, as a
+    mapping or as text ``nsqd-0:4150=127.0.0.1:14150,nsqd-1=10.0.0.7``; or a function of ``host:port``. For nodes and
+    for lookup nodes, TCP and HTTP; addresses that it does not name stay.
     """
     lookup_ca: str | ssl.SSLContext | None
     """For ``https://`` addresses: the path of a PEM file of CA certificates, or a context; None for the system's

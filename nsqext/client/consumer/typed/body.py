@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar, get_args
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 import orjson
@@ -14,6 +16,8 @@ from nsqext.errors import InvalidBody, InvalidSetting
 __all__ = ("BodyDecoder", "body_decoder", "decode_body", "encode_body", "type_name")
 
 T = TypeVar("T")
+
+_DUMP = {"by_alias": True, "round_trip": True}  # round_trip: without computed fields, which validation may refuse
 
 BodyDecoder = Callable[[bytes], Any]
 """Decodes a body; raises a ValueError where that is not possible."""
@@ -44,6 +48,11 @@ def body_decoder(kind: Any) -> BodyDecoder | None:
         raise _unknown(kind, str(error)) from None
     if isinstance(described, msgspec.inspect.CustomType):
         raise _unknown(kind, "it is not a type of JSON values")
+    try:
+        for part in _parts(kind):
+            _check_names(part)
+    except TypeError as error:
+        raise _unknown(kind, str(error)) from None
     return decoder.decode
 
 
@@ -62,17 +71,27 @@ def decode_body(body: bytes, kind: type[T]) -> T:
 def encode_body(value: object) -> bytes:
     """Return a body for a value: bytes as they are, text in UTF-8, everything else as JSON.
 
-    JSON values, dataclasses, attrs classes, msgspec structs and pydantic models can be encoded.
+    JSON values, dataclasses, attrs classes, msgspec structs, pydantic models and pydantic dataclasses can be encoded.
+    `decode_body` reads what is written: fields of pydantic have the aliases that validation accepts, and what JSON
+    cannot say raises an error.
 
     Raises:
-        InvalidBody: the value cannot be encoded.
+        InvalidBody: the value cannot be encoded, or would be decoded as another one: a float that is not finite, an
+            alias for serialization alone, a required field that is excluded.
     """
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):
         return value.encode()
     try:
-        return msgspec.json.encode(value, enc_hook=_encode_other)
+        if _is_pydantic(type(value)):
+            body: bytes = _pydantic_adapter(type(value)).dump_json(value, **_DUMP)
+        else:
+            _check_names(type(value))
+            body = msgspec.json.encode(value, enc_hook=_encode_other)
+        if b"null" in body:
+            _check_finite(value)
+        return body
     except (TypeError, ValueError, NotImplementedError) as error:
         raise InvalidBody(
             f"a {type(value).__qualname__} cannot be encoded as a body: {error}",
@@ -106,10 +125,11 @@ def _uses_pydantic(kind: Any) -> bool:
     pydantic = sys.modules.get("pydantic")  # a type of pydantic can only exist where it was imported
     if pydantic is None:
         return False
-    return any(
-        (isinstance(part, type) and issubclass(part, pydantic.BaseModel)) or hasattr(part, "__pydantic_validator__")
-        for part in _parts(kind)
-    )
+    return any(_is_pydantic(part) for part in _parts(kind))
+
+
+def _is_pydantic(kind: Any) -> bool:
+    return isinstance(kind, type) and hasattr(kind, "__pydantic_validator__")
 
 
 def _pydantic_decoder(kind: Any) -> BodyDecoder:
@@ -118,7 +138,7 @@ def _pydantic_decoder(kind: Any) -> BodyDecoder:
 
     def decode(body: bytes) -> Any:
         try:
-            return adapter.validate_json(body)
+            return adapter.validate_json(body, by_alias=True, by_name=True)
         except pydantic.ValidationError as error:
             # the text of the error would repeat the body
             places = error.errors(include_url=False, include_context=False, include_input=False)
@@ -129,7 +149,81 @@ def _pydantic_decoder(kind: Any) -> BodyDecoder:
 
 
 def _encode_other(value: object) -> object:
-    dump = getattr(value, "model_dump", None)
-    if dump is None:
+    if not _is_pydantic(type(value)):
         raise TypeError(f"{type(value).__qualname__} is not a JSON value")
-    return dump(mode="json")
+    return _pydantic_adapter(type(value)).dump_python(value, mode="json", **_DUMP)
+
+
+@lru_cache(maxsize=256)
+def _pydantic_adapter(kind: Any) -> Any:
+    _check_aliases(kind)
+    return sys.modules["pydantic"].TypeAdapter(kind)
+
+
+@lru_cache(maxsize=256)
+def _check_aliases(kind: Any) -> None:
+    """Check that validation accepts the names that serialization writes.
+
+    Raises:
+        TypeError: it does not.
+    """
+    fields = getattr(kind, "model_fields", None) or getattr(kind, "__pydantic_fields__", {})
+    for name, field in fields.items():
+        if field.exclude and field.is_required():
+            raise TypeError(f"the required field {name} of {kind.__qualname__} is excluded from serialization")
+        written, read = field.serialization_alias or name, field.validation_alias
+        choices = getattr(read, "choices", [read])
+        accepted = {name, *(choice for choice in choices if isinstance(choice, str))}
+        if written not in accepted:
+            raise TypeError(
+                f"the field {name} of {kind.__qualname__} is written as {written!r}, which validation does not accept; "
+                f"add it to validation_alias"
+            )
+        for part in _parts(field.annotation):
+            if _is_pydantic(part) and part is not kind:
+                _check_aliases(part)
+
+
+@lru_cache(maxsize=256)
+def _check_names(kind: Any) -> None:
+    """Check that the fields of a dataclass or attrs class, and of those inside it, have public names.
+
+    Raises:
+        TypeError: one begins with an underscore: msgspec leaves it out.
+    """
+    fields = getattr(kind, "__dataclass_fields__", None) or getattr(kind, "__attrs_attrs__", None)
+    if not isinstance(kind, type) or fields is None:
+        return
+    names = list(fields) if isinstance(fields, Mapping) else [field.name for field in fields]
+    for name in names:
+        if name.startswith("_"):
+            raise TypeError(f"the field {name} of {kind.__qualname__} begins with an underscore and is not encoded")
+    for hint in get_type_hints(kind).values():
+        for part in _parts(hint):
+            if part is not kind:
+                _check_names(part)
+
+
+def _check_finite(value: object) -> None:
+    """Check that a value contains no float that JSON cannot say and msgspec would write as null.
+
+    Raises:
+        ValueError: it contains one.
+    """
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, float) and not math.isfinite(one):
+            raise ValueError(f"{one} is not a number of JSON")
+        if isinstance(one, Mapping):
+            waiting += one.values()
+        elif isinstance(one, (list, tuple, set, frozenset)):
+            waiting += one
+        elif not isinstance(one, (str, bytes, int, float, type(None))):
+            waiting += _members(one)
+
+
+def _members(value: object) -> list[object]:
+    """Return the values of an object's fields."""
+    names = getattr(value, "__struct_fields__", None) or getattr(value, "__annotations__", ())
+    return [getattr(value, name) for name in names if hasattr(value, name)]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.workers import Handler
     from nsqext.client.events import ClientEvent
     from nsqext.client.producer.request import OutgoingMessage
-    from nsqext.types import Receipt
+    from nsqext.types import Receipt, TopicMeta
 
 __all__ = (
     "CallNext",
@@ -48,6 +48,8 @@ class Publishing:
         partition: the partition that the caller chose.
         delay: seconds until the message is delivered; original NSQ only.
         receipts: receipts of the messages; empty until they are stored.
+        on_topic: functions that are called with the topic's meta when it is known, before the messages are encoded;
+            they may replace them.
     """
 
     topic: str
@@ -57,6 +59,7 @@ class Publishing:
     partition: int | None = None
     delay: float | None = None
     receipts: Sequence[Receipt] = field(factory=tuple)
+    on_topic: list[Callable[[TopicMeta], object]] = field(factory=list)
 
 
 @define(eq=False)

@@ -12,8 +12,8 @@ import anyio
 
 from nsqext.client.consumer.handler_signals import Reject
 from nsqext.client.consumer.handlers.batches import MessageBatch
-from nsqext.errors import InvalidSetting
 from nsqext.client.middleware import CallNext, Handling, Middleware
+from nsqext.errors import InvalidSetting
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message

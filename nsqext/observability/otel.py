@@ -6,12 +6,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 try:
-    from opentelemetry import metrics, propagate, trace
+    from opentelemetry import context, metrics, propagate, trace
     from opentelemetry.context import Context
     from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 except ModuleNotFoundError as _error:
@@ -23,10 +24,11 @@ from nsqext.observability.observer import Observer, failure
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
-    from nsqext.client.producer.request import OutgoingMessage
     from nsqext.client.middleware import Handling, Publishing
+    from nsqext.client.producer.request import OutgoingMessage
+    from nsqext.types import TopicMeta
 
-__all__ = ("OpenTelemetry", "TelemetryOptions")
+__all__ = ("OpenTelemetry",)
 
 SYSTEM = "messaging.system"
 OPERATION_NAME = "messaging.operation.name"
@@ -49,29 +51,6 @@ _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0
 Attributes = dict[str, Any]
 
 
-@frozen
-class TelemetryOptions:
-    """Options of spans and attributes.
-
-    Attributes:
-        propagate: when the context of a span is written to the extend headers of its message: ``with_headers`` if the
-            message has headers or a tag, ``always`` (topics without extend support refuse the message), ``never``.
-        create_spans: record a span for each message of a batch, linked to the span of the batch.
-        parent: make the span of a handler a child of the publisher's span, rather than link to it; the span of a batch
-            always links to the publishers of its messages.
-        body_size: record the size of bodies.
-    """
-
-    propagate: Literal["with_headers", "always", "never"] = "with_headers"
-    create_spans: bool = True
-    parent: bool = False
-    body_size: bool = False
-
-    def __attrs_post_init__(self) -> None:
-        if self.propagate not in ("with_headers", "always", "never"):
-            raise InvalidSetting(f"propagate={self.propagate!r} must be 'with_headers', 'always' or 'never'")
-
-
 class OpenTelemetry(Observer):
     """Records spans ``publish TOPIC`` and ``process TOPIC``, and the four client metrics of the messaging conventions.
 
@@ -80,16 +59,33 @@ class OpenTelemetry(Observer):
     Args:
         tracer_provider: the global one by default.
         meter_provider: the global one by default.
-        options: options of spans and attributes.
+        propagate: ``supported`` writes the context of a publish to the extend headers of its messages on topics with
+            extend support, and only there; ``never`` does not.
+        create_spans: record a span for each message of a batch, linked to the span of the batch.
+        parent: make the span of a handler a child of the publisher's span, rather than link to it; the span of a batch
+            always links to the publishers of its messages.
+        body_size: record the size of bodies.
+
+    Raises:
+        InvalidSetting: ``propagate`` has another value.
     """
 
     def __init__(
         self,
         tracer_provider: trace.TracerProvider | None = None,
         meter_provider: metrics.MeterProvider | None = None,
-        options: TelemetryOptions | None = None,
+        *,
+        propagate: Literal["supported", "never"] = "supported",
+        create_spans: bool = True,
+        parent: bool = False,
+        body_size: bool = False,
     ) -> None:
-        self._options = options or TelemetryOptions()
+        if propagate not in ("supported", "never"):
+            raise InvalidSetting(f"propagate={propagate!r} is neither 'supported' nor 'never'")
+        self._propagates = propagate == "supported"
+        self._create_spans = create_spans
+        self._parent = parent
+        self._body_size = body_size
         self._tracer = trace.get_tracer("nsqext", __version__, tracer_provider)
         meter = metrics.get_meter("nsqext", __version__, meter_provider)
         self._duration = meter.create_histogram(
@@ -120,7 +116,7 @@ class OpenTelemetry(Observer):
         base: Attributes = {SYSTEM: "nsq", OPERATION_NAME: "publish", DESTINATION: topic}
         attributes: Attributes = {**base, OPERATION_TYPE: "send"}
         # a batch has a create span for each message; the send span of a single message creates it
-        creates = publishing.batch and self._options.create_spans
+        creates = publishing.batch and self._create_spans
         links = self._create(publishing) if creates else []
         if publishing.batch:
             attributes[BATCH_COUNT] = len(publishing.messages)
@@ -133,34 +129,38 @@ class OpenTelemetry(Observer):
             self._measured(span, base, len(publishing.messages)),
         ):
             if not creates:
-                publishing.messages = [self._inject(message, None) for message in publishing.messages]
+                self._propagate(publishing, [context.get_current()] * len(publishing.messages))
             yield
             self._add_receipts(span, publishing)
 
     def _create(self, publishing: Publishing) -> list[Link]:
-        links = []
+        links, contexts = [], []
         base: Attributes = {
             SYSTEM: "nsq",
             OPERATION_NAME: "create",
             OPERATION_TYPE: "create",
             DESTINATION: publishing.topic,
         }
-        for number, message in enumerate(publishing.messages):
+        for message in publishing.messages:
             attributes = base | self._of_outgoing(message)
             span = self._tracer.start_span(f"create {publishing.topic}", kind=SpanKind.PRODUCER, attributes=attributes)
-            publishing.messages[number] = self._inject(message, trace.set_span_in_context(span))
+            contexts.append(trace.set_span_in_context(span))
             links.append(Link(span.get_span_context()))
             span.end()
+        self._propagate(publishing, contexts)
         return links
 
-    def _inject(self, message: OutgoingMessage, context: Context | None) -> OutgoingMessage:
-        """Return the message with the context in its headers, according to ``propagate``."""
-        mode = self._options.propagate
-        if mode == "never" or (mode == "with_headers" and not message.headers and message.tag is None):
-            return message
-        carrier: dict[str, str] = {}
-        propagate.inject(carrier, context)
-        return evolve(message, headers={**(message.headers or {}), **carrier}) if carrier else message
+    def _propagate(self, publishing: Publishing, contexts: Sequence[Context]) -> None:
+        """Write the contexts to the messages once the topic's support for headers is known."""
+        if not self._propagates:
+            return
+
+        def inject(meta: TopicMeta) -> None:
+            if meta.extend_support:
+                found = zip_longest(publishing.messages, contexts[: len(publishing.messages)])
+                publishing.messages = [_with_context(message, one) for message, one in found]
+
+        publishing.on_topic.append(inject)
 
     def _of_outgoing(self, message: OutgoingMessage) -> Attributes:
         attributes: Attributes = {}
@@ -168,7 +168,7 @@ class OpenTelemetry(Observer):
             attributes[TRACE_ID] = str(message.trace_id)
         if message.tag is not None:
             attributes[TAG] = message.tag
-        if self._options.body_size:
+        if self._body_size:
             attributes[BODY_SIZE] = len(message.body)
         return attributes
 
@@ -222,8 +222,8 @@ class OpenTelemetry(Observer):
         else:
             attributes = self._of_message(handling.message)
             origin = _origin(handling.message)
-            links = [] if origin is None or self._options.parent else [_link(origin)]
-            context = origin if self._options.parent else None
+            links = [] if origin is None or self._parent else [_link(origin)]
+            context = origin if self._parent else None
         span = self._tracer.start_span(name, context, SpanKind.CONSUMER, attributes | base, links)
         try:
             with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
@@ -251,7 +251,7 @@ class OpenTelemetry(Observer):
             attributes[TRACE_ID] = str(message.trace_id)
         if message.tag is not None:
             attributes[TAG] = message.tag
-        if self._options.body_size:
+        if self._body_size:
             attributes[BODY_SIZE] = len(message.body)
         return attributes
 
@@ -260,7 +260,7 @@ class OpenTelemetry(Observer):
         places = {(message.partition, message.node) for message in messages}
         if len(places) == 1:
             attributes |= _place(*places.pop())
-        if self._options.body_size:
+        if self._body_size:
             attributes[BODY_SIZE] = sum(len(message.body) for message in messages)
         return attributes
 
@@ -276,6 +276,13 @@ def _origin(message: Message) -> Context | None:
 
 def _link(origin: Context, attributes: Attributes | None = None) -> Link:
     return Link(trace.get_current_span(origin).get_span_context(), attributes)
+
+
+def _with_context(message: OutgoingMessage, origin: Context | None) -> OutgoingMessage:
+    carrier: dict[str, str] = {}
+    if origin is not None:  # otherwise another middleware added the message
+        propagate.inject(carrier, origin)
+    return evolve(message, headers={**(message.headers or {}), **carrier}) if carrier else message
 
 
 def _place(partition: int, node: str) -> Attributes:

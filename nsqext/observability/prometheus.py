@@ -7,8 +7,8 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from weakref import WeakKeyDictionary, WeakSet
 
 from attrs import frozen
 
@@ -20,14 +20,14 @@ except ModuleNotFoundError as _error:
 
 from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.producer.producer import Producer
-from nsqext.errors import InvalidState
+from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.observability.observer import Observer, failure
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.statistics import ConsumerStatistics
     from nsqext.client.events import ClientEvent
-    from nsqext.client.producer.statistics import ProducerStatistics
     from nsqext.client.middleware import Client, Handling, Publishing
+    from nsqext.client.producer.statistics import ProducerStatistics
 
 __all__ = ("Prometheus",)
 
@@ -192,9 +192,14 @@ class Prometheus(Observer):
         namespace: prefix of every name.
         buckets: upper bounds of the histograms, in seconds.
 
+    A second object with the same registry and namespace counts into the metrics of the first.
+
     Raises:
-        ValueError: by prometheus_client, if the registry has metrics with these names already.
+        InvalidSetting: the first object with this registry and namespace has other buckets.
+        ValueError: by prometheus_client, if the registry has metrics of another origin with these names.
     """
+
+    _first: ClassVar[WeakKeyDictionary[CollectorRegistry, dict[str, Prometheus]]] = WeakKeyDictionary()
 
     def __init__(
         self,
@@ -203,6 +208,13 @@ class Prometheus(Observer):
         namespace: str = "nsqext",
         buckets: Sequence[float] = _BUCKETS,
     ) -> None:
+        first = self._first.setdefault(registry, {}).setdefault(namespace, self)
+        self._buckets: tuple[float, ...] = tuple(buckets)
+        if first is not self:
+            if self._buckets != first._buckets:
+                raise InvalidSetting("the metrics of this registry and namespace exist with other buckets")
+            vars(self).update(vars(first))
+            return
         common: dict[str, Any] = {"namespace": namespace, "registry": registry}
         topic, channel = ("topic",), ("topic", "channel")
         self._messages = Counter("published_messages", "Messages that were stored.", topic, **common)

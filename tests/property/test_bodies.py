@@ -91,7 +91,7 @@ class DataclassOrder:
 
 
 DECIMALS = st.decimals(allow_nan=False, allow_infinity=False, places=4, min_value=-(10**9), max_value=10**9)
-TIMES = st.datetimes(timezones=st.just(datetime.UTC), min_value=datetime.datetime(1970, 1, 1))  # noqa: DTZ001
+TIMES = st.datetimes(timezones=st.just(datetime.UTC), min_value=datetime.datetime(1970, 1, 1))
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 LINES = st.builds(PydanticLine, articleId=st.integers(0, 2**53), price=DECIMALS)
 ORDERS = st.builds(
@@ -192,7 +192,7 @@ def test_an_alias_that_only_serialization_has_is_refused() -> None:
     class Report(pydantic.BaseModel):
         total: int = pydantic.Field(serialization_alias="sum")
 
-    with pytest.raises(InvalidBody, match="the field total of .*Report is written as 'sum'"):
+    with pytest.raises(InvalidBody, match=r"the field total of .*Report is written as 'sum'"):
         encode_body(Report(total=1))
 
 
@@ -203,7 +203,7 @@ def test_a_required_field_that_is_excluded_is_refused() -> None:
     class Outer(pydantic.BaseModel):
         secrets: list[Secret] = []
 
-    with pytest.raises(InvalidBody, match="the required field word of .*Secret is excluded"):
+    with pytest.raises(InvalidBody, match=r"the required field word of .*Secret is excluded"):
         encode_body(Outer(secrets=[Secret(word="x")]))
 
 

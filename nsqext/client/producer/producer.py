@@ -486,7 +486,12 @@ class Producer:
 
     async def _send(self, publishing: Publishing) -> Sequence[Receipt]:
         """Publish what the middleware passes on."""
-        topic, messages, partition = publishing.topic, publishing.messages, publishing.partition
+        topic, partition = publishing.topic, publishing.partition
+        if publishing.on_topic:
+            meta = await self.meta(topic)
+            for call in publishing.on_topic:
+                call(meta)
+        messages = publishing.messages
         if publishing.batch:
             publishing.receipts = await self._publish_batch(topic, messages, publishing.key, partition)
         else:

@@ -83,11 +83,12 @@ def encode_body(value: object) -> bytes:
         return value
     if isinstance(value, str):
         return value.encode()
+    kind: Any = type(value)
     try:
-        if _is_pydantic(type(value)):
-            body: bytes = _pydantic_adapter(type(value)).dump_json(value, **_DUMP)
+        if _is_pydantic(kind):
+            body: bytes = _pydantic_adapter(kind).dump_json(value, **_DUMP)
         else:
-            _check_names(type(value))
+            _check_names(kind)
             body = msgspec.json.encode(value, enc_hook=_encode_other)
         if b"null" in body:
             _check_finite(value)
@@ -149,9 +150,10 @@ def _pydantic_decoder(kind: Any) -> BodyDecoder:
 
 
 def _encode_other(value: object) -> object:
-    if not _is_pydantic(type(value)):
-        raise TypeError(f"{type(value).__qualname__} is not a JSON value")
-    return _pydantic_adapter(type(value)).dump_python(value, mode="json", **_DUMP)
+    kind: Any = type(value)
+    if not _is_pydantic(kind):
+        raise TypeError(f"{kind.__qualname__} is not a JSON value")
+    return _pydantic_adapter(kind).dump_python(value, mode="json", **_DUMP)
 
 
 @lru_cache(maxsize=256)
@@ -191,7 +193,7 @@ def _check_names(kind: Any) -> None:
     Raises:
         TypeError: one begins with an underscore: msgspec leaves it out.
     """
-    fields = getattr(kind, "__dataclass_fields__", None) or getattr(kind, "__attrs_attrs__", None)
+    fields: Any = getattr(kind, "__dataclass_fields__", None) or getattr(kind, "__attrs_attrs__", None)
     if not isinstance(kind, type) or fields is None:
         return
     names = list(fields) if isinstance(fields, Mapping) else [field.name for field in fields]
@@ -225,5 +227,5 @@ def _check_finite(value: object) -> None:
 
 def _members(value: object) -> list[object]:
     """Return the values of an object's fields."""
-    names = getattr(value, "__struct_fields__", None) or getattr(value, "__annotations__", ())
+    names: Any = getattr(value, "__struct_fields__", None) or getattr(value, "__annotations__", ())
     return [getattr(value, name) for name in names if hasattr(value, name)]

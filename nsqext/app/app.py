@@ -483,7 +483,8 @@ def _reason(consumer: Consumer) -> str | None:
         statistics = consumer.statistics()
     except InvalidState:
         return f"{name}: not started"
-    if statistics.connections:
+    if statistics.connections and consumer.subscribed:
         return None
+    state = "not all partitions are subscribed yet" if statistics.connections else "no partition is connected"
     failures = statistics.lookup_failures
-    return f"{name}: no partition is connected" + (f", {failures} failed lookups" if failures else "")
+    return f"{name}: {state}" + (f", {failures} failed lookups" if failures else "")

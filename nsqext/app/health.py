@@ -21,7 +21,8 @@ class Health:
 
     Attributes:
         live: False if a consumer has failed; the process should be restarted.
-        ready: whether the app is running and every consumer has a connection.
+        ready: whether the app is running, and every consumer has subscribed to all partitions once and has a
+            connection.
         reasons: why the app is not ready; empty if it is.
     """
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from functools import partial
 from inspect import ismethod
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkable
 from weakref import WeakMethod, WeakSet
 
 import anyio
@@ -294,10 +294,15 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_event_loops)
 
 
+REPEATED: Final = 1.0
+"""Seconds after the first signal in which further ones are ignored."""
+
+
 class _SignalReceiver:
     """Receives SIGTERM and SIGINT for all runs of an event loop: both are received until the last run has ended.
 
-    After the first signal both have their default effect again.
+    One second after the first signal both have their default effect again; until then further ones are ignored, because
+    ``timeout`` and some init programs send a signal to the process and again to its group.
     """
 
     def __init__(self) -> None:
@@ -315,10 +320,13 @@ class _SignalReceiver:
             async with self._reading:
                 if self._open:
                     number = await anext(self._signals)
-                    self._close()
                     log.info("stopping on %s", number.name)
                     for one in tuple(self._stops):
                         one()
+                    with anyio.move_on_after(REPEATED):
+                        async for _ in self._signals:
+                            pass
+                    self._close()
         finally:
             self._stops.remove(stop)
             if not self._stops:
@@ -355,7 +363,8 @@ def _in_main_thread() -> bool:
 async def stop_on_signals(stop: Callable[[], None], log: logging.Logger) -> None:
     """Wait for SIGTERM or SIGINT and call a function; return immediately outside of the main thread.
 
-    After the first signal both have their default effect again. Several of these tasks may wait at the same time.
+    One second after the first signal both have their default effect again. Several of these tasks may wait at the same
+    time.
 
     Args:
         stop: the function.

@@ -241,6 +241,8 @@ class Prometheus(Observer):
 
         The client is referenced weakly.
         """
+        if client in self._clients.producers or client in self._clients.consumers:
+            return
         if isinstance(client, Producer):
             self._clients.producers.add(client)
             client.on_event(self._count_producer_event)

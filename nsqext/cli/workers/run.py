@@ -5,18 +5,24 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
+import orjson
 import typer
 
 from nsqext.cli.command import examples
+from nsqext.cli.workers.status import StatusPage, WorkerStatus
 from nsqext.cli.workers.worker import CANNOT_START, LOG_FORMAT
+from nsqext.client.tasks import REPEATED
+from nsqext.errors import InvalidSetting
+from nsqext.types import Address
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,6 +38,8 @@ _LONGEST_PAUSE = 30.0
 """Seconds before a worker that died is restarted; they double while it dies early."""
 _STABLE = 60.0
 """A worker that ran this number of seconds is restarted after the shortest pause."""
+_STATUS_TIMEOUT = 2.0
+"""Seconds in which workers have to report their state."""
 _SCAN = 0.5
 """Seconds between two checks of the source files."""
 
@@ -62,20 +70,27 @@ class Supervisor:
         self._stopping = False
         self._wake = anyio.Event()
         self._status = 0
+        self._statuses: dict[int, WorkerStatus] = {}
+        self._reported = anyio.Event()
 
-    async def run(self, watch: Path | None = None) -> int:
+    async def run(self, watch: Path | None = None, listener: socket.socket | None = None) -> int:
         """Run until a signal, or until all workers have exited with status 0; return the exit status.
 
         The status is 1 if workers were killed because they did not drain in time, or on a second signal.
 
         Args:
             watch: restart the workers when a Python file below this folder changes.
+            listener: serve health and metrics of all workers on this socket.
         """
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._receive_signals)
                 if watch is not None:
                     tasks.start_soon(self._watch, watch)
+                if listener is not None:
+                    from nsqext.broker.http.uvicorn_server import HttpServer
+
+                    await tasks.start(HttpServer(StatusPage(self.ask_workers)).serve, listener)
                 async with anyio.create_task_group() as workers:
                     for number in range(1, self._workers + 1):
                         workers.start_soon(self._keep_running, number, watch is not None)
@@ -110,7 +125,13 @@ class Supervisor:
             words = [word.format(number=number, ready=writing) for word in self._command]
             # a session of its own: ^C reaches this process only
             process = await anyio.open_process(
-                words, stdin=subprocess.PIPE, stdout=None, stderr=None, pass_fds=[writing], start_new_session=True
+                words,
+                stdin=subprocess.PIPE,
+                stdout=None,
+                stderr=None,
+                pass_fds=[writing],
+                start_new_session=True,
+                env={**os.environ, "NSQEXT_WORKER": str(number)},
             )
             os.close(writing)
             writing = -1
@@ -118,7 +139,7 @@ class Supervisor:
             if self._stopping:
                 process.terminate()
             async with process, anyio.create_task_group() as tasks:
-                tasks.start_soon(self._wait_ready, number, reading)
+                tasks.start_soon(self._read_reports, number, reading)
                 status = await process.wait()
                 tasks.cancel_scope.cancel()
         finally:
@@ -129,11 +150,47 @@ class Supervisor:
             self._set_ready(number, ready=False)
         return status
 
-    async def _wait_ready(self, number: int, reading: int) -> None:
-        await anyio.wait_readable(reading)
-        if os.read(reading, 16):
+    async def _read_reports(self, number: int, reading: int) -> None:
+        """Read the reports of a worker until it exits: lines of JSON."""
+        rest = b""
+        while True:
+            await anyio.wait_readable(reading)
+            data = os.read(reading, 65536)
+            if not data:
+                return
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                self._take_report(number, orjson.loads(line))
+
+    def _take_report(self, number: int, report: Mapping[str, Any]) -> None:
+        if "live" in report:
+            self._statuses[number] = WorkerStatus(
+                report["live"], report["health"], tuple(report["reasons"]), report["metrics"]
+            )
+            self._reported.set()
+            self._reported = anyio.Event()
+            return
+        if report["ready"]:
             logger.info("worker %d is ready, pid %d", number, self._processes[number].pid)
-            self._set_ready(number, ready=True)
+        self._set_ready(number, ready=report["ready"])
+
+    async def ask_workers(self) -> Mapping[int, WorkerStatus]:
+        """Return the state of each worker by number; one that does not respond in time is not live."""
+        self._statuses.clear()
+        asked = {number: process.stdin for number, process in self._processes.items()}
+        for stdin in asked.values():
+            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                if stdin is not None:
+                    await stdin.send(b"?")
+        with anyio.move_on_after(_STATUS_TIMEOUT):
+            while not self._statuses.keys() >= asked.keys() & self._processes.keys():
+                await self._reported.wait()
+        missing = WorkerStatus(live=False, ready=False, reasons=("does not respond",))
+        restarting = WorkerStatus(live=False, ready=False, reasons=("does not run",))
+        return {
+            number: self._statuses.get(number, missing if number in asked else restarting)
+            for number in range(1, self._workers + 1)
+        }
 
     def _set_ready(self, number: int | None, *, ready: bool) -> None:
         if number is None:
@@ -171,6 +228,9 @@ class Supervisor:
             async for number in signals:
                 logger.info("stopping on %s", number.name)
                 self.stop()
+                with anyio.move_on_after(REPEATED):  # see `nsqext.client.tasks`
+                    async for _ in signals:
+                        pass
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._kill_late)
                     async for again in signals:
@@ -215,6 +275,27 @@ def _modified(folder: Path) -> Mapping[Path, int]:
     return found
 
 
+def _listen(text: str) -> socket.socket:
+    """Return a socket that listens on HOST:PORT.
+
+    Raises:
+        InvalidSetting: it is not an address of this machine, or an HTTP server is missing.
+    """
+    try:
+        from nsqext.web.server import listen
+    except ModuleNotFoundError as error:
+        raise InvalidSetting(f"--http needs {error.name}", hint="pip install 'nsqext[web]'") from error
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise InvalidSetting(
+            f"--http {text!r} is not HOST:PORT", hint="write 127.0.0.1:8080; port 0 chooses a free one"
+        )
+    listener = listen(Address(host.strip("[]") or "127.0.0.1", int(port)))
+    listener.setblocking(False)
+    logger.info("health and metrics on http://%s", Address(*listener.getsockname()[:2]))
+    return listener
+
+
 @examples("nsqext run shop:app --workers 4", "nsqext run shop:app --reload")
 def run(
     app: Annotated[str, typer.Argument(help="MODULE:APP, found from the current folder.")],
@@ -225,12 +306,26 @@ def run(
     backend: Annotated[str, typer.Option(help="asyncio or trio.")] = "asyncio",
     close_timeout: Annotated[float, typer.Option(help="Seconds until workers that drain are killed.")] = 40.0,
     ready_file: Annotated[Path | None, typer.Option(help="A file that exists while all workers are ready.")] = None,
+    http: Annotated[
+        str | None, typer.Option(help="HOST:PORT that serves /healthz, /readyz and /metrics of all workers.")
+    ] = None,
 ) -> None:
     """Run an app in worker processes until SIGTERM or Ctrl+C; then drain them. A second signal kills them.
 
-    Workers that die are restarted. They log to standard error.
+    Workers that die are restarted. They log to standard error, and know their number from NSQEXT_WORKER. Further
+    signals within a second of the first are ignored.
     """
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT.format("supervisor"))
+    listener = None if http is None else _listen(http)
     command = [sys.executable, "-m", "nsqext.cli.workers.worker", app, "{number}", "{ready}", backend]
     supervisor = Supervisor(command, workers, close_timeout=close_timeout, ready_file=ready_file)
-    raise typer.Exit(anyio.run(supervisor.run, Path.cwd() if reload else None))
+
+    async def supervise() -> int:
+        try:
+            return await supervisor.run(Path.cwd() if reload else None, listener)
+        finally:
+            # a repeated signal must not change the exit status of a program that has drained
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
+
+    raise typer.Exit(anyio.run(supervise))

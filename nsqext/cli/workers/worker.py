@@ -1,17 +1,19 @@
-"""A worker process of ``nsqext run``: ``python -m nsqext.cli.workers.worker MODULE:APP NUMBER READY_FD BACKEND``."""
+"""A worker process of ``nsqext run``: ``python -m nsqext.cli.workers.worker MODULE:APP NUMBER STATUS_FD BACKEND``."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 
 import anyio
+import orjson
 
-from nsqext import App
+from nsqext import App, Consumer, Producer
 from nsqext.client.tasks import stop_on_signals
 from nsqext.errors import InvalidSetting, NsqError
 
@@ -21,6 +23,7 @@ logger: logging.Logger = logging.getLogger("nsqext.run")
 
 CANNOT_START = 3
 """Exit status of a worker that must not be restarted."""
+_START_INTERVAL, _READY_INTERVAL = 0.05, 1.0  # seconds between two looks at the health of the app
 LOG_FORMAT = "%(asctime)s %(levelname)s [{}] %(name)s: %(message)s"
 
 
@@ -47,45 +50,92 @@ def load_app(place: str) -> App:
     return found
 
 
-async def _serve(app: App, ready: int) -> None:
+async def _serve(app: App, status: int) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stop_on_signals, app.stop, logger)
-        tasks.start_soon(_stop_with_parent, app)
+        tasks.start_soon(_answer_supervisor, app, status)
         await app.start()
-        with suppress(BrokenPipeError):  # the supervisor was killed, and `_stop_with_parent` stops the app
-            os.write(ready, b"ready")
+        tasks.start_soon(_report_readiness, app, status)
         await app.wait()
         tasks.cancel_scope.cancel()
 
 
-async def _stop_with_parent(app: App) -> None:
-    """Stop at the end of standard input, which the supervisor keeps open: the supervisor was killed."""
-    await anyio.wait_readable(sys.stdin.fileno())
-    logger.error("stopping: the supervisor has ended")
-    app.stop()
+async def _report_readiness(app: App, status: int) -> None:
+    """Report when the app becomes ready, and when it is not any more."""
+    ready = False
+    while True:
+        if app.health().ready != ready:
+            ready = not ready
+            _send(status, {"ready": ready})
+        await anyio.sleep(_READY_INTERVAL if ready else _START_INTERVAL)
 
 
-def main(place: str, number: str, ready: str, backend: str) -> int:
+async def _answer_supervisor(app: App, status: int) -> None:
+    """Send health and metrics for each byte on standard input; stop at its end: the supervisor was killed."""
+    while True:
+        await anyio.wait_readable(sys.stdin.fileno())
+        if not os.read(sys.stdin.fileno(), 64):
+            logger.error("stopping: the supervisor has ended")
+            app.stop()
+            return
+        health = app.health()
+        _send(
+            status, {"live": health.live, "health": health.ready, "reasons": health.reasons, "metrics": _metrics(app)}
+        )
+
+
+def _metrics(app: App) -> str:
+    """Return the metrics of the process as text; empty without prometheus_client."""
+    if find_spec("prometheus_client") is None:
+        return ""
+    from prometheus_client import generate_latest
+
+    from nsqext.observability.prometheus import Prometheus
+
+    metrics = Prometheus()
+    clients: tuple[Producer | Consumer, ...] = (app.producer, *app.consumers)
+    for client in clients:
+        metrics.attach(client)
+    return generate_latest().decode()
+
+
+def _send(status: int, report: Mapping[str, object]) -> None:
+    with suppress(BrokenPipeError):  # the supervisor was killed, which ends the app
+        data = orjson.dumps(report) + b"\n"
+        while data:
+            data = data[os.write(status, data) :]
+
+
+def main(place: str, number: str, status: str, backend: str) -> int:
     """Run a worker and return its exit status."""
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT.format(f"worker {number}"))
-    for name in ("httpx", "httpcore"):
-        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         app = load_app(place)
     except InvalidSetting as error:
+        _configure_logging(number)
         logger.critical("%s", error)
         return CANNOT_START
     except Exception:
+        _configure_logging(number)
         logger.critical("%s cannot be imported", place, exc_info=True)
         return CANNOT_START
+    _configure_logging(number)
     options = {"use_uvloop": find_spec("uvloop") is not None} if backend == "asyncio" else {}
     try:
-        anyio.run(_serve, app, int(ready), backend=backend, backend_options=options)
+        anyio.run(_serve, app, int(status), backend=backend, backend_options=options)
     except BaseExceptionGroup as group:
         return _failed(group)
     except NsqError as error:
         return _failed(error)
     return 0
+
+
+def _configure_logging(number: str) -> None:
+    """Log to standard error, unless the program has configured logging."""
+    if logging.getLogger().handlers:
+        return
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT.format(f"worker {number}"))
+    for name in ("httpx", "httpcore"):
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def _failed(error: BaseException) -> int:

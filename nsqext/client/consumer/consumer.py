@@ -340,6 +340,11 @@ class Consumer:
         return self._session.paused
 
     @property
+    def subscribed(self) -> bool:
+        """Whether the consumer is open and has subscribed to all partitions of its topics once."""
+        return self._session.subscribed
+
+    @property
     def max_in_flight(self) -> int:
         """Messages that may be received and not answered, over all connections; may be changed at any time.
 

@@ -370,6 +370,11 @@ class ConsumerSession:
     # Statistics
 
     @property
+    def subscribed(self) -> bool:
+        """Whether it has subscribed to all partitions once, and has not ended."""
+        return self._joined and self.topics.started.is_set() and not self.ended.is_set()
+
+    @property
     def connections(self) -> tuple[ConsumerConnection, ...]:
         """The open connections."""
         return tuple(

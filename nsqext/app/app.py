@@ -30,7 +30,7 @@ from nsqext.client.settings import (
     settings_for,
 )
 from nsqext.client.tasks import BackgroundTasks, call_in_loop, first_error, stop_on_signals
-from nsqext.errors import InvalidSetting, InvalidState, NsqError
+from nsqext.errors import InvalidSetting, InvalidState, NsqError, TopicNotFound, TopicNotReady
 from nsqext.lookup.lookup import Lookup, share_lookup
 from nsqext.settings import build
 from nsqext.transport.event_loop import current_loop
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 __all__ = ("App",)
 
 logger: logging.Logger = logging.getLogger("nsqext.app")
+
+_CHECK_TIMEOUT = 2.0
+"""Seconds that the check of published topics may delay the start."""
 
 
 class App(Router):
@@ -221,8 +224,26 @@ class App(Router):
         )
 
     def _add(self, spec: HandlerSpec) -> None:
+        for other in self.specs:
+            self._check_apart(spec, other)
         self._consumers.append(self._consumer_of(spec))  # raises for invalid options
         super()._add(spec)
+
+    def _check_apart(self, spec: HandlerSpec, other: HandlerSpec) -> None:
+        """Refuse two handlers of which each would receive a part of the same messages."""
+        same = [name for name in spec.topics.names if other.topics.matches(name)]
+        same += [name for name in other.topics.names if spec.topics.matches(name)]
+        same += [pattern for pattern in spec.topics.patterns if pattern in other.topics.patterns]
+        apart = any(
+            self._consumer_values(self._given.values, spec.settings).get(name)
+            != self._consumer_values(self._given.values, other.settings).get(name)
+            for name in ("tag", "partitions")
+        )
+        if same and spec.channel == other.channel and not apart:
+            raise InvalidSetting(
+                f"two handlers consume {same[0]}/{spec.channel}: each would receive a part of the messages",
+                hint="use another channel, or different tags or partitions; concurrency= runs one handler in parallel",
+            )
 
     @property
     def _running(self) -> bool:
@@ -388,6 +409,7 @@ class App(Router):
                 for lifespan in self.lifespans:
                     await stack.enter_async_context(lifespan(self))
                 if not self._stopping.is_set():
+                    await self._check_published_topics()
                     await self._consume()
             if self._error is not None:
                 raise self._error
@@ -396,6 +418,18 @@ class App(Router):
             self._stopping.set()  # also where a lifespan failed or the app was cancelled: `wait` waits for it
             self._started.set()
             self._ended.set()
+
+    async def _check_published_topics(self) -> None:
+        """Warn about topics of publishers that cannot be written to."""
+        topics = {topic for spec in self.specs for topic in self.publishers.get(spec.function, ())}
+        with anyio.move_on_after(_CHECK_TIMEOUT):
+            for topic in sorted(topics):
+                try:
+                    await self._producer.meta(topic)
+                except (TopicNotFound, TopicNotReady) as error:
+                    logger.warning("results of handlers cannot be published: %s", error, extra={"topic": topic})
+                except NsqError:
+                    return  # the consumers report that lookup does not respond
 
     async def _consume(self) -> None:
         try:

@@ -171,6 +171,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             signal.signal(number, _end_early)
         import_module(program).main(words[1:])
         return
+    if words == ["--version"]:  # also without typer
+        from nsqext._version import __version__
+
+        print(f"nsqext {__version__}")
+        return
     from nsqext.errors import NsqError
 
     try:

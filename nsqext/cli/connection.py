@@ -37,6 +37,7 @@ _PANEL = "Connection and output"
 _GROUPS = ("connection", "lookup")
 _STARTUP = 60.0  # seconds that a lookup service may take to start
 _PATIENT = 15.0  # seconds: nsqlookupd forwards a change to the nodes before it responds
+_COMPLETION_TIMEOUT = 1.0  # seconds
 _FIRST_POLL, _LONGEST_POLL = 0.05, 0.5  # seconds between two reads of a channel's lag
 
 Lookupd = Annotated[
@@ -238,8 +239,27 @@ def _consumes_all(consumer: Consumer, topic: TopicInfo) -> bool:
     return {*wanted} <= {one.partition for one in open_connections} & topic.leaders.keys()
 
 
+def complete_topics(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the topics that begin with a text, for the completion of the shell; nothing if lookup does not respond."""
+    from nsqext.lookup.client import LookupClient
+
+    given = {name: context.params[name] for name in ("lookupd", "nsqd") if context.params.get(name)}
+
+    async def topics() -> list[str]:
+        connection = Connection(_context_url(context.params.get("url"), context.params.get("context"), given), given)
+        async with LookupClient(connection.lookupd(), connection.options().lookup) as client:
+            with anyio.fail_after(_COMPLETION_TIMEOUT):
+                return [name for name in await client.topics() if name.startswith(incomplete)]
+
+    with suppress(Exception):  # a message would appear in the middle of the command line
+        return anyio.run(topics)
+    return []
+
+
 def connected(function: Callable[..., object]) -> Callable[..., object]:
     """Decorator: add --lookupd, --nsqd, --url, --context and --json; the command receives a `Connection` first."""
+    from typer.models import ArgumentInfo
+
     shared: dict[str, Any] = {"lookupd": Lookupd, "nsqd": Nsqd, "url": Url, "context": Context, "json": Json}
 
     @functools.wraps(function)
@@ -249,6 +269,10 @@ def connected(function: Callable[..., object]) -> Callable[..., object]:
         return function(Connection(_context_url(url, context, given), given, json), **values)
 
     _, *own = inspect.signature(function, eval_str=True).parameters.values()
+    for one in own:
+        for info in getattr(one.annotation, "__metadata__", ()):
+            if one.name == "topic" and isinstance(info, ArgumentInfo):
+                info.autocompletion = complete_topics
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [one.replace(kind=keyword) for one in own]
     for name, annotation in shared.items():

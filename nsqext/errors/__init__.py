@@ -127,7 +127,7 @@ class NsqError(Exception):
         where = ", ".join(
             f"{name} {value}"
             for name, value in (("topic", self.topic), ("partition", self.partition), ("node", self.node))
-            if value is not None
+            if value is not None and value != -1  # -1: a node of the original NSQ has no partitions
         )
         text = f"{self.message} ({where})" if where else self.message
         text = f"{text}: {self.hint}" if self.hint else text
@@ -341,9 +341,11 @@ class ServerError(NsqError):
     """
 
     code: str = ""
+    advice: ClassVar[str | None] = None
+    """What to do about it: the hint of an error without another one."""
 
     def __init__(self, code: str, description: str = "", **where: Any) -> None:
-        super().__init__(f"{code} {description}".rstrip(), **where)
+        super().__init__(f"{code} {description}".rstrip(), **{"hint": self.advice, **where})
         self.args: tuple[Any, ...] = (code, description)
         self.code = code
         self.description = description

@@ -219,6 +219,7 @@ class AuthDisabled(ServerError):
     """The server has no authentication (E_AUTH_DISABLED)."""
 
     closes_connection = True
+    advice = "remove auth_secret, or start nsqd with -auth-http-address"
 
 
 class Unauthorized(ServerError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -13,8 +14,11 @@ from typing import Any, TypeVar
 from anyio.from_thread import BlockingPortal, BlockingPortalProvider
 
 from nsqext.errors import InvalidState
+from nsqext.transport.event_loop import current_loop
 
 __all__ = ("BlockingClient", "call", "call_now", "shared_loop")
+
+logger: logging.Logger = logging.getLogger("nsqext.sync")
 
 T = TypeVar("T")
 
@@ -131,6 +135,12 @@ class BlockingClient:
     def __init__(self) -> None:
         self._portal: BlockingPortal | None = None
         self._closing = ExitStack()
+        if current_loop() is not None:
+            logger.warning(
+                "a blocking %s was made in a running event loop, which stops while it waits: use the asynchronous one "
+                "of nsqext, or make it in a thread",
+                self._what,
+            )
 
     def _enter(
         self, manager: AbstractAsyncContextManager[Any, bool | None], portal: BlockingPortal | None = None

@@ -401,7 +401,7 @@ class Message(RawMessage):
         logger.info("an answer was not sent: %s", error)
 
     def __repr__(self) -> str:
-        place = f"{self.topic}[{self.partition}]"
+        place = self.topic if self.partition < 0 else f"{self.topic}[{self.partition}]"
         return f"<Message {place} id={self.id.hex()} attempts={self.attempts} {len(self.body)} bytes>"
 
 

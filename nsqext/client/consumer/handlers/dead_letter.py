@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from nsqext.errors import ExtendNotSupported, InvalidHeader, InvalidState
+from nsqext.errors import (
+    ExtendNotSupported,
+    InvalidHeader,
+    InvalidState,
+    NsqError,
+    TopicNotFound,
+    TopicNotReady,
+)
 from nsqext.errors.server import ExtendRefused
 
 if TYPE_CHECKING:
@@ -50,7 +57,25 @@ class DeadLetterTopic:
         """Keep the producer open until cancelled."""
         async with self._producer:
             self._open.set()
+            await self._check_topic()
             await anyio.sleep_forever()
+
+    async def _check_topic(self) -> None:
+        """Warn if letters cannot be published, or would lose their headers."""
+        try:
+            meta = await self._producer.meta(self.topic)
+        except (TopicNotFound, TopicNotReady) as error:
+            logger.warning("dead letters cannot be published: %s", error, extra={"topic": self.topic})
+        except NsqError:
+            return  # the consumer reports that lookup does not respond
+        else:
+            if meta.partition_num and not meta.extend_support:
+                logger.warning(
+                    "dead letters will lose key, tag and headers, and cannot be replayed: the topic %s does not "
+                    "support extend headers; upgrade it with Admin.upgrade_topic, or create it with extend",
+                    self.topic,
+                    extra={"topic": self.topic},
+                )
 
     async def publish(self, message: Message, error: Exception | None) -> None:
         """Publish a message; return when it is stored.
@@ -65,7 +90,7 @@ class DeadLetterTopic:
                 "a message of the dead letter topic was rejected by its consumer",
                 topic=message.topic,
                 partition=message.partition,
-                hint="give the consumer of dead letters other failure options, or consume them without a handler",
+                hint="give the consumer of dead letters another dead_letter, or consume them without a handler",
             )
         await self._open.wait()
         trace_id = message.trace_id or None

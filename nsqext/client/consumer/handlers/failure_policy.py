@@ -142,7 +142,11 @@ class FailurePolicy:
         """Send a message to the dead letters and finish it; requeue it where that fails or is not allowed."""
         where = _where(message)
         if not self._may_reject(message):
-            logger.warning("an ordered message is not rejected, it blocks its partition: %r", message, extra=where)
+            logger.warning(
+                "an ordered message is not rejected, it blocks its partition; set reject_ordered=True to skip it: %r",
+                message,
+                extra=where,
+            )
             self.requeue(message, None, backoff=True)
             return
         try:

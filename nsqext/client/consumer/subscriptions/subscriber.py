@@ -160,6 +160,7 @@ class Subscriber:
         self._unwatch: Callable[[], None] | None = None
         self._expected: int | None = None
         self._misconfigured: set[Key] | None = set()
+        self._ordered_warned = False
         self.seeker: ChannelSeeker = ChannelSeeker(topic, context.spec, self._assignments, self._live)
         self.started: anyio.Event = anyio.Event()
         self.closing: bool = False
@@ -346,6 +347,15 @@ class Subscriber:
             logger.warning(
                 "the topic does not support tags: all messages are received",
                 extra={"topic": self._topic, "tag": spec.options.tag},
+            )
+        failure = self._options.failure
+        if failure.max_attempts and not failure.reject_ordered and view.meta.ordered and not self._ordered_warned:
+            self._ordered_warned = True
+            logger.warning(
+                "the topic is ordered: max_attempts%s has no effect, a message that fails blocks its partition; set "
+                "reject_ordered=True to skip it",
+                " and dead_letter" * (failure.dead_letter is not None),
+                extra={"topic": self._topic},
             )
         backoff = Backoff(self._options.backoff) if self._options.backoff.mode == "connection" else group.backoff
         subscription = Subscription(request, self._deliver, group, backoff)

@@ -246,9 +246,23 @@ class _Planner:
         self._dependencies: dict[Callable[..., Any], _Dependency] = {}
         self._planning: set[Callable[..., Any]] = set()
 
+    def _check_annotated(self, parameters: list[inspect.Parameter]) -> None:
+        """Refuse a parameter without annotation beside another one that receives the message."""
+        messages = [one for one in parameters if _is_message(one.annotation)]
+        bare = [one for one in messages if one.annotation is inspect.Parameter.empty]
+        if bare and len(messages) > 1:
+            name = bare[-1].name
+            first = next(one.name for one in messages if one.name != name)
+            raise InvalidSetting(
+                f"the parameter {name} of the handler {self._name} has no annotation, and {first} receives the message",
+                hint=f"annotate it: {name}: Order, Annotated[..., Depends(...)] or Annotated[str, Header()]",
+            )
+
     def arguments(
         self, parameters: list[inspect.Parameter], function: Callable[..., Any], *, body: bool = True
     ) -> _Arguments:
+        if body:
+            self._check_annotated(parameters)
         hints = self._hints(function)
         positional: list[_Source | _Dependency] = []
         keyword: dict[str, _Source | _Dependency] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ def descriptions(*documented: Any) -> dict[str, str]:
     found = {}
     for one in documented:
         (body,) = ast.parse(inspect.getsource(one)).body
-        assert isinstance(body, ast.ClassDef)
-        for member, text in zip(body.body, body.body[1:], strict=False):
+        members = body.body if isinstance(body, ast.ClassDef) else []
+        for member, text in itertools.pairwise(members):
             if isinstance(member, ast.AnnAssign) and isinstance(text, ast.Expr):
                 found[ast.unparse(member.target)] = " ".join(str(ast.literal_eval(text.value)).split())
     return found

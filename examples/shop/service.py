@@ -10,7 +10,7 @@ from examples.shop.models import Invoice, Order
 from nsqext import App, MessageBatch, Reject, Router
 from nsqext.app import Key, decode_body
 from nsqext.middleware import HandlerTimeout
-from nsqext.observability.otel import OpenTelemetry, TelemetryOptions
+from nsqext.observability.otel import OpenTelemetry
 
 router = Router()
 _ledgers: list[Ledger] = []
@@ -48,7 +48,7 @@ async def write(batch: MessageBatch) -> None:
 
 def make_app() -> App:
     """Return the app; addresses, TLS and secrets are in the environment (``NSQEXT_LOOKUPD``, …)."""
-    telemetry = OpenTelemetry(options=TelemetryOptions(propagate="always"))  # all topics support headers
+    telemetry = OpenTelemetry()
     app = App(
         middleware=[telemetry, HandlerTimeout(20)],
         max_attempts=20,

@@ -117,7 +117,7 @@ def lookup_responses(data: bytes) -> None:
             with suppress(LookupFailed, TopicNotFound, TopicNotReady):
                 read(answer, _HERE)
         with suppress(TypeError, ValueError, KeyError, AttributeError):  # its callers catch these
-            read_node(answer)
+            read_node(answer, _HERE)
 
 
 def _execute(session: Session, data: bytes) -> None:

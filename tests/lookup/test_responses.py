@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -236,19 +237,19 @@ def test_any_bytes_give_data_or_a_documented_error(status: int, body: bytes) -> 
         assert status != 200 or body.strip()
 
 
-def _counted(count: int, monkeypatch: pytest.MonkeyPatch, **options: int) -> tuple[int, LookupAnswer]:
+def _counted(count: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[int, LookupAnswer]:
     """Parse a response with many nodes; return the number of parsed nodes and the answer."""
     parsed = 0
     read_one = responses.read_node
 
-    def counting(data: Any) -> responses.NodeInfo:
+    def counting(data: Any, source: Address, mapped: Callable[[Address], Address] | None) -> responses.NodeInfo:
         nonlocal parsed
         parsed += 1
-        return read_one(data)
+        return read_one(data, source, mapped)
 
     monkeypatch.setattr(responses, "read_node", counting)
     data = lookup_json({0: "n0:4150"}, num=1, nodes=[f"o{number}:4150" for number in range(count)])
-    answer = read_lookup(data, SOURCE, **options)
+    answer = read_lookup(data, SOURCE, 0, **options)
     monkeypatch.undo()
     return parsed, answer
 
@@ -283,8 +284,8 @@ def test_the_list_of_lookup_nodes_is_capped_and_has_the_leader(count: int) -> No
 def test_lookup_nodes_that_list_the_same_nodes_share_them() -> None:
     """Memory of 64 lookup nodes that list 1,000 nodes of each topic grew by 300 MiB."""
     node = {"broadcast_address": "nsqd-1", "tcp_port": 4150, "http_port": 4151, "hostname": "h", "version": "1.3.0"}
-    assert responses.read_node(dict(node)) is responses.read_node(dict(node))
-    assert responses.read_node({**node, "topics": ["orders"]}).topics == {"orders": ()}
+    assert responses.read_node(dict(node), SOURCE) is responses.read_node(dict(node), SOURCE)
+    assert responses.read_node({**node, "topics": ["orders"]}, SOURCE).topics == {"orders": ()}
     long = {**node, "hostname": "h" * 1000}
-    assert responses.read_node(long) == responses.read_node(long)
-    assert responses.read_node(long) is not responses.read_node(long)
+    assert responses.read_node(long, SOURCE) == responses.read_node(long, SOURCE)
+    assert responses.read_node(long, SOURCE) is not responses.read_node(long, SOURCE)

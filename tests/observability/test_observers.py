@@ -34,7 +34,7 @@ from nsqext import (
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidSetting
 from nsqext.observability import LogObserver, Observer, otel
-from nsqext.observability.otel import OpenTelemetry, TelemetryOptions
+from nsqext.observability.otel import OpenTelemetry
 from nsqext.observability.prometheus import Prometheus
 
 if TYPE_CHECKING:
@@ -119,12 +119,12 @@ async def test_slow_checks_are_warnings(cluster: Cluster, topic: str, caplog: py
 class Telemetry:
     """OpenTelemetry's SDK, in memory."""
 
-    def __init__(self, options: TelemetryOptions | None = None) -> None:
+    def __init__(self, **options: Any) -> None:
         self._spans = InMemorySpanExporter()
         self._reader = InMemoryMetricReader()
         tracers = TracerProvider()
         tracers.add_span_processor(SimpleSpanProcessor(self._spans))
-        self.observer = OpenTelemetry(tracers, MeterProvider([self._reader]), options)
+        self.observer = OpenTelemetry(tracers, MeterProvider([self._reader]), **options)
 
     def spans(self, name: str) -> list[ReadableSpan]:
         return [span for span in self._spans.get_finished_spans() if span.name == name]
@@ -195,7 +195,7 @@ async def handle_batches(cluster: Cluster, topic: str, observers: Sequence[Middl
 
 
 async def test_the_span_of_a_batch_links_to_all_its_publishers(cluster: Cluster, topic: str) -> None:
-    telemetry = Telemetry(TelemetryOptions(parent=True, body_size=True))
+    telemetry = Telemetry(parent=True, body_size=True)
     await handle_batches(cluster, topic, [telemetry.observer], b"one", b"two")
     spans = telemetry.spans(f"process {topic}")
     published = telemetry.spans(f"publish {topic}")
@@ -293,8 +293,8 @@ async def test_metrics(cluster: Cluster, topic: str) -> None:
     assert processed == {None: 4, "RuntimeError": 1}
 
 
-async def test_contexts_are_propagated_always_and_become_parents(cluster: Cluster, topic: str) -> None:
-    telemetry = Telemetry(TelemetryOptions(propagate="always", create_spans=False, parent=True, body_size=True))
+async def test_contexts_become_parents(cluster: Cluster, topic: str) -> None:
+    telemetry = Telemetry(create_spans=False, parent=True, body_size=True)
     await journey(cluster, topic, [telemetry.observer])
     single, batch, _ = telemetry.spans(f"publish {topic}")
     assert telemetry.spans(f"create {topic}") == []
@@ -307,7 +307,7 @@ async def test_contexts_are_propagated_always_and_become_parents(cluster: Cluste
 
 
 async def test_contexts_are_not_propagated_with_never(cluster: Cluster, topic: str) -> None:
-    telemetry = Telemetry(TelemetryOptions(propagate="never"))
+    telemetry = Telemetry(propagate="never")
     await journey(cluster, topic, [telemetry.observer])
     assert all(span.parent is None and not span.links for span in telemetry.spans(f"process {topic}"))
 
@@ -387,4 +387,4 @@ async def test_other_objects_are_refused(make: Callable[..., object]) -> None:
     with pytest.raises(InvalidSetting, match="is not a middleware"):
         make(nsqd="127.0.0.1:1", **({"middleware": [print]}))
     with pytest.raises(InvalidSetting, match="propagate"):
-        TelemetryOptions(propagate="sometimes")  # type: ignore[arg-type]
+        OpenTelemetry(propagate="sometimes")  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ from nsqext.broker import Cluster, ClusterOptions
 from nsqext.cli import main
 from nsqext.errors import NsqError
 from nsqext.observability import LogObserver
-from nsqext.observability.otel import OpenTelemetry, TelemetryOptions
+from nsqext.observability.otel import OpenTelemetry
 from nsqext.observability.prometheus import Prometheus
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.web import WebOptions, WebPage
@@ -85,7 +85,7 @@ class Findings:
         self._registry = CollectorRegistry()
         tracers = TracerProvider()
         tracers.add_span_processor(SimpleSpanProcessor(self._spans))
-        telemetry = OpenTelemetry(tracers, MeterProvider([self._metrics]), TelemetryOptions(propagate="always"))
+        telemetry = OpenTelemetry(tracers, MeterProvider([self._metrics]))
         self.middleware = [telemetry, Prometheus(self._registry), LogObserver()]
 
     def add(self, *values: object) -> None:

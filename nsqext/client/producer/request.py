@@ -99,8 +99,8 @@ def check_supported(target: Target, *, header: bool) -> None:
             raise ExtendNotSupported(
                 "the topic does not accept headers or a tag",
                 topic=target.topic,
-                hint="create it with extend: Admin.create_topic(..., extend=True), nsqext broker --topic NAME:extend, in "
-                "tests @pytest.mark.nsq_topic(extend=True); or upgrade it: Admin.upgrade_topic",
+                hint="create it with extend: Admin.create_topic(..., extend=True), nsqext broker --topic NAME:extend, "
+                "in tests @pytest.mark.nsq_topic(extend=True); or upgrade it: Admin.upgrade_topic",
             )
     elif not target.node.negotiated.is_ha:
         what = "headers and tags" if header else "trace ids"

@@ -49,7 +49,7 @@ async def test_a_round_trip_through_all_layers(
 ) -> None:
     context = ssl.create_default_context()
     authority.configure_trust(context)
-    connection: ConnectionSettings = {
+    connection: Any = {
         "tls": context if tls else None,
         "tls_hostname": "localhost" if tls else None,
         **compression,

@@ -12,8 +12,6 @@ from nsqext._version import __version__
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from nsqext import errors
     from nsqext.admin import Admin
     from nsqext.admin.options import AdminSettings
@@ -41,7 +39,6 @@ if TYPE_CHECKING:
     from nsqext.protocol.identify import ExtFilter
     from nsqext.transport.options import ConnectionSettings
     from nsqext.types import Address, Receipt, TopicMeta
-del TYPE_CHECKING
 
 __all__ = (
     "Address",
@@ -116,14 +113,19 @@ _HOMES = {
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
-    if name == "errors":
-        return _import_module("nsqext.errors")
-    module = _HOME.get(name)
-    if module is None:
-        raise AttributeError(f"module 'nsqext' has no attribute {name!r}")
-    value = globals()[name] = getattr(_import_module(module), name)
-    return value
+if not TYPE_CHECKING:  # for type checkers, a name that is not imported above does not exist
+
+    def __getattr__(name: str) -> object:
+        if name == "errors":
+            return _import_module("nsqext.errors")
+        module = _HOME.get(name)
+        if module is None:
+            raise AttributeError(f"module 'nsqext' has no attribute {name!r}")
+        value = globals()[name] = getattr(_import_module(module), name)
+        return value
+
+
+del TYPE_CHECKING
 
 
 def __dir__() -> list[str]:

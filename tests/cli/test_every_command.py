@@ -94,7 +94,7 @@ RUNNING = {
 SERVICE = """
 import nsqext
 
-app = nsqext.App.from_url()
+app = nsqext.App()
 
 @app.handler({topic!r}, "ch")
 async def handle(body: str) -> None:

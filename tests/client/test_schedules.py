@@ -12,7 +12,8 @@ from anyio.lowlevel import checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsqext import ConnectionOptions, ConsumerOptions, OutgoingMessage, Position, ProducerOptions
+from nsqext import OutgoingMessage, Position
+from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.subscriptions import seek as seeking
 from nsqext.client.consumer.subscriptions.assignment import Assignment, SubscriptionSpec
 from nsqext.client.events import ClientEvents
@@ -20,6 +21,7 @@ from nsqext.client.producer import connection_pool as pool_module
 from nsqext.client.producer.batcher import Batcher, BatcherLimits
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.key_lock import KeyLock
+from nsqext.client.producer.options import ProducerOptions
 from nsqext.errors import (
     BatchFailed,
     ConnectionFailed,
@@ -31,6 +33,7 @@ from nsqext.errors import (
 )
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.protocol.identify import Negotiated
+from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address, Receipt
 
 _BACKENDS = ("asyncio", "trio")

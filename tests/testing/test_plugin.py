@@ -106,7 +106,8 @@ def test_a_default_topic_can_be_published_to_and_consumed(tmp_path: Path) -> Non
         tmp_path,
         """
 import pytest
-from nsqext import ProducerOptions, sync
+from nsqext import sync
+from nsqext.client.producer.options import ProducerOptions
 from nsqext.errors import NsqError
 
 def test_default(nsq_cluster, nsq_topic):

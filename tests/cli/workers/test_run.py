@@ -30,7 +30,7 @@ import sys
 import anyio
 import nsqext
 
-app = nsqext.App.from_url()
+app = nsqext.App()
 
 @app.handler({topic!r}, "ch", concurrency=4)
 async def handle(body: str) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from nsqext import ConsumerOptions, DeliveryOptions, ExtFilter, Position
+from nsqext import ExtFilter, Position
+from nsqext.client.consumer.options import ConsumerOptions, DeliveryOptions
 from nsqext.errors import InvalidInput
 
 
@@ -31,7 +34,7 @@ from nsqext.errors import InvalidInput
         {"sample_rate": 1.5},
         {"sample_rate": "3"},
         {"msg_timeout": "5"},
-        {"start": "earliest"},
+        {"start": "begin"},
         {"start": {"0": Position.earliest()}},
         {"start": {0: "earliest"}},
         {"backoff": {"mode": "off"}},
@@ -46,13 +49,13 @@ from nsqext.errors import InvalidInput
         {"ext_filter": ExtFilter(4, "all", pairs=(("a", ""),))},
     ],
 )
-def test_invalid_settings_are_refused(members: dict[str, object]) -> None:
+def test_invalid_settings_are_refused(members: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         ConsumerOptions(**members)
 
 
 @pytest.mark.parametrize("members", [{"on_lost": "shout"}, {"block_warning": -1}])
-def test_invalid_delivery_options_are_refused(members: dict[str, object]) -> None:
+def test_invalid_delivery_options_are_refused(members: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         DeliveryOptions(**members)
 

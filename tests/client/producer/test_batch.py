@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext import OutgoingMessage, ProducerOptions
+from nsqext import OutgoingMessage
 from nsqext.client.events import ClientEvents
 from nsqext.client.producer.batch import BatchPlanner, TracedBodies, plain_batches
 from nsqext.client.producer.connection_pool import ConnectionPool
+from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.route import Route
 from nsqext.errors import InvalidInput, ProtocolError
 from nsqext.lookup.partition_map import PartitionMap

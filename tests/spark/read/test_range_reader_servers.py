@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from nsqext import LookupOptions
 from nsqext.errors import RangeIncomplete
 from nsqext.lookup.client import LookupClient
+from nsqext.lookup.options import LookupOptions
 from nsqext.spark.cluster.admin import Admin
 from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.spark.read import range_reader as ranges

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 from anyio import create_task_group
 from anyio.lowlevel import checkpoint
 
-from nsqext import FailureOptions, Finish, Reject, Requeue
+from nsqext import Finish, Reject, Requeue
 from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues, FailurePolicy
+from nsqext.client.consumer.options import FailureOptions
 from nsqext.errors import InvalidInput, InvalidSetting
 from tests.support.messages import RecordingOwner, make_message
 
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.anyio
 
 
 def make_policy(
-    dead_letters: list[str] | None = None, delays: DelayedRequeues | None = None, **members: object
+    dead_letters: list[str] | None = None, delays: DelayedRequeues | None = None, **members: Any
 ) -> FailurePolicy:
     """Return a policy without jitter that records dead letters."""
 
@@ -49,7 +50,7 @@ async def test_failures_are_requeued_with_a_delay_that_grows() -> None:
 
 async def test_jitter_stays_within_its_share() -> None:
     for chance, delay in ((-1.0, 1.5), (1.0, 2.5)):
-        options = FailureOptions(requeue_delay=2.0, jitter=0.25)
+        options = FailureOptions(requeue_delay=2.0, requeue_jitter=0.25)
         policy = FailurePolicy(options, None, DelayedRequeues(), chance=partial(float, chance))
         assert policy.delay(make_message(RecordingOwner())) == delay
 
@@ -231,7 +232,7 @@ async def test_delays_of_ordered_messages_are_accepted() -> None:
     [
         {"requeue_delay": -1},
         {"max_requeue_delay": 4 * 24 * 3600},
-        {"jitter": 1.0},
+        {"requeue_jitter": 1.0},
         {"max_attempts": -1},
         {"max_attempts": True},
         {"report_attempts": 1.5},
@@ -240,7 +241,7 @@ async def test_delays_of_ordered_messages_are_accepted() -> None:
         {"reject_ordered": True},
     ],
 )
-def test_invalid_settings_are_refused(members: dict[str, object]) -> None:
+def test_invalid_settings_are_refused(members: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         FailureOptions(**members)
     assert issubclass(InvalidSetting, InvalidInput)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 from anyio import create_task_group
 
-from nsqext import FailureOptions, Reject
+from nsqext import Reject
 from nsqext.client.consumer.handlers.batches import BatchCollector, BatchHandler, BatchLimits
 from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues, FailurePolicy
 from nsqext.client.consumer.handlers.in_flight import HeldMessages, touch_due
 from nsqext.client.consumer.handlers.message_queue import MessageQueue
 from nsqext.client.consumer.handlers.stall import StallWatch
 from nsqext.client.consumer.handlers.workers import MessageHandler, Workers
+from nsqext.client.consumer.options import FailureOptions
 from tests.support.messages import RecordingOwner, make_message
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-def workers(**members: int) -> tuple[Workers, HeldMessages, list[str]]:
+def workers(**members: Any) -> tuple[Workers, HeldMessages, list[str]]:
     """Return workers, the messages that they leave unanswered, and a list with an entry for each flush."""
     flushes: list[str] = []
     policy = FailurePolicy(FailureOptions(requeue_delay=0, **members), None, DelayedRequeues())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext import BackoffOptions
+from nsqext.client.consumer.options import BackoffOptions
 from nsqext.client.consumer.subscriptions.backoff import Backoff
 from nsqext.errors import InvalidSetting
 
@@ -86,6 +88,6 @@ def test_any_sequence_stays_within_bounds(steps: list[tuple[str, float]]) -> Non
 @pytest.mark.parametrize(
     "members", [{"mode": "sometimes"}, {"base": 0}, {"max_wait": -1}, {"base": 2.0, "max_wait": 3.0}, {"base": "1"}]
 )
-def test_invalid_settings_are_refused(members: dict[str, object]) -> None:
+def test_invalid_settings_are_refused(members: dict[str, Any]) -> None:
     with pytest.raises(InvalidSetting):
         BackoffOptions(**members)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nsqext import ConnectionOptions, ConsumerOptions
+from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
+from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address, TopicMeta
 
 REDESIGNED, ORIGINAL = 0, -1

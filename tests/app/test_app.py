@@ -122,11 +122,16 @@ async def test_cancelling_drains(cluster: Cluster, topics: tuple[str, str]) -> N
 
 async def test_mistakes(cluster: Cluster) -> None:
     app = App(cluster.lookupd)
-    with pytest.raises(InvalidSetting, match="no handler"):
-        await app.serve()
     with pytest.raises(InvalidSetting, match="not a coroutine function"):
         app.handler("orders", "ch")(print)  # type: ignore[type-var]
     assert app.consumers == ()
+
+
+async def test_an_app_without_handlers_publishes(cluster: Cluster, topics: tuple[str, str]) -> None:
+    with anyio.fail_after(25):
+        async with App(cluster.lookupd) as app:
+            assert (await app.publish(topics[0], b"x")).topic == topics[0]
+            assert app.health() == Health(live=True, ready=True)
 
 
 async def test_a_running_app_cannot_be_changed(cluster: Cluster, topics: tuple[str, str]) -> None:

@@ -70,7 +70,8 @@ def test_a_frame_becomes_the_class_of_its_code(code: str) -> None:
         assert type(error) is SERVER_ERRORS[code]
         assert (error.code, error.description, error.node) == (code, description, "n1:4150")
         assert error.args == (code, description)
-        assert str(error) == f"{f'{code} {description}'.strip()} (node n1:4150)"
+        hint = "" if error.hint is None else f": {error.hint}"
+        assert str(error) == f"{f'{code} {description}'.strip()} (node n1:4150){hint}"
 
 
 @pytest.mark.parametrize(

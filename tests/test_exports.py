@@ -17,7 +17,7 @@ import nsqext
 # need an extra that the test environment leaves out
 _OPTIONAL = ("nsqext.spark",)
 HEAVY = ("starlette", "uvicorn", "typer", "rich", "pyspark", "trio", "pytest", "opentelemetry", "prometheus_client")
-LATER = ("asyncio", "httpx", "ssl", "hashlib", "concurrent.futures", "nsqext.settings", "nsqext.sync", "nsqext.admin")
+LATER = ("asyncio", "httpx", "ssl", "hashlib", "concurrent.futures", "nsqext.sync", "nsqext.admin")
 """What a client loads when it is opened, or when a setting or an error needs it."""
 
 

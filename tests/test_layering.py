@@ -67,7 +67,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "observability": CORE | {"opentelemetry", "prometheus_client"},
     "testing": CORE | {"pytest"},
     "web": CORE | {"jinja2", "markupsafe", "starlette"},
-    "cli": CORE | {"rich", "typer"},
+    "cli": CORE | {"prometheus_client", "rich", "typer"},
 }
 
 # packages of extras, imported by the function that needs them

@@ -392,6 +392,7 @@ _SAMPLES = {
     "backoff": "off",
     "backoff_base": "7",
     "lookup_ca": certifi.where(),
+    "address_map": "nsqd-0=10.0.0.7",
 }
 
 

@@ -8,9 +8,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from attrs import field, frozen
-from attrs.validators import instance_of
 
-from nsqext.arguments import check_handler_function
+from nsqext.arguments import check_handler_function, check_kinds
 from nsqext.client.consumer.handlers.batches import BatchLimits, MessageBatch
 from nsqext.client.consumer.subscriptions.topics import TopicSelection
 from nsqext.client.consumer.typed.parameters import CallPlan, plan_call
@@ -53,8 +52,11 @@ class HandlerSpec:
     plan: CallPlan | None
     settings: Mapping[str, Any] = field(factory=dict)
     middleware: tuple[Middleware, ...] = ()
-    auto_finish: bool = field(default=True, validator=instance_of(bool))
+    auto_finish: bool = True
     batch: BatchLimits | None = None
+
+    def __attrs_post_init__(self) -> None:
+        check_kinds(self)
 
 
 class Router:

@@ -7,7 +7,8 @@
     │   ├── InvalidName                  topic, channel or tag
     │   ├── InvalidHeader                name, value or size of extend headers
     │   ├── InvalidBody                  empty, too large, not bytes
-    │   ├── InvalidSetting               an option, URL or environment variable
+    │   ├── InvalidSetting               the value of a keyword, a URL or an environment variable
+    │   │   └── UnknownSetting (TypeError)   a name that no setting has
     │   ├── InvalidPartition             a partition or key that the topic does not support
     │   ├── OperationNotSupported        an operation that this generation of NSQ does not have
     │   ├── ExtendNotSupported           headers or a tag for a topic without extend support
@@ -171,7 +172,7 @@ class InvalidBody(InvalidInput):
 
 
 class InvalidSetting(InvalidInput):
-    """An option is unknown, out of range, or contradicts another one."""
+    """A setting is out of range, or contradicts another one."""
 
 
 class UnknownSetting(InvalidSetting, TypeError):

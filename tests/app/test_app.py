@@ -337,7 +337,7 @@ async def test_the_settings_of_an_app_reach_producer_and_consumers() -> None:
     app.handler("orders", "ch", close_timeout=1.0, requeue_jitter=0.0, concurrency=2)(nothing)
     consumer = app.consumers[0]
     for settings in (app.producer.settings, consumer.settings):
-        assert (settings["auth_secret"], settings["tls"], settings["lookup_request_timeout"]) == ("hush", True, 2)
+        assert (settings["auth_secret"], settings["tls"], settings["lookup_request_timeout"]) == ("***", True, 2)
     assert (consumer.settings["close_timeout"], consumer.max_in_flight) == (1, 7)
     assert (consumer.settings["requeue_delay"], consumer.settings["requeue_jitter"]) == (3, 0)
 

@@ -114,7 +114,6 @@ def refused_arguments() -> dict[str, Callable[[], object]]:
         "admin timeout": lambda: Admin(NOWHERE, timeout=-1),
         "admin timeout of text": lambda: Admin(NOWHERE, timeout=cast("Any", "30")),
         "default that handlers do not have": lambda: App(NOWHERE, max_inflight=5),  # type: ignore[call-arg]
-        "text for a time": lambda: App(NOWHERE, timeout=cast("Any", "5")),
         "middleware of a number": lambda: App(NOWHERE, middleware=cast("Any", 5)),
         "router of nothing": lambda: app.include_router(cast("Any", None)),
         "router of a class": lambda: app.include_router(cast("Any", Router)),

@@ -23,7 +23,7 @@ _LAYERS = (
     ("client",),
     ("lookup", "transport"),
     ("protocol", "dispatch"),
-    ("arguments", "settings", "errors", "types"),
+    ("arguments", "settings", "waits", "errors", "types"),
 )
 """The layers, highest first; a package that is not listed belongs to the highest."""
 _ROLES = {

@@ -343,7 +343,7 @@ class ServerError(NsqError):
 
     code: str = ""
     advice: ClassVar[str | None] = None
-    """What to do about it: the hint of an error without another one."""
+    """What to do about it, the hint of an error without another one."""
 
     def __init__(self, code: str, description: str = "", **where: Any) -> None:
         super().__init__(f"{code} {description}".rstrip(), **{"hint": self.advice, **where})

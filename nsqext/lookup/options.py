@@ -77,7 +77,7 @@ class LookupSettings(TypedDict, total=False):
     lookup_poll_interval: float
     """Time between two polls of a topic whose partitions all have a leader."""
     lookup_max_poll_interval: float
-    """Longest interval for topics without consumers: it doubles up to this while the topic does not change; errors
+    """Longest interval for topics without consumers. It doubles up to this while the topic does not change; errors
     refresh the topic earlier. Topics with consumers are polled every ``lookup_poll_interval``.
     """
     lookup_poll_jitter: float
@@ -109,12 +109,12 @@ class LookupSettings(TypedDict, total=False):
     lookup_auth_over_http: bool
     """Send ``lookup_auth_secret`` over plain HTTP to hosts other than loopback, where it can be intercepted."""
     address_map: str | Mapping[str, str] | Callable[[str], str] | None
-    """Where listed addresses are reached, for containers and tunnels: ``host:port`` or ``host`` to the same, as a
+    """Where listed addresses are reached, for containers and tunnels. Maps ``host:port`` or ``host`` to the same, as a
     mapping or as text ``nsqd-0:4150=127.0.0.1:14150,nsqd-1=10.0.0.7``; or a function of ``host:port``. For nodes and
     for lookup nodes, TCP and HTTP; addresses that it does not name stay.
     """
     lookup_ca: str | ssl.SSLContext | None
-    """For ``https://`` addresses: the path of a PEM file of CA certificates, or a context; None for the system's
+    """For ``https://`` addresses, the path of a PEM file of CA certificates, or a context; None for the system's
     certificates.
     """
 

@@ -121,17 +121,17 @@ class HandlerSettings(TypedDict, total=False):
     ext_filter: ExtFilter | None
     """A filter on an extend header, applied by the server."""
     key: str | KeyOf | None
-    """What the key of a message is: the name of the extend header that carries it (``##key`` is the one that
-    ``publish(key=…)`` writes), or a function of the message. `Consumer.run` then keeps the messages of a key in
+    """The key of a message, as the name of the extend header that carries it (``##key`` is the one that
+    ``publish(key=…)`` writes), or as a function of the message. `Consumer.run` then keeps the messages of a key in
     their order: its ``concurrency`` handlers are lanes, each for a share of the keys. A message that is requeued
     waits in the consumer, in front of later ones of its key, while other keys continue; backoff has no effect.
     Messages that wait for their key do not count towards ``max_in_flight``, up to that number of them.
     """
     dispatch: str | None
-    """Type of the channel. ``key_failover``: all messages of a key go to one consumer; ``key`` names the header
+    """Type of the channel. With ``key_failover`` all messages of a key go to one consumer; ``key`` names the header
     that carries the key (``##key`` if it is a function or not given). A new channel is created with this type; a
-    channel of another type, and a server without this type, are errors. ``shared``: a channel of type
-    ``key_failover`` is an error.
+    channel of another type, and a server without this type, are errors. With ``shared`` a channel of
+    type ``key_failover`` is an error.
     """
     initial_ready: int
     """The RDY count of a new connection, and of one that was idle for 10 s. It doubles, up to the share of
@@ -139,8 +139,8 @@ class HandlerSettings(TypedDict, total=False):
     when handlers are slow.
     """
     max_in_flight_bytes: int
-    """Bytes of messages in flight over all connections, estimated from the size of the messages received so far:
-    with large messages, fewer than ``max_in_flight`` are requested; 0 for no limit. Each connection may have one
+    """Bytes of messages in flight over all connections, estimated from the size of the messages received so far.
+    With large messages, fewer than ``max_in_flight`` are requested; 0 for no limit. Each connection may have one
     message in all cases.
     """
     reconnect_wait: float | wait_base
@@ -166,8 +166,8 @@ class HandlerSettings(TypedDict, total=False):
     (its ``max_msg_timeout``, 15 minutes by default).
     """
     on_lost: Literal["raise", "ignore"]
-    """For an answer to a message that is not in flight any more: ``raise`` raises `MessageNotInFlight`, ``ignore``
-    only logs it.
+    """Effect of an answer to a message that is not in flight any more. ``raise`` raises `MessageNotInFlight`,
+    ``ignore`` only logs it.
     """
     decompress: bool
     """Restore bodies that the publishing client compressed."""
@@ -178,12 +178,12 @@ class HandlerSettings(TypedDict, total=False):
     block_warning: float
     """A warning is logged when the event loop was blocked for longer; 0 for never."""
     redelivery_wait: float
-    """With ``key``: how long later messages of a key and partition wait for the redelivery of earlier ones that
+    """With ``key``, how long later messages of a key and partition wait for the redelivery of earlier ones that
     timed out or whose connection ended; the time passes only while the server can deliver them. Afterwards a
     warning is logged, and the later ones are handled.
     """
     gap_wait: float
-    """With ``key``: how long messages of a partition wait, after its connection was lost, for earlier messages that
+    """With ``key``, how long messages of a partition wait, after its connection was lost, for earlier messages that
     the server may have sent and that were never received. Gaps that stay, for example because of a filter or a tag,
     delay a partition by this time after each lost connection.
     """
@@ -194,8 +194,8 @@ class HandlerSettings(TypedDict, total=False):
     requeue_jitter: float
     """Largest random change of the delay, as a share of it."""
     max_attempts: int
-    """A message that has failed this many times is rejected: published to the dead letters, if they are set, and
-    finished. 0 for never.
+    """A message that has failed this many times is rejected, which publishes it to the dead letters, if they are
+    set, and finishes it. 0 for never.
     """
     dead_letter: str | DeadLetterHook | None
     """Name of the topic for rejected messages, or a coroutine function of message and error (None if the message
@@ -208,9 +208,9 @@ class HandlerSettings(TypedDict, total=False):
     never.
     """
     backoff: Literal["consumer", "connection", "off"]
-    """``consumer``: one failure stops all connections, then one message at a time is requested until handlers
-    succeed again, as the Go clients do; ``connection``: a failure stops only the connection that delivered the
-    message; ``off``: no backoff.
+    """With ``consumer`` one failure stops all connections, then one message at a time is requested until handlers
+    succeed again, as the Go clients do; with ``connection`` a failure stops only the connection that delivered the
+    message; ``off`` is no backoff.
     """
     backoff_base: float
     """The first pause is twice this; each further failure doubles it."""

@@ -39,15 +39,15 @@ class ProducerSettings(ConnectionSettings, LookupSettings, total=False):
     timeout: float
     """For one publish with all its attempts."""
     on_unknown: Literal["retry", "raise"]
-    """For a publish that was sent and received no response: ``retry`` sends it again, which may store it twice;
-    ``raise`` raises `DeliveryUnknown`.
+    """Effect of a publish that was sent and received no response. ``retry`` sends it again, which may store it
+    twice; ``raise`` raises `DeliveryUnknown`.
     """
     balance: Literal["round_robin", "least_pending"]
-    """Partition of messages without key: ``round_robin``, or ``least_pending``: of the next two partitions the one
-    whose node has fewer pending requests.
+    """Partition of messages without key. ``round_robin``, or ``least_pending``, which takes of the next two
+    partitions the one whose node has fewer pending requests.
     """
     key_hash: str | KeyHash
-    """Maps keys to partitions: ``murmur3`` (as users of the Go client do), ``java_string`` (as the Java client
+    """Maps keys to partitions. ``murmur3`` (as users of the Go client do), ``java_string`` (as the Java client
     does), or a function of key and number of partitions.
     """
     compression: Codec

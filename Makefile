@@ -79,7 +79,7 @@ check: $(VENV)/check/.ready
 	$(VENV)/check/bin/codespell
 	$(VENV)/check/bin/mypy
 	PATH="$(CURDIR)/$(VENV)/check/bin:$$PATH" pyright --verifytypes nsqext --ignoreexternal
-	$(VENV)/check/bin/python -m pytest tests/test_layering.py
+	PATH="$(CURDIR)/$(VENV)/check/bin:$$PATH" $(VENV)/check/bin/python -m pytest tests/test_layering.py tests/typing
 	$(SPHINX) -q
 
 coverage: $(VENV)/test/.ready

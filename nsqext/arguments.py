@@ -35,7 +35,7 @@ def suggest(name: str, known: Iterable[str]) -> str | None:
 
     names = list(known)
     wanted = name.lower().replace("-", "_")
-    # the member without its group counts as well: tls for connection_tls
+    # the name without its group counts as well: poll_interval for lookup_poll_interval
     ends = [one for one in names if one.endswith(f"_{wanted}")]
     found = get_close_matches(wanted, names, 1, 0.6)
     return ends[0] if len(ends) == 1 else (found[0] if found else None)

@@ -49,7 +49,7 @@ class Requeue(HandlerSignal):
 class Reject(HandlerSignal):
     """Send the message to the dead letters and finish it, after any number of attempts.
 
-    On ordered channels this needs `FailureOptions.reject_ordered`.
+    On ordered channels this needs the setting ``reject_ordered``.
 
     Args:
         reason: for the log and the dead letter.

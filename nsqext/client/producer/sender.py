@@ -161,7 +161,7 @@ class Sender:
             TopicNotFound: lookup answers and does not know the topic.
             TopicNotReady: the topic has no channel yet.
             LookupFailed: no lookup node returned a usable response.
-            PublishFailed: no node registered within ``options.timeout``.
+            PublishFailed: no node registered within ``timeout``.
         """
         return await self.wait_for_lookup(partial(self.router.find, topic), started)
 
@@ -172,12 +172,12 @@ class Sender:
 
         Args:
             ask: sends the request.
-            started: when ``options.timeout`` began, in seconds of the monotonic clock; now by default.
+            started: when ``timeout`` began, in seconds of the monotonic clock; now by default.
             retry: False raises the first error.
 
         Raises:
             LookupFailed: no lookup node returned a usable response.
-            PublishFailed: no node registered within ``options.timeout``.
+            PublishFailed: no node registered within ``timeout``.
         """
         errors = AttemptErrors()
         left = self.options.timeout if started is None else started + self.options.timeout - _clock()

@@ -105,7 +105,7 @@ def check_positive(name: str, value: object) -> None:
         InvalidSetting: it is not.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidSetting(f"{name}={value!r} is not a positive number")
+        raise InvalidSetting(f"{name}={value!r} is not a positive number", hint="give a whole number of 1 or more")
 
 
 def check_time(name: str, value: object, *, zero: bool = True) -> None:

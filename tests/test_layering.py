@@ -75,6 +75,7 @@ LAZY: dict[str, set[str]] = {
     "protocol": {"cramjam"},
     "transport": {"cramjam"},
     "broker": {"cramjam"},
+    "cli": {"prometheus_client"},
 }
 
 

@@ -39,12 +39,13 @@ _ROLES = {
     "middleware": "around publishes and handlers",
     "observability": "logs, spans, metrics",
     "protocol": "bytes, without I/O",
-    "settings": "URL, environment",
+    "settings": "keywords, URL, environment",
     "spark": "source and sink",
     "sync": "blocking code",
     "testing": "pytest plugin",
     "transport": "connections",
     "types": "small values",
+    "waits": "pauses between attempts",
     "web": "pages with live numbers",
 }
 _COLOURS = ("#225588", "#2f6699", "#3a70a2", "#4477aa", "#4477aa", "#5f8fb8", "#7f8c99")

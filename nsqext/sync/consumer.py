@@ -98,6 +98,11 @@ class Consumer(BlockingClient):
         return self._consumer.channel
 
     @property
+    def tag(self) -> str | None:
+        """The tag of the messages that it receives; None for all."""
+        return self._consumer.tag
+
+    @property
     def settings(self) -> Mapping[str, object]:
         """The values of all settings by name, defaults included; secrets are ``***``."""
         return self._consumer.settings
@@ -255,6 +260,11 @@ class Consumer(BlockingClient):
     def paused(self) -> bool:
         """Whether no further messages are requested."""
         return self._consumer.paused
+
+    @property
+    def subscribed(self) -> bool:
+        """Whether the consumer is open and has subscribed to all partitions of its topics once."""
+        return self._consumer.subscribed
 
     @property
     def max_in_flight(self) -> int:

@@ -197,7 +197,7 @@ def test_secrets_are_shown_nowhere(
     attempt(findings, lambda: nsqext.Lookup(lookup, lookup_auth_secret=f"{TOKEN}\n"))
     attempt(findings, lambda: Producer(["lookup.example:4161"], **producing(WRONG)))
     monkeypatch.setenv("NSQEXT_AUTH_SECRETS", WRONG)
-    attempt(findings, lambda: App(f"nsq://{lookup}"))
+    attempt(findings, lambda: App(f"nsq://{lookup}", env="NSQEXT_"))
     assert len(caplog.records) > 50
     assert "process orders" in findings.everything()
     no_secrets_in(findings)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import frozen
 
 from nsqext.app.health import Health, HealthEndpoint
-
-if TYPE_CHECKING:
-    from prometheus_client.core import Metric
 
 __all__ = ("StatusPage", "WorkerStatus", "combined_health", "combined_metrics")
 
@@ -50,7 +47,7 @@ def combined_metrics(workers: Mapping[int, WorkerStatus]) -> bytes:
     from prometheus_client.core import Metric
     from prometheus_client.parser import text_string_to_metric_families
 
-    families: dict[str, Metric] = {}
+    families: dict[str, Any] = {}
     for number, one in sorted(workers.items()):
         for family in text_string_to_metric_families(one.metrics):
             known = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
@@ -62,10 +59,10 @@ def combined_metrics(workers: Mapping[int, WorkerStatus]) -> bytes:
 
 
 class _Collected:
-    def __init__(self, families: Mapping[str, Metric]) -> None:
+    def __init__(self, families: Mapping[str, Any]) -> None:
         self._families = families
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Any]:
         """Return the families."""
         return iter(self._families.values())
 

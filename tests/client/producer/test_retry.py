@@ -54,7 +54,7 @@ def test_an_unknown_topic_is_final_as_the_first_error_and_retried_after_another_
 @given(st.integers(min_value=1, max_value=10_000), st.booleans())
 def test_pauses_grow_up_to_their_bound(count: int, paced: bool) -> None:
     policy = RetryPolicy(ProducerOptions(retry_wait=0.01, max_retry_wait=0.5))
-    errors = AttemptErrors()
+    errors = AttemptErrors([ConnectionLost("lost")])
     errors.count = count
     assert 0 <= policy.pause(errors, paced=paced) <= min(0.1 if paced else 0.5, 0.01 * 2 ** min(count, 30))
 

@@ -358,7 +358,7 @@ async def test_a_found_topic_that_is_refused_does_not_end_the_others(redesigned:
     for name in (shared, free):
         redesigned.create_topic(name, extend=True, channels=["other"])
     async with Consumer(shared, "ch", lookupd=redesigned.lookupd, **_POLLED):
-        given = {"dispatch": "key_failover", "lookupd": redesigned.lookupd, "options": _POLLED}
+        given = {"dispatch": "key_failover", "lookupd": redesigned.lookupd, **_POLLED}
         async with Consumer(f"{prefix}*", "ch", **given) as consumer:  # type: ignore[arg-type]
             await eventually(lambda: topics_of(consumer) == {free})
             await send(redesigned, free, b"one")

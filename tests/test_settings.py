@@ -387,7 +387,6 @@ _SAMPLES = {
     "partitions": "7",
     "max_retry_wait": "7",
     "on_lost": "ignore",
-    "address_map": "a=b",
     "balance": "least_pending",
     "on_unknown": "raise",
     "backoff": "off",

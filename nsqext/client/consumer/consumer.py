@@ -177,8 +177,8 @@ class Consumer:
         sent to the dead letters, or requeued with the longest delay if ``max_attempts`` sets no dead letters.
 
         When it returns, the message is finished unless it was answered before; when it raises, the message is requeued
-        with a delay that grows with its attempts, and the consumer slows down (the settings ``requeue_delay`` and ``backoff``).
-        Raise `Finish`, `Requeue` or `Reject` for another outcome.
+        with a delay that grows with its attempts, and the consumer slows down (the settings ``requeue_delay`` and
+        ``backoff``). Raise `Finish`, `Requeue` or `Reject` for another outcome.
 
         Args:
             function: the coroutine function.

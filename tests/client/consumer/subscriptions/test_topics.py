@@ -359,14 +359,14 @@ async def test_a_found_topic_that_is_refused_does_not_end_the_others(redesigned:
         redesigned.create_topic(name, extend=True, channels=["other"])
     async with Consumer(shared, "ch", lookupd=redesigned.lookupd, **_POLLED):
         given = {"dispatch": "key_failover", "lookupd": redesigned.lookupd, **_POLLED}
-        async with Consumer(f"{prefix}*", "ch", **given) as consumer:  # type: ignore[arg-type]
+        async with Consumer(f"{prefix}*", "ch", **given) as consumer:
             await eventually(lambda: topics_of(consumer) == {free})
             await send(redesigned, free, b"one")
             assert await take(consumer, 1) == [b"one"]
         with pytest.raises(InvalidSetting):  # a topic given by its name ends the consumer
-            await Consumer([shared, free], "ch", **given).start()  # type: ignore[arg-type]
+            await Consumer([shared, free], "ch", **given).start()
         with pytest.raises(InvalidSetting):  # no topic can be consumed at all
-            await Consumer(f"{shared}*", "ch", **given).start()  # type: ignore[arg-type]
+            await Consumer(f"{shared}*", "ch", **given).start()
 
 
 @pytest.mark.anyio

@@ -94,7 +94,7 @@ async def test_consumers_and_producers_of_twenty_topics_ask_once(cluster: Cluste
 
     async def consume(topic: str) -> None:
         nonlocal ready
-        async with Consumer(topic, "ch", lookupd=lookup, **QUICK) as consumer:
+        async with Consumer(topic, "ch", lookupd=lookup, **quick_sharing()) as consumer:
             ready += 1
             bodies.extend(await take(consumer, 2))
 

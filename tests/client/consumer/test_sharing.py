@@ -16,7 +16,7 @@ from nsqext import App, Consumer, Lookup, Message, Producer
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidSetting
 from nsqext.lookup import http
-from tests.support.consumers import QUICK, depth, eventually, publish, quick, quick_sharing, take
+from tests.support.consumers import depth, eventually, publish, quick, quick_sharing, take
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

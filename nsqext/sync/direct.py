@@ -56,7 +56,7 @@ class DirectPublisher:
     def __init__(self, producer: AsyncProducer, portal: BlockingPortal) -> None:
         self._producer = producer
         self._portal = portal
-        self._options = producer.options
+        self._options = producer._options
         self._loop_thread = threading.get_ident()
         self._lock = threading.Lock()
         """Held by the thread that publishes, until its publish has an outcome; and for a check of the connections."""

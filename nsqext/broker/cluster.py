@@ -149,6 +149,11 @@ class Cluster:
     # Addresses
 
     @property
+    def generation(self) -> str:
+        """``ha`` for the redesigned NSQ, ``nsq`` for the original."""
+        return self._shape.generation
+
+    @property
     def lookupd(self) -> list[str]:
         """``host:port`` of the lookup nodes' HTTP, the addresses for clients."""
         return [str(running.lookupd.http) for running in self._running.lookupds.values()]

@@ -246,8 +246,11 @@ def banner_of(cluster: Cluster, about: str, wanted: list[str], page: str) -> str
     lines += [f"nsqd {node.name}: TCP {node.tcp}, HTTP {node.http}" for node in cluster.nodes.values()]
     lines += [f"topic {name}: channels {', '.join(channels)}" for name, channels in topics.items()]
     name = next(iter([*wanted, *topics]), "orders")
-    lines += ["", "In two other terminals:", f"  export NSQEXT_LOOKUPD={','.join(cluster.lookupd)}"]
+    lines += ["", "In another terminal:", f"  export NSQEXT_LOOKUPD={','.join(cluster.lookupd)}"]
     lines += [] if topics else [f"  nsqext topic create {name}"]
-    # tail makes a temporary channel: those of services keep their messages
-    lines += [f"  nsqext tail {name}", f"  nsqext pub {name} hello", ""]
+    # a temporary channel, not that of a service; on the original NSQ it receives what is published from then on
+    commands = [f"  nsqext pub {name} hello", f"  nsqext tail {name} --start earliest"]
+    if cluster.generation == "nsq":
+        commands = [f"  nsqext tail {name} &", f"  nsqext pub {name} hello"]
+    lines += [*commands, ""]
     return "\n".join([*lines, "ready"])

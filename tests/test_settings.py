@@ -342,9 +342,9 @@ def test_variables_of_tests_are_ignored() -> None:
 
 
 def test_clients_from_urls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NSQEXT_MAX_IN_FLIGHT", "9")
+    monkeypatch.setenv("ORDERS_MAX_IN_FLIGHT", "9")
     assert nsqext.Producer("nsq://h", timeout=2.0).settings["timeout"] == 2
-    assert nsqext.Consumer("orders", "ch", "nsqd://h", tag="blue", env="NSQEXT_").settings["max_in_flight"] == 9
+    assert nsqext.Consumer("orders", "ch", "nsqd://h", tag="blue", env="ORDERS_").settings["max_in_flight"] == 9
     assert sync.Producer("nsq://h?timeout=2").settings["timeout"] == 2
     assert sync.Consumer("orders", "ch", "nsq://h", close_timeout=1.0).settings["close_timeout"] == 1
     with pytest.raises(InvalidSetting, match="both a URL and nsqd"):
@@ -463,8 +463,8 @@ def test_every_setting_reaches_every_client(entry: str, place: str, monkeypatch:
             elif place == "url":
                 client = make(f"nsq://h?{setting.name}={quote(text)}&{needed}")
             else:
-                patch.setenv(f"NSQEXT_{setting.name.upper()}", text)
-                client = make(f"nsq://h?{needed}", env="NSQEXT_")
+                patch.setenv(f"ORDERS_{setting.name.upper()}", text)
+                client = make(f"nsq://h?{needed}", env="ORDERS_")
         assert _value(client, setting) == value, setting.name
         reached += 1
     assert reached == len([setting for setting in settings.values() if setting.read is not None])

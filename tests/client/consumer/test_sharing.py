@@ -243,8 +243,8 @@ async def test_addresses_that_are_switched_move_all_connections(cluster: Cluster
 
 async def test_settings_take_a_shared_lookup_in_place_of_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     lookup = Lookup("127.0.0.1:1")
-    monkeypatch.setenv("NSQEXT_URL", "nsq://127.0.0.1:2?timeout=3")
-    producer = Producer(lookup, env="NSQEXT_")
+    monkeypatch.setenv("ORDERS_URL", "nsq://127.0.0.1:2?timeout=3")
+    producer = Producer(lookup, env="ORDERS_")
     assert producer._metadata is lookup.metadata
     assert producer.settings["timeout"] == 3
     assert Consumer("t", "ch", lookup)._metadata is lookup.metadata

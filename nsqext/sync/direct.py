@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import anyio
 from attrs import evolve
 
-from nsqext.client.producer.producer import Producer as AsyncProducer
 from nsqext.client.producer.request import MessageRequest
 from nsqext.client.producer.statistics import Counters
 from nsqext.errors import DeliveryUnknown, InvalidState, NsqError
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
     from nsqext.client.producer.connection_pool import PooledNode
+    from nsqext.client.producer.producer import Producer as AsyncProducer
     from nsqext.client.producer.request import OutgoingMessage
     from nsqext.client.producer.route import Route, Target
     from nsqext.client.producer.statistics import ProducerStatistics
@@ -61,13 +61,10 @@ class DirectPublisher:
         self._lock = threading.Lock()
         """Held by the thread that publishes, until its publish has an outcome; and for a check of the connections."""
         self._sender = copy(producer._sender)
-        self._sender.counters = (
-            Counters()
-        )  # of publishes that succeeded here; the other ones are counted by the event loop
+        self._sender.counters = Counters()  # of publishes that succeeded here
         self._connections: dict[PooledNode, BlockingConnection] = {}
         self._missed: dict[PooledNode, int] = {}
-        around = getattr(producer, "_around", None) is not None or type(producer).publish is not AsyncProducer.publish
-        self._closed = around or not thread_can_wait()
+        self._closed = producer._around is not None or not thread_can_wait()  # middleware runs in the event loop
 
     def publish(self, topic: str, message: OutgoingMessage, partition: int | None) -> Receipt | None:
         """Publish a message without key and wait until it is stored.

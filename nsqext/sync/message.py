@@ -13,10 +13,9 @@ from nsqext.sync.loop import call
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from anyio.from_thread import BlockingPortal
-
     from nsqext.client.consumer.handlers.batches import MessageBatch as AsyncMessageBatch
     from nsqext.client.consumer.message import Message as AsyncMessage
+    from nsqext.sync.answers import AnswerQueue
 
 __all__ = ("Message", "MessageBatch")
 
@@ -27,11 +26,11 @@ class Message:
     Each message is answered once, by `finish` or `requeue`, or by the return or exception of its handler.
     """
 
-    __slots__ = ("_message", "_portal")
+    __slots__ = ("_answers", "_message")
 
-    def __init__(self, message: AsyncMessage, portal: BlockingPortal) -> None:
+    def __init__(self, message: AsyncMessage, answers: AnswerQueue) -> None:
         self._message = message
-        self._portal = portal
+        self._answers = answers
 
     @property
     def topic(self) -> str:
@@ -129,7 +128,7 @@ class Message:
 
     def finish(self) -> None:
         """Acknowledge the message, so that it is not redelivered; raises the errors of `nsqext.Message.finish`."""
-        call(self._portal, "consumer", self._message.finish)
+        self._answers.finish(self._message)
 
     def requeue(self, delay: float = 0.0, *, backoff: bool = False) -> None:
         """Return the message to the channel, which redelivers it.
@@ -140,11 +139,12 @@ class Message:
 
         Raises the errors of `nsqext.Message.requeue`.
         """
-        call(self._portal, "consumer", functools.partial(self._message.requeue, backoff=backoff), delay)
+        requeue = functools.partial(self._message.requeue, backoff=backoff)
+        call(self._answers.portal, "consumer", requeue, delay)
 
     def touch(self) -> None:
         """Restart the message's timeout; raises the errors of `nsqext.Message.touch`."""
-        call(self._portal, "consumer", self._message.touch)
+        call(self._answers.portal, "consumer", self._message.touch)
 
     def __repr__(self) -> str:
         return repr(self._message)
@@ -155,10 +155,10 @@ class MessageBatch(MessageSequence[Message]):
 
     __slots__ = ("_batch", "_portal")
 
-    def __init__(self, batch: AsyncMessageBatch, portal: BlockingPortal) -> None:
-        super().__init__([Message(message, portal) for message in batch])
+    def __init__(self, batch: AsyncMessageBatch, answers: AnswerQueue) -> None:
+        super().__init__([Message(message, answers) for message in batch])
         self._batch = batch
-        self._portal = portal
+        self._portal = answers.portal
 
     def finish(self) -> None:
         """Acknowledge all unanswered messages; raises the errors of `nsqext.MessageBatch.finish`."""

@@ -281,12 +281,15 @@ class ConsumerSession:
                 await queue.wait()
                 self._given_at = _clock()
                 continue
-            message = queue.messages[0]
+            try:
+                message = queue.messages.popleft()
+            except IndexError:  # a thread of the blocking client has taken it
+                continue
             if message.budget is not None and message.received >= message.owner.horizon and not message.try_unpack():
+                queue.messages.appendleft(message)
                 self.flush()
                 await message.budget.wait()
                 continue
-            del queue.messages[0]
             if message.received >= message.owner.horizon:
                 return message
 

@@ -6,6 +6,8 @@ import time
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from attrs import evolve
+
 from nsqext.client.consumer.handlers.batches import BatchHandler
 from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues, FailurePolicy
 from nsqext.client.consumer.handlers.in_flight import HeldMessages, touch_due
@@ -178,7 +180,10 @@ class MessageDispatcher:
         if isinstance(handler, BatchHandler):
             self._workers.start_batches(tasks, handler, collector, concurrency)
         else:
-            self._workers.start(tasks, handler, self._queues(concurrency))
+            queues = self._queues(concurrency)
+            if self._lanes is not None:
+                handler = evolve(handler, burst=None)  # only the event loop takes messages from lanes
+            self._workers.start(tasks, handler, queues)
 
     def _expired(self, message: Message) -> None:
         if self._lanes is not None:
@@ -201,7 +206,8 @@ class MessageDispatcher:
 
     def stop(self) -> None:
         """Dispatch no further message; running handlers continue."""
-        self._keep_unstarted(self.queue.messages)
+        self.queue.stopped = True  # first: threads may take messages meanwhile
+        self._keep_unstarted(self.queue.take_all())
         self.queue.stop()
         self.unpack_budget.wake()
         if self._lanes is not None:

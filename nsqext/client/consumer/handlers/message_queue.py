@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import anyio
@@ -34,18 +35,40 @@ class MessageQueue:
             self.messages.extend(messages)
             self._wake.set()
 
+    def take_ready(self) -> Message | None:
+        """Remove and return the next message if it can be handed out at once; for any thread.
+
+        None if it has expired, must be unpacked, or was delivered before: the event loop decides about it.
+        """
+        messages = self.messages
+        try:
+            first = messages[0]
+            if self.stopped or first.received < first.owner.horizon or first.budget is not None or first.attempts > 1:
+                return None
+            message = messages.popleft()
+        except IndexError:
+            return None
+        if message is not first:  # another thread was quicker
+            messages.appendleft(message)
+            return None
+        return message
+
+    def take_all(self, count: int | None = None) -> list[Message]:
+        """Remove and return up to a number of messages, or all, while threads may take some of them."""
+        messages = self.messages
+        taken: list[Message] = []
+        most = len(messages) if count is None else min(count, len(messages))
+        with suppress(IndexError):  # the list keeps those before
+            taken.extend(messages.popleft() for _ in range(most))
+        return taken
+
     def take(self, count: int) -> list[Message]:
         """Remove up to a number of messages and return those that are in flight, with unpacked bodies.
 
         Those that do not fit into the budget for unpacked bytes stay.
         """
         messages = self.messages
-        if len(messages) <= count:
-            taken = list(messages)
-            messages.clear()
-        else:
-            taken = [messages.popleft() for _ in range(count)]
-        taken = [message for message in taken if message.received >= message.owner.horizon]
+        taken = [message for message in self.take_all(count) if message.received >= message.owner.horizon]
         for number, message in enumerate(taken):
             if message.budget is not None and not message.try_unpack():
                 messages.extendleft(reversed(taken[number:]))

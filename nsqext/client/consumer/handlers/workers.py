@@ -27,13 +27,24 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.stall import StallWatch
     from nsqext.client.tasks import BackgroundTasks
 
-__all__ = ("Handler", "MessageHandler", "Workers")
+__all__ = ("Handler", "MessageHandler", "Slot", "Workers")
 
 Handler = Callable[[Message], Awaitable[object]]
 
 _clock = time.monotonic
 _SLICE = 0.02
 """Seconds after which a worker whose handlers never wait yields to the event loop, and sends its answers."""
+
+
+class Slot:
+    """The state of one worker."""
+
+    __slots__ = ("batch", "message", "scope")
+
+    def __init__(self) -> None:
+        self.message: Message | None = None
+        self.batch: Sequence[Message] = ()
+        self.scope = anyio.CancelScope(shield=True)
 
 
 @frozen
@@ -43,24 +54,17 @@ class MessageHandler:
     Attributes:
         function: the function.
         auto_finish: whether a message is finished when it returns; otherwise the program finishes it later.
+        burst: called instead of the function, for one that blocks. It handles the message of the slot and, while they
+            succeed, the next ones of the queue; the slot always has the one that it handles, and the last one is left
+            to the worker.
     """
 
     function: Handler
     auto_finish: bool = True
+    burst: Callable[[Slot, MessageQueue], Awaitable[object]] | None = None
 
     def __attrs_post_init__(self) -> None:
         check_kinds(self)
-
-
-class _Slot:
-    """The state of one worker."""
-
-    __slots__ = ("batch", "message", "scope")
-
-    def __init__(self) -> None:
-        self.message: Message | None = None
-        self.batch: Sequence[Message] = ()
-        self.scope = anyio.CancelScope(shield=True)
 
 
 class Workers:
@@ -87,7 +91,7 @@ class Workers:
         self._held = held
         self._flush = flush
         self._expired = expired
-        self._slots: list[_Slot] = []
+        self._slots: list[Slot] = []
         self._busy = 0
         self._ended = anyio.Event()
         self._cancelled: list[Message] = []
@@ -106,8 +110,8 @@ class Workers:
         for _ in range(count):
             self._start(tasks, partial(self._work_batches, handler=handler, collector=collector))
 
-    def _start(self, tasks: TaskGroup | BackgroundTasks, work: Callable[[_Slot], Awaitable[None]]) -> None:
-        slot = _Slot()
+    def _start(self, tasks: TaskGroup | BackgroundTasks, work: Callable[[Slot], Awaitable[None]]) -> None:
+        slot = Slot()
         self._slots.append(slot)
         self._busy += 1
         tasks.start_soon(self._run, slot, work)
@@ -136,7 +140,7 @@ class Workers:
         cancelled, self._cancelled = self._cancelled, []
         return cancelled
 
-    async def _run(self, slot: _Slot, work: Callable[[_Slot], Awaitable[None]]) -> None:
+    async def _run(self, slot: Slot, work: Callable[[Slot], Awaitable[None]]) -> None:
         try:
             with slot.scope:
                 await work(slot)
@@ -148,8 +152,14 @@ class Workers:
             self._busy -= 1
             self._ended.set()
 
-    async def _work(self, slot: _Slot, handler: MessageHandler, queue: MessageQueue) -> None:
+    async def _work(self, slot: Slot, handler: MessageHandler, queue: MessageQueue) -> None:
         handle, auto_finish, attempts_exhausted = handler.function, handler.auto_finish, self._policy.attempts_exhausted
+        burst = handler.burst
+        if burst is not None:
+
+            def handle(_: Message) -> Awaitable[object]:
+                return burst(slot, queue)
+
         messages = queue.messages
         since = _clock()
         while not queue.stopped:
@@ -158,7 +168,10 @@ class Workers:
                 await queue.wait()
                 since = _clock()
                 continue
-            message = messages.popleft()
+            try:
+                message = messages.popleft()
+            except IndexError:  # the thread of another worker has taken it
+                continue
             if message.received < message.owner.horizon:
                 self._expired(message)  # it timed out in the queue, or its connection ended: it is redelivered
                 continue
@@ -173,12 +186,13 @@ class Workers:
                 else:
                     await handle(message)
             except Exception as error:
-                await self._policy.failed(message, error)
+                await self._policy.failed(slot.message, error)
             except get_cancelled_exc_class() as error:
                 if slot.scope.cancel_called:
                     raise
-                await self._policy.failed(message, _interrupted(error))
+                await self._policy.failed(slot.message, _interrupted(error))
             else:
+                message = slot.message  # a burst has handled others since
                 if not message.answered:
                     if auto_finish:
                         message.finish_now()
@@ -199,7 +213,7 @@ class Workers:
             await message.budget.wait()
         return message.received >= message.owner.horizon
 
-    async def _work_batches(self, slot: _Slot, handler: BatchHandler, collector: BatchCollector) -> None:
+    async def _work_batches(self, slot: Slot, handler: BatchHandler, collector: BatchCollector) -> None:
         while messages := await collector.collect(handler.limits):
             slot.batch = messages
             slot.batch = await self._without_exhausted(messages)
@@ -220,7 +234,7 @@ class Workers:
             await self._policy.dead_letter_all(exhausted, None)
         return others
 
-    async def _handle_batch(self, slot: _Slot, handler: BatchHandler, batch: MessageBatch) -> None:
+    async def _handle_batch(self, slot: Slot, handler: BatchHandler, batch: MessageBatch) -> None:
         try:
             await handler.function(batch)
         except Exception as error:

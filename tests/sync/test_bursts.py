@@ -1,0 +1,183 @@
+"""Messages that threads take from the queue by themselves, and answers that the event loop sends for them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+import pytest
+
+import nsqext
+from nsqext import sync
+from nsqext.errors import InvalidState
+
+if TYPE_CHECKING:
+    from nsqext.broker import Cluster
+
+
+def publish(cluster: Cluster, topic: str, count: int) -> list[bytes]:
+    """Publish numbered messages; return their bodies."""
+    bodies = [b"%d" % number for number in range(count)]
+    with sync.Producer(cluster.lookupd) as producer:
+        producer.publish_many(topic, bodies)
+    return bodies
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for a condition."""
+    deadline = time.monotonic() + 25
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def left_in(cluster: Cluster, topic: str) -> list[bytes]:
+    """Return what another consumer still receives."""
+    with sync.Consumer(topic, "ch", lookupd=cluster.lookupd) as consumer:
+        batch = consumer.fetch(1000, 0.5)
+        batch.finish()
+        return [message.body for message in batch]
+
+
+def test_threads_that_share_a_consumer_receive_each_message_once(cluster: Cluster, topic: str) -> None:
+    bodies = publish(cluster, topic, 3000)
+    received: list[bytes] = []
+
+    def consume() -> None:
+        for message in consumer:
+            message.finish()
+            received.append(message.body)
+            assert message.answered
+            if len(received) >= len(bodies):
+                consumer.stop()
+
+    with sync.Consumer(topic, "ch", lookupd=cluster.lookupd) as consumer, ThreadPoolExecutor(4) as threads:
+        for end in [threads.submit(consume) for _ in range(4)]:
+            end.result(60)
+    assert Counter(received) == Counter(bodies)
+    assert left_in(cluster, topic) == []
+
+
+def test_answering_twice_or_late_raises(cluster: Cluster, topic: str) -> None:
+    publish(cluster, topic, 2)
+    with sync.Consumer(topic, "ch", lookupd=cluster.lookupd) as consumer:
+        first, second = next(consumer), next(consumer)
+        first.finish()
+        with pytest.raises(InvalidState):
+            first.finish()
+        with pytest.raises(InvalidState):
+            first.requeue()
+    with pytest.raises(nsqext.NsqError):
+        second.finish()
+    assert left_in(cluster, topic) == [second.body]
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_a_handler_that_fails_gets_only_its_own_messages_again(cluster: Cluster, topic: str, concurrency: int) -> None:
+    bodies = publish(cluster, topic, 1000)
+    seen: Counter[bytes] = Counter()
+    failing = set(bodies[::250])
+    lock = threading.Lock()
+    done = threading.Event()
+    consumer = sync.Consumer(topic, "ch", lookupd=cluster.lookupd, concurrency=concurrency)
+
+    @consumer.handler
+    def handle(message: sync.Message) -> None:
+        with lock:
+            seen[message.body] += 1
+            if sum(seen.values()) >= len(bodies) + len(failing):
+                done.set()
+        if message.body in failing and message.attempts == 1:
+            raise nsqext.Requeue(delay=0, backoff=False)
+
+    with consumer:
+        assert done.wait(25)
+    assert seen == Counter(bodies) + Counter(failing)
+    assert left_in(cluster, topic) == []
+
+
+def test_each_message_has_a_context_of_its_own(cluster: Cluster, topic: str) -> None:
+    bodies = publish(cluster, topic, 200)
+    variable: ContextVar[bytes] = ContextVar("variable", default=b"unset")
+    seen: list[bytes] = []
+    consumer = sync.Consumer(topic, "ch", lookupd=cluster.lookupd)
+
+    @consumer.handler
+    def handle(message: sync.Message) -> None:
+        seen.append(variable.get())
+        variable.set(message.body)
+
+    with consumer:
+        until(lambda: len(seen) == len(bodies))
+    assert set(seen) == {b"unset"}
+
+
+def test_the_message_that_is_handled_is_touched_and_the_earlier_ones_are_finished(cluster: Cluster, topic: str) -> None:
+    publish(cluster, topic, 20)
+    release = threading.Event()
+    handled: list[bytes] = []
+    consumer = sync.Consumer(topic, "ch", lookupd=cluster.lookupd)
+
+    @consumer.handler
+    def handle(message: sync.Message) -> None:
+        handled.append(message.body)
+        if len(handled) == 10:
+            release.wait(25)
+
+    with consumer:
+        until(lambda: len(handled) == 10)
+        dispatcher = consumer._consumer._session.dispatcher
+        until(lambda: consumer.statistics().finished == 9)
+        assert [message.body for message in dispatcher._running()] == handled[9:]
+        release.set()
+        until(lambda: len(handled) == 20)
+    assert left_in(cluster, topic) == []
+
+
+def test_messages_that_are_answered_later_are_held(cluster: Cluster, topic: str) -> None:
+    publish(cluster, topic, 10)
+    held: list[sync.Message] = []
+    consumer = sync.Consumer(topic, "ch", lookupd=cluster.lookupd)
+
+    @consumer.handler(auto_finish=False)
+    def handle(message: sync.Message) -> None:
+        held.append(message)
+
+    with consumer:
+        until(lambda: len(held) == 10)
+        assert consumer.statistics().in_flight == 10
+        for message in held:
+            message.finish()
+        until(lambda: consumer.statistics().in_flight == 0)
+    assert left_in(cluster, topic) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_process_takes_no_messages_of_its_parent(cluster: Cluster, topic: str) -> None:
+    publish(cluster, topic, 3)
+    with sync.Consumer(topic, "ch", lookupd=cluster.lookupd) as consumer:
+        first = next(consumer)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            with suppress(BaseException):
+                try:
+                    first.finish()
+                except InvalidState:
+                    try:
+                        next(consumer)
+                    except InvalidState:
+                        code = 0
+            os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        first.finish()
+        for _ in range(2):
+            next(consumer).finish()
+    assert left_in(cluster, topic) == []

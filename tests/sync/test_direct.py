@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ import nsqext
 from nsqext import sync
 from nsqext.broker import Cluster
 from nsqext.errors import ConnectionLost, DeliveryUnknown, InvalidState, NotSent, PublishFailed, RequestTimeout
+from nsqext.middleware import Middleware, Publishing
 from nsqext.transport.blocking import BlockingConnection
 from nsqext.transport.connection import Connection
 from nsqext.types import Address
@@ -86,6 +88,20 @@ def test_keys_and_refusals_are_those_of_the_asynchronous_producer(cluster: Clust
             producer.publish(topic, b"")
         with pytest.raises(nsqext.errors.InvalidPartition):
             producer.publish(topic, b"x", partition=7)
+
+
+def test_every_publish_runs_through_the_middleware(cluster: Cluster, topic: str) -> None:
+    seen: list[bytes] = []
+
+    class Noting(Middleware):
+        async def publish(self, publishing: Publishing, send_next: Any) -> Any:
+            seen.append(publishing.messages[0].body)
+            return await send_next(publishing)
+
+    with sync.Producer(cluster.lookupd, middleware=[Noting()]) as producer:
+        for number in range(20):
+            producer.publish(topic, b"%d" % number)
+    assert seen == [b"%d" % number for number in range(20)]
 
 
 def test_threads_publish_through_kills_of_leaders_without_loss() -> None:

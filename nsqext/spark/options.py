@@ -17,6 +17,7 @@ from nsqext.lookup.options import parse_lookup_addresses
 from nsqext.protocol.names import check_topic
 from nsqext.spark.cluster.client_config import PREFIX, ClientConfig, client_settings, misplaced, unknown
 from nsqext.spark.cluster.ephemeral_channel import MARK
+from nsqext.spark.kafka_names import kafka_hint
 from nsqext.spark.option_values import (
     ALL_COLUMNS,
     BASE_COLUMNS,
@@ -34,6 +35,7 @@ from nsqext.spark.option_values import (
     read_text,
     read_topics,
 )
+from nsqext.spark.read.offsets import parse_starting
 
 __all__ = (
     "ID_HEADER",
@@ -41,6 +43,7 @@ __all__ = (
     "ClientConfig",
     "SinkOptions",
     "SourceOptions",
+    "check_load",
     "columns_of",
     "of_table",
     "table_options",
@@ -154,7 +157,10 @@ _EXCLUDING = (
 
 
 def _unknown(name: str, kind: str) -> InvalidSetting:
-    other = next((option.name for option in _NAMES[_OTHER[kind]] if option.name.lower() == name), None)
+    kafka = kafka_hint(name)
+    if kafka is not None:
+        return InvalidSetting(f"option {kafka[0]} belongs to Kafka", hint=kafka[1])
+    other = next((option.name for option in _NAMES[_OTHER[kind]] if option.name.lower() == name.lower()), None)
     if other is not None:
         return misplaced(other, kind, _OTHER[kind])
     return unknown(name, (option.name for option in _NAMES[kind]))
@@ -179,7 +185,7 @@ def _read_all(given: Mapping[str, str], kind: str) -> tuple[dict[str, Any], dict
         elif name == "path" and TABLE_OPTION not in {other.lower() for other in given}:
             raise InvalidSetting(f"path {text!r}: topics have no path", hint="use the option subscribe, or topic")
         elif name not in {*_OF_SPARK, "path"} and not name.startswith(_OF_SPARK_PREFIXES):
-            raise _unknown(name, kind)
+            raise _unknown(key, kind)
     return values, settings
 
 
@@ -222,6 +228,17 @@ def columns_of(given: Mapping[str, str]) -> tuple[Columns, bool]:
     """
     values, _ = _read_all(given, "read")
     return _columns(values)
+
+
+def check_load(given: Mapping[str, str]) -> None:
+    """Check the options of a query when it is loaded: Spark does not tell yet whether it is a batch or a stream.
+
+    Raises:
+        InvalidSetting: the options are invalid for both.
+    """
+    names = {name.lower() for name in given}
+    options = SourceOptions.parse(given, streaming=any(name.lower() in names for name in _STREAM_ONLY))
+    parse_starting(options.starting_offsets or "earliest")
 
 
 def _columns(values: Mapping[str, Any]) -> tuple[Columns, bool]:

@@ -10,10 +10,10 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FunctionType, TracebackType
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import pyspark
@@ -61,9 +61,6 @@ def register(spark: SparkSession) -> None:
     - A relative ``PYSPARK_PYTHON`` (``./environment/bin/python`` with ``spark.archives``) exists on the workers only.
       Spark also starts it on the driver, to plan: the call links ``./environment`` to this process's environment.
 
-    An uncaught error of Spark ends the program with a last line that says which error of this package caused it, see
-    `root_cause`.
-
     Args:
         spark: the session; for Spark Connect the server must have the package.
 
@@ -71,7 +68,6 @@ def register(spark: SparkSession) -> None:
         InvalidState: PySpark is too old, or the interpreter of the driver or of a worker cannot run the format.
     """
     check_pyspark(pyspark.__version__)
-    _show_root_causes()
     context: SparkContext | None = getattr(spark, "_sc", None)
     if context is None:  # Spark Connect: the server chooses the interpreter
         from nsqext.spark.shipped_source import shipped_source
@@ -240,7 +236,6 @@ def _problem(interpreter: str, path: list[str]) -> str:
 # Errors
 
 _ERROR = re.compile(r"^\s*(?:[\w.]+: )?nsqext\.errors\.(?:\w+\.)*(\w+: .+?)\s*$", re.MULTILINE)
-_previous_hook: Callable[[type[BaseException], BaseException, TracebackType | None], object] | None = None
 
 
 def root_cause(error: BaseException) -> str | None:
@@ -256,22 +251,6 @@ def root_cause(error: BaseException) -> str | None:
     """
     found = _ERROR.findall(str(error))
     return found[-1] if found else None
-
-
-def _show_root_causes() -> None:
-    """Print the root cause after the trace of an uncaught error."""
-    global _previous_hook
-    if _previous_hook is None:
-        _previous_hook = sys.excepthook
-        sys.excepthook = _print_error
-
-
-def _print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    if _previous_hook is not None:
-        _previous_hook(kind, error, trace)
-    cause = root_cause(error)
-    if cause is not None:
-        sys.stderr.write(f"\nnsqext: {cause}\n")
 
 
 # Versions on the workers

@@ -12,7 +12,15 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.types import StructField, StructType
 
 from nsqext.errors import InvalidSetting
-from nsqext.spark.options import TABLE_OPTION, SinkOptions, SourceOptions, columns_of, of_table, table_options
+from nsqext.spark.options import (
+    TABLE_OPTION,
+    SinkOptions,
+    SourceOptions,
+    check_load,
+    columns_of,
+    of_table,
+    table_options,
+)
 from nsqext.spark.py_files import share_with_streams
 from nsqext.spark.pyspark_features import ReadLimit, SupportsTriggerAvailableNow, check_stream
 from nsqext.spark.schema import check_write_schema, chosen_columns, read_schema
@@ -55,9 +63,10 @@ class NsqDataSource(DataSource):
         """Return the schema of rows that are read.
 
         Raises:
-            InvalidSetting: an option is unknown or invalid.
+            InvalidSetting: an option is unknown or invalid, or contradicts another one.
         """
         if TABLE_OPTION not in self.options:
+            check_load(self.options)
             return read_schema(*columns_of(self.options))
         given = table_options(self.options)
         return _with_table_options(read_schema(*columns_of(of_table(given, "read"))), given)

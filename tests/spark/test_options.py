@@ -11,6 +11,7 @@ import trustme
 from nsqext.errors import InvalidSetting
 from nsqext.spark.option_values import ALL_COLUMNS, BASE_COLUMNS
 from nsqext.spark.options import ClientConfig, SinkOptions, SourceOptions, columns_of
+from nsqext.spark.source import NsqDataSource
 
 READ = {"lookupd": "a:4161, b:4161", "subscribe": "t"}
 WRITE = {"lookupd": "a:4161"}
@@ -232,3 +233,48 @@ def test_a_secret_is_not_shown_in_errors() -> None:
 def test_bodies_are_restored_unless_it_is_turned_off() -> None:
     assert SourceOptions.parse(READ).client.decompress
     assert not SourceOptions.parse({**READ, "nsqext.decompress": "false"}).client.decompress
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("kafka.bootstrap.servers", "option kafka.bootstrap.servers belongs to Kafka: use lookupd"),
+        ("groupidprefix", "option groupIdPrefix belongs to Kafka: use channel"),
+        ("kafka.ssl.keystore.location", "belongs to Kafka: use nsqext. and a setting of the client"),
+        ("StartingOffset", "option StartingOffset is unknown: do you mean startingOffsets?"),
+    ],
+)
+def test_names_of_kafka_are_explained(name: str, expected: str) -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        SourceOptions.parse({**READ, name: "x"})
+    assert expected in str(caught.value)
+    with pytest.raises(InvalidSetting, match=r"belongs to|unknown"):
+        SinkOptions.parse({**WRITE, name: "x"})
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"subscribe": "t"}, "option lookupd is missing"),
+        ({"lookupd": "a:1"}, "no topic is given"),
+        ({"maxOffsetsPerTrigger": "5"}, "option channel is missing"),
+        ({"subscribe": "t", "assign": '{"t": [0]}'}, "options subscribe and assign contradict"),
+        ({"startingOffsets": "newest"}, "startingOffsets='newest' is invalid"),
+        ({"readMode": "channel", "channel": "c", "assign": '{"t": [0]}'}, "contradict"),
+        ({"endingOffsets": "latest", "readMode": "offset", "channel": "c"}, "option endingOffsets is for batch reads"),
+    ],
+)
+def test_a_wrong_query_is_refused_when_it_is_loaded(given: dict[str, str], expected: str) -> None:
+    known = READ if not {"subscribe", "lookupd"} & given.keys() else {}
+    if "assign" in given:
+        known = READ
+    with pytest.raises(InvalidSetting) as caught:
+        NsqDataSource({**known, **given}).schema()
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"channel": "c"}, {"channel": "c", "readMode": "channel"}, {"startingOffsets": "latest"}]
+)
+def test_a_query_is_loaded(given: dict[str, str]) -> None:
+    assert NsqDataSource({**READ, **given}).schema().fieldNames() == list(BASE_COLUMNS)

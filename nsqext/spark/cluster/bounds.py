@@ -25,6 +25,8 @@ _SETTLE = 8.0
 The real server shows messages to channels when it flushes its write buffer. A last message that is larger than the
 buffer is shown by a timer only: up to 6.0 s later with bodies of 200,000 bytes (measured), to consumers as well.
 """
+_MANY_TOPICS = 4
+"""Topics of a query at one node from which on one request for all topics of the node replaces one for each."""
 _SOON = 0.005
 """Seconds after which an ephemeral channel is opened to make the server flush its write buffer."""
 
@@ -80,31 +82,35 @@ class PartitionBounds:
     async def survey(self, keys: Iterable[tuple[str, int]], patience: float = _SETTLE) -> dict[tuple[str, int], Bounds]:
         """Return the bounds of several partitions; see `of`.
 
-        Each node is asked once for all partitions of a topic that it leads. Partitions for which that answer is not
-        sufficient are asked for one by one.
+        Each node is asked once for all partitions of a topic that it leads, or, if it leads some topics, once for all
+        of them. Partitions for which that answer is not sufficient are asked for one by one.
 
         Args:
             keys: topics and partitions.
             patience: see `of`.
         """
         wanted = list(keys)
-        led: dict[tuple[str, Leader], list[int]] = {}
+        led: dict[Leader, dict[str, list[int]]] = {}
         for topic, partition in wanted:
             with suppress(NsqError):  # a partition without a known leader is asked for below
                 leader, _ = await self._leaders.leader(topic, partition)
-                led.setdefault((topic, leader), []).append(partition)
+                led.setdefault(leader, {}).setdefault(topic, []).append(partition)
+        requests: list[tuple[Leader, str | None]] = []
+        for leader, topics in led.items():
+            requests += [(leader, topic) for topic in topics] if len(topics) < _MANY_TOPICS else [(leader, None)]
         found: dict[tuple[str, int], Bounds] = {}
 
-        async def ask(key: tuple[str, Leader]) -> None:
-            topic, leader = key
+        async def ask(request: tuple[Leader, str | None]) -> None:
+            leader, topic = request
+            topics = led[leader] if topic is None else {topic: led[leader][topic]}
             with suppress(NsqError):
-                stats_by_partition = await self._leaders.nodes.led(leader, topic)
-                for partition in led[key]:
-                    stats = stats_by_partition.get(partition)
+                stats_by_key = await self._leaders.nodes.led(leader, topic)
+                for key in [(name, partition) for name, partitions in topics.items() for partition in partitions]:
+                    stats = stats_by_key.get(key)
                     if stats is not None and stats.committed >= stats.written:
-                        found[topic, partition] = await self._bounds(leader, topic, partition, stats)
+                        found[key] = await self._bounds(leader, *key, stats)
 
-        await gather(led, ask)
+        await gather(requests, ask)
         missing = [key for key in wanted if key not in found]
         found |= await gather(missing, lambda key: self.of(*key, patience))
         return {key: found[key] for key in wanted}

@@ -141,27 +141,35 @@ class Nodes:
         Raises:
             PartitionUnavailable: no usable response, or the node does not lead the partition.
         """
-        stats = (await self._stats(leader, topic, partition)).get(partition)
+        stats = (await self._stats(leader, topic, partition)).get((topic, partition))
         if stats is None or not stats.leads:
             raise PartitionUnavailable(
                 "the node does not lead the partition", topic=topic, partition=partition, node=str(leader.http)
             )
         return stats
 
-    async def led(self, leader: Leader, topic: str) -> dict[int, PartitionStats]:
-        """Return the statistics of all partitions of a topic that a node leads, with one request.
+    async def led(self, leader: Leader, topic: str | None) -> dict[tuple[str, int], PartitionStats]:
+        """Return the statistics of all partitions that a node leads, by topic and partition, with one request.
+
+        Args:
+            leader: the node.
+            topic: the topic; None for all topics of the node.
 
         Raises:
             PartitionUnavailable: no usable response.
         """
         found = await self._stats(leader, topic, None)
-        return {partition: stats for partition, stats in found.items() if stats.leads}
+        return {key: stats for key, stats in found.items() if stats.leads}
 
-    async def _stats(self, leader: Leader, topic: str, partition: int | None) -> dict[int, PartitionStats]:
+    async def _stats(
+        self, leader: Leader, topic: str | None, partition: int | None
+    ) -> dict[tuple[str, int], PartitionStats]:
         body = await self._ask("GET", leader, "/stats", topic, partition, format="json", needClients="false")
         try:
             data = unwrap(200, body, leader.http)
-            return {int(one["topic_partition"]): _read_stats(one) for one in data["topics"] or ()}
+            return {
+                (str(one["topic_name"]), int(one["topic_partition"])): _read_stats(one) for one in data["topics"] or ()
+            }
         except (AttributeError, KeyError, TypeError, ValueError, LookupFailed) as error:
             raise _unreadable("the statistics", body, leader, topic, partition) from error
 
@@ -225,9 +233,10 @@ class Nodes:
         await move_channel(leader.http, topic, partition, channel, Position.message(count + 1))
 
     async def _ask(
-        self, method: str, leader: Leader, path: str, topic: str, partition: int | None, **further: str | int
+        self, method: str, leader: Leader, path: str, topic: str | None, partition: int | None, **further: str | int
     ) -> bytes:
-        params = {"topic": topic, **({} if partition is None else {"partition": partition}), **further}
+        where = {"topic": topic, "partition": partition}
+        params = {**{name: value for name, value in where.items() if value is not None}, **further}
         try:
             status, body = await self._http.fetch(leader.http, path, params, method)
         except LookupFailed as error:
@@ -267,7 +276,9 @@ def _refusal(status: int, path: str, body: bytes) -> NsqError:
     return PartitionUnavailable(f"{path} returned status {status}: {shown}")
 
 
-def _unreadable(what: str, body: bytes, leader: Leader, topic: str, partition: int | None) -> PartitionUnavailable:
+def _unreadable(
+    what: str, body: bytes, leader: Leader, topic: str | None, partition: int | None
+) -> PartitionUnavailable:
     return PartitionUnavailable(
         f"{what} cannot be read: {body[:_SHOWN]!r}", topic=topic, partition=partition, node=str(leader.http)
     )

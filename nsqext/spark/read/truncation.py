@@ -120,16 +120,13 @@ class TruncationCheck:
             found = await bounds.message(topic, partition, known.count)
             if found == known or found.count != known.count:
                 return None
-            error = DataLoss(
+            change = (
                 f"message {known.count}, the last one that was read, was {_shown(known)}, and is {_shown(found)} now: "
-                "the log was truncated and has grown again, or the topic was recreated",
-                topic=topic,
-                partition=partition,
-                hint=LOST,
+                "the log was truncated and has grown again, or the topic was recreated"
             )
             if self._strict:
-                raise error
-            logger.warning("%s", error)
+                raise DataLoss(change, topic=topic, partition=partition, hint=LOST)
+            logger.warning("topic %s, partition %d: %s", topic, partition, change)
         elif self._strict:
             return None  # its length shows it, see `lags_of`
         return min(known.count + 1, await bounds.count_since(topic, partition, known.timestamp + 1))

@@ -31,11 +31,12 @@ from nsqext.spark.cluster import leader_locator
 from nsqext.spark.cluster.admin import Admin
 from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.spark.cluster.ephemeral_channel import ephemeral_name, setup_mark
+from nsqext.spark.cluster.node_http import Nodes
 from tests.support.fake_nsqd import scripted_lookup, until
 from tests.support.messages import placed
 
 if TYPE_CHECKING:
-    from nsqext.spark.cluster.node_http import Leader
+    from nsqext.spark.cluster.node_http import Leader, PartitionStats
     from tests.support.spark_cluster import Servers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]  # a real cluster takes a while to make a topic
@@ -173,6 +174,31 @@ async def test_all_partitions_with_one_question_to_each_node(
         assert await admin.bounds.survey(keys) == wanted
         assert asked == ["/stats"] * len(leaders)
         assert list(await admin.bounds.survey(reversed(keys))) == keys[::-1]
+
+
+async def test_a_survey_of_many_topics_asks_each_node_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str | None] = []
+    led = Nodes.led
+
+    async def count(nodes: Nodes, leader: Leader, topic: str | None) -> dict[tuple[str, int], PartitionStats]:
+        asked.append(topic)
+        return await led(nodes, leader, topic)
+
+    monkeypatch.setattr(Nodes, "led", count)
+    with Cluster(2) as cluster:
+        names = [f"t{number}" for number in range(8)]
+        for number, name in enumerate(names):
+            cluster.create_topic(name, 2, channels=["other"])
+            async with Producer(cluster.lookupd) as producer:
+                await producer.publish_many(name, [b"x"] * (number + 1), partition=1)
+        async with Admin(ClientConfig(tuple(cluster.lookupd))) as admin:
+            found = await admin.bounds.survey([(name, partition) for name in names for partition in (0, 1)])
+            assert [found[name, 1].end for name in names] == list(range(1, 9))
+            assert {found[name, 0].end for name in names} == {0}
+            assert asked == [None, None], "all topics of a node with one request"
+            asked.clear()
+            assert (await admin.bounds.survey([("t7", 1)]))["t7", 1].end == 8
+            assert asked == ["t7"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -45,7 +45,7 @@ def test_texts_that_do_not_match() -> None:
 async def test_answers_that_cannot_be_read() -> None:
     async with scripted_lookup() as node, LookupClient([str(node.address)]) as client:
         nodes, leader = Nodes(client.http), Leader(node.address, node.address)
-        node.set_response("/stats", {"topics": [{"topic_partition": "3"}]})
+        node.set_response("/stats", {"topics": [{"topic_name": "t", "topic_partition": "3"}]})
         node.set_response("/message/stats", "hello")
         node.set_response("/message/get", {"offset": 3})
         for asked in (
@@ -62,7 +62,7 @@ async def test_answers_that_cannot_be_read() -> None:
 async def test_nodes_that_do_not_lead() -> None:
     async with scripted_lookup() as node, LookupClient([str(node.address)]) as client:
         nodes, leader = Nodes(client.http), Leader(node.address, node.address)
-        expected = {"topic_partition": "3", "is_leader": False, "message_count": 1, "channels": None}
+        expected = {"topic_name": "t", "topic_partition": "3", "is_leader": False, "message_count": 1, "channels": None}
         expected |= {"backend_start": 0, "backend_depth": 30}
         for topics in (None, [], [expected], [{**expected, "topic_partition": "2", "is_leader": True}]):
             node.set_response("/stats", {"topics": topics})
@@ -81,9 +81,14 @@ async def test_all_partitions_of_a_leader() -> None:
         leading = {"0": True, "1": False, "5": True}
         node.set_response(
             "/stats",
-            {"topics": [{**expected, "topic_partition": key, "is_leader": leads} for key, leads in leading.items()]},
+            {
+                "topics": [
+                    {**expected, "topic_name": "t", "topic_partition": key, "is_leader": leads}
+                    for key, leads in leading.items()
+                ]
+            },
         )
-        assert list(await nodes.led(leader, "t")) == [0, 5]
+        assert list(await nodes.led(leader, "t")) == [("t", 0), ("t", 5)]
         node.set_response("/stats", {"topics": None})
         assert await nodes.led(leader, "t") == {}
         node.set_response("/stats", {"topics": [{"topic_partition": "zero"}]})

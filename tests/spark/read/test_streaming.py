@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
 import pytest
@@ -19,6 +20,7 @@ from nsqext.spark.pyspark_features import HAS_READ_LIMITS
 from nsqext.spark.schema import read_schema
 from nsqext.spark.source import NsqDataSource
 from nsqext.sync import Producer
+from tests.support.programs import ROOT
 from tests.support.spark_queries import Reading, after_slow_starts, post, run_to_end, starting, wait_for
 
 if TYPE_CHECKING:
@@ -88,6 +90,32 @@ def test_a_query_over_topics_of_all_kinds_is_restarted_and_replayed(
         for number in range(count)
     ]
     assert reading.rows() == sorted(rows)
+
+
+@pytest.mark.skipif(not HAS_READ_LIMITS, reason="PySpark 4.0 and 4.1 show no metrics")
+def test_metrics_as_the_page_shows_them(spark: SparkSession, servers: Servers, tmp_path: Path) -> None:
+    """Also of a query that is restarted and repeats a batch, and of one that is restarted otherwise."""
+    page = (ROOT / "docs/reference/spark.md").read_text(encoding="utf-8")
+    snippet = re.search(r"^```py\n(latest = .*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert snippet is not None
+    topic = servers.make_topic("metrics")
+    servers.publish(topic, bodies("metrics", 20))
+    options = {"subscribe": topic, "channel": "spark", "startingOffsets": starting(servers.first, {topic: 1})}
+    reading = Reading(spark, tmp_path / "checkpoint", servers.options | options)
+
+    def shown() -> dict[str, Any] | None:
+        given = {"json": json, "query": reading.run()}
+        exec(snippet[1], given)  # noqa: S102
+        found: dict[str, Any] | None = given["metrics"]  # type: ignore[assignment]
+        return found
+
+    first = shown()
+    assert first is not None
+    assert (first["messagesBehind"], first["behind"]) == (0, {topic: {"0": 0}})
+    reading.forget_commit()
+    assert shown() is None, "Spark repeats the batch"
+    servers.publish(topic, bodies("metrics", 5))
+    assert shown() == first | {"publishedPerSecond": 0.0}
 
 
 def test_batches_are_bounded_by_their_bytes(spark: SparkSession, servers: Servers, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ async def single_handlers(consumer: Consumer, amount: int) -> float:
         if handled == amount:
             consumer.stop()
 
-    await consumer.run()
+    await consumer.serve()
     return began
 
 
@@ -60,7 +60,7 @@ async def batch_handlers(consumer: Consumer, amount: int) -> float:
         if handled == amount:
             consumer.stop()
 
-    await consumer.run()
+    await consumer.serve()
     return began
 
 

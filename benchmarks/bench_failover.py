@@ -45,7 +45,7 @@ async def stall() -> tuple[float, float]:
                 published.append(time.perf_counter())
 
         async with anyio.create_task_group() as tasks, Producer(cluster.lookupd) as producer:
-            tasks.start_soon(consumer.run)
+            tasks.start_soon(consumer.serve)
             tasks.start_soon(publish, producer)
             await anyio.sleep(BEFORE)
             killed = time.perf_counter()

@@ -65,7 +65,7 @@ async def measure(
     async with create_task_group() as tasks, Producer(cluster.lookupd) as producer:
         for consumer in consumers:
             consumer.handler(handle)
-            tasks.start_soon(consumer.run)
+            tasks.start_soon(consumer.serve)
         with anyio.fail_after(10):
             for consumer in consumers:
                 while not consumer.connections:  # noqa: ASYNC110 - there is no event for an open consumer

@@ -68,7 +68,7 @@ async def _consume(pipe: Connection, lookupd: list[str], topic: str) -> None:
         handled.append(Handled(int(message.body), started, time.monotonic()))
 
     async with create_task_group() as tasks:
-        tasks.start_soon(consumer.run)
+        tasks.start_soon(consumer.serve)
         while not consumer.connections:  # noqa: ASYNC110 - there is no event for an open consumer
             await anyio.sleep(0.01)
         pipe.send("subscribed")
@@ -149,7 +149,7 @@ async def share(cluster: Cluster, initial_ready: int, number: int) -> tuple[int,
                 if sum(counts) == SLOW:
                     finished.set()
 
-            tasks.start_soon(consumer.run)
+            tasks.start_soon(consumer.serve)
             return consumer
 
         await producer.publish_many(topic, [BODY] * SLOW, partition=0)
@@ -184,7 +184,7 @@ async def empty(cluster: Cluster, initial_ready: int, number: int) -> tuple[floa
             spent = (time.monotonic() - began[0], time.process_time() - began[1])
             consumer.stop()
 
-    await consumer.run()
+    await consumer.serve()
     return EMPTIED / spent[0], spent[1] / EMPTIED * 1e6
 
 

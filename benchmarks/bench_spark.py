@@ -158,7 +158,7 @@ async def _consume(lookupd: str, topic: str, rows: int) -> None:
         if taken == rows:
             consumer.stop()
 
-    await consumer.run()
+    await consumer.serve()
 
 
 async def _publish(lookupd: str, topic: str, rows: int) -> None:

@@ -110,7 +110,7 @@ async def run_nsqext(work: Work) -> None:
             if work.take():
                 work.done()
 
-        await consumer.run()
+        await consumer.serve()
         return
     extra: dict[str, Any] = {}
     if work.mode.startswith("headers"):

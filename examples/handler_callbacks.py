@@ -37,7 +37,7 @@ async def consume(lookupd: str | list[str]) -> None:
             all_done.set()
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(consumer.run)
+        tasks.start_soon(consumer.serve)
         async with nsqext.Producer(lookupd=lookupd) as producer:
             for number in range(1, ORDERS + 1):
                 await producer.publish("orders", b"order %d" % number, headers={"run": run})

@@ -72,7 +72,7 @@ async def consume_partitions(address: str, topic: str, amount: int) -> float:
         if taken >= amount // 100 * 95:
             consumer.stop()
 
-    await consumer.run()
+    await consumer.serve()
     return (time.process_time() - began) / taken * 1e6
 
 

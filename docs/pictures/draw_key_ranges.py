@@ -46,7 +46,7 @@ async def consume(cluster: Cluster, stop: anyio.Event) -> None:
         await anyio.lowlevel.checkpoint()
 
     async with create_task_group() as tasks:
-        tasks.start_soon(consumer.run)
+        tasks.start_soon(consumer.serve)
         await stop.wait()
         consumer.stop()
 

@@ -29,11 +29,10 @@ from nsqext.client.settings import (
     producer_settings,
     settings_for,
 )
-from nsqext.client.tasks import BackgroundTasks, call_in_loop, first_error, stop_on_signals
+from nsqext.client.tasks import BackgroundTasks, call_in_loop, first_error, run_blocking, stop_on_signals, takes_signals
 from nsqext.errors import InvalidSetting, InvalidState, NsqError, TopicNotFound, TopicNotReady
 from nsqext.lookup.lookup import Lookup, share_lookup
 from nsqext.settings import build
-from nsqext.transport.event_loop import current_loop
 
 if TYPE_CHECKING:
     from nsqext.app.testing import AppTest
@@ -255,12 +254,17 @@ class App(Router):
 
     # Running
 
-    def run(self, *, backend: str = "asyncio", backend_options: dict[str, Any] | None = None) -> None:
-        """Run in a new event loop until SIGTERM or SIGINT, `stop`, or an error of a consumer; then drain and close.
-
-        After the first signal both signals have their default effect again.
+    def run(
+        self,
+        *,
+        signals: bool | None = None,
+        backend: str = "asyncio",
+        backend_options: dict[str, Any] | None = None,
+    ) -> None:
+        """Run `serve` in a new event loop; return when the app has drained and closed.
 
         Args:
+            signals: see `serve`.
             backend: ``asyncio`` or ``trio``.
             backend_options: see `anyio.run`, for example ``{"use_uvloop": True}``.
 
@@ -268,16 +272,15 @@ class App(Router):
             InvalidState: called in a running event loop; use `serve` there.
             NsqError: as for `serve`.
         """
-        if current_loop() is not None:
-            raise InvalidState("run() starts an event loop, and one is running", hint="await app.serve() in it")
-        anyio.run(partial(self.serve, signals=True), backend=backend, backend_options=backend_options)
+        run_blocking("app", partial(self.serve, signals=signals), backend, backend_options)
 
-    async def serve(self, *, signals: bool = False) -> None:
-        """Run in the current event loop until `stop` or an error of a consumer; then drain and close.
+    async def serve(self, *, signals: bool | None = None) -> None:
+        """Run until SIGTERM or SIGINT, `stop`, or an error of a consumer; then drain and close.
 
         Args:
-            signals: stop on SIGTERM and SIGINT; by default they are not handled. The first signal does not interrupt a
-                lifespan that begins or ends.
+            signals: whether SIGTERM and SIGINT stop it. By default True in the main thread of a program without a
+                handler for SIGTERM; a web server keeps its handler. The first signal does not interrupt a lifespan that
+                begins or ends; a second later both have their default effect again.
 
         Raises:
             InvalidSetting: a publisher for a function that is not a handler, or a handler whose
@@ -288,7 +291,7 @@ class App(Router):
         On cancellation, running handlers have ``close_timeout`` seconds to end.
         """
         self._begin()
-        if not signals:
+        if not takes_signals(signals):
             await self._main()
             return
         receiving = BackgroundTasks("app")  # until lifespans and the producer are closed

@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 import threading
-from contextlib import suppress
+import time
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from functools import partial
 from inspect import ismethod
@@ -21,11 +22,20 @@ from nsqext.errors import InvalidState
 from nsqext.transport.event_loop import current_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator
+    from types import FrameType
 
     from anyio.abc import TaskGroup
 
-__all__ = ("BackgroundTasks", "call_in_loop", "first_error", "stop_on_signals", "takes_signals")
+__all__ = (
+    "BackgroundTasks",
+    "call_in_loop",
+    "first_error",
+    "run_blocking",
+    "stop_on_signals",
+    "stopping_on_signals",
+    "takes_signals",
+)
 
 logger: logging.Logger = logging.getLogger("nsqext.tasks")
 
@@ -294,6 +304,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_event_loops)
 
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 REPEATED: Final = 1.0
 """Seconds after the first signal in which further ones are ignored."""
 
@@ -307,7 +318,7 @@ class _SignalReceiver:
 
     def __init__(self) -> None:
         self.loop: object = current_token().native_token
-        self._context = anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
+        self._context = anyio.open_signal_receiver(*_SIGNALS)
         self._signals = self._context.__enter__()
         self._open = True
         self._stops: list[Callable[[], None]] = []
@@ -381,3 +392,52 @@ async def stop_on_signals(stop: Callable[[], None], log: logging.Logger) -> None
         log.debug("signals cannot be received: %s", error)
         return
     await _receiver.wait(stop, log)
+
+
+def run_blocking(
+    what: str, serve: Callable[[], Awaitable[None]], backend: str, backend_options: dict[str, Any] | None
+) -> None:
+    """Run a coroutine function in a new event loop.
+
+    Raises:
+        InvalidState: an event loop is running.
+    """
+    if current_loop() is not None:
+        raise InvalidState("run() starts an event loop, and one is running", hint=f"await {what}.serve() in it")
+    anyio.run(serve, backend=backend, backend_options=backend_options)
+
+
+@contextmanager
+def stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Call a function on SIGTERM or SIGINT, in a program that waits in its main thread instead of an event loop.
+
+    Further signals within a second are ignored; a later one has its former effect. In another thread than the main one
+    no signal is received.
+
+    Args:
+        stop: the function; must not wait.
+    """
+    if not _in_main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    first: list[float] = []
+
+    def restore() -> None:
+        for number, action in before.items():
+            signal.signal(number, action)
+
+    def received(number: int, frame: FrameType | None) -> None:
+        if not first:
+            first.append(time.monotonic())
+            stop()
+        elif time.monotonic() - first[0] > REPEATED:
+            restore()
+            signal.raise_signal(number)
+
+    for number in _SIGNALS:
+        signal.signal(number, received)
+    try:
+        yield
+    finally:
+        restore()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import signal
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from contextvars import copy_context
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 import anyio
@@ -19,7 +18,7 @@ from nsqext.client.consumer.consumer import Consumer as AsyncConsumer
 from nsqext.client.consumer.handlers.in_flight import requeue_unanswered
 from nsqext.client.consumer.handlers.workers import MessageHandler
 from nsqext.client.consumer.message import Message as AsyncMessage
-from nsqext.client.tasks import takes_signals
+from nsqext.client.tasks import stopping_on_signals, takes_signals
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.sync.answers import AnswerQueue
 from nsqext.sync.loop import BlockingClient, shared_loop
@@ -41,8 +40,6 @@ __all__ = ("Consumer",)
 
 H = TypeVar("H", bound=Callable[..., object])
 B = TypeVar("B", bound=Callable[[MessageBatch], object])
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Consumer(BlockingClient):
@@ -233,9 +230,9 @@ class Consumer(BlockingClient):
 
         Args:
             signals: whether SIGTERM and SIGINT stop it. By default True in the main thread of a program without a
-                handler for SIGTERM. After the first signal both have their default effect again.
+                handler for SIGTERM. A second after the first signal both have their former effect again.
 
-        Raises the errors of `nsqext.Consumer.run`, and `InvalidState` if the consumer is open already.
+        Raises the errors of `nsqext.Consumer.serve`, and `InvalidState` if the consumer is open already.
         """
         if self._portal is not None:
             raise InvalidState("the consumer is open already", topic=",".join(self.topics))
@@ -243,33 +240,11 @@ class Consumer(BlockingClient):
             self._portal = portal
             self._running = True
             try:
-                with self._signals() if takes_signals(signals) else nullcontext():
-                    self._run(functools.partial(self._consumer.run, signals=False))
+                with stopping_on_signals(self.stop) if takes_signals(signals) else nullcontext():
+                    self._run(functools.partial(self._consumer.serve, signals=False))
             finally:
                 self._portal = None
                 self._running = False
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.getsignal(number) for number in _SIGNALS}
-
-        def restore() -> None:
-            for number, action in before.items():
-                signal.signal(number, action)
-
-        def received(number: int, frame: FrameType | None) -> None:
-            restore()
-            self.stop()
-
-        for number in _SIGNALS:
-            signal.signal(number, received)
-        try:
-            yield
-        finally:
-            restore()
 
     def stop(self) -> None:
         """Make `run` drain and return, or end the iteration. May be called in handlers and from any thread.

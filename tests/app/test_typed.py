@@ -277,7 +277,7 @@ async def test_a_bad_body_becomes_a_dead_letter_once(cluster: Cluster, topics: t
         async with Producer(cluster.lookupd) as producer:
             await producer.publish(topics[0], b'{"id": null}', headers={"user": "42"})
             await producer.publish(topics[0], b'{"id": 7}')
-        await consumer.run()
+        await consumer.serve()
         async with Consumer("dead", "ch", lookupd=cluster.lookupd) as letters:
             letter = await anext(letters)
             await letter.finish()

@@ -120,7 +120,7 @@ async def consuming(consumers: list[Consumer]) -> AsyncIterator[None]:
     """Run consumers; at the end stop them and wait until they have closed their connections."""
     async with anyio.create_task_group() as tasks:
         for consumer in consumers:
-            tasks.start_soon(consumer.run)
+            tasks.start_soon(consumer.serve)
         with anyio.fail_after(25):
             while not all(len(consumer.connections) == PARTITIONS for consumer in consumers):  # noqa: ASYNC110
                 await anyio.sleep(0.01)

@@ -310,7 +310,7 @@ async def test_running_a_consumer() -> None:
             if len(handled) == 6:
                 consumer.stop()
 
-        await step.run(consumer.run(signals=False))
+        await step.run(consumer.serve(signals=False))
         await eventually(lambda: not broker.serving)
         assert broker.count(b"FIN") == len(handled)
         assert not lookup.metadata._users

@@ -33,7 +33,7 @@ async def test_sigterm_drains(cluster: Cluster, topic: str) -> None:
     publish(cluster, topic, b"a")
     with anyio.fail_after(25):
         async with create_task_group() as tasks:
-            tasks.start_soon(consumer.run)
+            tasks.start_soon(consumer.serve)
             await started.wait()
             os.kill(os.getpid(), signal.SIGTERM)
             await eventually(lambda: consumer.paused)
@@ -50,7 +50,7 @@ async def test_signals_are_received_until_the_last_consumer_has_ended(cluster: C
 
     async def run(consumer: Consumer, ended: anyio.Event) -> None:
         consumer.handler(handle)
-        await consumer.run()
+        await consumer.serve()
         ended.set()
 
     both = anyio.Event(), anyio.Event()

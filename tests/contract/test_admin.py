@@ -177,7 +177,7 @@ async def test_a_batch_handler_and_the_statistics_of_its_producer(server: Server
         await producer.publish_many(server.topic, [b"x"] * 40)
         statistics = producer.statistics()
         with anyio.fail_after(DEADLINE):
-            await consumer.run(signals=False)
+            await consumer.serve(signals=False)
     assert (statistics.stored, statistics.failed, statistics.unknown, statistics.pending) == (40, 0, 0, 0)
     assert statistics.connections >= 1
     assert statistics.bytes_sent > 40

@@ -183,7 +183,7 @@ async def _handled_for_long(cluster: ClusterUnderTest, channel: str) -> None:
 
     await prepare(cluster, channel, [b"1"])
     with anyio.fail_after(DEADLINE):
-        await consumer.run(signals=False)
+        await consumer.serve(signals=False)
     assert attempts == [1]
     assert await left_over(cluster, channel) == []
 
@@ -287,7 +287,7 @@ async def test_a_handler_that_returns_finishes(cluster_under_test: ClusterUnderT
 
     await prepare(cluster_under_test, channel, [b"1", b"2", b"3"])
     with anyio.fail_after(DEADLINE):
-        await consumer.run(signals=False)
+        await consumer.serve(signals=False)
     assert handled == [b"1", b"2", b"3"]
     assert await left_over(cluster_under_test, channel) == []
 
@@ -309,7 +309,7 @@ async def test_a_message_whose_handler_raises_is_redelivered(
 
     await prepare(cluster_under_test, channel, [b"bad", b"good"])
     with anyio.fail_after(DEADLINE):
-        await consumer.run(signals=False)
+        await consumer.serve(signals=False)
     assert sorted(handled) == [(b"bad", 1), (b"bad", 2), (b"good", 1)]
     assert "this handler fails once" in caplog.text
     assert await left_over(cluster_under_test, channel) == []
@@ -331,7 +331,7 @@ async def test_closing_waits_for_the_handler_and_requeues_the_rest(
 
     await prepare(cluster_under_test, channel, bodies)
     with anyio.fail_after(DEADLINE):
-        await consumer.run(signals=False)
+        await consumer.serve(signals=False)
     assert handled == [b"0"]
     assert await left_over(cluster_under_test, channel) == bodies[1:]
 
@@ -350,7 +350,7 @@ async def test_running_handlers_end_after_a_cancellation(cluster_under_test: Clu
     await prepare(cluster_under_test, channel, [b"1", b"2"])
     with anyio.fail_after(DEADLINE):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(consumer.run)
+            tasks.start_soon(consumer.serve)
             await began.wait()
             tasks.cancel_scope.cancel()
     assert ended.is_set()
@@ -374,7 +374,7 @@ async def test_handlers_run_concurrently_if_requested(cluster_under_test: Cluste
 
     await prepare(cluster_under_test, channel, [b"1", b"2", b"3", b"4"])
     with anyio.fail_after(DEADLINE):
-        await consumer.run(signals=False)
+        await consumer.serve(signals=False)
     assert await left_over(cluster_under_test, channel) == []
 
 

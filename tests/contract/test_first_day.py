@@ -90,7 +90,7 @@ async def _wait_for_lookup(
             Producer(address, lookup_timeout=60.0) as producer,
             anyio.create_task_group() as tasks,
         ):
-            tasks.start_soon(consumer.run)
+            tasks.start_soon(consumer.serve)
             tasks.start_soon(producer.publish, topic, b"before")
             await eventually(lambda: "waiting for a partition to subscribe to" in caplog.text)
             await eventually(lambda: "no lookup service answers yet" in caplog.text)

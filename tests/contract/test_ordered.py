@@ -84,7 +84,7 @@ async def test_a_handler_that_raises_blocks_its_partition(cluster_under_test: Cl
         for body in (b"1", b"2", b"3", b"4"):
             await producer.publish(topic, body, partition=0)
     with anyio.fail_after(DEADLINE):
-        await consumer.run(signals=False)
+        await consumer.serve(signals=False)
     assert tried == [(b"1", 1), (b"2", 1), (b"2", 2), (b"2", 3), (b"3", 1), (b"4", 1)]
 
 

@@ -170,7 +170,7 @@ async def test_closing_waits_for_the_handler_and_requeues_the_rest(original: Ori
     async with Producer(original.lookupd) as producer:
         await producer.publish_many(topic, [b"%d" % number for number in range(8)])
     with anyio.fail_after(DEADLINE):
-        await consumer.run(signals=False)
+        await consumer.serve(signals=False)
     async with Consumer(topic, "ch", lookupd=original.lookupd) as successor:
         rest = await finish_all(successor, 7)
         assert await nothing_for(successor, 0.2)
@@ -193,7 +193,7 @@ async def test_messages_that_no_handler_began_with_are_redelivered_while_a_handl
         await producer.publish_many(topic, [b"%d" % number for number in range(8)])
     with anyio.fail_after(DEADLINE):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(partial(consumer.run, signals=False))
+            tasks.start_soon(partial(consumer.serve, signals=False))
             await begun.wait()
             await eventually(lambda: consumer.statistics().received == 8)
             consumer.stop()

@@ -69,7 +69,7 @@ async def honest(lookupd: str, usage: Usage, channel: str = "default") -> AsyncI
         consumer = Consumer(HONEST_TOPIC, channel, lookupd=lookupd, output_buffer_timeout=0)
         consumer.handler(peer.handle)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(partial(consumer.run, signals=False))
+            tasks.start_soon(partial(consumer.serve, signals=False))
             with anyio.fail_after(25):
                 await peer.exchange(5)
             usage.wait, usage.served = 0.0, 0

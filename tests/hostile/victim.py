@@ -83,7 +83,7 @@ async def consume(hostile: str, lookupd: str) -> None:
     """Consume from a hostile nsqd with a slow handler."""
     consumer = Consumer(TARGET, "default", nsqd=hostile, start_timeout=1.0, close_timeout=0.5, **_SHORT)
     consumer.handler(_handle)
-    await consumer.run(signals=False)
+    await consumer.serve(signals=False)
 
 
 async def consume_honest(hostile: str, lookupd: str) -> None:
@@ -99,7 +99,7 @@ async def consume_headers(hostile: str, lookupd: str) -> None:
 async def _consume(topic: str, lookupd: str) -> None:
     consumer = Consumer(topic, "default", lookupd=lookupd, concurrency=4, close_timeout=0.5)
     consumer.handler(_handle)
-    await consumer.run(signals=False)
+    await consumer.serve(signals=False)
 
 
 SCENARIOS: dict[str, Callable[[str, str], Awaitable[None]]] = {

@@ -97,7 +97,7 @@ async def test_the_first_middleware_is_the_outermost(cluster: Cluster, topic: st
             consumer.stop()
 
     with anyio.fail_after(25):
-        await consumer.run()
+        await consumer.serve()
     assert bodies == ["one", "two", "three"]
     assert events == ["outer before ch", "inner before ch", "inner after", "outer after"] * 3
 
@@ -281,7 +281,7 @@ async def test_middleware_surrounds_batch_handlers(cluster: Cluster, topic: str,
             await app.serve()
         else:
             consumer.batch_handler(max_count=2, max_wait=5.0)(handle)
-            await consumer.run()
+            await consumer.serve()
     assert events == ["outer before ch", "inner before ch", "inner after", "outer after"] * len(sizes)
 
 

@@ -81,7 +81,7 @@ async def journey(cluster: Cluster, topic: str, observers: Sequence[Middleware])
             consumer.stop()
 
     with anyio.fail_after(25):
-        await consumer.run()
+        await consumer.serve()
     assert sorted(done) == [b"one", b"three", b"two"]
 
 
@@ -190,7 +190,7 @@ async def handle_batches(cluster: Cluster, topic: str, observers: Sequence[Middl
             consumer.stop()
 
     with anyio.fail_after(25):
-        await consumer.run()
+        await consumer.serve()
 
 
 async def test_the_span_of_a_batch_links_to_all_its_publishers(cluster: Cluster, topic: str) -> None:

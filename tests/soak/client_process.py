@@ -236,7 +236,7 @@ class ClientProcess:
 
     async def _consume(self, consumer: Consumer) -> None:
         try:
-            await consumer.run(signals=False)
+            await consumer.serve(signals=False)
         except Exception as error:
             self.recorder.write("violation", text=f"a consumer of {consumer.topics[0]} ended: {error!r}")
         else:

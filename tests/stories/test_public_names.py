@@ -93,7 +93,7 @@ async def test_a_batch_handler_and_a_handler_that_leaves_its_message(lookupd: li
     async with Producer(lookupd) as producer:
         await producer.publish(topic, b"one")
         with anyio.fail_after(25):
-            await consumer.run(signals=False)
+            await consumer.serve(signals=False)
             await by_hand.start()
             await producer.publish(topic, b"two")
             await eventually(lambda: kept)

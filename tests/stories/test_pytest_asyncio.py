@@ -106,7 +106,7 @@ async def test_a_worker_handles_messages_until_its_task_is_cancelled(
     async def handle(message: Message) -> None:
         await handled.put(message.body)
 
-    worker = asyncio.create_task(consumer.run(signals=False))
+    worker = asyncio.create_task(consumer.serve(signals=False))
     await producer.publish(nsq_topic, b"work")
     async with asyncio.timeout(25):
         assert await handled.get() == b"work"

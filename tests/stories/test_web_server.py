@@ -41,7 +41,7 @@ def test_sigterm_ends_the_server_and_the_handler_finishes(nsq_cluster: Cluster, 
             async with consumer:
                 yield
         else:
-            task = asyncio.create_task(consumer.run())
+            task = asyncio.create_task(consumer.serve())
             yield
             consumer.stop()
             await task

@@ -110,7 +110,7 @@ async def running(consumer: Consumer, body: Callable[[], Awaitable[object]], *no
     """
     with _plain_errors():
         async with create_task_group() as tasks:
-            tasks.start_soon(consumer.run)
+            tasks.start_soon(consumer.serve)
             try:
                 await body()
             finally:

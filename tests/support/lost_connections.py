@@ -149,7 +149,7 @@ class LossyConsumers:
         wanted = sum(map(len, messages.values()))
         async with create_task_group() as tasks:
             for consumer in self._consumers:
-                tasks.start_soon(lambda consumer: consumer.run(signals=False), consumer)
+                tasks.start_soon(lambda consumer: consumer.serve(signals=False), consumer)
             with anyio.fail_after(PATIENCE):
                 await eventually(
                     lambda: all(len(consumer.connections) == len(messages) for consumer in self._consumers)

@@ -108,12 +108,12 @@ async def share_of_a_late_consumer(
         consumer.handler(handler_of(position))
     with anyio.fail_after(DEADLINE):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(consumers[0].run)
+            tasks.start_soon(consumers[0].serve)
             while not consumers[0].connections:  # noqa: ASYNC110 - there is no event for an open consumer
                 await anyio.sleep(0.01)
             await publish([b"x"] * 150)
             await late.wait()
-            tasks.start_soon(consumers[1].run)
+            tasks.start_soon(consumers[1].serve)
             while not consumers[1].connections:  # noqa: ASYNC110 - as above
                 await anyio.sleep(0.01)
             joined.set()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import signal
+import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,14 +17,15 @@ from nsqext.cli.connection import Connection, connected
 from nsqext.cli.files.message_files import MessageFiles
 from nsqext.cli.message_record import message_record
 from nsqext.cli.output import counted
+from nsqext.client.tasks import stop_on_signals
 from nsqext.errors import MessageNotInFlight
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from nsqext import Consumer
 
-    from nsqext import Consumer, Message
+__all__ = ("run",)
 
-__all__ = ("batches", "run")
+logger: logging.Logger = logging.getLogger("nsqext.record")
 
 _MEGABYTE = 1 << 20
 
@@ -73,49 +75,17 @@ async def _record(
     connection: Connection, consumer: Consumer, files: MessageFiles, size: int, linger: float, *, until_end: bool
 ) -> None:
     count = 0
-
-    async def stop_on_signal() -> None:
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async for _ in signals:
-                consumer.stop()
-                return
-
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(stop_on_signal)
+        tasks.start_soon(stop_on_signals, consumer.stop, logger)
         async with consumer:
             if until_end:
                 tasks.start_soon(connection.stop_when_drained, consumer)
-            async for messages in batches(consumer, size, linger):
+            async for messages in consumer.batches(max_count=size, max_wait=linger):
                 await run_sync(files.append, [message_record(message) for message in messages])
-                for message in messages:
-                    try:
-                        await message.finish()
-                    except MessageNotInFlight:
-                        continue  # the connection was lost: the message is redelivered and recorded again
+                with suppress(MessageNotInFlight):  # they are redelivered and recorded again
+                    await messages.finish()
                 count += len(messages)
         tasks.cancel_scope.cancel()
     files.close()
     text = f"{counted(count, 'message')} of {consumer.topics[0]} recorded"
     connection.show({"topic": consumer.topics[0], "recorded": count}, text)
-
-
-async def batches(consumer: Consumer, size: int, linger: float) -> AsyncIterator[list[Message]]:
-    """Yield received messages in batches, until the consumer is stopped.
-
-    Args:
-        consumer: an open consumer.
-        size: largest number of messages in a batch.
-        linger: seconds that a batch waits for further messages.
-    """
-    ended = False
-    while not ended:
-        messages: list[Message] = []
-        try:
-            messages.append(await anext(consumer))
-            with anyio.move_on_after(linger):
-                while len(messages) < size:
-                    messages.append(await anext(consumer))
-        except StopAsyncIteration:
-            ended = True
-        if messages:
-            yield messages

@@ -90,7 +90,7 @@ async def _measure(load: _Load, producer: Producer, consumer: Consumer) -> None:
 
     # from before the connection: whole batches are received before the first message is handled, which takes time
     begun = _clock()
-    await consumer.run(signals=False)
+    await consumer.serve(signals=False)
     if ended:
         _report("consume", load.count, ended - begun, [])
 

@@ -196,7 +196,7 @@ async def _relay(connection: Connection, consumer: Consumer, send: Send, *, unti
     async with anyio.create_task_group() as tasks:
         if until_end:
             tasks.start_soon(connection.stop_when_drained, consumer)
-        await consumer.run(signals=True)
+        await consumer.serve(signals=True)
         tasks.cancel_scope.cancel()
     text = f"{counted(count, 'message')} of {consumer.topics[0]} relayed"
     connection.show({"topic": consumer.topics[0], "relayed": count}, text)

@@ -240,7 +240,7 @@ async def _follow(
     async with anyio.create_task_group() as tasks:
         if reading.until_end:
             tasks.start_soon(connection.stop_when_drained, consumer)
-        await consumer.run(signals=True)
+        await consumer.serve(signals=True)
         tasks.cancel_scope.cancel()
     if broken:
         raise broken[0]

@@ -63,7 +63,7 @@ def run(
             )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(connection.stop_when_drained, consumer)
-            await consumer.run(signals=False)  # ^C ends the search with code 130
+            await consumer.serve(signals=False)  # ^C ends the search with code 130
             tasks.cancel_scope.cancel()
         async with connection.admin() as admin:
             parts = {part.partition: part for part in (await admin.stats(topic)).partitions} if found else {}

@@ -162,9 +162,10 @@ def run(
 ) -> None:
     """Run an NSQ cluster in one process: nsqd and nsqlookupd of either generation.
 
-    ^C or SIGTERM closes the servers gracefully; a second one exits immediately.
+    ^C or SIGTERM closes the servers gracefully; a second one, after a second, exits immediately.
     """
     from nsqext.broker import Cluster
+    from nsqext.client.tasks import stopping_on_signals
 
     topics = dict(parse_topic(text) for text in topic or ())
     for arguments in topics.values():
@@ -172,8 +173,12 @@ def run(
             arguments.setdefault("channels", [DEFAULT_CHANNEL])
     options = _cluster_options(addresses, protection, lease)
     page_options = web_options("127.0.0.1", write=True) if page.web else None
-    ending = _event_of_signals()
-    with Cluster(nodes, lookupds=lookupds, generation=generation, data_path=data_path, options=options) as cluster:
+    ending = threading.Event()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # of a second ^C
+    with (
+        stopping_on_signals(ending.set),
+        Cluster(nodes, lookupds=lookupds, generation=generation, data_path=data_path, options=options) as cluster,
+    ):
         for name, arguments in topics.items():
             cluster.create_topic(name, **arguments)
         kept = f"messages in {data_path}" if data_path else "messages in memory"
@@ -200,19 +205,6 @@ def _cluster_options(addresses: Addresses, protection: Protection, lease: float)
         http_hosts=tuple(protection.http_host or ()),
         tls=TlsFiles(*tls).context() if tls else None,
     )
-
-
-def _event_of_signals() -> threading.Event:
-    """Return an event that SIGTERM or ^C sets; a second signal ends the process."""
-    ending = threading.Event()
-
-    def end(number: int, _: object) -> None:
-        ending.set()
-        signal.signal(number, signal.SIG_DFL)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
-    return ending
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from nsqext.web import WebOptions
 
 __all__ = ("AUTH_VARIABLE", "WEB_PORT", "run", "web_options")
+
+logger: logging.Logger = logging.getLogger("nsqext.web")
 
 WEB_PORT = 8171
 AUTH_VARIABLE = "NSQEXT_WEB_BASIC_AUTH"
@@ -105,16 +107,14 @@ def web_options(
 
 
 async def _serve_until_signal(lookupd: str | Sequence[str], options: WebOptions, address: Address) -> None:
+    from nsqext.client.tasks import stop_on_signals
     from nsqext.web import WebPage
     from nsqext.web.server import listen, serve
 
     page = WebPage(lookupd, options)
     with listen(address) as listener:
         bound = Address(address.host, listener.getsockname()[1])
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async with anyio.create_task_group() as tasks:
-                await tasks.start(serve, page, listener)
-                print(f"http://{bound}/ ({'write' if options.write else 'read only'})", flush=True)
-                async for _ in signals:
-                    tasks.cancel_scope.cancel()
-                    return
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(stop_on_signals, tasks.cancel_scope.cancel, logger)
+            await tasks.start(serve, page, listener)
+            print(f"http://{bound}/ ({'write' if options.write else 'read only'})", flush=True)

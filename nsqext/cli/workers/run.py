@@ -178,11 +178,11 @@ class Supervisor:
         """Return the state of each worker by number; one that does not respond in time is not live."""
         self._statuses.clear()
         asked = {number: process.stdin for number, process in self._processes.items()}
-        for stdin in asked.values():
-            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-                if stdin is not None:
-                    await stdin.send(b"?")
         with anyio.move_on_after(_STATUS_TIMEOUT):
+            for stdin in asked.values():
+                with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                    if stdin is not None:
+                        await stdin.send(b"?")
             while not self._statuses.keys() >= asked.keys() & self._processes.keys():
                 await self._reported.wait()
         missing = WorkerStatus(live=False, ready=False, reasons=("does not respond",))

@@ -17,7 +17,7 @@ from nsqext.client.consumer.subscriptions.topics import TopicSelection
 from nsqext.client.consumer.typed.parameters import message_handler
 from nsqext.client.middleware import Middleware, check_middleware, surround_batch_handler, surround_handler
 from nsqext.client.settings import consumer_schema, consumer_settings
-from nsqext.client.tasks import stop_on_signals, takes_signals
+from nsqext.client.tasks import run_blocking, stop_on_signals, takes_signals
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.lookup.lookup import Lookup, metadata_cache, share_lookup, values_of
 from nsqext.protocol.names import check_channel
@@ -47,8 +47,8 @@ B = TypeVar("B", bound=Callable[[MessageBatch], Awaitable[object]])
 class Consumer:
     """Consumes one or several topics through a channel, from the leaders of all partitions, on asyncio and trio.
 
-    With a handler: `run` it, or `start` it and `aclose` it later. Without one: open it with ``async with`` (or `start`)
-    and iterate over it.
+    With a handler: `run` it, or `serve` it in an event loop, or `start` it and `aclose` it later. Without one: open it
+    with ``async with`` (or `start`) and iterate over it.
 
     Several topics share ``max_in_flight``, the handlers and the backoff. Those that match a pattern are consumed as
     soon as the lookup service lists them, within ``lookup_poll_interval``, and left when they are deleted.
@@ -242,13 +242,33 @@ class Consumer:
 
     # Opening and closing
 
-    async def run(self, *, signals: bool | None = None) -> None:
+    def run(
+        self,
+        *,
+        signals: bool | None = None,
+        backend: str = "asyncio",
+        backend_options: dict[str, Any] | None = None,
+    ) -> None:
+        """Run `serve` in a new event loop; return when it has drained and closed.
+
+        Args:
+            signals: see `serve`.
+            backend: ``asyncio`` or ``trio``.
+            backend_options: see `anyio.run`, for example ``{"use_uvloop": True}``.
+
+        Raises:
+            InvalidState: called in a running event loop; use `serve` there.
+            NsqError: as for `serve`.
+        """
+        run_blocking("consumer", partial(self.serve, signals=signals), backend, backend_options)
+
+    async def serve(self, *, signals: bool | None = None) -> None:
         """Consume with the handler until cancelled, until SIGTERM or SIGINT, or until `stop`; then drain and close.
 
         Args:
             signals: whether SIGTERM and SIGINT stop it. By default True in the main thread of a program without a
-                handler for SIGTERM; a web server keeps its handler. After the first signal both have their default
-                effect again.
+                handler for SIGTERM; a web server keeps its handler. A second after the first signal both have their
+                default effect again.
 
         Raises:
             InvalidState: there is no handler, or the consumer was opened before.
@@ -285,7 +305,7 @@ class Consumer:
 
         Raises:
             InvalidState: it was opened before, or shares a `nsqext.Lookup` that another event loop uses.
-            NsqError: it cannot start, as for `run`.
+            NsqError: it cannot start, as for `serve`.
         """
         await self._start()
         return self
@@ -318,7 +338,7 @@ class Consumer:
         await self.aclose()
 
     def stop(self) -> None:
-        """Make `run` drain and return, or end the iteration. May be called in handlers and from any thread.
+        """Make `run` or `serve` drain and return, or end the iteration. May be called in handlers and from any thread.
 
         Returns immediately.
         """

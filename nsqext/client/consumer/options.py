@@ -122,7 +122,7 @@ class HandlerSettings(TypedDict, total=False):
     """A filter on an extend header, applied by the server."""
     key: str | KeyOf | None
     """The key of a message, as the name of the extend header that carries it (``##key`` is the one that
-    ``publish(key=…)`` writes), or as a function of the message. `Consumer.run` then keeps the messages of a key in
+    ``publish(key=…)`` writes), or as a function of the message. `Consumer.serve` then keeps the messages of a key in
     their order: its ``concurrency`` handlers are lanes, each for a share of the keys. A message that is requeued
     waits in the consumer, in front of later ones of its key, while other keys continue; backoff has no effect.
     Messages that wait for their key do not count towards ``max_in_flight``, up to that number of them.

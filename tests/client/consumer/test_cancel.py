@@ -73,7 +73,7 @@ async def _once(kind: str, turns: int, lookup: str) -> None:
         with anyio.CancelScope() as scope:
             tasks.start_soon(_cancel_after, turns, scope)
             if kind == "run":
-                await consumer.run()
+                await consumer.serve()
             async with consumer:
                 if kind == "body":
                     await anyio.sleep_forever()

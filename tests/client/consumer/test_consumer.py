@@ -118,7 +118,7 @@ async def test_stop_from_a_handler(cluster: Cluster, topic: str) -> None:
 
     publish(cluster, topic, b"a", b"b")
     with anyio.fail_after(25):
-        await consumer.run()
+        await consumer.serve()
     await eventually(lambda: depth(cluster, topic) == 1)
 
 
@@ -268,7 +268,7 @@ async def test_a_channel_that_is_not_registered_is_raised(cluster: Cluster, topi
     consumer = Consumer(name, "unknown", lookupd=cluster.lookupd, **QUICK)
     consumer.handler(_ignore)
     with anyio.fail_after(25), pytest.raises(ChannelNotRegistered):
-        await consumer.run()
+        await consumer.serve()
 
 
 async def _ignore(message: Message) -> None:

@@ -148,7 +148,7 @@ async def test_consumers_of_a_key_failover_channel_share_the_keys(cluster: Clust
         consumers.append(consumer)
     async with create_task_group() as tasks:
         for consumer in consumers:
-            tasks.start_soon(consumer.run)
+            tasks.start_soon(consumer.serve)
         await eventually(lambda: all(len(consumer.connections) == 2 for consumer in consumers))
         async with Producer(cluster.lookupd) as producer:
             await producer.publish_many(topic, made)
@@ -191,7 +191,7 @@ async def test_consumers_that_share_the_keys_use_all_of_their_lanes(cluster: Clu
         consumers.append(consumer)
     async with create_task_group() as tasks, Producer(cluster.lookupd) as producer:
         for consumer in consumers:
-            tasks.start_soon(consumer.run)
+            tasks.start_soon(consumer.serve)
         await eventually(lambda: all(consumer.connections for consumer in consumers))
         await producer.publish_many(topic, [OutgoingMessage(b"x", key=f"key-{n}") for n in range(600)], partition=0)
         with anyio.fail_after(25):
@@ -273,7 +273,7 @@ async def test_a_key_function_that_fails_ends_the_consumer(cluster: Cluster, top
     async with Producer(cluster.lookupd) as producer:
         await producer.publish(topic, b"x")
     with anyio.fail_after(25), pytest.raises(InvalidInput, match="key function failed"):
-        await consumer.run()
+        await consumer.serve()
 
 
 async def test_another_type_is_refused_at_once(cluster: Cluster, topic: str) -> None:
@@ -405,7 +405,7 @@ async def test_the_type_survives_a_change_of_leader(cluster: Cluster, topic: str
 
     other = next(node for node in cluster.nodes if node != cluster.leader(name))
     async with create_task_group() as tasks, Producer(cluster.lookupd) as producer:
-        tasks.start_soon(consumer.run)
+        tasks.start_soon(consumer.serve)
         await producer.publish_many(name, made[:100])
         await eventually(lambda: len(seen) > 50)
         await anyio.to_thread.run_sync(cluster.move_leader, name, 0, other)

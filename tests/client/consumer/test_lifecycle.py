@@ -88,7 +88,7 @@ async def test_aclose_in_a_handler_ends_the_run(cluster: Cluster, topic: str) ->
 
     publish(cluster, topic, b"a")
     with anyio.fail_after(25):
-        await consumer.run()
+        await consumer.serve()
     await eventually(lambda: not depth(cluster, topic))
 
 
@@ -111,7 +111,7 @@ async def test_the_handler_that_a_program_has_for_sigterm_stays(cluster: Cluster
     else:
         consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK)
         consumer.handler(handle)
-        run, stop = consumer.run, consumer.stop
+        run, stop = consumer.serve, consumer.stop
     before = signal.signal(signal.SIGTERM, mine)
     try:
         async with create_task_group() as tasks:
@@ -135,7 +135,7 @@ async def test_one_signal_ends_all_consumers_of_a_program(cluster: Cluster, topi
         async with create_task_group() as tasks:
             for consumer in consumers:
                 consumer.handler(handle)
-                tasks.start_soon(consumer.run)
+                tasks.start_soon(consumer.serve)
             await eventually(lambda: all(consumer.connections for consumer in consumers))
             await anyio.wait_all_tasks_blocked()
             signal.raise_signal(signal.SIGTERM)
@@ -153,7 +153,7 @@ async def test_signals_are_received_before_the_first_message(cluster: Cluster, t
     before = signal.signal(signal.SIGTERM, lambda *given: missed.append(given))
     try:
         with anyio.move_on_after(10):
-            await consumer.run(signals=True)
+            await consumer.serve(signals=True)
         assert not missed
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -234,7 +234,7 @@ async def test_an_error_that_prevents_the_start_is_raised_and_not_logged_as_well
                 async with consumer:
                     await anext(consumer)
             else:
-                await (consumer.start() if way == "start" else consumer.run())
+                await (consumer.start() if way == "start" else consumer.serve())
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
@@ -368,7 +368,7 @@ async def test_the_error_of_a_run_is_never_a_group(caplog: pytest.LogCaptureFixt
         """Do nothing."""
 
     with suppress(LookupFailed):
-        await consumer.run()
+        await consumer.serve()
         raise AssertionError("it ran")
 
 

@@ -29,7 +29,7 @@ async def test_a_dead_letter_describes_its_origin_and_is_replayed_to_it() -> Non
             consumer.stop()
 
         async with anyio.create_task_group() as tasks, Producer(cluster.lookupd) as producer:
-            tasks.start_soon(lambda: consumer.run(signals=False))
+            tasks.start_soon(lambda: consumer.serve(signals=False))
             await producer.publish("orders", b"42", key="ann", headers={"a": "b"}, tag="red", trace_id=7)
             async with Consumer("dead", "look", lookupd=cluster.lookupd, **quick()) as letters:
                 letter = await anext(letters)

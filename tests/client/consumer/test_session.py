@@ -30,7 +30,7 @@ async def test_the_order_of_the_end() -> None:
             await go_on.wait()
 
         async with create_task_group() as tasks:
-            tasks.start_soon(consumer.run)
+            tasks.start_soon(consumer.serve)
             peer = await node.accept()
             await peer.expect("SUB")
             await peer.answer()
@@ -58,7 +58,7 @@ async def test_handlers_may_end_within_close_timeout_when_run_is_cancelled(clust
 
     publish(cluster, topic, b"a")
     async with create_task_group() as tasks:
-        tasks.start_soon(consumer.run)
+        tasks.start_soon(consumer.serve)
         await started.wait()
         tasks.cancel_scope.cancel()
         with anyio.CancelScope(shield=True):
@@ -103,7 +103,7 @@ async def test_messages_of_cancelled_handlers_are_requeued_before_closing(lanes:
                     raise Requeue(7.0, backoff=False)
 
         async with create_task_group() as tasks:
-            tasks.start_soon(consumer.run)
+            tasks.start_soon(consumer.serve)
             peer = await node.accept()
             await peer.expect("SUB")
             await peer.answer()
@@ -134,7 +134,7 @@ async def test_an_ordered_message_is_requeued_by_the_end_of_the_connection() -> 
             await anyio.sleep_forever()
 
         async with create_task_group() as tasks:
-            tasks.start_soon(consumer.run)
+            tasks.start_soon(consumer.serve)
             peer = await node.accept()
             await peer.expect("SUB_ORDERED")
             await peer.answer()
@@ -247,7 +247,7 @@ async def test_the_messages_behind_one_whose_key_cannot_be_read_are_requeued_on_
 
         async def run() -> None:
             with pytest.raises(InvalidInput, match="the key function failed"):
-                await consumer.run(signals=False)
+                await consumer.serve(signals=False)
 
         tasks.start_soon(run)
         peer = await node.accept()
@@ -275,7 +275,7 @@ async def test_messages_of_cancelled_handlers_are_redelivered_at_once(generation
             consumer.stop()
             await anyio.sleep_forever()
 
-        await consumer.run(signals=False)
+        await consumer.serve(signals=False)
         async with Consumer("t", "ch", lookupd=cluster.lookupd, **QUICK) as successor:
             again = await successor.__anext__()
             assert (again.body, again.attempts) == (b"a", 2)
@@ -294,7 +294,7 @@ async def test_a_handler_that_ignores_its_cancellation_does_not_keep_the_connect
                 await left.wait()
 
         async with create_task_group() as tasks:
-            tasks.start_soon(consumer.run)
+            tasks.start_soon(consumer.serve)
             peer = await node.accept()
             await peer.expect("SUB")
             await peer.answer()
@@ -334,7 +334,7 @@ async def test_errors_that_a_handler_may_not_raise_are_raised_unchanged(
 
     publish(cluster, topic, b"a")
     with pytest.raises(SystemExit):
-        await consumer.run()
+        await consumer.serve()
 
 
 async def test_a_consumer_is_used_once(cluster: Cluster, topic: str) -> None:
@@ -342,7 +342,7 @@ async def test_a_consumer_is_used_once(cluster: Cluster, topic: str) -> None:
     with pytest.raises(InvalidState, match="not open"):
         await consumer.__anext__()
     with pytest.raises(InvalidState, match="no handler"):
-        await consumer.run()
+        await consumer.serve()
     async with consumer:
         pass
     with pytest.raises(InvalidState, match="once"):

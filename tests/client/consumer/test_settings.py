@@ -79,7 +79,7 @@ async def test_a_sample_of_the_messages(cluster: Cluster, topic: str) -> None:
             seen.append(message.body)
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(consumer.run)
+            tasks.start_soon(consumer.serve)
             await eventually(lambda: not depth(cluster, topic))
             consumer.stop()
     assert 150 < len(seen) < 500
@@ -128,7 +128,7 @@ async def test_a_handler_that_failed_for_long_continues_when_it_is_repaired(clus
             done.add(message.body)
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(consumer.run)
+            tasks.start_soon(consumer.serve)
             await eventually(lambda: len(done) == 20)
             await eventually(lambda: consumer.backoff.level == 0)
             await eventually(lambda: not depth(cluster, topic))

@@ -170,7 +170,7 @@ async def test_the_producer_of_dead_letters_asks_with_its_consumer(cluster: Clus
 
     publish(cluster, topic_a, b"x")
     with anyio.fail_after(25):
-        await consumer.run()
+        await consumer.serve()
     assert depth(cluster, topic_b) == 1
     assert (asked.lists(), asked.pools, asked.open_pools) == (1, 1, 0)
 

@@ -66,7 +66,7 @@ async def test_closing_on_the_original_nsq_requeues_all_messages(lanes: bool) ->
         bodies = [b"a%d" % number for number in range(8)]
         async with Producer(cluster.lookupd) as producer:
             await producer.publish_many("fresh", bodies)
-        await consumer.run(signals=False)
+        await consumer.serve(signals=False)
         async with Consumer("fresh", "ch", lookupd=cluster.lookupd, **quick()) as successor:
             rest = await take(successor, 8 - len(handled))
         assert sorted(handled + rest) == bodies

@@ -173,7 +173,7 @@ async def test_messages_in_handlers_are_touched() -> None:
                 await done.wait()
 
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(subject.run)
+                tasks.start_soon(subject.serve)
                 peer = await serve(node)
                 await peer.raw(message(1))
                 assert await tape(peer, 2) == ["TOUCH 1", "TOUCH 1"]

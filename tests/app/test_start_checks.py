@@ -1,0 +1,248 @@
+"""Mistakes that an app reports when it is written or started, each once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from secrets import token_hex
+from typing import Any
+
+import anyio
+import pytest
+
+from nsqext import App, Consumer, Message, Producer, Reject, sync
+from nsqext.broker import Cluster
+from nsqext.errors import InvalidSetting
+
+pytestmark = pytest.mark.anyio
+
+NOWHERE = "127.0.0.1:1"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """One node."""
+    with Cluster(nodes=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> str:
+    """A fresh topic with the channel ``ch``."""
+    name = f"t_{token_hex(4)}"
+    cluster.create_topic(name, channels=["ch"])
+    return name
+
+
+async def nothing(message: Message) -> None:
+    """Handle nothing."""
+
+
+def warnings(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
+    """Return the warnings that contain a text."""
+    found = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    return [message for message in found if text in message]
+
+
+async def test_two_handlers_of_the_same_topic_and_channel_are_refused() -> None:
+    app = App(NOWHERE)
+    app.handler(["orders", "refunds"], "billing")(nothing)
+    for topics in ("refunds", "ord*", ["other", "orders"]):
+        with pytest.raises(InvalidSetting, match=r"two handlers consume (orders|refunds)/billing.*use another channel"):
+            app.handler(topics, "billing")(nothing)
+    app.handler("orders", "audit")(nothing)
+    app.handler("other", "billing")(nothing)
+    assert len(app.consumers) == 3
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "refused"),
+    [
+        ({"tag": "a"}, {"tag": "b"}, False),
+        ({"tag": "a"}, {}, False),
+        ({"tag": "a"}, {"tag": "a"}, True),
+        ({"partitions": (0,)}, {"partitions": (1,)}, False),
+        ({"partitions": (0,)}, {"partitions": (0,)}, True),
+        ({"max_attempts": 2}, {"max_attempts": 3}, True),
+    ],
+)
+async def test_handlers_of_the_same_channel_have_different_tags_or_partitions(
+    first: dict[str, Any], second: dict[str, Any], refused: bool
+) -> None:
+    app = App(NOWHERE)
+    app.handler("orders", "billing", **first)(nothing)
+    try:
+        app.handler("orders", "billing", **second)(nothing)
+    except InvalidSetting as error:
+        assert refused, error
+    else:
+        assert not refused
+
+
+async def test_a_second_parameter_without_annotation_is_refused() -> None:
+    app = App(NOWHERE)
+
+    async def bare(message: Message, order) -> None:  # type: ignore[no-untyped-def]
+        pass
+
+    async def two_bare(message, order) -> None:  # type: ignore[no-untyped-def]
+        pass
+
+    for function in (bare, two_bare):
+        with pytest.raises(InvalidSetting, match=r"the parameter order of the handler .* has no annotation.*order: Order"):
+            app.handler("orders", "billing")(function)
+
+    @app.handler("orders", "billing")
+    async def one_bare(message) -> None:  # type: ignore[no-untyped-def]
+        pass
+
+
+async def test_a_missing_topic_of_a_publisher_is_one_warning(
+    cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    existing, missing = f"e_{token_hex(4)}", f"m_{token_hex(4)}"
+    cluster.create_topic(existing, channels=["ch"])
+    app = App(cluster.lookupd)
+
+    @app.handler(topic, "ch")
+    @app.publisher(existing)
+    @app.publisher(missing)
+    async def handle(message: Message) -> None:
+        pass
+
+    with anyio.fail_after(25):
+        async with app:
+            pass
+    (found,) = warnings(caplog, "results of handlers cannot be published")
+    assert missing in found
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [("missing", "cannot be published"), ("plain", "Admin.upgrade_topic"), ("extend", "")]
+)
+async def test_the_dead_letter_topic_is_checked_at_the_start(
+    cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixture, kind: str, text: str
+) -> None:
+    dead = f"d_{token_hex(4)}"
+    if kind != "missing":
+        cluster.create_topic(dead, extend=kind == "extend", channels=["ch"])
+    consumer = Consumer(topic, "ch", cluster.lookupd, max_attempts=1, dead_letter=dead)
+    consumer.handler(reject)
+    async with Producer(cluster.lookupd) as producer, consumer:
+        if kind == "extend":
+            await producer.publish(topic, b"x")
+            await received_from(cluster, dead)
+        else:
+            await logged(caplog, "dead letters")
+    found = warnings(caplog, "dead letters")
+    assert len(found) == (kind != "extend"), found
+    assert all(text in one and dead in one for one in found)
+
+
+async def reject(message: Message) -> None:
+    """Reject every message."""
+    raise Reject
+
+
+async def received_from(cluster: Cluster, topic: str) -> None:
+    """Receive a message of a topic."""
+    consumer = Consumer(topic, "ch", cluster.lookupd)
+    with anyio.fail_after(25):
+        async with consumer:
+            await (await anext(consumer)).finish()
+
+
+async def logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    """Wait for a warning."""
+    with anyio.fail_after(25):
+        while not warnings(caplog, text):  # noqa: ASYNC110 - a log record is no event
+            await anyio.sleep(0.01)
+
+
+@pytest.mark.parametrize("dead_letter", [None, "dead"])
+@pytest.mark.parametrize("asked", [False, True])
+async def test_max_attempts_on_an_ordered_topic_is_one_warning_that_names_reject_ordered(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, dead_letter: str | None, asked: bool
+) -> None:
+    name = f"o_{token_hex(4)}"
+    cluster.create_topic(name, partitions=2, ordered=True, channels=["ch"])
+    given: dict[str, Any] = {"max_attempts": 3, "dead_letter": dead_letter}
+    consumer = Consumer(name, "ch", cluster.lookupd, **given, **({"reject_ordered": True} if asked else {}))
+    consumer.handler(nothing)
+    async with consumer:
+        assert len(consumer.connections) == 2
+    found = warnings(caplog, "the topic is ordered")
+    assert len(found) == (not asked)
+    assert all("set reject_ordered=True" in one for one in found)
+    assert all(("max_attempts and dead_letter" in one) == bool(dead_letter) for one in found)
+
+
+async def test_reject_on_an_ordered_topic_names_reject_ordered(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = f"o_{token_hex(4)}"
+    cluster.create_topic(name, ordered=True, channels=["ch"])
+    consumer = Consumer(name, "ch", cluster.lookupd, requeue_delay=0.0, backoff="off")
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        if message.attempts == 1:
+            raise Reject
+        consumer.stop()
+
+    async with Producer(cluster.lookupd) as producer:
+        await producer.publish(name, b"x")
+    with anyio.fail_after(25):
+        await consumer.serve()
+    (found,) = warnings(caplog, "an ordered message is not rejected")
+    assert "set reject_ordered=True" in found
+
+
+async def test_a_blocking_client_in_an_event_loop_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    clients = [
+        ("producer", lambda: sync.Producer(NOWHERE)),
+        ("consumer", lambda: sync.Consumer("orders", "ch", NOWHERE)),
+    ]
+    for name, make in clients:
+        caplog.clear()
+        make()
+        (found,) = warnings(caplog, "running event loop")
+        assert found.startswith(f"a blocking {name} ")
+        caplog.clear()
+        await anyio.to_thread.run_sync(make)
+        assert not warnings(caplog, "running event loop")
+
+
+async def test_an_app_is_not_ready_while_lookup_is_down(cluster: Cluster, topic: str) -> None:
+    app = App(NOWHERE, start_timeout=0.05, lookup_timeout=60.0)
+    app.handler(topic, "ch")(nothing)
+    async with app:
+        health = app.health()
+    assert (health.live, health.ready) == (True, False)
+    assert f"{topic}/ch: no partition is connected" in health.reasons[0]
+
+
+async def test_an_app_is_not_ready_while_a_partition_is_not_subscribed(cluster: Cluster) -> None:
+    name = f"t_{token_hex(4)}"
+    cluster.create_topic(name, partitions=2, channels=["ch"])
+    app = App(cluster.lookupd)
+    app.handler([name, f"{name}_later"], "ch", start_timeout=0.2)(nothing)
+    async with app:
+        (consumer,) = app.consumers
+        with anyio.fail_after(25):
+            while len(consumer.connections) < 2:  # noqa: ASYNC110 - there is no event for it
+                await anyio.sleep(0.01)
+        assert app.health().reasons == (f"{name},{name}_later/ch: not all partitions are subscribed yet",)
+        cluster.create_topic(f"{name}_later", channels=["ch"])
+        with anyio.fail_after(25):
+            while not app.health().ready:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+        assert len(consumer.connections) == 3
+
+
+async def test_run_in_a_running_event_loop_names_serve() -> None:
+    consumer = Consumer("orders", "ch", NOWHERE)
+    consumer.handler(nothing)
+    for what, run in (("consumer", consumer.run), ("app", App(NOWHERE).run)):
+        with pytest.raises(Exception, match=rf"one is running: await {what}.serve\(\) in it"):
+            run()

@@ -311,10 +311,17 @@ async def test_a_handler_closes_its_app(cluster: Cluster, topics: tuple[str, str
                 await anyio.sleep(0.01)
 
 
-async def test_serve_leaves_signals_to_the_program(cluster: Cluster, topics: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("signals", "handled", "left"), [(None, False, False), (None, True, True), (False, False, True)]
+)
+async def test_serve_leaves_signals_to_a_program_that_handles_them(
+    cluster: Cluster, topics: tuple[str, str], signals: bool | None, handled: bool, left: bool
+) -> None:
     app = App(cluster.lookupd)
     found: list[object] = []
-    before = signal.getsignal(signal.SIGTERM)
+    original = signal.getsignal(signal.SIGTERM)
+    before = (lambda number, frame: None) if handled else signal.SIG_DFL
+    signal.signal(signal.SIGTERM, before)
 
     @app.handler(topics[0], "ch")
     async def handle(message: Message) -> None:
@@ -326,9 +333,13 @@ async def test_serve_leaves_signals_to_the_program(cluster: Cluster, topics: tup
         await app.producer.publish(topics[0], b"x")
         yield
 
-    with anyio.fail_after(25):
-        await app.serve()
-    assert found == [before]
+    try:
+        with anyio.fail_after(25):
+            await app.serve(signals=signals)
+        assert signal.getsignal(signal.SIGTERM) == before
+    finally:
+        signal.signal(signal.SIGTERM, original)
+    assert (found == [before]) == left
 
 
 async def test_the_settings_of_an_app_reach_producer_and_consumers() -> None:

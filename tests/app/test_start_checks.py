@@ -89,7 +89,9 @@ async def test_a_second_parameter_without_annotation_is_refused() -> None:
         pass
 
     for function in (bare, two_bare):
-        with pytest.raises(InvalidSetting, match=r"the parameter order of the handler .* has no annotation.*order: Order"):
+        with pytest.raises(
+            InvalidSetting, match=r"the parameter order of the handler .* has no annotation.*order: Order"
+        ):
             app.handler("orders", "billing")(function)
 
     @app.handler("orders", "billing")

@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +43,14 @@ async def handle(body: str) -> None:
     await anyio.sleep(0.05)
     with open("handled", "a") as file:
         file.write(f"{prefix}{{body}} {{os.getpid()}}\\n")
+"""
+
+FINISHES_SLOWLY = """
+@app.lifespan
+async def drains(app):
+    yield
+    await anyio.sleep(0.5)
+    print("the lifespan has ended", file=sys.stderr)
 """
 
 
@@ -151,7 +160,7 @@ def test_the_ready_file_exists_when_the_workers_are_reported_as_ready(
 ) -> None:
     caplog.set_level(logging.INFO, "nsqext.run")
     file = tmp_path / "ready"
-    worker = "import os, sys; os.write({ready}, b'1'); sys.stdin.read()"
+    worker = "import os, sys; os.write({ready}, b'{{\"ready\": true}}\\n'); sys.stdin.read()"
     supervisor = Supervisor([sys.executable, "-I", "-c", worker], 1, ready_file=file)
     existed: list[bool] = []
 
@@ -195,9 +204,24 @@ def test_workers_are_restarted_when_their_source_changes_and_killed_on_a_second_
         running.wait_log("hanging")
         running.process.send_signal(signal.SIGINT)
         running.wait_log("stopping on SIGINT")
-        running.process.send_signal(signal.SIGINT)
+        while running.process.poll() is None and "killing the workers" not in running.log:
+            running.process.send_signal(signal.SIGINT)  # those of the first second are ignored
+            time.sleep(0.1)
         assert running.end() == 1
     assert "killing the workers on a second SIGINT" in running.log
+
+
+def test_signals_that_are_repeated_within_a_second_do_not_end_the_drain(
+    cluster: Cluster, topic: str, tmp_path: Path
+) -> None:
+    (tmp_path / "service.py").write_text(SERVICE.format(topic=topic, prefix="") + FINISHES_SLOWLY)
+    with program(tmp_path, cluster, "service:app") as running:
+        running.wait_log("all 1 workers are ready")
+        for _ in range(5):
+            running.process.send_signal(signal.SIGTERM)
+        assert running.end() == 0
+    assert "the lifespan has ended" in running.log
+    assert "killing" not in running.log
 
 
 def test_workers_end_when_their_supervisor_is_killed(cluster: Cluster, topic: str, tmp_path: Path) -> None:
@@ -240,7 +264,7 @@ async def wait(app):
         ("", "absent:app", "no module 'absent'"),
         ("app = 1", "service:app", "is not an nsqext.App"),
         ("import absent", "service:app", "cannot be imported"),
-        ("import nsqext\napp = nsqext.App('127.0.0.1:1')", "service:app", "the app has no handler"),
+        ("import nsqext\napp = nsqext.App('127.0.0.1:1', tls_key=1)", "service:app", "tls_key"),
     ],
 )
 def test_a_program_that_cannot_start_ends(

@@ -125,3 +125,16 @@ def test_every_class_is_exported_and_in_the_picture() -> None:
 def test_every_code_is_documented_by_its_class() -> None:
     for code, kind in SERVER_ERRORS.items():
         assert code in (kind.__doc__ or "")
+
+
+def test_partitions_of_the_original_nsq_are_not_shown() -> None:
+    error = NsqError("lost", topic="orders", partition=-1, node="127.0.0.1:4150")
+    assert str(error) == "lost (topic orders, node 127.0.0.1:4150)"
+    assert "partition 0" in str(NsqError("lost", partition=0))
+
+
+def test_auth_disabled_says_what_to_do() -> None:
+    error = server_error(b"E_AUTH_DISABLED AUTH Disabled")
+    assert "remove auth_secret, or start nsqd with -auth-http-address" in str(error)
+    assert error.hint is not None
+    assert type(error)("E_AUTH_DISABLED", hint="another one").hint == "another one"

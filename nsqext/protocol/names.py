@@ -24,6 +24,7 @@ __all__ = (
     "is_valid_channel",
     "is_valid_tag",
     "is_valid_topic",
+    "topic_and_partition",
 )
 
 DEFAULT_CHANNEL = "default"
@@ -118,3 +119,8 @@ def check_trace_id(trace_id: int) -> int:
     if isinstance(trace_id, bool) or not isinstance(trace_id, int) or not 0 <= trace_id < 1 << 64:
         raise InvalidInput(f"trace id {trace_id!r} is not valid", hint="use a number from 0 to 2**64 - 1")
     return trace_id
+
+
+def topic_and_partition(topic: str, partition: int) -> str:
+    """Return ``topic[partition]``; the topic alone for -1, a server without partitions."""
+    return topic if partition < 0 else f"{topic}[{partition}]"

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import anyio
 import pytest
 
+import nsqext
+from nsqext.broker import Cluster
 from nsqext.cli import COMMANDS, main
 from nsqext.cli.command import perform
 from tests.support.command_line import environment, run, run_fresh
@@ -41,10 +45,10 @@ def test_an_unknown_command() -> None:
     assert (done.returncode, b"topics" in done.stderr) == (2, True)
 
 
-def complete(line: str) -> list[str]:
+def complete(line: str, **variables: str) -> list[str]:
     """Return the completions of a command line."""
     number = str(len(line.split(" ")) - 1)
-    done = run(_NSQEXT_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=number)
+    done = run(_NSQEXT_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=number, **variables)
     return done.stdout.decode().split()
 
 
@@ -52,6 +56,37 @@ def test_completion_of_commands_and_options() -> None:
     assert set(COMMANDS) == set(complete("nsqext "))
     assert complete("nsqext channel se") == ["seek"]
     assert complete("nsqext tail orders --until") == ["--until-end", "--until"]
+
+
+def test_completion_of_topics() -> None:
+    with Cluster(nodes=1) as cluster:
+        for name in ("orders", "orders.eu", "refunds"):
+            cluster.create_topic(name, channels=["ch"])
+        given = {"NSQEXT_LOOKUPD": cluster.lookupd[0]}
+        assert sorted(complete("nsqext tail ord", **given)) == ["orders", "orders.eu"]
+        assert complete("nsqext topic show ref", **given) == ["refunds"]
+        assert complete(f"nsqext pub --lookupd {cluster.lookupd[0]} ref") == ["refunds"]
+
+
+@pytest.mark.parametrize("given", [{}, {"NSQEXT_LOOKUPD": "127.0.0.1:1"}, {"NSQEXT_URL": "nonsense"}])
+def test_completion_without_a_cluster_is_empty_and_silent(given: dict[str, str]) -> None:
+    done = run(_NSQEXT_COMPLETE="complete_bash", COMP_WORDS="nsqext tail ord", COMP_CWORD="2", **given)
+    assert (done.stdout.strip(), done.stderr) == (b"", b"")
+
+
+def test_completion_does_not_wait_for_a_lookup_service_that_does_not_respond() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        started = time.monotonic()
+        assert complete("nsqext tail ord", NSQEXT_LOOKUPD=f"127.0.0.1:{silent.getsockname()[1]}") == []
+        assert time.monotonic() - started < 25  # the requests of a client wait longer in all
+
+
+def test_the_version_is_printed_without_typer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "typer", None)
+    main(["--version"])
+    assert capsys.readouterr().out == f"nsqext {nsqext.__version__}\n"
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,7 @@ from nsqext.cli.connection import Connection, connected
 from nsqext.cli.message_record import outgoing_message
 from nsqext.cli.output import counted
 from nsqext.errors import InvalidInput, InvalidSetting
+from nsqext.protocol.names import topic_and_partition
 
 if TYPE_CHECKING:
     from nsqext import Batcher
@@ -277,7 +278,8 @@ async def _publish_arguments(
         for text in bodies:
             await pace.wait()
             receipt = await producer.publish(topic, text.encode(), **options)
-            connection.show(receipt._asdict(), f"stored in {receipt.topic}[{receipt.partition}] at {receipt.node}")
+            place = topic_and_partition(receipt.topic, receipt.partition)
+            connection.show(receipt._asdict(), f"stored in {place} at {receipt.node}")
 
 
 def _with_options(message: OutgoingMessage, given: dict[str, Any]) -> OutgoingMessage:

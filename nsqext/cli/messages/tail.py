@@ -19,6 +19,7 @@ from nsqext.cli.connection import Connection, connected
 from nsqext.cli.message_record import message_record
 from nsqext.cli.output import printable
 from nsqext.errors import InvalidSetting
+from nsqext.protocol.names import topic_and_partition
 
 if TYPE_CHECKING:
     from nsqext import Consumer, Message
@@ -154,7 +155,8 @@ def _printer(connection: Connection, output: Output) -> Callable[[Message, dict[
         headers = "".join(f" {name}={value}" for name, value in record["headers"].items())
         marks = "".join(f" {name}={record[name]}" for name in ("key", "tag") if record[name] is not None)
         text = message.body.decode(errors="backslashreplace")
-        connection.show(record, printable(f"{message.topic}[{message.partition}]{marks}{headers} {text}"))
+        place = topic_and_partition(message.topic, message.partition)
+        connection.show(record, printable(f"{place}{marks}{headers} {text}"))
 
     if output.raw:
         return print_raw

@@ -286,11 +286,11 @@ def _listen(text: str) -> socket.socket:
     except ModuleNotFoundError as error:
         raise InvalidSetting(f"--http needs {error.name}", hint="pip install 'nsqext[web]'") from error
     host, _, port = text.rpartition(":")
-    if not port.isdecimal() or int(port) > 65535:
+    if not host or not port.isdecimal() or int(port) > 65535:
         raise InvalidSetting(
             f"--http {text!r} is not HOST:PORT", hint="write 127.0.0.1:8080; port 0 chooses a free one"
         )
-    listener = listen(Address(host.strip("[]") or "127.0.0.1", int(port)))
+    listener = listen(Address(host.strip("[]"), int(port)))
     listener.setblocking(False)
     logger.info("health and metrics on http://%s", Address(*listener.getsockname()[:2]))
     return listener

@@ -18,6 +18,7 @@ from nsqext.protocol.client.body_compression import (
 )
 from nsqext.protocol.headers import KEY_HEADER, RESERVED_PREFIX, decode_headers, header_text, tag_of
 from nsqext.protocol.messages import EXT_JSON, EXT_TAG, RawMessage
+from nsqext.protocol.names import topic_and_partition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -401,7 +402,7 @@ class Message(RawMessage):
         logger.info("an answer was not sent: %s", error)
 
     def __repr__(self) -> str:
-        place = self.topic if self.partition < 0 else f"{self.topic}[{self.partition}]"
+        place = topic_and_partition(self.topic, self.partition)
         return f"<Message {place} id={self.id.hex()} attempts={self.attempts} {len(self.body)} bytes>"
 
 

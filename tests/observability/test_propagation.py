@@ -1,0 +1,119 @@
+"""The trace context is sent wherever the topic supports headers, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from secrets import token_hex
+
+import anyio
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from prometheus_client import CollectorRegistry
+
+from nsqext import App, Consumer, OutgoingMessage, Producer
+from nsqext.broker import Cluster
+from nsqext.errors import InvalidSetting
+from nsqext.observability.otel import OpenTelemetry
+from nsqext.observability.prometheus import Prometheus
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """One node."""
+    with Cluster(nodes=1) as cluster:
+        yield cluster
+
+
+async def single(producer: Producer, topic: str) -> int:
+    await producer.publish(topic, b"one")
+    return 1
+
+
+async def keyed(producer: Producer, topic: str) -> int:
+    await producer.publish(topic, b"one", key="customer")
+    return 1
+
+
+async def several(producer: Producer, topic: str) -> int:
+    await producer.publish_many(topic, [b"one", OutgoingMessage(b"two"), b"three"])
+    return 3
+
+
+async def batched(producer: Producer, topic: str) -> int:
+    async with producer.batcher(topic) as batcher:
+        for number in range(4):
+            await batcher.add(b"%d" % number)
+    return 4
+
+
+WAYS: list[Callable[[Producer, str], Awaitable[int]]] = [single, keyed, several, batched]
+
+
+async def received(cluster: Cluster, topic: str, count: int) -> list[object]:
+    """Return the trace contexts of messages."""
+    consumer = Consumer(topic, "ch", cluster.lookupd)
+    found: list[object] = []
+    with anyio.fail_after(25):
+        async with consumer:
+            for _ in range(count):
+                message = await anext(consumer)
+                found.append(message.headers.get("traceparent") if message.header else None)
+                await message.finish()
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("extend", [True, False])
+async def test_the_context_is_sent_where_the_topic_supports_headers(
+    cluster: Cluster, way: Callable[[Producer, str], Awaitable[int]], extend: bool
+) -> None:
+    topic = f"t_{token_hex(4)}"
+    cluster.create_topic(topic, extend=extend, channels=["ch"])
+    tracers = TracerProvider()
+    async with Producer(cluster.lookupd, middleware=[OpenTelemetry(tracers)]) as producer:
+        with tracers.get_tracer("test").start_as_current_span("request") as span:
+            count = await way(producer, topic)
+    contexts = await received(cluster, topic, count)
+    trace = f"{span.get_span_context().trace_id:032x}"
+    assert len(contexts) == count
+    for context in contexts:
+        assert (context is not None and trace in str(context)) if extend else context is None
+
+
+@pytest.mark.parametrize("extend", [True, False])
+async def test_an_app_sends_the_context_without_a_handler(cluster: Cluster, extend: bool) -> None:
+    topic = f"t_{token_hex(4)}"
+    cluster.create_topic(topic, extend=extend, channels=["ch"])
+    tracers = TracerProvider()
+    async with App(cluster.lookupd, middleware=[OpenTelemetry(tracers)]) as app:
+        with tracers.get_tracer("test").start_as_current_span("request") as span:
+            await app.publish(topic, {"number": 1})
+    (context,) = await received(cluster, topic, 1)
+    assert (f"{span.get_span_context().trace_id:032x}" in str(context)) == extend
+
+
+async def test_always_is_refused() -> None:
+    """It made publishes to topics without extend support fail."""
+    with pytest.raises(InvalidSetting, match="neither 'supported' nor 'never'"):
+        OpenTelemetry(propagate="always")  # type: ignore[arg-type]
+
+
+async def test_a_second_prometheus_shares_the_metrics_of_the_first(cluster: Cluster) -> None:
+    topic = f"t_{token_hex(4)}"
+    cluster.create_topic(topic, channels=["ch"])
+    registry = CollectorRegistry()
+    first, second = Prometheus(registry), Prometheus(registry)
+    async with (
+        Producer(cluster.lookupd, middleware=[first]) as one,
+        Producer(cluster.lookupd, middleware=[second]) as other,
+    ):
+        await one.publish(topic, b"x")
+        await other.publish(topic, b"x")
+        assert registry.get_sample_value("nsqext_published_messages_total", {"topic": topic}) == 2
+        assert registry.get_sample_value("nsqext_producer_messages_total", {"outcome": "stored"}) == 2
+    assert registry.get_sample_value("nsqext_published_messages_total", {"topic": topic}) == 2
+    with pytest.raises(InvalidSetting, match="buckets"):
+        Prometheus(registry, buckets=(1.0, 2.0))
+    Prometheus(registry, namespace="other")

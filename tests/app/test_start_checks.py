@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from secrets import token_hex
 from typing import Any
 
@@ -168,8 +168,7 @@ async def test_max_attempts_on_an_ordered_topic_is_one_warning_that_names_reject
 ) -> None:
     name = f"o_{token_hex(4)}"
     cluster.create_topic(name, partitions=2, ordered=True, channels=["ch"])
-    given: dict[str, Any] = {"max_attempts": 3, "dead_letter": dead_letter}
-    consumer = Consumer(name, "ch", cluster.lookupd, **given, **({"reject_ordered": True} if asked else {}))
+    consumer = Consumer(name, "ch", cluster.lookupd, max_attempts=3, dead_letter=dead_letter, reject_ordered=asked)
     consumer.handler(nothing)
     async with consumer:
         assert len(consumer.connections) == 2
@@ -201,7 +200,7 @@ async def test_reject_on_an_ordered_topic_names_reject_ordered(
 
 
 async def test_a_blocking_client_in_an_event_loop_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    clients = [
+    clients: list[tuple[str, Callable[[], object]]] = [
         ("producer", lambda: sync.Producer(NOWHERE)),
         ("consumer", lambda: sync.Consumer("orders", "ch", NOWHERE)),
     ]

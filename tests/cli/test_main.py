@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -17,7 +19,9 @@ import nsqext
 from nsqext.broker import Cluster
 from nsqext.cli import COMMANDS, main
 from nsqext.cli.command import perform
-from tests.support.command_line import environment, run, run_fresh
+from tests.support import plain_http
+from tests.support.blocking_client import eventually
+from tests.support.command_line import environment, run, run_fresh, started
 
 _LOADED = """
 import json, sys
@@ -45,7 +49,7 @@ def test_an_unknown_command() -> None:
     assert (done.returncode, b"topics" in done.stderr) == (2, True)
 
 
-def complete(line: str, **variables: str) -> list[str]:
+def complete(line: str, **variables: Any) -> list[str]:
     """Return the completions of a command line."""
     number = str(len(line.split(" ")) - 1)
     done = run(_NSQEXT_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=number, **variables)
@@ -69,7 +73,7 @@ def test_completion_of_topics() -> None:
 
 
 @pytest.mark.parametrize("given", [{}, {"NSQEXT_LOOKUPD": "127.0.0.1:1"}, {"NSQEXT_URL": "nonsense"}])
-def test_completion_without_a_cluster_is_empty_and_silent(given: dict[str, str]) -> None:
+def test_completion_without_a_cluster_is_empty_and_silent(given: dict[str, Any]) -> None:
     done = run(_NSQEXT_COMPLETE="complete_bash", COMP_WORDS="nsqext tail ord", COMP_CWORD="2", **given)
     assert (done.stdout.strip(), done.stderr) == (b"", b"")
 
@@ -118,6 +122,39 @@ def test_logs_with_control_characters_are_escaped() -> None:
     assert logging.lastResort is not None
     record = logging.LogRecord("nsqext", logging.WARNING, "", 0, "refused: %s\nnext", ("\x1b]0;owned\x07",), None)
     assert logging.lastResort.format(record) == "refused: \\x1b]0;owned\\x07\nnext"
+
+
+def test_ctrl_c_ends_a_command_with_130() -> None:
+    with Cluster(nodes=1) as cluster:
+        cluster.create_topic("orders", channels=["billing"])
+        with started("stats", "orders", "--watch", "--json", NSQEXT_LOOKUPD=cluster.lookupd[0]) as watching:
+            assert watching.stdout is not None
+            assert b"orders" in watching.stdout.readline()
+            watching.send_signal(signal.SIGINT)
+            assert watching.wait(30) == 130
+
+
+def test_ctrl_c_ends_commands_that_run_until_then_with_0(tmp_path: Path) -> None:
+    with Cluster(nodes=1) as cluster:
+        for name in ("orders", "copies"):
+            cluster.create_topic(name, extend=True, channels=["ch"])
+        commands = {
+            "tail": ("orders", "--channel", "a"),
+            "record": ("orders", "--channel", "b", "--to", str(tmp_path)),
+        }
+        for command, words in commands.items():
+            with started(command, *words, NSQEXT_LOOKUPD=cluster.lookupd[0]) as running:
+                eventually(lambda wanted=words[2]: has_consumer(cluster, "orders", wanted))  # type: ignore[misc]
+                running.send_signal(signal.SIGINT)
+                assert running.wait(30) == 0, command
+
+
+def has_consumer(cluster: Cluster, topic: str, channel: str) -> bool:
+    """Return whether a consumer is connected to a channel."""
+    node = cluster.nodes[cluster.leader(topic)]
+    found = plain_http.get(f"http://{node.http}/stats", params={"format": "json", "topic": topic}).json()
+    channels = [one for listed in found["data"]["topics"] for one in listed["channels"]]
+    return any(one["channel_name"] == channel and one["clients"] for one in channels)
 
 
 def test_ctrl_c_while_a_command_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ its ``app`` a group of commands. ``nsqd`` and ``nsqlookupd`` read the original p
 without typer.
 
 Exit codes: 0 success; 1 a check failed or a program could not start; 2 any other error, with one line on standard
-error; 130 interrupted by ^C.
+error; 130 ended by ^C.
 """
 
 from __future__ import annotations

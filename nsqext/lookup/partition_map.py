@@ -278,7 +278,11 @@ def failure(errors: Sequence[NsqError], topic: str | None = None) -> NsqError:
     for one in (NotLookupd, LookupUnreachable):
         if errors and all(isinstance(error, one) for error in errors):
             summary = one
-    reasons = "; ".join(str(error).removeprefix("no response: ") for error in errors[:_REASONS])
+    texts = [str(error) for error in errors[:_REASONS]]
+    # not: no usable response: no response
+    reasons = "; ".join(
+        text.removeprefix("no response: ").replace("no response within", "not within") for text in texts
+    )
     if len(errors) > _REASONS:
         reasons += f"; and {len(errors) - _REASONS} more"
     failed = summary(f"no lookup node returned a usable response: {reasons}", topic=topic)

@@ -12,7 +12,7 @@ import pytest
 
 from nsqext import App, Consumer, Message, Producer, Reject, sync
 from nsqext.broker import Cluster
-from nsqext.errors import InvalidSetting
+from nsqext.errors import ExtendNotSupported, InvalidSetting
 
 pytestmark = pytest.mark.anyio
 
@@ -239,6 +239,14 @@ async def test_an_app_is_not_ready_while_a_partition_is_not_subscribed(cluster: 
             while not app.health().ready:  # noqa: ASYNC110
                 await anyio.sleep(0.01)
         assert len(consumer.connections) == 3
+
+
+async def test_headers_on_a_topic_without_extend_support_name_the_remedies(cluster: Cluster, topic: str) -> None:
+    async with Producer(cluster.lookupd) as producer:
+        with pytest.raises(ExtendNotSupported) as caught:
+            await producer.publish(topic, b"x", headers={"a": "b"})
+    for remedy in ("nsqext broker --topic NAME:extend", "nsq_topic(extend=True)", "Admin.upgrade_topic"):
+        assert remedy in str(caught.value)
 
 
 async def test_run_in_a_running_event_loop_names_serve() -> None:

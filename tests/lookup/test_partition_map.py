@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext.errors import LookupFailed, TopicNotFound
+from nsqext.errors import LookupFailed, LookupUnreachable, TopicNotFound
 from nsqext.lookup.partition_map import PartitionMap, PartitionMapMerger, diff, failure
 from nsqext.types import Address, TopicMeta
 from tests.support.fake_lookupd import failed, listing, tcp, unknown
@@ -355,3 +355,12 @@ def test_errors_are_summarized() -> None:
     assert all(text in str(both) for text in ("a:4161", "c:4161", "HTML", "orders"))
     many = failure([LookupFailed("no answer", node=f"n{number}:4161") for number in range(64)])
     assert str(many).endswith("and 59 more")
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [("no response: refused", "refused"), ("no response within 2 s", "not within 2 s"), ("busy", "busy")],
+)
+def test_the_error_of_all_lookup_nodes_says_once_that_there_was_no_response(reason: str, shown: str) -> None:
+    error = failure([LookupUnreachable(reason, node="a:4161")])
+    assert str(error) == f"no lookup node returned a usable response: {shown} (node a:4161)"

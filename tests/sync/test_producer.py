@@ -44,7 +44,9 @@ def test_names_and_parameters_equal_those_of_the_asynchronous_classes(blocking: 
         method = getattr(original, name, None)
         if name.startswith("_") or not inspect.isfunction(method):
             continue
-        same = original.serve if (blocking, name) == (sync.Consumer, "run") else method  # without a choice of a backend
+        same = (
+            nsqext.Consumer.serve if (blocking, name) == (sync.Consumer, "run") else method
+        )  # without a choice of a backend
         assert parameters(getattr(blocking, name)) == parameters(same), name
     internal = {"finish_now", "requeue_now", "unpack", "end", "backoff", "header", "received", "owner", "version"}
     internal |= {"delivered", "renew", "replace_body", "serve", "wait"}

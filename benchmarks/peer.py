@@ -1,10 +1,11 @@
 """One client, one kind of work, one process; prints the costs as JSON.
 
 ``python -m benchmarks.peer CLIENT MODE COUNT ADDRESS TOPIC [size=200] [topics=1] [connections=1] [handlers=1]``.
-Clients: nsqext, uvloop (nsqext on it), asyncnsq, pynsq, and raw: a blocking socket without parsing, which is the floor;
-go-nsq is a separate program (`benchmarks/go_peer`). Modes: pub (one in flight on each connection), pubc (64 in
-flight), mpub (batches of 100), sub (a handler that does nothing, messages acknowledged), and for nsqext headersN (one
-in flight, N headers). Messages alternate between the topics. CPU is user and system time of this process.
+Clients: nsqext, blocking (nsqext.sync), uvloop (nsqext on it), asyncnsq, pynsq, and raw: a blocking socket without
+parsing, which is the floor; go-nsq is a separate program (`benchmarks/go_peer`). Modes: pub (one in flight on each
+connection), pubc (64 in flight), mpub (batches of 100), sub (a handler that does nothing, messages acknowledged), for
+nsqext headersN (one in flight, N headers) and mix (256 in flight, bodies of 100 bytes and twice ``size`` in turn), for
+blocking iterate. Messages alternate between the topics. CPU is user and system time of this process.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from typing import Any, NoReturn
 
 BODY = b"x" * 200
 CONCURRENT = 64
+MIXED = 256
+SMALL = b"x" * 100
 BATCH = 100
 MAX_IN_FLIGHT = 200
 CHANNEL = "ch"
@@ -85,6 +88,14 @@ async def drive(work: Work, publishes: Sequence[Publish], publish_many: Publish)
         batch = [work.body] * BATCH
         for _ in range(work.count // BATCH):
             await publish_many(work.topics[0], batch)
+    elif work.mode == "mix":
+        bodies = cycle((SMALL, work.body * 2))
+
+        async def mixed(count: int) -> None:
+            for _ in range(count):
+                await publishes[0](work.topics[0], next(bodies))
+
+        await asyncio.gather(*[mixed(work.count // MIXED) for _ in range(MIXED)])
     elif work.mode == "pubc" or len(publishes) > 1:
         tasks = publishes if len(publishes) > 1 else [publishes[0]] * CONCURRENT
         await asyncio.gather(*[some(publish, work.count // len(tasks)) for publish in tasks])
@@ -123,6 +134,35 @@ async def run_nsqext(work: Work) -> None:
     if extra:
         publishes = [lambda topic, body: producers[0].publish(topic, body, **extra)]
     await drive(work, publishes, producers[0].publish_many)
+
+
+def run_blocking(work: Work) -> None:
+    """Run the blocking client of this package."""
+    from nsqext import sync
+
+    if work.mode == "pub":
+        with sync.Producer(nsqd=work.address) as producer:
+            for _ in range(10):
+                producer.publish(work.topics[0], work.body)
+            time.sleep(0.1)  # it opens a connection of its own
+            work.begin()
+            for _ in range(work.count):
+                producer.publish(work.topics[0], work.body)
+            work.done()
+    consumer = sync.Consumer(work.topics[0], CHANNEL, nsqd=work.address, max_in_flight=MAX_IN_FLIGHT)
+    if work.mode == "iterate":
+        with consumer:
+            for message in consumer:
+                message.finish()
+                if work.take():
+                    work.done()
+
+    @consumer.handler
+    def handle(_: sync.Message) -> None:
+        if work.take():
+            work.done()
+
+    consumer.run()
 
 
 async def run_asyncnsq(work: Work) -> None:
@@ -219,7 +259,7 @@ class RawSocket:
 def run_raw(work: Work) -> None:
     """Run blocking sockets; with several, send on all of them before reading."""
     peers = [RawSocket(work.address) for _ in range(work.connections)]
-    if work.mode == "sub":
+    if work.mode in ("sub", "iterate"):
         consume_raw(work, peers[0])
     sized = struct.pack(">i", len(work.body)) + work.body
     if work.mode == "mpub":
@@ -263,6 +303,8 @@ def main(work: Work) -> None:
         run_pynsq(work)
     elif work.client == "raw":
         run_raw(work)
+    elif work.client == "blocking":
+        run_blocking(work)
     elif work.client == "uvloop":
         import uvloop
 

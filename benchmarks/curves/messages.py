@@ -50,8 +50,8 @@ CURVES = (
         "Publish: size of bodies",
         "bytes of a body",
         "µs of client CPU per message",
-        "Up to some KB the cost of a command dominates; above, each byte is copied into the command and by the kernel: "
-        "about 1 µs for each KB.",
+        "Up to some KB the cost of a command dominates; above, each byte is copied by the kernel and, below 64 KiB, "
+        "into one piece with the commands beside it.",
         partial(_points, "pubc", "size", SIZES, 6400, CLIENTS),
         note="64 publishes in flight on one connection.",
         any_nsqd=True,

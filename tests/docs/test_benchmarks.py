@@ -32,7 +32,8 @@ def test_a_curve_is_on_the_page(name: str) -> None:
 
 def test_the_baseline_names_every_ratio() -> None:
     baseline = json.loads(BASELINE.read_text(encoding="utf-8"))
-    assert {kind: len(ratios) for kind, ratios in baseline.items()} == {"client": 4, "variant": 4}
+    counts = {kind: len(ratios) for kind, ratios in baseline.items()}
+    assert counts == {"client": 4, "size": 5, "blocking": 3, "variant": 4}
 
 
 def test_lost_nodes_cause_a_bounded_number_of_lookups(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from nsqext.errors import ServerError
 
 __all__ = (
@@ -219,7 +221,7 @@ class AuthDisabled(ServerError):
     """The server has no authentication (E_AUTH_DISABLED)."""
 
     closes_connection = True
-    advice = "remove auth_secret, or start nsqd with -auth-http-address"
+    advice: ClassVar[str | None] = "remove auth_secret, or start nsqd with -auth-http-address"
 
 
 class Unauthorized(ServerError):

@@ -44,7 +44,7 @@ class Slot:
     def __init__(self) -> None:
         self.message: Message | None = None
         self.batch: Sequence[Message] = ()
-        self.scope = anyio.CancelScope(shield=True)
+        self.scope: anyio.CancelScope = anyio.CancelScope(shield=True)
 
 
 @frozen

@@ -13,9 +13,11 @@ from nsqext.admin.peek import newest_messages
 from nsqext.admin.requests import ClusterRequests, generation_of, http_of, unsupported, within
 from nsqext.admin.results import NodeStatus, StoredMessage, TopicInfo, TopicStats
 from nsqext.admin.stats import cluster_stats, in_sync_replicas, node_statuses, topic_stats
-from nsqext.admin.topic_creation import NewTopic, create_topic, wait_writable
+from nsqext.admin.topic_creation import NewTopic, create_topic, expand_topic, wait_offered, wait_writable
+from nsqext.arguments import check_time
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, PartitionUnavailable, TopicNotFound
 from nsqext.lookup.client import LookupClient
+from nsqext.lookup.metadata import topic_changed
 from nsqext.protocol.names import MAX_PARTITIONS, check_channel, check_topic
 from nsqext.settings import build
 
@@ -188,6 +190,8 @@ class Admin:
                 await wait_writable(requests, topic)
                 for name in names:
                     await self.create_channel(topic, name)
+                if names:
+                    await wait_offered(requests, topic)
             if scope.cancelled_caught:
                 raise PartitionUnavailable(
                     f"the topic was created, but does not accept publishes after {wait:g} s",
@@ -218,11 +222,13 @@ class Admin:
         await requests.change_lookup("/topic/delete", {"topic": topic, "partition": "**"})
         for node in where.nodes:
             await requests.post(http_of(where, node), "/topic/delete", {"topic": topic})
+        topic_changed(topic)
 
     async def upgrade_topic(self, topic: str) -> None:
         """Give an existing topic of the redesigned NSQ extend support: headers, tags and keys. It cannot be undone.
 
-        Returns once lookup reports it.
+        Returns once lookup reports it. Producers and consumers of this process use it at once, others with their next
+        poll of the lookup service.
 
         Raises:
             TopicNotFound: lookup does not know the topic.
@@ -242,21 +248,53 @@ class Admin:
                 raise PartitionUnavailable("lookup does not report extend support yet", topic=topic)
 
         await requests.settled(check, topic)
+        topic_changed(topic)
 
-    async def expand_topic(self, topic: str, partitions: int) -> None:
+    async def expand_topic(self, topic: str, partitions: int, *, wait: float = 300.0) -> None:
         """Raise the number of partitions of a topic of the redesigned NSQ.
+
+        Returns once every new partition accepts publishes and has the channels of the topic: the server creates it
+        without channels, and lookup does not offer such a partition to producers. Producers and consumers of this
+        process use the new partitions at once, others with their next poll of the lookup service.
+
+        Args:
+            topic: the topic.
+            partitions: number of partitions, at least that of the topic, at most 254.
+            wait: seconds to wait until the new partitions accept publishes; a real cluster may take four minutes, of
+                which it refuses to expand topics for the first ones while other partitions are being placed.
 
         Raises:
             InvalidInput: the number is not valid.
             TopicNotFound: lookup does not know the topic.
             OperationNotSupported: the topic is on the original generation.
             LookupFailed: refused, or no lookup node responds.
+            PartitionUnavailable: the cluster was not stable in time, or the topic was expanded and a new partition did
+                not accept publishes in time. The same call can be repeated.
         """
         number = within("partitions", partitions, MAX_PARTITIONS)
+        check_time("wait", wait)
         requests = self._open()
-        if generation_of(await requests.find(topic)) == "nsq":
+        where, channels = await requests.find_with_channels(topic)
+        if generation_of(where) == "nsq":
             raise unsupported("expand_topic", "the original NSQ has no partitions", topic)
-        await requests.change_lookup("/topic/partition/expand", {"topic": topic, "partition_num": number})
+        sent = False
+        with anyio.move_on_after(wait) as scope:
+            await expand_topic(requests, topic, number)
+            sent = True
+            await wait_writable(requests, topic, number)
+            for channel in channels:
+                await self.create_channel(topic, channel)
+            if channels:
+                await wait_offered(requests, topic)
+        topic_changed(topic)
+        if scope.cancelled_caught:
+            if not sent:
+                raise PartitionUnavailable(f"not expanded: the cluster is unstable for {wait:g} s", topic=topic)
+            raise PartitionUnavailable(
+                f"the topic was expanded, but not every partition accepts publishes after {wait:g} s",
+                topic=topic,
+                hint="are enough nodes up? The same call can be repeated",
+            )
 
     async def pause_topic(self, topic: str) -> None:
         """Stop a topic of the original generation from passing messages to its channels.
@@ -317,6 +355,7 @@ class Admin:
                 f"no node has the HTTP address {node!r}", topic=topic, hint=f"known are {', '.join(known)}"
             )
         await requests.change_lookup("/topic/tombstone", {"topic": topic, "node": node})
+        topic_changed(topic)
 
     # Channels
 

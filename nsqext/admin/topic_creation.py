@@ -9,13 +9,14 @@ import anyio
 from attrs import frozen
 
 from nsqext.admin.requests import generation_of_node, http_of
-from nsqext.errors import InvalidInput, LookupFailed, PartitionUnavailable, TopicNotFound
+from nsqext.errors import InvalidInput, LookupFailed, PartitionUnavailable, TopicNotFound, TopicNotReady
+from nsqext.lookup.partition_map import merged
 
 if TYPE_CHECKING:
     from nsqext.admin.requests import ClusterRequests
     from nsqext.types import Address
 
-__all__ = ("NewTopic", "create_topic", "wait_writable")
+__all__ = ("NewTopic", "create_topic", "expand_topic", "wait_offered", "wait_writable")
 
 _PAUSE = 0.2  # seconds between two attempts while a topic is created
 
@@ -99,11 +100,16 @@ def _too_few_nodes(error: LookupFailed, topic: NewTopic, nodes: int) -> LookupFa
     )
 
 
-async def wait_writable(requests: ClusterRequests, topic: str) -> None:
+async def wait_writable(requests: ClusterRequests, topic: str, partitions: int = 0) -> None:
     """Create a topic on nodes of the original generation, then wait until each partition's leader accepts publishes.
 
     Nodes of the original generation register the topic at lookup some time after they have created it. Without this
     wait, the next change, of a channel for example, would not reach them.
+
+    Args:
+        requests: client of the cluster.
+        topic: the topic.
+        partitions: number of partitions that lookup must report, at least.
     """
     created: set[Address] = set()
     for info in await requests.client.nodes():
@@ -113,6 +119,8 @@ async def wait_writable(requests: ClusterRequests, topic: str) -> None:
 
     async def check() -> None:
         where = await requests.led(topic)
+        if where.partition_num < partitions:
+            raise PartitionUnavailable(f"lookup does not report {partitions} partitions yet", topic=topic)
         unregistered = created.difference(where.nodes)
         if unregistered and not where.leaders:
             raise PartitionUnavailable("lookup does not list the node yet", topic=topic, node=str(min(unregistered)))
@@ -127,3 +135,36 @@ async def wait_writable(requests: ClusterRequests, topic: str) -> None:
             return await requests.settled(check, topic)
         except (PartitionUnavailable, TopicNotFound):
             await anyio.sleep(_PAUSE)
+
+
+async def wait_offered(requests: ClusterRequests, topic: str) -> None:
+    """Wait until lookup offers every partition of a topic with channels to producers."""
+
+    async def check() -> None:
+        where = merged(topic, "w", await requests.client.lookup(topic, "w"))
+        if len(where.leaders) < where.partition_num:
+            raise PartitionUnavailable(
+                f"lookup offers {len(where.leaders)} of {where.partition_num} partitions to producers", topic=topic
+            )
+
+    while True:
+        try:
+            return await requests.settled(check, topic)
+        except (PartitionUnavailable, TopicNotReady):
+            await anyio.sleep(_PAUSE)
+
+
+async def expand_topic(requests: ClusterRequests, topic: str, partitions: int) -> None:
+    """Request more partitions, again while the cluster is unstable: leaders of other partitions are being elected.
+
+    Raises:
+        LookupFailed: refused, or no lookup node responds.
+    """
+    while True:
+        try:
+            await requests.change_lookup("/topic/partition/expand", {"topic": topic, "partition_num": partitions})
+            return
+        except LookupFailed as error:
+            if "cluster is unstable" not in error.message:
+                raise
+        await anyio.sleep(_PAUSE)

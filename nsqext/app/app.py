@@ -29,10 +29,11 @@ from nsqext.client.settings import (
     producer_settings,
     settings_for,
 )
-from nsqext.client.tasks import BackgroundTasks, call_in_loop, first_error, run_blocking, stop_on_signals, takes_signals
+from nsqext.client.tasks import BackgroundTasks, first_error, run_blocking, stop_on_signals, takes_signals
 from nsqext.errors import InvalidSetting, InvalidState, NsqError, TopicNotFound, TopicNotReady
 from nsqext.lookup.lookup import Lookup, share_lookup
 from nsqext.settings import build
+from nsqext.transport.event_loop import call_in_loop
 
 if TYPE_CHECKING:
     from nsqext.app.testing import AppTest

@@ -48,7 +48,12 @@ class RuntimeClassic(Runtime):
         """Open the topics of a node's data path; return the client that registers the node at lookup nodes."""
         member.node.load()
         member.node.switches.lookupd_addresses = [str(running.tcp) for running in self.lookupds.values()]
-        return RegistrationClient(member.node, member.tcp, member.http, self.options.lookup_ping)
+        known = self._known_channels
+        return RegistrationClient(member.node, member.tcp, member.http, self.options.lookup_ping, known_channels=known)
+
+    def _known_channels(self, topic: str) -> list[str]:
+        alive = [lookupd.registry for lookupd in self._classic if lookupd.alive]
+        return list(dict.fromkeys(found.subkey for registry in alive for found in registry.find("channel", topic, "*")))
 
     def background_jobs(self) -> list[Callable[..., Coroutine[Any, Any, None]]]:
         """Return nothing: only servers run."""

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from functools import partial
 from inspect import ismethod
@@ -19,7 +19,7 @@ import anyio
 from anyio.lowlevel import current_token
 
 from nsqext.errors import InvalidState
-from nsqext.transport.event_loop import current_loop
+from nsqext.transport.event_loop import call_soon, current_loop
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = (
     "BackgroundTasks",
-    "call_in_loop",
     "first_error",
     "run_blocking",
     "stop_on_signals",
@@ -59,38 +58,11 @@ class _TaskLoop(Protocol):
 
     def create_task(self, coro: Coroutine[Any, Any, None], *, name: str) -> object: ...
 
-    def call_soon_threadsafe(self, callback: Callable[[], object]) -> object: ...
-
     def is_running(self) -> bool: ...
 
 
 def _never() -> bool:
     return False
-
-
-def call_in_loop(loop: object, function: Callable[[], object]) -> None:
-    """Call a function in an event loop: at once if the caller runs in it, soon if it is called in another thread.
-
-    The function is not called if the loop has ended.
-
-    Args:
-        loop: the native event loop; None for an object that was not opened, whose functions can be called anywhere.
-        function: must not raise.
-    """
-    current = current_loop()
-    if loop is None or (current is not None and current.native_token is loop):
-        function()
-    else:
-        _call_soon(loop, function)
-
-
-def _call_soon(loop: Any, function: Callable[[], object]) -> None:
-    # RuntimeError: the event loop has ended, and its tasks with it
-    with suppress(RuntimeError):
-        if isinstance(loop, _TaskLoop):
-            loop.call_soon_threadsafe(function)
-        else:
-            loop.run_sync_soon(function)
 
 
 def _is_current(current: Callable[[], object], token: object) -> bool:
@@ -200,7 +172,7 @@ class BackgroundTasks:
         """Cancel the tasks without closing, from any thread: for ``__del__`` of an object that was not closed."""
         group = self._group
         if group is not None and not self._ended.is_set():
-            _call_soon(self.loop, group.cancel_scope.cancel)
+            call_soon(self.loop, group.cancel_scope.cancel)
 
     @property
     def closing(self) -> bool:

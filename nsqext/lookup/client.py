@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 from attrs import define, evolve
 
-from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, LookupFailed, NsqError
+from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, LookupFailed, NsqError, TopicNotReady
 from nsqext.lookup.http import LookupHttp
 from nsqext.lookup.options import LookupOptions, LookupUrl, parse_lookup_addresses
 from nsqext.lookup.partition_map import failure
@@ -139,6 +139,24 @@ class LookupClient:
         if all(isinstance(answer.error, LookupFailed) for answer in answers):
             self._relist_at = float("-inf")
         return tuple(answers)
+
+    async def lacks_channel(self, topic: str, partition: int) -> bool:
+        """Return whether a partition has a node, but no channel, so that lookup nodes do not offer it to producers.
+
+        Raises:
+            InvalidState: the client was closed.
+        """
+        params: dict[str, str | int] = {"topic": topic, "access": "w", "partition": partition}
+
+        async def ask(address: Address) -> bool:
+            status, body = await self.http.fetch(address, "/lookup", params)
+            try:
+                unwrap(status, body, address)
+            except TopicNotReady:
+                return True
+            return False
+
+        return any(answer is True for answer in (await self._ask_all(self.addresses, ask)).values())
 
     async def _lookup_one(self, topic: str, access: str, address: Address) -> LookupAnswer:
         from hashlib import blake2b  # imported lazily: it loads OpenSSL

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import anyio
 from anyio.lowlevel import EventLoopToken, checkpoint, current_token
@@ -16,7 +18,7 @@ from nsqext.lookup.options import LookupOptions, parse_addresses
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.lookup.poller import Poller, RefreshBudget, Refresher
 from nsqext.protocol.names import check_topic
-from nsqext.transport.event_loop import current_loop
+from nsqext.transport.event_loop import call_in_loop, current_loop
 
 if TYPE_CHECKING:
     import httpx
@@ -25,13 +27,25 @@ if TYPE_CHECKING:
     from nsqext.lookup.responses import LookupAnswer, NodeInfo
     from nsqext.types import Address
 
-__all__ = ("MetadataCache",)
+__all__ = ("MetadataCache", "topic_changed")
 
 _MANY = 1024
 """Number of topics above which topics that were never found are removed."""
 
+_in_use: WeakSet[MetadataCache] = WeakSet()
+"""Caches of this process that have users."""
+_in_use_lock = threading.Lock()
+
 Callback = Callable[[PartitionMap], None]
 Key = tuple[str, str]
+
+
+def topic_changed(topic: str) -> None:
+    """Look a topic up again soon in all producers and consumers of this process, in any event loop. Thread-safe."""
+    with _in_use_lock:
+        caches = list(_in_use)
+    for cache in caches:
+        cache.poll_soon(topic)
 
 
 class MetadataCache:
@@ -203,6 +217,22 @@ class MetadataCache:
             return
         await self._refresher(topic, access).refresh(failed, partition, after_error=after_error)
 
+    async def lacks_channel(self, topic: str, partition: int) -> bool:
+        """Return whether lookup nodes do not offer a partition to producers because it has no channel."""
+        return self._client is not None and await self._client.lacks_channel(topic, partition)
+
+    def poll_soon(self, topic: str) -> None:
+        """Look a topic up again soon, where it is known. Thread-safe."""
+        loop = self._loop
+        if loop is not None:
+            call_in_loop(loop.native_token, partial(self._poll_soon, topic))
+
+    def _poll_soon(self, topic: str) -> None:
+        for access in ("r", "w"):
+            if refresher := self._refreshers.get((topic, access)):
+                refresher.poll_soon()
+        self._poller.wake()
+
     def watch(self, topic: str, access: str, callback: Callback) -> Callable[[], None]:
         """Poll a topic and call ``callback`` with each new map; return a function that ends this.
 
@@ -279,6 +309,8 @@ class MetadataCache:
         self._closed = False
         self._loop = loop
         self._users += 1
+        with _in_use_lock:
+            _in_use.add(self)
 
     async def release(self) -> None:
         """Remove a user; the last one closes the cache, also when it is cancelled."""
@@ -300,6 +332,8 @@ class MetadataCache:
     async def aclose(self) -> None:
         """Close the connections to lookup nodes; pending calls raise. Closing twice does nothing."""
         self._closed = True
+        with _in_use_lock:
+            _in_use.discard(self)
         self._poller.stop()
         if self._client is not None:
             await self._client.aclose()
@@ -343,7 +377,9 @@ class MetadataCache:
         refresher = self._refreshers.get(key)
         if refresher is None or refresher.map is not changed:
             return  # removed during the round
-        self._maps[key] = changed
+        before, self._maps[key] = self._maps.get(key), changed
         self._poller.wake()
+        if before is not None and before.meta != changed.meta:
+            topic_changed(changed.topic)  # other clients of this process, and the other access, know it less early
         for callback in tuple(self._callbacks.get(key, ())):
             callback(changed)

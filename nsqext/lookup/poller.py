@@ -133,6 +133,7 @@ class Refresher:
         self._running: anyio.Event | None = None
         self._settled_at: float | None = None
         self._interval = options.poll_interval
+        self._outdated = False
 
     async def refresh(
         self, failed: PartitionMap | None = None, partition: int | None = None, *, after_error: bool = True
@@ -160,6 +161,11 @@ class Refresher:
                 await self._running.wait()
             else:
                 await self._run_round(after_error)
+
+    def poll_soon(self) -> None:
+        """Poll now, and again after a round that is running: its answers may be older than this call."""
+        self.poll_at = float("-inf")
+        self._outdated = self._running is not None
 
     def start_over(self, ask: Callable[[], Awaitable[Sequence[LookupAnswer]]]) -> None:
         """Query other lookup nodes; their map replaces the current one as soon as they find the topic."""
@@ -216,6 +222,8 @@ class Refresher:
         if not settled:
             interval = min(interval, max(_UNSETTLED, now - self._settled_at))
         self.poll_at = now + interval * (1 + options.poll_jitter * random.uniform(-1, 1))
+        if self._outdated:
+            self.poll_at, self._outdated = float("-inf"), False
 
 
 class Poller:

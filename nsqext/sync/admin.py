@@ -101,9 +101,9 @@ class Admin(BlockingClient):
         """See `nsqext.Admin.upgrade_topic`."""
         self._run(self._admin.upgrade_topic, topic)
 
-    def expand_topic(self, topic: str, partitions: int) -> None:
+    def expand_topic(self, topic: str, partitions: int, *, wait: float = 300.0) -> None:
         """See `nsqext.Admin.expand_topic`."""
-        self._run(self._admin.expand_topic, topic, partitions)
+        self._run(partial(self._admin.expand_topic, topic, partitions, wait=wait))
 
     def pause_topic(self, topic: str) -> None:
         """See `nsqext.Admin.pause_topic`."""

@@ -556,6 +556,11 @@ class Connection:
         if silence and now - self._received > silence + 1:
             self.fail(HeartbeatMissed(f"received nothing from the server for {now - self._received:.1f} s"))
 
+    @property
+    def received_at(self) -> float:
+        """When anything was received last, in seconds of the monotonic clock."""
+        return self._received
+
     def _receive_overdue(self) -> None:
         """Process what was received before timeouts are judged, even if another task waits to read it.
 

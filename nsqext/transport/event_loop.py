@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -19,7 +20,7 @@ from anyio.lowlevel import EventLoopToken, current_token
 if TYPE_CHECKING:
     from nsqext.protocol.client.client_protocol import Reply
 
-__all__ = ("ResponseWaiter", "Watch", "current_loop", "watch_readable")
+__all__ = ("ResponseWaiter", "Watch", "call_in_loop", "call_soon", "current_loop", "watch_readable")
 
 
 @runtime_checkable
@@ -33,6 +34,8 @@ class _AsyncioLoop(Protocol):
     def remove_writer(self, fd: int) -> bool: ...
 
     def call_soon(self, callback: Callable[..., Any], *args: Any) -> Any: ...
+
+    def call_soon_threadsafe(self, callback: Callable[..., Any], *args: Any) -> Any: ...
 
 
 class Watch:
@@ -192,6 +195,32 @@ def current_loop() -> EventLoopToken | None:
         return current_token()
     except RuntimeError:
         return None
+
+
+def call_in_loop(loop: object, function: Callable[[], object]) -> None:
+    """Call a function in an event loop: at once if the caller runs in it, soon if it is called in another thread.
+
+    The function is not called if the loop has ended.
+
+    Args:
+        loop: the native event loop; None for an object that was not opened, whose functions can be called anywhere.
+        function: must not raise.
+    """
+    current = current_loop()
+    if loop is None or (current is not None and current.native_token is loop):
+        function()
+    else:
+        call_soon(loop, function)
+
+
+def call_soon(loop: Any, function: Callable[[], object]) -> None:
+    """Call a function in an event loop soon, from any thread; it is not called if the loop has ended."""
+    # RuntimeError: the event loop has ended, and its tasks with it
+    with suppress(RuntimeError):
+        if isinstance(loop, _AsyncioLoop):
+            loop.call_soon_threadsafe(function)
+        else:
+            loop.run_sync_soon(function)
 
 
 def watch_readable(sock: socket.socket, callback: Callable[[], None]) -> Watch | None:

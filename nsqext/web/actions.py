@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ("ACTIONS", "Action", "Form", "Target", "topic_page")
 
+_EXPANDED_WITHIN = 60.0  # seconds
+
 _TOPIC_WAIT = 30.0  # seconds until a new topic has to accept publishes
 
 
@@ -149,7 +151,7 @@ async def _change_topic(method: str, target: Target, form: Form) -> str:
 
 async def _expand_topic(target: Target, form: Form) -> str:
     topic = form.needed("topic")
-    await target.admin.expand_topic(topic, form.number("partitions"))
+    await target.admin.expand_topic(topic, form.number("partitions"), wait=_EXPANDED_WITHIN)
     return topic_page(topic)
 
 

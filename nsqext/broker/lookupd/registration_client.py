@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
@@ -39,6 +39,8 @@ __all__ = ("RegistrationClient",)
 _TIMEOUT = 5.0  # the real one waits for a second, which a busy machine may exceed between two programs
 _CLOSE_TIMEOUT = 1.0  # seconds
 _POLL = 1.0  # seconds between two checks of the configured lookup nodes
+_QUESTIONS = 4
+"""Questions about new topics at once: with thousands of them, the connection pool takes quadratic time."""
 _FAILURES = (OSError, anyio.BrokenResourceError, anyio.EndOfStream, TimeoutError, NsqError)
 logger: logging.Logger = logging.getLogger(__name__)
 _Encode = Callable[[str, "str | None", "int | None"], bytes]
@@ -106,13 +108,23 @@ class RegistrationClient:
         http: address of the node's HTTP API.
         ping_interval: seconds between two PINGs; failed connections are retried at the same time.
         partitions: register partitions (redesigned generation) instead of topics.
+        known_channels: returns the channels of a topic that lookup nodes of this process know; None to ask lookup nodes
+            over HTTP.
     """
 
     def __init__(
-        self, node: Node, tcp: Address, http: Address, ping_interval: float = 15.0, *, partitions: bool = False
+        self,
+        node: Node,
+        tcp: Address,
+        http: Address,
+        ping_interval: float = 15.0,
+        *,
+        partitions: bool = False,
+        known_channels: Callable[[str], Iterable[str]] | None = None,
     ) -> None:
         self.node = node
         self._partitions = partitions
+        self._known_channels = known_channels
         self.ping_interval = ping_interval
         self._identity = PeerInfo(
             broadcast_address=node.options.broadcast_address,
@@ -128,6 +140,7 @@ class RegistrationClient:
         self._wake = anyio.Event()
         self._tasks: TaskGroup | None = None
         self._http = HttpClient(_TIMEOUT)
+        self._questions = anyio.CapacityLimiter(_QUESTIONS)
         node.on_topic_created = self._topic_created
         node.on_topic_deleted = lambda topic: self._queue(unregister(topic))
         node.on_channel_created = partial(self._channel_changed, register)
@@ -149,7 +162,9 @@ class RegistrationClient:
                 self._queue(register(topic, None, hosted.partition.partition))
             return
         self._queue(register(topic))
-        if self._tasks is not None:
+        if self._known_channels is not None:
+            self._add_channels(topic, self._known_channels(topic))
+        elif self._tasks is not None:
             self._tasks.start_soon(self._create_known_channels, topic)
 
     async def run(self) -> None:
@@ -241,9 +256,14 @@ class RegistrationClient:
         for info in infos:
             host = f"{info.broadcast_address}:{info.http_port}"
             try:
-                response = await self._http.request("GET", f"http://{host}/channels?{urlencode({'topic': topic})}")
+                async with self._questions:
+                    response = await self._http.request("GET", f"http://{host}/channels?{urlencode({'topic': topic})}")
                 names |= dict.fromkeys(orjson.loads(response.content)["channels"])
             except (HttpRequestFailed, ValueError, KeyError, TypeError):
                 continue
+        self._add_channels(topic, names)
+
+    def _add_channels(self, topic: str, names: Iterable[str]) -> None:
+        lasting = [name for name in names if not is_ephemeral(name)]
         for hosted in self.node.partitions(topic):
-            self.node.add_channels(hosted, [name for name in names if not is_ephemeral(name)])
+            self.node.add_channels(hosted, lasting)

@@ -18,8 +18,9 @@ from nsqext.client.consumer.subscriptions.subscriber import SubscriberContext
 from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
 from nsqext.client.consumer.subscriptions.topics import TopicSelection, TopicSubscriptions
 from nsqext.client.events import ClientEvents
-from nsqext.client.tasks import BackgroundTasks, call_in_loop
+from nsqext.client.tasks import BackgroundTasks
 from nsqext.errors import InvalidState, NsqError
+from nsqext.transport.event_loop import call_in_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -86,6 +87,7 @@ class ConsumerSession:
             self.events,
             self.dispatcher.unpack_budget,
             self._tasks.check_event_loop,
+            metadata.poll_soon,
         )
         self.topics: TopicSubscriptions = TopicSubscriptions(
             selection,

@@ -179,18 +179,36 @@ class Router:
             )
         return now < self._waiting_since + self._options.lookup_timeout
 
-    async def upgraded(self, topic: str) -> bool:
-        """Query lookup whether a topic has gained extend support; False for a second after a negative answer."""
+    async def upgraded(self, topic: str, partitions: int = 0) -> bool:
+        """Query lookup whether a topic was changed by an administrator; False for a second after a negative answer.
+
+        Args:
+            topic: the topic.
+            partitions: number of partitions that it must have by now; 0 for extend support.
+        """
         if not self.asks_lookup or _clock() < self._not_upgraded.get(topic, 0.0):
             return False
+
+        def done(view: PartitionMap | None) -> bool:
+            if view is None:
+                return False
+            return view.partition_num >= partitions if partitions else view.meta.extend_support
+
         view = self._metadata.cached(topic, "w")
-        if view is not None and not view.meta.extend_support:
+        if view is not None and not done(view):
             await self._metadata.refresh(topic, "w", failed=view)
             view = self._metadata.cached(topic, "w")
-        if view is not None and view.meta.extend_support:
+        if done(view):
             return True
         self._not_upgraded[topic] = _clock() + _UPGRADE_CHECK
         return False
+
+    async def lacks_channel(self, topic: str, partition: int | None) -> bool:
+        """Return whether lookup does not offer a partition to producers because it has no channel."""
+        try:
+            return partition is not None and await self._metadata.lacks_channel(topic, partition)
+        except NsqError:
+            return False
 
     async def refresh(self, topic: str, view: PartitionMap | None, partition: int | None) -> None:
         """Wait for an answer of lookup that is newer than a partition map; see `MetadataCache.refresh`."""

@@ -17,6 +17,7 @@ from nsqext.errors import (
     DeliveryUnknown,
     ExtendNotSupported,
     InvalidInput,
+    InvalidPartition,
     LookupFailed,
     NsqError,
     PartitionUnavailable,
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ("PublishAttempt", "Sender")
 
+_EXPLAINED = 8
+"""Failed attempts of a publish, for one of which lookup is asked why it does not offer the partition."""
 _MOVES = 3
 """Failures after which even a publish that can use another partition waits before it is retried."""
 
@@ -220,7 +223,7 @@ class PublishAttempt:
         started: when the publish began, in seconds of the monotonic clock.
     """
 
-    __slots__ = ("_errors", "_request", "_route", "_scope", "_sender", "_started", "_tried")
+    __slots__ = ("_errors", "_lacks_channel", "_request", "_route", "_scope", "_sender", "_started", "_tried")
 
     def __init__(self, sender: Sender, request: PublishRequest, started: float) -> None:
         self._sender = sender
@@ -230,6 +233,7 @@ class PublishAttempt:
         self._tried: list[Target] = []
         self._scope = anyio.CancelScope()
         self._errors = AttemptErrors()
+        self._lacks_channel = False
 
     async def run(
         self, route: Route | None = None, target: Target | None = None, failure: NsqError | None = None
@@ -292,6 +296,8 @@ class PublishAttempt:
         last = errors.last
         if isinstance(last, ExtendNotSupported):
             return await sender.router.upgraded(topic)
+        if isinstance(last, InvalidPartition) and self._request.partition is not None:
+            return await sender.router.upgraded(topic, self._request.partition + 1)
         if sender.retry.final(errors) or (isinstance(last, LookupFailed) and not sender.router.waits_for_lookup(last)):
             return False
         await anyio.lowlevel.checkpoint_if_cancelled()  # a closed producer does not attempt again
@@ -323,12 +329,29 @@ class PublishAttempt:
         sender, request = self._sender, self._request
         if target is None or self._route is None:
             route = self._route = await sender.router.find(request.topic)
-            target = sender.choose(route, request, self._tried)
+            try:
+                target = sender.choose(route, request, self._tried)
+            except PartitionUnavailable as error:
+                raise await self._explained(error) from None
         try:
             return await self._send(target, await sender.connection(target))
         except NsqError as error:
             self._mark(error, target)
             raise
+
+    async def _explained(self, error: PartitionUnavailable) -> PartitionUnavailable:
+        """Return the error of a partition that lookup does not offer; it says so if the partition has no channel."""
+        topic, partition = self._request.topic, error.partition
+        if self._errors.count % _EXPLAINED == 1:
+            self._lacks_channel = await self._sender.router.lacks_channel(topic, partition)
+        if not self._lacks_channel:
+            return error
+        return PartitionUnavailable(
+            "the partition has no channel, so that lookup does not offer it to producers",
+            topic=topic,
+            partition=partition,
+            hint=f"create a channel: nsqext channel create {topic} NAME",
+        )
 
     async def _send(self, target: Target, connection: Connection) -> list[Receipt]:
         sender, request = self._sender, self._request

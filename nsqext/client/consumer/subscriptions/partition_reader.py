@@ -38,6 +38,8 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _READ_SIZE = 65536
 _CLOSE_TIMEOUT = 2.0
+_HEARTBEAT_LATE = 1.0
+"""Seconds after which a heartbeat is missing."""
 _EXCESS = 16
 """Messages in flight beyond twice the RDY count that are accepted: the server restarts its count at 0 when an
 administrator empties or moves the channel."""
@@ -65,6 +67,7 @@ class PartitionReader:
         "_connection",
         "_largest",
         "_rdy",
+        "_silent_since",
         "detail",
         "extend",
         "max_msg_timeout",
@@ -90,6 +93,7 @@ class PartitionReader:
         self.detail: bool = request.verb != "SUB"
         self._rdy: int | None = None
         self._largest = 0
+        self._silent_since = 0.0
         self._closing: anyio.Event | None = None
         """Set when CLS was acknowledged, or is not awaited any more; None before CLS."""
 
@@ -221,6 +225,15 @@ class PartitionReader:
         texts = [str(notice) for notice in notices]
         notices.clear()
         return texts
+
+    def misses_heartbeat(self, now: float) -> bool:
+        """Return, once in a silence, whether the server is silent for longer than a heartbeat interval."""
+        connection = self._connection
+        received, interval = connection.received_at, connection.heartbeat_interval
+        if not interval or now - received <= interval + _HEARTBEAT_LATE or received == self._silent_since:
+            return False
+        self._silent_since = received
+        return True
 
     # Ending
 

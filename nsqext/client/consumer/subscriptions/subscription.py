@@ -364,6 +364,14 @@ class Subscription:
                 extra={"topic": self.topic, "partition": self.partition, "node": self.node},
             )
 
+    def misses_heartbeat(self, now: float) -> bool:
+        """Return, once in a silence, whether the server is silent for longer than a heartbeat interval.
+
+        A topic that was upgraded to extend sends neither messages nor heartbeats to old consumers (captured:
+        upgrade_ext).
+        """
+        return self._reader is not None and self.live and self._reader.misses_heartbeat(now)
+
     async def close(self, timeout: float = 2.0) -> None:
         """Send what is pending, wait until the server has acknowledged CLS, and close the connection.
 

@@ -41,6 +41,7 @@ class SubscriptionGroup:
         events: receives changes of the backoff.
         unpack_budget: bounds the unpacked bytes of compressed messages.
         check_event_loop: raises `InvalidState` in another event loop than that of the consumer.
+        look_up: looks a topic up again soon.
 
     Attributes:
         live: open subscriptions, of all topics.
@@ -58,6 +59,7 @@ class SubscriptionGroup:
         events: ClientEvents,
         unpack_budget: UnpackBudget,
         check_event_loop: Callable[[], object],
+        look_up: Callable[[str], object],
     ) -> None:
         self.unpack_budget: UnpackBudget = unpack_budget
         self.live: dict[Subscription, None] = {}  # a set that keeps the order
@@ -69,6 +71,7 @@ class SubscriptionGroup:
         self._ticked = ticked
         self._events = events
         self._check_event_loop = check_event_loop
+        self._look_up = look_up
         self._unsent: list[Subscription] = []
         self._flush_due = anyio.Event()
         self._tick_due = anyio.Event()
@@ -206,6 +209,8 @@ class SubscriptionGroup:
         for subscription in self.subscriptions:
             if every or subscription.busy:
                 subscription.tick(now)
+                if subscription.misses_heartbeat(now):
+                    self._look_up(subscription.topic)
         for backoff in self._backoffs():
             backoff.tick(now)
         # it may raise the total that is distributed

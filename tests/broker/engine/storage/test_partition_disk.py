@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -268,10 +269,51 @@ def test_stored_partitions_are_listed(tmp_path: Path) -> None:
     assert found == {("orders", 0, True, False), ("orders", 3, False, True)}
 
 
-@pytest.mark.parametrize("fsync", ["never", "interval", "always"])
-def test_fsync(tmp_path: Path, fsync: str) -> None:
-    bench = on_disk(tmp_path, disk=DiskOptions(fsync=fsync))
-    bench.publish("m0")
+class SyncedFiles:
+    """Records the size of a queue file at its last fsync."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self._folder = folder
+        self._sizes: dict[int, int] = {}
+        self._fsync = os.fsync
+        monkeypatch.setattr(os, "fsync", self._record)
+
+    def _record(self, descriptor: int) -> None:
+        self._fsync(descriptor)
+        status = os.fstat(descriptor)
+        self._sizes[status.st_ino] = status.st_size
+
+    def unsynced(self) -> list[int]:
+        """Return the bytes of each queue file, oldest first, that were not synced; -1 for a file that never was."""
+        files = [path.stat() for path in sorted(self._folder.rglob("*.diskqueue.*.dat"))]
+        return [one.st_size - self._sizes[one.st_ino] if one.st_ino in self._sizes else -1 for one in files]
+
+
+@pytest.mark.parametrize(
+    ("fsync", "published", "ticked", "closed"),
+    [
+        ("never", [-1, -1, -1], [-1, -1, -1], [-1, -1, -1]),
+        ("interval", [0, 0, -1], [0, 0, 0], [0, 0, 0]),
+        ("always", [0, 0, 0], [0, 0, 0], [0, 0, 0]),
+    ],
+)
+def test_fsync(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fsync: str,
+    published: list[int],
+    ticked: list[int],
+    closed: list[int],
+) -> None:
+    synced = SyncedFiles(monkeypatch, tmp_path)
+    bench = on_disk(tmp_path, disk=DiskOptions(fsync=fsync, max_file_bytes=1))
+    for number in range(3):
+        bench.publish(f"m{number}")
+    assert synced.unsynced() == published
     bench.wait(1)
+    assert synced.unsynced() == ticked
+    bench.publish("m3")
     bench.partition.close()
-    assert on_disk(tmp_path).partition.log.end_count == 1
+    assert synced.unsynced() == [*closed, closed[-1]]
+    monkeypatch.undo()
+    assert on_disk(tmp_path).partition.log.end_count == 4

@@ -1,0 +1,114 @@
+"""Changes of a topic under running producers and consumers with default settings, embedded and real."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from secrets import token_hex
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from nsqext import Admin, Consumer, Producer, sync
+from nsqext.admin.topic_creation import expand_topic
+from nsqext.errors import PublishFailed
+from tests.support.messages import finish_all
+
+if TYPE_CHECKING:
+    from tests.support.cluster import ClusterUnderTest
+
+# a real cluster takes up to two minutes until it expands topics, and as long until new partitions are placed
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
+
+KEYS = [f"key {number}" for number in range(12)]
+
+
+@asynccontextmanager
+async def new_topic(cluster: ClusterUnderTest, *channels: str) -> AsyncIterator[str]:
+    """Create a topic with one partition, which may have several on a node; delete it at the end."""
+    topic = f"contract_change_{token_hex(4)}"
+    async with Admin(cluster.lookupd) as admin:
+        await admin.create_topic(topic, multipart=True, channels=channels)
+        try:
+            yield topic
+        finally:
+            await admin.delete_topic(topic)
+
+
+async def test_new_partitions_are_published_to_and_consumed_at_once(
+    cluster_under_test: ClusterUnderTest, channel: str
+) -> None:
+    cluster = cluster_under_test
+    async with (
+        new_topic(cluster, channel, "other") as topic,
+        Admin(cluster.lookupd) as admin,
+        Producer(cluster.lookupd) as producer,
+        Consumer(topic, channel, lookupd=cluster.lookupd) as consumer,
+    ):
+        await producer.publish(topic, b"before", key="key")
+        assert [message.body for message in await finish_all(consumer, 1)] == [b"before"]
+        await admin.expand_topic(topic, 3)
+        receipts = [await producer.publish(topic, key.encode(), key=key) for key in KEYS]
+        bodies = {message.body for message in await finish_all(consumer, len(KEYS))}
+        stats = await admin.stats(topic)
+    assert {receipt.partition for receipt in receipts} == {0, 1, 2}
+    assert bodies == {key.encode() for key in KEYS}
+    assert [sorted(part.channels) for part in stats.partitions] == [sorted([channel, "other"])] * 3
+
+
+async def test_a_partition_that_was_added_by_another_process_is_asked_for(
+    cluster_under_test: ClusterUnderTest, channel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = cluster_under_test
+    async with (
+        new_topic(cluster, channel) as topic,
+        Admin(cluster.lookupd) as admin,
+        Producer(cluster.lookupd) as producer,
+    ):
+        await producer.publish(topic, b"before", partition=0)
+        monkeypatch.setattr("nsqext.admin.admin.topic_changed", lambda topic: None)
+        await admin.expand_topic(topic, 2)
+        assert (await producer.publish(topic, b"after", partition=1)).partition == 1
+
+
+async def test_a_partition_without_channel_is_named(cluster_under_test: ClusterUnderTest, channel: str) -> None:
+    cluster = cluster_under_test
+    async with (
+        new_topic(cluster, channel) as topic,
+        Admin(cluster.lookupd) as admin,
+        Producer(cluster.lookupd) as producer,
+    ):
+        await producer.publish(topic, b"before")
+        await expand_topic(admin._requests, topic, 2)  # without channels, as another client does
+        with anyio.fail_after(240):
+            while len((await admin.topic(topic)).leaders) < 2:  # noqa: ASYNC110 - it is polled
+                await anyio.sleep(0.1)
+        with pytest.raises(PublishFailed, match="the partition has no channel") as caught:
+            await producer.publish(topic, b"after", partition=1)
+    assert (caught.value.partition, "channel create" in str(caught.value.hint)) == (1, True)
+
+
+@pytest.fixture
+def other_loop(cluster_under_test: ClusterUnderTest) -> Iterator[sync.Admin]:
+    """A client in another event loop of this process."""
+    with sync.Admin(cluster_under_test.lookupd) as admin:
+        yield admin
+
+
+async def test_a_consumer_receives_after_an_upgrade_to_extend(
+    cluster_under_test: ClusterUnderTest, channel: str, other_loop: sync.Admin
+) -> None:
+    cluster = cluster_under_test
+    async with (
+        new_topic(cluster, channel) as topic,
+        Producer(cluster.lookupd) as producer,
+        Consumer(topic, channel, lookupd=cluster.lookupd) as consumer,
+    ):
+        await producer.publish(topic, b"before")
+        assert [message.body for message in await finish_all(consumer, 1)] == [b"before"]
+        await anyio.to_thread.run_sync(other_loop.upgrade_topic, topic)
+        await producer.publish(topic, b"after", headers={"a": "b"})
+        (message,) = await finish_all(consumer, 1)
+    assert (message.body, dict(message.headers)) == (b"after", {"a": "b"})

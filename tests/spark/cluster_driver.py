@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
@@ -96,6 +97,22 @@ def speculate(spark: SparkSession, given: dict[str, str]) -> object:
     return _to_parquet(spark, given, "speculated", slowly, minPartitions="4", arrowBatchRows=str(_SLICE))
 
 
+def truncated(spark: SparkSession, given: dict[str, str]) -> object:
+    """Continue the stream to Parquet after its topic was truncated and has grown again.
+
+    Returns:
+        The error, and the number of rows that are read with ``failOnDataLoss=false``.
+    """
+    limit = {"maxOffsetsPerTrigger": given["batch"]}
+    try:
+        _to_parquet(spark, given, "streamed", lambda rows: rows, **limit)
+    except StreamingQueryException as error:
+        cause = nsqext.spark.root_cause(error)
+    else:
+        cause = None
+    return [cause, _to_parquet(spark, given, "streamed", lambda rows: rows, failOnDataLoss="false", **limit)]
+
+
 def _hesitate(folder: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Pass on what was read; the first attempt of any task that reads a second batch waits there until it is killed.
 
@@ -145,7 +162,7 @@ def _to_parquet(
             return total
 
 
-JOBS = {"read": read, "speculate": speculate, "stream": stream, "write": write}
+JOBS = {"read": read, "speculate": speculate, "stream": stream, "truncated": truncated, "write": write}
 
 if __name__ == "__main__":
     main()

@@ -2,8 +2,9 @@
 
 Starts an NSQ cluster of three nodes, a Spark master and two workers. The environment is delivered with
 ``spark.archives``, packed by venv-pack. Kills an executor during a batch write, lets a task of a stream run twice at
-the same time, and kills a worker and the driver during another stream; then compares the contents, and runs the Spark
-programs of ``examples``. ``--short`` delivers a link to this interpreter instead of a packed environment.
+the same time, and kills a worker and the driver during another stream; then compares the contents, kills a leader,
+which loses messages that the stream has read, and runs the Spark programs of ``examples``. ``--short`` delivers a link
+to this interpreter instead of a packed environment.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import pyarrow.dataset as ds
 from attrs import frozen
 
 from nsqext.broker import Cluster
+from nsqext.sync import Producer
 from tests.spark.cluster_driver import HESITATION
 from tests.support.spark_standalone import (
     JAVA_OPTIONS,
@@ -42,6 +44,8 @@ PARTITIONS = 4
 _BATCHES = 20
 """Batches of the stream."""
 _DEADLINE = 200.0
+_LOST = 50
+"""Messages that the leader loses."""
 
 
 def say(text: str) -> None:
@@ -245,6 +249,33 @@ def check(run: Run, continue_stream: Callable[[], object] | None = None) -> None
     assert speculated <= streamed, "both streams read the same"
 
 
+def check_truncation(run: Run, nsq: Cluster) -> None:
+    """Let a leader lose messages that the stream has read, and continue the stream; raises AssertionError.
+
+    Args:
+        run: a run whose stream has read everything.
+        nsq: its NSQ cluster.
+    """
+    end = max(offset for partition, offset, _ in run.contents("streamed") if partition == 0) + 1
+    leader = nsq.leader(run.topic)
+    nsq.kill(leader)
+    nsq.restart(leader)
+    nsq.wait_writable(run.topic, 0)
+    nsq.faults.truncate(run.topic, 0, end - _LOST)
+    new = [b"new %d" % number for number in range(_LOST + 10)]
+    with Producer(nsq.lookupd) as producer:
+        producer.publish_many(run.topic, new, partition=0)
+    with run.driver("truncated") as driver:
+        found = driver.result()
+    assert isinstance(found, list)
+    cause, rows = found
+    say(f"after a truncation: {cause}; then {rows} rows")
+    assert cause.startswith(f"DataLoss: message {end - 1}, the last one that was read, was the one with id")
+    read = {(offset, body): count for (_, offset, body), count in run.contents("streamed").items() if b"new" in body}
+    assert read == {(end - _LOST + number, body): 1 for number, body in enumerate(new)}, "every new message once"
+    assert rows == len(new)
+
+
 def has_no_gap(messages: Iterable[tuple[int, int, bytes]]) -> bool:
     """Return whether the offsets of each partition are consecutive numbers."""
     offsets: dict[int, set[int]] = {}
@@ -279,6 +310,7 @@ def main() -> None:
             say(f"Spark at {spark.url}")
             run = Run(spark, nsq.lookupd[0], "numbers", archive, folder, given.rows)
             check(run)
+            check_truncation(run, nsq)
             nsq.create_topic("orders", 2, channels=["keep"])
             check_examples(run, "orders")
     say("contents equal")

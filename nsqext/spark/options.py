@@ -112,6 +112,7 @@ _SINK = (
     _Option("topic", "topic", check_topic),
     _Option("idempotenceHeader", "idempotence_header", read_header),
     _Option("ackBatchBytes", "ack_batch_bytes", read_number(1)),
+    _Option("maxRowsPerSecond", "max_rows_per_second", read_number(1)),
 )
 
 _NAMES = {"read": _SOURCE, "write": _SINK}
@@ -380,12 +381,14 @@ class SinkOptions:
         topic: topic of rows without a value in the column ``topic``.
         idempotence_header: header of extend topics that carries the id of a row.
         ack_batch_bytes: bytes that a task publishes before it waits for the responses.
+        max_rows_per_second: largest rate of a task; None for no limit.
     """
 
     client: ClientConfig
     topic: str | None = None
     idempotence_header: str = ID_HEADER
     ack_batch_bytes: int = 1 << 20
+    max_rows_per_second: int | None = None
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:

@@ -76,3 +76,36 @@ def test_columns_that_are_written() -> None:
         name: wanted.replace("map<string, string>", "map<string,string>")
         for name, (_, wanted) in schema._WRITABLE.items()
     }
+
+
+_TESTS = {
+    "addresses": "tests/spark/test_options.py::test_names_of_kafka_are_explained",
+    "settings of the client": "tests/spark/test_options.py::test_settings_reach_the_client",
+    "topics": "tests/spark/test_options.py::test_a_pattern_of_topics",
+    "consumer group": "tests/spark/test_options.py::test_a_streaming_read_is_refused",
+    "positions": "tests/spark/read/test_batch.py::test_where_partitions_begin_and_end",
+    "times": "tests/spark/read/test_batch.py::test_rows_of_a_time",
+    "size of a micro-batch": "tests/spark/read/test_stream.py::test_a_batch_waits_for_a_number_of_messages",
+    "tasks": "tests/spark/read/test_batch.py::test_ranges_are_cut_and_can_be_sent",
+    "truncated or recreated topic": "tests/spark/read/test_truncation.py::test_a_log_that_regrows_while_the_query_runs",
+    "lost messages": "tests/spark/read/test_stream_servers.py::test_the_anchor_retains_messages",
+    "headers": "tests/spark/test_schema.py::test_rows_can_be_written_as_they_were_read",
+    "key": "tests/spark/write/test_sink.py::test_columns_become_messages",
+    "errors of options": "tests/spark/test_options.py::test_a_wrong_query_is_refused_when_it_is_loaded",
+    "lag": "tests/spark/read/test_streaming.py::test_metrics_as_the_page_shows_them",
+    "real-time mode (Spark 4.1)": "tests/spark/read/test_streaming.py::test_spark_refuses_real_time_mode",
+    "write: delivery": "tests/spark/write/test_sink.py::test_dedupe_removes_rows_of_a_second_attempt",
+    "write: save mode": "tests/spark/write/test_sink.py::test_spark_refuses_its_default_save_mode",
+    "write: rate": "tests/spark/write/test_pacing.py::test_a_task_publishes_at_the_rate_of_the_option",
+    "write: rows that cannot be published": "tests/spark/write/test_sink.py::test_an_error_names_the_row",
+    "tables in SQL": "tests/spark/test_schema.py::test_a_table_is_read_and_written_with_its_options",
+}
+"""The test that shows each row of the table against the Kafka connector."""
+
+
+def test_each_row_against_kafka_has_a_test() -> None:
+    lines = re.findall(r"^\| (.+?) \|(?:.*\|){2}$", _SECTIONS["Compared with the Kafka connector"], re.MULTILINE)
+    assert lines[1:] == list(_TESTS)
+    for test in _TESTS.values():
+        file, _, name = test.partition("::")
+        assert re.search(rf"^(async )?def {name}\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE), test

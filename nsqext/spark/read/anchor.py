@@ -32,7 +32,9 @@ logger: logging.Logger = logging.getLogger("nsqext.spark")
 _QUICK = 0.2
 """Seconds to wait for messages that are written but not readable yet, if the next batch can read them as well."""
 _FRESH = 5.0
-"""Seconds for which the position of an anchor is not requested again."""
+"""Seconds for which the position of an anchor is not requested again, if there are at most `_FEW` partitions."""
+_FEW = 500
+"""With more partitions, positions are requested less often, so that the requests of a second do not become more."""
 _TOPICS_INTERVAL = 5.0
 """Seconds between two requests for the topics that match ``subscribePattern``."""
 _UNKNOWN_PAUSE = 0.2
@@ -234,7 +236,8 @@ class Anchors:
     async def _survey(self, *, quick: bool) -> dict[Key, PartitionState]:
         keys = await self._existing_keys()
         # anchors first: an anchor is never after an end that was requested later
-        anchors = await gather(keys, partial(self._anchor, quick=quick))
+        fresh = _FRESH * max(len(keys) / _FEW, 1.0) if quick else -1.0
+        anchors = await gather(keys, partial(self._anchor, fresh=fresh))
         bounds = await self._admin.bounds.survey(keys, *([_QUICK] if quick else []))
         # a topic of the same name that has anchors is the one of before
         self._recreated &= {topic for topic, partition in keys if anchors[topic, partition] is None}
@@ -309,10 +312,11 @@ class Anchors:
                     return None
                 await anyio.sleep(_UNKNOWN_PAUSE)
 
-    async def _anchor(self, key: Key, *, quick: bool) -> int | None:
+    async def _anchor(self, key: Key, *, fresh: float) -> int | None:
+        """Return the position of an anchor, requested now or less than ``fresh`` seconds ago; None if there is none."""
         topic, partition = key
         seen, anchor = self._seen.get(key, (float("-inf"), None))
-        if not quick or anyio.current_time() - seen > _FRESH:
+        if anyio.current_time() - seen > fresh:
             anchor = await self._admin.anchor_count(topic, partition, self._channel)
             if anchor is not None:
                 self._seen[key] = (anyio.current_time(), anchor)

@@ -8,6 +8,8 @@ removed, so a repeated task publishes its rows again. Rows carry an id, see `nsq
 from __future__ import annotations
 
 import logging
+import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -58,18 +60,43 @@ def publish_rows(
     Raises:
         NsqError: a row is invalid or was not stored; the error message contains its number.
     """
+    rate = options.max_rows_per_second
     rules = RowRules(
         columns,
         options.topic,
         options.idempotence_header,
         options.ack_batch_bytes,
-        options.client.producer().max_batch_count,
+        min(options.client.producer().max_batch_count, rate or sys.maxsize),
     )
 
     def chunks(meta: Callable[[str], TopicMeta]) -> Iterable[Chunk]:
-        return RowMapper(rules, origin, meta).chunks(batches)
+        found = RowMapper(rules, origin, meta).chunks(batches)
+        return found if rate is None else paced(found, rate)
 
     return Written(publish_chunks(options.client, origin.partition, chunks))
+
+
+def paced(
+    chunks: Iterable[Chunk],
+    rate: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], object] = time.sleep,
+) -> Iterator[Chunk]:
+    """Delay chunks so that their messages do not exceed a rate.
+
+    Args:
+        chunks: the chunks.
+        rate: messages a second.
+        clock: returns the time in seconds.
+        sleep: waits for some seconds.
+    """
+    due = clock()
+    for chunk in chunks:
+        now = clock()
+        if due > now:
+            sleep(due - now)
+        due = max(due, now) + chunk.count / rate
+        yield chunk
 
 
 def _log(what: str, messages: Sequence[WriterCommitMessage | None]) -> None:

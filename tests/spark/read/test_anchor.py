@@ -250,3 +250,28 @@ async def test_a_time_for_each_partition() -> None:
     servers.logs["orders", 1].anchor = None
     with pytest.raises(InvalidSetting, match="no time for this partition"):
         await Anchors(servers.admin, options(startingOffsetsByTimestamp='{"orders": {"0": 1000}}')).begin()
+
+
+async def test_many_anchors_are_requested_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsqext.spark.read.anchor._FEW", 2)
+    monkeypatch.setattr("nsqext.spark.read.anchor._FRESH", 0.0)
+    servers = FakeAdmin({("orders", partition): Log(0, 5, anchor=0) for partition in range(2)})
+    asked: list[int] = []
+    anchor_count = FakeAdmin.anchor_count
+
+    async def count(admin: FakeAdmin, topic: str, partition: int, channel: str) -> int | None:
+        asked.append(partition)
+        return await anchor_count(admin, topic, partition, channel)
+
+    monkeypatch.setattr(FakeAdmin, "anchor_count", count)
+    few = Anchors(servers.admin, options())
+    await few.survey()
+    await few.survey(quick=True)
+    assert asked == [0, 1, 0, 1]
+    monkeypatch.setattr("nsqext.spark.read.anchor._FRESH", 20.0)
+    monkeypatch.setattr("nsqext.spark.read.anchor._FEW", 0.001)
+    asked.clear()
+    await few.survey(quick=True)
+    assert asked == []
+    await few.survey()
+    assert asked == [0, 1], "a complete survey requests all"

@@ -6,6 +6,7 @@ import ast
 import json
 import re
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
@@ -13,6 +14,7 @@ from urllib.request import urlopen
 import pytest
 from pyspark import TaskContext
 from pyspark.errors import StreamingQueryException
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidSetting
@@ -116,6 +118,18 @@ def test_metrics_as_the_page_shows_them(spark: SparkSession, servers: Servers, t
     assert shown() is None, "Spark repeats the batch"
     servers.publish(topic, bodies("metrics", 5))
     assert shown() == first | {"publishedPerSecond": 0.0}
+
+
+@pytest.mark.skipif(
+    "realTime" not in signature(DataStreamWriter.trigger).parameters, reason="this PySpark has no real-time mode"
+)
+def test_spark_refuses_real_time_mode(spark: SparkSession, servers: Servers, tmp_path: Path) -> None:
+    topic = servers.make_topic("realtime")
+    options = {"subscribe": topic, "channel": "spark", "startingOffsets": "earliest"}
+    rows = spark.readStream.format("nsqext").options(**servers.options, **options).load()
+    writer = rows.writeStream.format("console").outputMode("update").trigger(realTime="5 seconds")
+    with pytest.raises(StreamingQueryException, match="not supported in Real-time Mode"):
+        run_to_end(writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start)
 
 
 def test_batches_are_bounded_by_their_bytes(spark: SparkSession, servers: Servers, tmp_path: Path) -> None:

@@ -205,3 +205,9 @@ def test_invalid_writes_raise_on_the_driver(spark: SparkSession, servers: Server
         save(rows.withColumn("other", sf.lit(1)), servers, topic="t")
     with pytest.raises(PySparkException, match="cannot be overwritten"):
         rows.write.format("nsqext").mode("overwrite").options(**servers.options, topic="t").save()
+
+
+def test_spark_refuses_its_default_save_mode(spark: SparkSession) -> None:
+    rows = spark.createDataFrame([("one",)], "value string")
+    with pytest.raises(PySparkException, match=r"\[UNSUPPORTED_DATA_SOURCE_SAVE_MODE\]"):
+        rows.write.format("nsqext").options(lookupd="127.0.0.1:1", topic="t").save()

@@ -127,7 +127,8 @@ def test_spark_refuses_real_time_mode(spark: SparkSession, servers: Servers, tmp
     topic = servers.make_topic("realtime")
     options = {"subscribe": topic, "channel": "spark", "startingOffsets": "earliest"}
     rows = spark.readStream.format("nsqext").options(**servers.options, **options).load()
-    writer = rows.writeStream.format("console").outputMode("update").trigger(realTime="5 seconds")
+    mode: dict[str, Any] = {"realTime": "5 seconds"}
+    writer = rows.writeStream.format("console").outputMode("update").trigger(**mode)
     with pytest.raises(StreamingQueryException, match="not supported in Real-time Mode"):
         run_to_end(writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start)
 

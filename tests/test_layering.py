@@ -50,6 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     "app": PUBLIC | {"middleware"},
     "spark": PUBLIC | {"sync"},
     "testing": PUBLIC | {"broker", "sync"},
+    "integrations": PUBLIC | {"sync"},
     "web": PUBLIC | {"broker"},
     "cli": PUBLIC | {"app", "broker", "observability", "spark", "sync", "testing", "web"},
 }
@@ -66,6 +67,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "spark": CORE | {"numpy", "pandas", "pyarrow", "pyspark"},
     "observability": CORE | {"opentelemetry", "prometheus_client"},
     "testing": CORE | {"pytest"},
+    "integrations": CORE | {"kombu", "taskiq"},
     "web": CORE | {"jinja2", "markupsafe", "starlette"},
     "cli": CORE | {"prometheus_client", "rich", "typer"},
 }
@@ -312,7 +314,7 @@ KNOWN_UPWARD: set[tuple[str, str]] = set()
 KNOWN_CIRCLES: list[set[str]] = []
 
 # files that are loaded from outside of the package: by `python -m nsqext`, pytest, and users
-ENTRY_POINTS = {"__main__", "observability.otel", "observability.prometheus", "testing.plugin"}
+ENTRY_POINTS = {"__main__", "integrations.taskiq", "observability.otel", "observability.prometheus", "testing.plugin"}
 
 # files that no file of the package imports, to be used or removed: add none, delete each one that is gone
 KNOWN_UNUSED: set[str] = set()

@@ -1,0 +1,1 @@
+"""Transports for task queues: `nsqext.integrations.celery` and `nsqext.integrations.taskiq`."""

@@ -1,0 +1,286 @@
+"""The NSQ clients of one kombu connection, and what its transport options set."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from attrs import define, field
+
+from nsqext import AdminSettings, ConsumerSettings, ProducerSettings, sync
+from nsqext.arguments import check_positive, check_time, suggest
+from nsqext.errors import InvalidSetting, InvalidState, NsqError, PartitionUnavailable, TopicNotFound, TopicNotReady
+
+__all__ = ("MAX_DELAY", "NsqClients", "TopicOptions")
+
+logger: logging.Logger = logging.getLogger("nsqext.celery")
+
+MAX_DELAY = 900.0
+"""Longest delay and requeue that every server accepts, in seconds; a longer ``eta`` takes several."""
+_KOMBU = frozenset(
+    {
+        "callback",
+        "client_properties",
+        "confirm_publish",
+        "connect_retries_timeout",
+        "errback",
+        "interval_max",
+        "interval_start",
+        "interval_step",
+        "max_retries",
+        "polling_interval",
+        "queue_order_strategy",
+    }
+)
+"""Options that kombu and Celery read themselves."""
+_REFUSED = {
+    "visibility_timeout": "NSQ redelivers after msg_timeout, and messages are touched until they are acknowledged",
+    "priority_steps": "NSQ has no priorities; use a queue for each of them",
+    "body_encoding": "bodies are stored as they are",
+    "max_in_flight": "set worker_prefetch_multiplier, or the prefetch count of the channel",
+    "concurrency": "set the concurrency of the worker",
+}
+
+
+@define(kw_only=True)
+class TopicOptions:
+    """How topics are created that a declared queue needs.
+
+    Attributes:
+        create: whether they are created; otherwise they must exist.
+        partitions: partitions of each, on the redesigned NSQ.
+        replicas: copies of each partition, on the redesigned NSQ.
+        extend: whether they support extend headers, on the redesigned NSQ.
+        eta_hold: seconds that a worker may keep a task with ``eta`` or ``countdown`` in flight; the server keeps it
+            before.
+    """
+
+    create: bool = True
+    partitions: int = 1
+    replicas: int = 1
+    extend: bool = True
+    eta_hold: float = 30.0
+
+    def __attrs_post_init__(self) -> None:
+        check_positive("topic_partitions", self.partitions)
+        check_positive("topic_replicas", self.replicas)
+        check_time("eta_hold", self.eta_hold)
+
+
+_TOPIC = {f"topic_{name}": name for name in ("create", "partitions", "replicas", "extend")} | {"eta_hold": "eta_hold"}
+
+
+def _keys(settings: type) -> frozenset[str]:
+    optional: frozenset[str] = settings.__optional_keys__  # type: ignore[attr-defined]
+    return optional
+
+
+@define(eq=False)
+class NsqClients:
+    """Clients that are opened when they are used first, and closed together. Thread-safe.
+
+    Args:
+        addresses: ``lookupd`` or ``nsqd`` with its addresses.
+        options: the transport options: settings of nsqext by name, ``topic_create``, ``topic_partitions``,
+            ``topic_replicas``, ``topic_extend`` and ``eta_hold``.
+
+    Raises:
+        InvalidSetting: an unknown option, or one with an invalid value.
+    """
+
+    addresses: Mapping[str, Any]
+    options: Mapping[str, Any]
+    topics: TopicOptions = field(init=False)
+    _settings: dict[str, Any] = field(init=False)
+    _producer: sync.Producer | None = field(default=None, init=False)
+    _admin: sync.Admin | None = field(default=None, init=False)
+    _ready: set[tuple[str, str]] = field(factory=set, init=False)
+    _opened: ExitStack = field(factory=ExitStack, init=False)
+    _lock: threading.RLock = field(factory=threading.RLock, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        known = _keys(ProducerSettings) | _keys(ConsumerSettings) | _keys(AdminSettings)
+        given = {name: value for name, value in self.options.items() if name not in _KOMBU}
+        for name in given:
+            if name in _REFUSED:
+                raise InvalidSetting(f"transport option {name} has no effect with NSQ", hint=_REFUSED[name])
+            if name not in known and name not in _TOPIC and name not in ("lookupd", "nsqd"):
+                found = suggest(name, (*known, *_TOPIC))
+                raise InvalidSetting(
+                    f"unknown transport option {name!r}", hint=f"did you mean {found}?" if found else None
+                )
+        self.topics = TopicOptions(**{_TOPIC[name]: value for name, value in given.items() if name in _TOPIC})
+        addresses: dict[str, Any] = {name: given[name] for name in ("lookupd", "nsqd") if name in given}
+        self.addresses = addresses or self.addresses
+        self._settings = {name: value for name, value in given.items() if name in known}
+
+    def _own(self, settings: type) -> dict[str, Any]:
+        known = _keys(settings)
+        return {name: value for name, value in self._settings.items() if name in known}
+
+    @property
+    def has_lookup(self) -> bool:
+        """Whether there is a lookup service; topics can be created and counted only then."""
+        return bool(self.addresses.get("lookupd"))
+
+    @property
+    def producer(self) -> sync.Producer:
+        """The producer, open."""
+        with self._lock:
+            if self._producer is None:
+                self._producer = self._opened.enter_context(
+                    sync.Producer(**self.addresses, **self._own(ProducerSettings))
+                )
+            return self._producer
+
+    @property
+    def admin(self) -> sync.Admin:
+        """The administration client.
+
+        Raises:
+            InvalidState: there is no lookup service.
+        """
+        with self._lock:
+            if self._admin is None:
+                if not self.has_lookup:
+                    raise InvalidState(
+                        "queues are counted, purged and deleted through lookup", hint="use nsq:// instead of nsqd://"
+                    )
+                self._admin = self._opened.enter_context(
+                    sync.Admin(self.addresses["lookupd"], **self._own(AdminSettings))
+                )
+            return self._admin
+
+    def consumer(self, topics: Iterable[str], channel: str, max_in_flight: int) -> sync.Consumer:
+        """Return a consumer that is not open."""
+        return sync.Consumer(
+            tuple(topics), channel, **self.addresses, max_in_flight=max_in_flight, **self._own(ConsumerSettings)
+        )
+
+    def check(self) -> None:
+        """Check that the servers respond.
+
+        Raises:
+            NsqError: they do not.
+        """
+        self.producer.ping()
+
+    def close(self) -> None:
+        """Close all clients; publishes in flight are waited for."""
+        with self._lock:
+            opened, self._opened = self._opened.pop_all(), ExitStack()
+            self._producer = self._admin = None
+        opened.close()
+
+    # Topics and channels
+
+    def create(self, topic: str, channel: str) -> None:
+        """Create a topic with a channel, so that messages are kept from now on. Existing ones are not changed.
+
+        Without lookup, nsqd creates both with the first publish and the first consumer.
+
+        Raises:
+            NsqError: it cannot be created in time.
+        """
+        if not self.has_lookup or not self.topics.create or (topic, channel) in self._ready:
+            return
+        new = self.topics
+        self.admin.create_topic(
+            topic,
+            partitions=new.partitions,
+            replicas=new.replicas,
+            extend=new.extend,
+            channels=[channel],
+            exist_ok=True,
+        )
+        self._ready.add((topic, channel))
+
+    def publish(self, topic: str, body: bytes, headers: Mapping[str, str] | None, due: float | None) -> bool:
+        """Publish a message; return False if no queue is bound: the topic or its channels do not exist.
+
+        Args:
+            topic: the topic.
+            body: the body.
+            headers: extend headers.
+            due: when it is to be delivered, in seconds since 1970: the original NSQ keeps it, and the redesigned one
+                delivers it to a consumer, which requeues it.
+
+        Raises:
+            NsqError: as for `nsqext.Producer.publish`.
+        """
+        delay = None if due is None else min(due - time.time(), MAX_DELAY)
+        try:
+            if delay is not None and (delay <= 0 or self.producer.meta(topic).partition_num):
+                delay = None
+            self.producer.publish(topic, body, headers=headers, delay=delay)
+        except (TopicNotFound, TopicNotReady):
+            return False
+        return True
+
+    def extend_support(self, topic: str) -> bool:
+        """Return whether a topic supports extend headers; False for an unknown one."""
+        try:
+            return self.producer.meta(topic).extend_support
+        except (TopicNotFound, TopicNotReady):
+            return False
+
+    def waiting(self, topics: Iterable[str], channel: str) -> int:
+        """Return the number of messages that wait in a channel, over its topics; 0 without lookup."""
+        if not self.has_lookup:
+            return 0
+        count = 0
+        for topic in topics:
+            try:
+                found = self.admin.stats(topic, channel)
+            except TopicNotFound:
+                continue
+            for partition in found.partitions:
+                one = partition.channels.get(channel)
+                # messages of the original NSQ wait in the topic until it has a channel
+                count += partition.depth if one is None else one.lag - one.in_flight
+        return count
+
+    def empty(self, topics: Iterable[str], channel: str) -> int:
+        """Drop the messages that wait in a channel, and return their number."""
+        topics = tuple(topics)
+        count = self.waiting(topics, channel)
+        for topic in topics:
+            try:
+                self.admin.empty_channel(topic, channel)
+            except TopicNotFound:
+                continue
+        return count
+
+    def delete(self, topics: Iterable[str], channel: str) -> None:
+        """Delete a channel; a topic whose last channel it was, too."""
+        for topic in topics:
+            self._ready.discard((topic, channel))
+            try:
+                self.admin.delete_channel(topic, channel, missing_ok=True)
+                if not self.admin.channels(topic):
+                    self.admin.delete_topic(topic, missing_ok=True)
+            except (TopicNotFound, PartitionUnavailable):
+                continue
+
+    def exists(self, topic: str, channel: str) -> bool:
+        """Return whether a topic has a channel; True without lookup."""
+        if not self.has_lookup:
+            return True
+        try:
+            return channel in self.admin.channels(topic)
+        except TopicNotFound:
+            return False
+
+
+def log_lost(error: NsqError, queue: str) -> None:
+    """Log that a message was acknowledged too late."""
+    logger.error(
+        "queue %s: a message was acknowledged after the server had taken it back, and is delivered again: %s; a task "
+        "may run for the server's -max-msg-timeout (15 minutes by default)",
+        queue,
+        error,
+    )

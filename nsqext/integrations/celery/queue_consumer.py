@@ -1,0 +1,103 @@
+"""The consumer of one queue."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from nsqext.integrations.celery.envelope import decode_message, due_time, foreign_message
+from nsqext.integrations.celery.nsq_clients import MAX_DELAY
+
+if TYPE_CHECKING:
+    from nsqext import sync
+    from nsqext.integrations.celery.nsq_clients import NsqClients
+    from nsqext.sync.message import Message
+
+__all__ = ("DEFAULT_PREFETCH", "QueueConsumer")
+
+DEFAULT_PREFETCH = 200
+"""Messages in flight without a prefetch count."""
+
+Receive = Callable[["QueueConsumer", dict[str, Any], "Message"], None]
+"""Called in a thread of the consumer with a decoded message."""
+
+
+class QueueConsumer:
+    """Receives the messages of a queue, and drops those that no binding selects.
+
+    A task whose ``eta`` is later than ``eta_hold`` goes back to the server until then: the worker would keep it in
+    flight, for longer than servers allow.
+
+    Args:
+        clients: the NSQ clients.
+        queue: name of the queue.
+        topics: the topics of its bindings.
+        channel: its channel.
+        prefetch: messages in flight, at most; 0 for the default.
+        selects: whether a message with this exchange and routing key is for the queue.
+        receive: called with each message.
+    """
+
+    def __init__(
+        self,
+        clients: NsqClients,
+        queue: str,
+        topics: Iterable[str],
+        channel: str,
+        *,
+        prefetch: int,
+        selects: Callable[[str, str], bool],
+        receive: Receive,
+    ) -> None:
+        self.queue = queue
+        self.single = False
+        """Whether it was opened for one message, and is closed when that is answered."""
+        self._hold = clients.topics.eta_hold
+        self._selects = selects
+        self._receive = receive
+        self._consumer: sync.Consumer = clients.consumer(topics, channel, prefetch or DEFAULT_PREFETCH)
+        self._consumer.handler(auto_finish=False)(self._handle)
+
+    def start(self) -> None:
+        """Open it; messages arrive from now on.
+
+        Raises:
+            NsqError: it cannot be opened.
+        """
+        self._consumer.start()
+
+    def close(self) -> None:
+        """Close it; unanswered messages are delivered again at once."""
+        self._consumer.close()
+
+    def pause(self) -> None:
+        """Request no further messages; received ones can still be answered."""
+        self._consumer.pause()
+
+    def resume(self) -> None:
+        """Request messages again."""
+        self._consumer.resume()
+
+    def set_topics(self, topics: Iterable[str]) -> None:
+        """Consume other topics."""
+        self._consumer.topics = tuple(topics)
+
+    def set_prefetch(self, count: int) -> None:
+        """Change the number of messages in flight; 0 for the default."""
+        self._consumer.max_in_flight = count or DEFAULT_PREFETCH
+
+    def _handle(self, message: Message) -> None:
+        decoded = decode_message(message.body, message.headers) or foreign_message(message.body, self.queue)
+        route = decoded["properties"]["delivery_info"]
+        if not self._selects(route.get("exchange", ""), route["routing_key"]):
+            message.finish()
+            return
+        due = due_time(decoded)
+        wait = 0.0 if due is None else due - time.time() - self._hold
+        if wait > 0:
+            message.requeue(min(wait, MAX_DELAY))
+            return
+        if message.attempts > 1:
+            route["redelivered"] = True
+        self._receive(self, decoded, message)

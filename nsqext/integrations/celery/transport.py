@@ -1,0 +1,503 @@
+"""The transport of kombu: connections and channels."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from attrs import define, field
+from kombu.exceptions import ChannelError
+from kombu.transport import virtual
+
+import nsqext
+from nsqext.errors import (
+    ConnectionFailed,
+    ConnectionLost,
+    DeliveryUnknown,
+    InvalidInput,
+    LookupFailed,
+    MessageNotInFlight,
+    NsqError,
+    OperationNotSupported,
+    PartitionUnavailable,
+    PublishFailed,
+    RequestTimeout,
+    ServerError,
+)
+from nsqext.integrations.celery.envelope import due_time, encode_message
+from nsqext.integrations.celery.nsq_clients import NsqClients, log_lost
+from nsqext.integrations.celery.queue_consumer import QueueConsumer
+from nsqext.integrations.celery.routing import Binding, Exchange, channel_name, nsq_name, topic_of
+
+if TYPE_CHECKING:
+    from nsqext.sync.message import Message
+
+__all__ = ("Channel", "DirectTransport", "Transport")
+
+_UNREACHABLE = (
+    ConnectionFailed,
+    ConnectionLost,
+    DeliveryUnknown,
+    LookupFailed,
+    PartitionUnavailable,
+    PublishFailed,
+    RequestTimeout,
+    ServerError,
+)
+"""Errors after which kombu connects again and repeats the operation: a publish may be stored twice."""
+_TYPES = ("direct", "fanout", "topic")
+
+
+@define(eq=False)
+class QueueSpec:
+    """A declared queue.
+
+    Attributes:
+        name: its name.
+        transient: whether it ends with its consumer: exclusive or deleted automatically.
+        bindings: its bindings besides that of the default exchange.
+    """
+
+    name: str
+    transient: bool = False
+    bindings: list[Binding] = field(factory=list)
+
+    @property
+    def channel(self) -> str:
+        """The NSQ channel."""
+        return channel_name(self.name, transient=self.transient)
+
+    @property
+    def topics(self) -> list[str]:
+        """The NSQ topics; without one for the default exchange if the queue is transient and has bindings."""
+        found = [binding.topic for binding in self.bindings]
+        if not (self.transient and found):
+            found.append(nsq_name(self.name))
+        return list(dict.fromkeys(found))
+
+    def selects(self, exchange: str, routing_key: str) -> bool:
+        """Return whether a message is for this queue."""
+        if not exchange:
+            return routing_key == self.name
+        return any(binding.selects(exchange, routing_key) for binding in self.bindings)
+
+
+class Deliveries(virtual.QoS):  # type: ignore[misc]
+    """The unacknowledged messages of a channel; acknowledging one finishes it, from any thread."""
+
+    restore_at_shutdown = False  # servers deliver them again when the connection ends
+
+    def __init__(self, channel: Channel, prefetch_count: int = 0) -> None:
+        super().__init__(channel, prefetch_count)
+        self._answers: dict[object, tuple[Message, QueueConsumer]] = {}
+
+    def hold(self, delivery_tag: object, message: Message, source: QueueConsumer) -> None:
+        """Remember which NSQ message a delivery tag stands for, and its consumer."""
+        self._answers[delivery_tag] = (message, source)
+
+    def ack(self, delivery_tag: object) -> None:
+        """Finish the message."""
+        self._answer(delivery_tag, lambda message: message.finish())
+
+    def reject(self, delivery_tag: object, requeue: bool = False) -> None:
+        """Requeue or finish the message."""
+        self._answer(delivery_tag, lambda message: message.requeue() if requeue else message.finish())
+
+    def _answer(self, delivery_tag: object, answer: Callable[[Message], None]) -> None:
+        super().ack(delivery_tag)
+        held = self._answers.pop(delivery_tag, None)
+        if held is None:
+            return
+        message, source = held
+        try:
+            answer(message)
+        except MessageNotInFlight as error:
+            log_lost(error, source.queue)
+        if source.single:
+            source.close()
+
+    def restore_unacked(self) -> list[Any]:
+        """Requeue all unacknowledged messages."""
+        for delivery_tag in tuple(self._answers):
+            self.reject(delivery_tag, requeue=True)
+        self._flush()
+        self._delivered.clear()
+        return []
+
+    def restore_unacked_once(self, stderr: object = None) -> None:
+        """Nothing: closing the consumers requeues what is not acknowledged."""
+        self._on_collect.cancel()
+
+
+class Channel(virtual.Channel):  # type: ignore[misc]
+    """A channel of a connection: declares queues, publishes and consumes."""
+
+    QoS = Deliveries
+    supports_fanout = True
+    do_restore = False
+    from_transport_options = ()
+    body_encoding = None
+
+    def __init__(self, connection: Transport, **options: object) -> None:
+        super().__init__(connection, **options)
+        self.leaving = False
+        """Whether messages that still arrive go back to the server."""
+        self._sources: dict[str, QueueConsumer] = {}
+        self._callbacks: dict[str, tuple[str, Callable[[Any], object], bool]] = {}
+        """Queue, callback and no_ack by consumer tag."""
+
+    @property
+    def clients(self) -> NsqClients:
+        """The NSQ clients of the connection."""
+        return self.connection.clients  # type: ignore[no-any-return]
+
+    # Exchanges and queues
+
+    def exchange_declare(self, exchange: str | None = None, type: str = "direct", **options: Any) -> None:
+        """Declare an exchange of type direct, fanout or topic."""
+        if (type or "direct") not in _TYPES:
+            raise ChannelError(f"exchange {exchange!r}: NSQ has no exchanges of type {type!r}; use {', '.join(_TYPES)}")
+        super().exchange_declare(exchange, type, **options)
+
+    def _exchange(self, name: str) -> Exchange:
+        declared = self.state.exchanges.get(name)
+        if declared is None:
+            return Exchange(name)
+        return Exchange(name, declared["type"], bool(declared["durable"]))
+
+    def _queue(self, name: str) -> QueueSpec:
+        queues: dict[str, QueueSpec] = self.connection.queues
+        return queues.setdefault(name, QueueSpec(name))
+
+    def prepare_queue_arguments(self, arguments: Any, **options: Any) -> Any:
+        """Return the arguments of a queue; refuse priorities, which NSQ does not have."""
+        if options.get("max_priority"):
+            raise ChannelError("NSQ has no priorities; use a queue for each of them")
+        return arguments
+
+    def _new_queue(self, queue: str, **options: Any) -> None:
+        if (options.get("arguments") or {}).get("x-max-priority"):
+            raise ChannelError(f"queue {queue!r}: NSQ has no priorities; use a queue for each of them")
+        spec = self._queue(queue)
+        spec.transient = bool(options.get("exclusive") or options.get("auto_delete"))
+        if not spec.transient:
+            self.clients.create(nsq_name(queue), spec.channel)
+
+    def _has_queue(self, queue: str, **_: Any) -> bool:
+        spec = self._queue(queue)
+        return any(self.clients.exists(topic, spec.channel) for topic in spec.topics)
+
+    def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
+        spec, binding = self._queue(queue), Binding(self._exchange(exchange), routing_key or "")
+        if binding not in spec.bindings:
+            spec.bindings.append(binding)
+        self.clients.create(binding.topic, spec.channel)
+        self._update_topics(spec)
+
+    def queue_unbind(self, queue: str, exchange: str | None = None, routing_key: str = "", **options: Any) -> None:
+        """Remove a binding; its messages are dropped from now on."""
+        super().queue_unbind(queue, exchange, routing_key, **options)
+        spec = self._queue(queue)
+        spec.bindings = [
+            one for one in spec.bindings if (one.exchange.name, one.routing_key) != (exchange, routing_key)
+        ]
+        self._update_topics(spec)
+
+    def _update_topics(self, spec: QueueSpec) -> None:
+        source = self._sources.get(spec.name)
+        if source is not None:
+            source.set_topics(spec.topics)
+
+    def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **options: Any) -> None:
+        """Delete a queue with its messages."""
+        spec = self._queue(queue)
+        if if_empty and self._size(queue):
+            return
+        self._close_source(queue)
+        if self.clients.has_lookup and not spec.transient:  # servers delete the channel of a transient one
+            self.clients.delete(spec.topics, spec.channel)
+        self.state.queue_bindings_delete(queue)
+        self.connection.queues.pop(queue, None)
+
+    def _size(self, queue: str) -> int:
+        spec = self._queue(queue)
+        return 0 if spec.transient else self.clients.waiting(spec.topics, spec.channel)
+
+    def _purge(self, queue: str) -> int:
+        spec = self._queue(queue)
+        return self.clients.empty(spec.topics, spec.channel)
+
+    # Publishing
+
+    def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **options: Any) -> None:
+        """Publish a message and wait until it is stored; one that no queue is bound to is dropped, as in AMQP."""
+        properties = message["properties"]
+        if properties.get("priority"):
+            raise OperationNotSupported(
+                f"the message has the priority {properties['priority']}, and NSQ has no priorities",
+                topic=routing_key,
+                hint="use a queue for each of them",
+            )
+        properties["delivery_info"].update(exchange=exchange, routing_key=routing_key)
+        topic = topic_of(self._exchange(exchange), routing_key or "")
+        body, headers = encode_message(message, extend=self.clients.extend_support(topic))
+        self.clients.publish(topic, body, headers, due_time(message))
+
+    # Consuming
+
+    def basic_consume(
+        self, queue: str, no_ack: bool, callback: Callable[[Any], object], consumer_tag: str, **options: Any
+    ) -> None:
+        """Consume a queue; messages are delivered by `Transport.drain_events`."""
+        self._callbacks[consumer_tag] = (queue, callback, no_ack)
+        self._consumers.add(consumer_tag)
+        self._tag_to_queue[consumer_tag] = queue
+        source = self._sources.get(queue)
+        if source is not None:
+            source.resume()
+            return
+        source = self._open_source(queue, self.qos.prefetch_count, self.connection.received(self))
+        self._sources[queue] = source
+
+    def _open_source(self, queue: str, prefetch: int, receive: Callable[..., None]) -> QueueConsumer:
+        spec = self._queue(queue)
+        for topic in spec.topics:
+            self.clients.create(topic, spec.channel)
+        source = QueueConsumer(
+            self.clients,
+            queue,
+            spec.topics,
+            spec.channel,
+            prefetch=prefetch,
+            selects=spec.selects,
+            receive=receive,
+        )
+        source.start()
+        return source
+
+    def basic_cancel(self, consumer_tag: str) -> None:
+        """Stop consuming; delivered messages can still be acknowledged until the channel is closed."""
+        self._consumers.discard(consumer_tag)
+        self._tag_to_queue.pop(consumer_tag, None)
+        queue, *_ = self._callbacks.pop(consumer_tag, ("",))
+        if queue in self._sources and not any(one == queue for one, *_ in self._callbacks.values()):
+            self._sources[queue].pause()
+
+    def deliver(self, source: QueueConsumer, decoded: dict[str, Any], message: Message) -> None:
+        """Call the callback of a queue; requeue the message if the queue is not consumed any more."""
+        found = [(callback, no_ack) for queue, callback, no_ack in self._callbacks.values() if queue == source.queue]
+        if not found:
+            with suppress(NsqError):  # the consumer may have been closed meanwhile
+                message.requeue()
+            return
+        callback, no_ack = found[0]
+        callback(self._message(decoded, message, source, no_ack=no_ack))
+
+    def _message(self, decoded: dict[str, Any], message: Message, source: QueueConsumer, *, no_ack: bool) -> Any:
+        tag = decoded["properties"]["delivery_tag"] = self._next_delivery_tag()
+        received = self.Message(decoded, channel=self)
+        if no_ack:
+            message.finish()
+        else:
+            self.qos.append(received, tag)
+            self.qos.hold(tag, message, source)
+        return received
+
+    def basic_get(self, queue: str, no_ack: bool = False, **options: Any) -> Any:
+        """Return the next message, or None if no message arrives within `Transport.get_timeout` seconds."""
+        inbox: SimpleQueue[tuple[dict[str, Any], Message]] = SimpleQueue()
+        source = self._open_source(queue, 1, lambda _, decoded, message: inbox.put((decoded, message)))
+        source.single = True
+        try:
+            decoded, message = inbox.get(timeout=self.connection.get_timeout)
+        except Empty:
+            source.close()
+            return None
+        source.pause()
+        received = self._message(decoded, message, source, no_ack=no_ack)
+        if no_ack:
+            source.close()
+        return received
+
+    def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:
+        """Set the number of unacknowledged messages of each queue."""
+        self.qos.prefetch_count = prefetch_count
+        for source in self._sources.values():
+            source.set_prefetch(prefetch_count)
+
+    def close(self) -> None:
+        """Close the consumers; what is not acknowledged is delivered again at once."""
+        if not self.closed:
+            self.leaving = True
+            for source in self._sources.values():
+                source.pause()
+            self.qos.restore_unacked()
+            self.connection.return_undelivered(self)
+            for queue in tuple(self._sources):
+                self._close_source(queue)
+        super().close()
+
+    def _close_source(self, queue: str) -> None:
+        source = self._sources.pop(queue, None)
+        if source is not None:
+            source.close()
+
+
+KombuChannel = Channel  # inside the transport, Channel is an attribute
+
+
+class Transport(virtual.Transport):  # type: ignore[misc]
+    """A connection of kombu to an NSQ cluster, through its lookup service.
+
+    Messages arrive in threads of the NSQ clients, and are delivered by `drain_events` or by Celery's event loop, which
+    a pipe wakes.
+
+    Args:
+        client: the `kombu.Connection`. Its transport options are settings of nsqext by name, and those of
+            `NsqClients`.
+
+    Raises:
+        InvalidSetting: an unknown or invalid transport option.
+    """
+
+    Channel = Channel
+    driver_type = "nsq"
+    driver_name = "nsqext"
+    default_port = 4161
+    address_kind = "lookupd"
+    get_timeout = 1.0
+    """Seconds that `Channel.basic_get` waits for a message: servers do not say that a queue is empty."""
+
+    connection_errors = (*virtual.Transport.connection_errors, *_UNREACHABLE)
+    channel_errors = (*virtual.Transport.channel_errors, InvalidInput)
+    implements = virtual.Transport.implements.extend(
+        asynchronous=True, exchange_type=frozenset(_TYPES), heartbeats=False
+    )
+
+    def __init__(self, client: Any, **options: object) -> None:
+        super().__init__(client, **options)
+        self.queues: dict[str, QueueSpec] = {}
+        self._inbox: SimpleQueue[tuple[KombuChannel, QueueConsumer, dict[str, Any], Message]] = SimpleQueue()
+        self._wake: tuple[int, int] | None = None
+        self.clients = NsqClients(self._addresses(), client.transport_options)
+
+    def _addresses(self) -> dict[str, str | None]:
+        client = self.client
+        if not client.hostname:
+            return {}
+        return {self.address_kind: f"{client.hostname}:{client.port or self.default_port}"}
+
+    def driver_version(self) -> str:
+        """Return the version of nsqext."""
+        return nsqext.__version__
+
+    def establish_connection(self) -> Any:
+        """Check that the servers respond.
+
+        Raises:
+            NsqError: they do not.
+            ConnectionFailed: threads are patched by gevent or eventlet.
+        """
+        _check_threads()
+        try:
+            self.clients.check()
+        except BaseException:
+            self.clients.close()
+            raise
+        return super().establish_connection()
+
+    def close_connection(self, connection: object) -> None:
+        """Close the channels and the NSQ clients; publishes in flight are waited for."""
+        super().close_connection(connection)
+        self.clients.close()
+        if self._wake is not None:
+            for end in self._wake:
+                os.close(end)
+            self._wake = None
+
+    # Receiving
+
+    def received(self, channel: KombuChannel) -> Callable[[QueueConsumer, dict[str, Any], Message], None]:
+        """Return the function that the consumers of a channel call with each message, in their thread."""
+
+        def receive(source: QueueConsumer, decoded: dict[str, Any], message: Message) -> None:
+            if channel.leaving:
+                message.requeue()
+                return
+            self._inbox.put((channel, source, decoded, message))
+            wake = self._wake
+            if wake is not None:
+                with suppress(BlockingIOError):  # the loop wakes anyway if the pipe is full
+                    os.write(wake[1], b".")
+
+        return receive
+
+    def return_undelivered(self, channel: KombuChannel) -> None:
+        """Requeue received messages of a channel that closes: its consumers wait until they are answered."""
+        for _ in range(self._inbox.qsize()):
+            with suppress(Empty):
+                item = self._inbox.get(block=False)
+                if item[0] is not channel:
+                    self._inbox.put(item)
+                    continue
+                with suppress(NsqError):
+                    item[3].requeue()
+
+    def drain_events(self, connection: object, timeout: float | None = None) -> None:
+        """Deliver the next message.
+
+        Raises:
+            TimeoutError: no message arrived within ``timeout`` seconds.
+        """
+        try:
+            delivery = self._inbox.get(timeout=timeout) if timeout else self._inbox.get(timeout is None)
+        except Empty:
+            raise TimeoutError from None
+        channel, source, decoded, message = delivery
+        channel.deliver(source, decoded, message)
+
+    def register_with_event_loop(self, connection: object, loop: Any) -> None:
+        """Let Celery's event loop deliver messages when the pipe is readable."""
+        if self._wake is None:
+            self._wake = os.pipe()
+            for end in self._wake:
+                os.set_blocking(end, False)
+        loop.add_reader(self._wake[0], self._deliver_all, connection)
+        self._deliver_all(connection)
+
+    def _deliver_all(self, connection: object) -> None:
+        if self._wake is not None:
+            with suppress(BlockingIOError):
+                os.read(self._wake[0], 65536)
+        for _ in range(self._inbox.qsize()):
+            with suppress(TimeoutError):
+                self.drain_events(connection, timeout=0)
+
+
+class DirectTransport(Transport):
+    """A connection of kombu to one nsqd of the original NSQ, without lookup.
+
+    Queues are not counted, purged or deleted, and topics are not created: nsqd creates them.
+    """
+
+    default_port = 4150
+    address_kind = "nsqd"
+
+
+def _check_threads() -> None:
+    """Check that threads are those of the system: the event loop of the NSQ clients runs in one.
+
+    Raises:
+        ConnectionFailed: gevent or eventlet replaced them.
+    """
+    for module, patched in (("gevent.monkey", "is_module_patched"), ("eventlet.patcher", "is_monkey_patched")):
+        found = sys.modules.get(module)
+        if found is not None and getattr(found, patched)("thread"):
+            raise ConnectionFailed(
+                f"{module.partition('.')[0]} has replaced threads, and the NSQ clients need those of the system",
+                hint="use the pools prefork, threads or solo",
+            )

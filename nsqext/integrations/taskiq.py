@@ -1,0 +1,157 @@
+"""NSQ as a broker of Taskiq: ``broker = NsqBroker("127.0.0.1:4161")``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Unpack
+
+from taskiq import AckableMessage, AsyncBroker, BrokerMessage
+
+from nsqext import Admin, AppSettings, Consumer, Lookup, Message, Producer
+from nsqext.client.settings import app_schema, consumer_settings, producer_settings, settings_for
+from nsqext.errors import InvalidInput, InvalidState
+from nsqext.protocol.names import check_channel, check_topic
+from nsqext.settings import unknown_setting
+
+__all__ = ("NsqBroker",)
+
+MAX_DELAY = 900.0
+"""Longest delay and requeue that every server accepts, in seconds; a longer one takes several."""
+_OWN = ("queue", "delay", "key", "tag")
+
+
+class NsqBroker(AsyncBroker):
+    """Sends tasks to NSQ topics and receives them through a channel; a task is acknowledged by Taskiq.
+
+    A task is sent once more if a worker dies before it acknowledges. Labels of a task, given with ``@broker.task(...)``
+    or ``task.kicker().with_labels(...)``:
+
+    - ``queue``: its topic; one of ``queues``.
+    - ``delay``: seconds after which it runs. The original NSQ keeps it that long; on the redesigned one a worker
+      receives it at once and returns it to the server until it is due.
+    - ``key``: tasks of a key are stored in one partition, in the order of the calls.
+    - ``tag``: workers with this tag receive it; needs a topic with extend support.
+
+    Args:
+        lookupd: addresses of nsqlookupd, a URL, or a `nsqext.Lookup`, as for `nsqext.App`.
+        nsqd: nsqd addresses to use without lookup; original NSQ.
+        queues: the topics that a worker consumes; tasks without the label ``queue`` are sent to the first one.
+        channel: the channel of the workers.
+        create: create missing topics and channels when a process starts; needs lookup.
+        settings: settings of producers and consumers.
+
+    Raises:
+        InvalidSetting: a setting is unknown or invalid, or no address is known.
+        InvalidName: a queue or channel that servers refuse.
+    """
+
+    def __init__(
+        self,
+        lookupd: str | Sequence[str] | Lookup = (),
+        *,
+        nsqd: str | Sequence[str] = (),
+        queues: Sequence[str] = ("taskiq",),
+        channel: str = "taskiq",
+        create: bool = True,
+        **settings: Unpack[AppSettings],
+    ) -> None:
+        super().__init__()
+        for name in settings.keys() - app_schema().own.keys():
+            raise unknown_setting("NsqBroker", name, app_schema().own)
+        self.queues: tuple[str, ...] = tuple(check_topic(queue) for queue in queues)
+        self.channel: str = check_channel(channel)
+        self._lookupd = lookupd
+        self._create = create and not nsqd
+        self._producer = Producer(lookupd, nsqd=nsqd, **settings_for(producer_settings(), settings))
+        self._consumer = Consumer(
+            self.queues, self.channel, lookupd, nsqd=nsqd, **settings_for(consumer_settings(), settings)
+        )
+        self._started = self._listening = False
+
+    async def startup(self) -> None:
+        """Open the producer, and create missing queues.
+
+        Raises:
+            NsqError: the servers do not respond, or cannot create a queue.
+        """
+        if self._started:
+            await super().startup()  # a receiver starts its broker again
+            return
+        self._started = True
+        if self._create:
+            lookupd = self._lookupd
+            addresses = list(map(str, lookupd.addresses)) if isinstance(lookupd, Lookup) else lookupd
+            async with Admin(addresses) as admin:
+                for queue in self.queues:
+                    await admin.create_topic(queue, extend=True, channels=[self.channel], exist_ok=True)
+        await self._producer.start()
+        await super().startup()
+
+    async def shutdown(self) -> None:
+        """Close the connections; tasks that were not acknowledged are delivered again."""
+        await super().shutdown()
+        await self._consumer.aclose()
+        await self._producer.aclose()
+
+    async def kick(self, message: BrokerMessage) -> None:
+        """Send a task, and wait until it is stored.
+
+        Raises:
+            InvalidInput: a label has an invalid value; nothing was sent.
+            NsqError: as for `nsqext.Producer.publish`.
+        """
+        labels = message.labels
+        queue = labels.get("queue", self.queues[0])
+        if queue not in self.queues:
+            raise InvalidInput(f"the task {message.task_name} has the queue {queue!r}", hint=f"queues={self.queues}")
+        key, tag = labels.get("key"), labels.get("tag")
+        delay = _delay_of(labels)
+        if delay and (await self._producer.meta(queue)).partition_num:
+            delay = 0.0
+        await self._producer.publish(
+            queue,
+            message.message,
+            key=None if key is None else str(key),
+            tag=None if tag is None else str(tag),
+            delay=min(delay, MAX_DELAY) or None,
+        )
+
+    async def listen(self) -> AsyncGenerator[bytes | AckableMessage, None]:
+        """Yield tasks that are due; `AckableMessage.ack` finishes them.
+
+        When it is closed, no further tasks are requested; those that were yielded can be acknowledged until `shutdown`.
+        """
+        if self._listening:
+            raise InvalidState("the broker listens already", hint="create one broker for each worker process")
+        self._listening = True
+        await self._consumer.start()
+        try:
+            async for message in self._consumer:
+                wait = self._wait_of(message)
+                if wait > 0:
+                    await message.requeue(min(wait, MAX_DELAY))
+                    continue
+                yield AckableMessage(data=message.body, ack=message.finish)
+        finally:
+            self._consumer.pause()
+
+    def _wait_of(self, message: Message) -> float:
+        """Return the seconds until a task is due."""
+        if b"delay" not in message.body:
+            return 0.0
+        try:
+            delay = _delay_of(self.formatter.loads(message.body).labels)
+        except Exception:
+            return 0.0
+        return message.timestamp / 1e9 + delay - time.time()
+
+
+def _delay_of(labels: dict[str, Any]) -> float:
+    try:
+        delay = float(labels.get("delay", 0))
+    except (TypeError, ValueError):
+        delay = -1.0
+    if not delay >= 0:
+        raise InvalidInput(f"the label delay={labels['delay']!r} is not a number of seconds")
+    return delay

@@ -1,0 +1,43 @@
+"""Clusters of both generations for kombu."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from secrets import token_hex
+from typing import Any
+
+import kombu
+import pytest
+
+import nsqext.integrations.celery  # noqa: F401 - registers the URLs
+from nsqext.broker import Cluster
+
+Connect = Callable[..., kombu.Connection]
+
+
+@pytest.fixture(scope="module", params=["ha", "nsq"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """One node."""
+    with Cluster(nodes=1, generation=request.param) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def connect(cluster: Cluster) -> Iterator[Connect]:
+    """Return a function that opens a connection with transport options."""
+    opened: list[Any] = []
+
+    def make(**options: Any) -> Any:
+        connection = kombu.Connection(f"nsq://{cluster.lookupd[0]}", transport_options=options)
+        opened.append(connection)
+        return connection
+
+    yield make
+    for connection in opened:
+        connection.release()
+
+
+@pytest.fixture
+def name() -> str:
+    """A name that no other test uses."""
+    return f"q_{token_hex(4)}"

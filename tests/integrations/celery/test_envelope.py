@@ -1,0 +1,79 @@
+"""Kombu's messages survive the way through NSQ."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqext.integrations.celery.envelope import decode_message, due_time, encode_message, foreign_message
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def message(body: str | bytes, headers: dict[str, Any] | None = None, **properties: Any) -> dict[str, Any]:
+    """Return a message as kombu prepares it."""
+    info = {"exchange": "", "routing_key": "celery"}
+    return {
+        "body": body,
+        "content-type": "application/json",
+        "content-encoding": "utf-8",
+        "headers": headers or {},
+        "properties": {"delivery_info": info, "delivery_tag": "t", "body_encoding": None, **properties},
+    }
+
+
+@given(st.text(max_size=50) | st.binary(max_size=50), st.dictionaries(st.text(max_size=5), JSON), st.booleans())
+def test_body_headers_and_properties_are_kept(body: str | bytes, headers: dict[str, Any], extend: bool) -> None:
+    sent = message(body, headers, correlation_id="c", priority=0)
+    stored, extended = encode_message(sent, extend=extend)
+    assert stored
+    received = decode_message(stored, extended or {})
+    assert received is not None
+    del sent["properties"]["delivery_tag"], sent["properties"]["body_encoding"]
+    assert received == sent
+    assert type(received["body"]) is type(body)
+    if extend and body:
+        assert stored == (body.encode() if isinstance(body, str) else body)  # other clients read it
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        (b"plain", {}),
+        (b'{"kombu":', {}),
+        (b'{"kombu":2,"body":""}', {}),
+        (b'{"kombu":1,"body":"!","headers":{},"properties":{"delivery_info":{"routing_key":"x"}}}', {}),
+        (b"x", {"kombu": "{}"}),
+        (b"x", {"kombu": orjson.dumps({"headers": 1, "properties": {"delivery_info": {"routing_key": 1}}}).decode()}),
+    ],
+)
+def test_bodies_of_other_publishers_are_binary_data(body: bytes, headers: dict[str, str]) -> None:
+    assert decode_message(body, headers) is None
+    found = foreign_message(body, "orders")
+    assert (found["body"], found["content-encoding"]) == (body, "binary")
+    assert found["properties"]["delivery_info"] == {"exchange": "", "routing_key": "orders"}
+
+
+def test_the_time_of_a_task_is_read_from_its_eta() -> None:
+    later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=60)
+    due = due_time({"headers": {"eta": later.isoformat()}})
+    assert due is not None
+    assert 55 < due - time.time() <= 60
+    naive = due_time({"headers": {"eta": later.replace(tzinfo=None).isoformat()}})
+    assert naive == due
+    assert (
+        due_time({"headers": {"eta": None}})
+        is due_time({"headers": None})
+        is due_time({"headers": {"eta": "x"}})
+        is None
+    )

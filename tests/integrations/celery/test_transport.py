@@ -1,0 +1,229 @@
+"""The transport of kombu on clusters of both generations."""
+
+from __future__ import annotations
+
+import datetime
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import kombu
+import pytest
+from kombu.exceptions import ChannelError
+
+from nsqext import sync
+from nsqext.errors import InvalidSetting, NsqError, OperationNotSupported
+
+if TYPE_CHECKING:
+    from nsqext.broker import Cluster
+
+Connect = Callable[..., Any]
+_SECONDS = 25.0
+_NEVER = 0.3
+"""Seconds after which a message that must not arrive counts as absent."""
+
+
+class Receiver:
+    """Consumes queues of a connection, and keeps what it received."""
+
+    def __init__(self, connection: Any, *queues: Any, prefetch: int = 0, ack: bool = True) -> None:
+        self.messages: list[Any] = []
+        self._connection = connection
+        self._ack = ack
+        self.channel = connection.channel()
+        self.consumer = kombu.Consumer(self.channel, queues, callbacks=[self._take], accept=["json"])
+        if prefetch:
+            self.consumer.qos(prefetch_count=prefetch)
+        self.consumer.consume()
+
+    def _take(self, body: Any, message: Any) -> None:
+        self.messages.append(message)
+        if self._ack:
+            message.ack()
+
+    @property
+    def bodies(self) -> list[Any]:
+        return [message.payload for message in self.messages]
+
+    def wait(self, count: int) -> list[Any]:
+        """Wait until ``count`` messages have arrived."""
+        while len(self.messages) < count:
+            self._connection.drain_events(timeout=_SECONDS)
+        return self.bodies
+
+    def idle(self) -> bool:
+        """Return whether no message arrives."""
+        with pytest.raises(socket.timeout):
+            self._connection.drain_events(timeout=_NEVER)
+        return True
+
+
+def publish(connection: Any, body: Any, *declare: Any, **options: Any) -> None:
+    """Publish from a channel of its own."""
+    with connection.channel() as channel:
+        kombu.Producer(channel).publish(body, declare=list(declare), serializer="json", **options)
+
+
+def test_a_queue_keeps_messages_until_a_consumer_comes(connect: Connect, name: str) -> None:
+    queue = kombu.Queue(name, kombu.Exchange(name), routing_key=name)
+    connection = connect()
+    publish(connection, {"n": 1}, queue, exchange=name, routing_key=name, headers={"h": "1"})
+    publish(connection, {"n": 2}, routing_key=name)  # the default exchange
+    receiver = Receiver(connection, queue)
+    assert sorted(body["n"] for body in receiver.wait(2)) == [1, 2]
+    first = next(message for message in receiver.messages if message.payload == {"n": 1})
+    assert (first.headers["h"], first.delivery_info["exchange"], first.delivery_info["routing_key"]) == (
+        "1",
+        name,
+        name,
+    )
+    assert receiver.idle()
+
+
+def test_each_queue_of_a_routing_key_gets_a_copy_and_others_do_not(connect: Connect, name: str) -> None:
+    exchange = kombu.Exchange(name, "direct")
+    one, two = (kombu.Queue(f"{name}_{number}", exchange, routing_key="both") for number in (1, 2))
+    other = kombu.Queue(f"{name}_3", exchange, routing_key="other")
+    connection = connect()
+    publish(connection, "copy", one, two, other, exchange=exchange, routing_key="both")
+    first, second = connect(), connect()
+    assert Receiver(first, one).wait(1) == Receiver(second, two).wait(1) == ["copy"]
+    assert Receiver(connection, other).idle()
+
+
+@pytest.mark.parametrize("kind", ["fanout", "topic"])
+def test_the_publisher_does_not_know_the_queues_of_fanout_and_topic_exchanges(
+    connect: Connect, name: str, kind: str
+) -> None:
+    exchange = kombu.Exchange(name, kind)
+    consuming, publishing = connect(), connect()
+    queue = kombu.Queue(f"{name}@host/1", exchange, routing_key="worker.#", auto_delete=True)
+    receiver = Receiver(consuming, queue)
+    publish(publishing, "drop" if kind == "topic" else "all", exchange, exchange=exchange, routing_key="task.sent")
+    publish(publishing, "take", exchange, exchange=exchange, routing_key="worker.online")
+    assert receiver.wait(1 if kind == "topic" else 2)[-1] == "take"
+    assert receiver.bodies[:-1] == ([] if kind == "topic" else ["all"])
+
+
+def test_a_message_without_a_queue_is_dropped(connect: Connect, name: str) -> None:
+    exchange = kombu.Exchange(name, "fanout", durable=False)
+    publish(connect(), "lost", exchange, exchange=exchange)
+
+
+def test_prefetch_bounds_unacknowledged_messages_and_close_returns_them(connect: Connect, name: str) -> None:
+    queue = kombu.Queue(name)
+    connection = connect()
+    for number in range(5):
+        publish(connection, number, queue, routing_key=name)
+    receiver = Receiver(connection, queue, prefetch=2, ack=False)
+    receiver.wait(2)
+    assert receiver.idle()
+    receiver.messages[0].ack()
+    receiver.wait(3)
+    assert receiver.idle()
+    receiver.channel.close()
+    rest = Receiver(connect(), queue)
+    assert sorted(rest.wait(4)) == sorted(set(range(5)) - {receiver.bodies[0]})
+
+
+def test_reject_and_requeue(connect: Connect, name: str) -> None:
+    queue = kombu.Queue(name)
+    connection = connect()
+    publish(connection, "again", queue, routing_key=name)
+    receiver = Receiver(connection, queue, ack=False)
+    receiver.wait(1)
+    receiver.messages[0].requeue()
+    receiver.wait(2)
+    assert receiver.messages[1].delivery_info["redelivered"]
+    receiver.consumer.cancel()
+    receiver.messages[1].reject()  # after cancel, before the channel closes
+    receiver.channel.close()
+    assert Receiver(connect(), queue).idle()
+
+
+def test_count_purge_get_and_delete(connect: Connect, cluster: Cluster, name: str) -> None:
+    connection = connect()
+    with connection.channel() as channel:
+        queue = kombu.Queue(name)(channel)
+        assert queue.queue_declare().message_count == 0
+        for number in range(3):
+            publish(connection, number, routing_key=name)
+        assert queue.queue_declare().message_count == 3
+        message = queue.get()
+        assert message is not None
+        message.ack()
+        assert queue.purge() == 2
+        if cluster.generation == "nsq":  # the redesigned NSQ delivers the record that it had read ahead
+            assert queue.get() is None
+        queue.delete()
+        with sync.Admin(cluster.lookupd) as admin:
+            assert name not in admin.topics()
+        with pytest.raises(ChannelError, match="no queue"):
+            queue.queue_declare(passive=True)
+
+
+def test_a_task_with_an_eta_stays_at_the_server_until_then(connect: Connect, name: str) -> None:
+    queue = kombu.Queue(name)
+    connection = connect(eta_hold=0.2)
+    later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=2)
+    publish(connection, "later", queue, routing_key=name, headers={"eta": later.isoformat()})
+    publish(connection, "now", queue, routing_key=name)
+    receiver = Receiver(connection, queue)
+    assert receiver.wait(1) == ["now"]
+    assert receiver.wait(2) == ["now", "later"]
+    assert datetime.datetime.now(datetime.UTC) > later - datetime.timedelta(seconds=0.5)
+
+
+def test_messages_of_other_publishers_are_delivered_as_binary(connect: Connect, cluster: Cluster, name: str) -> None:
+    connection = connect()
+    receiver = Receiver(connection, kombu.Queue(name))
+    receiver.consumer.accept = None
+    with sync.Producer(cluster.lookupd) as producer:
+        producer.publish(name, b"from Go")
+    while not receiver.messages:
+        connection.drain_events(timeout=_SECONDS)
+    message = receiver.messages[0]
+    assert (bytes(message.body), message.content_type) == (b"from Go", "application/data")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"visibility_timeout": 3600}, "visibility_timeout has no effect with NSQ"),
+        ({"conect_timeout": 3}, "did you mean connect_timeout"),
+        ({"topic_partitions": 0}, "topic_partitions=0 is not a positive number"),
+        ({"connect_timeout": -1}, "connect_timeout=-1 is not"),
+    ],
+)
+def test_transport_options_are_checked(connect: Connect, options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidSetting, match=reason):
+        connect(**options).transport  # noqa: B018 - made when it is asked for
+
+
+def test_what_nsq_does_not_have_is_refused(connect: Connect, name: str) -> None:
+    connection = connect()
+    with pytest.raises(OperationNotSupported, match="NSQ has no priorities"):
+        publish(connection, "x", kombu.Queue(name), routing_key=name, priority=5)
+    with connection.channel() as channel, pytest.raises(ChannelError, match="no exchanges of type 'headers'"):
+        kombu.Exchange(name, "headers")(channel).declare()
+    with connection.channel() as channel, pytest.raises(ChannelError, match="NSQ has no priorities"):
+        kombu.Queue(name, max_priority=9)(channel).declare()
+
+
+def test_a_lookup_that_does_not_respond_is_a_connection_error() -> None:
+    connection = kombu.Connection("nsq://127.0.0.1:1", transport_options={"lookup_timeout": 0.1})
+    with pytest.raises(NsqError) as caught:
+        connection.connect()
+    assert isinstance(caught.value, connection.connection_errors)
+
+
+def test_one_nsqd_without_lookup(cluster: Cluster, name: str) -> None:
+    if cluster.generation == "ha":
+        cluster.create_topic(name, channels=[name])
+    address = next(iter(cluster.nodes.values())).tcp
+    with kombu.Connection(f"nsqd://{address}") as connection:
+        publish(connection, 1, kombu.Queue(name), routing_key=name)
+        receiver = Receiver(connection, kombu.Queue(name))
+        assert receiver.wait(1) == [1]
+        with pytest.raises(NsqError, match="use nsq://"):
+            kombu.Queue(name)(receiver.channel).purge()

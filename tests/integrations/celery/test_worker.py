@@ -1,0 +1,80 @@
+"""Celery's worker on NSQ, in processes of its own."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.blocking_client import eventually
+
+if TYPE_CHECKING:
+    from nsqext.broker import Cluster
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def tasks(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module of the tasks, connected to the cluster."""
+    (tmp_path / "notes").touch()
+    monkeypatch.setenv("NSQ_BROKER", f"nsq://{cluster.lookupd[0]}")
+    monkeypatch.setenv("NSQ_NOTES", str(tmp_path / "notes"))
+    monkeypatch.syspath_prepend(str(HERE))
+    sys.modules.pop("tasks", None)
+    module = importlib.import_module("tasks")
+    yield module
+    module.app.close()
+    sys.modules.pop("tasks", None)
+
+
+def notes() -> set[int]:
+    """Return the numbers of the tasks that were run."""
+    return {int(line) for line in Path(os.environ["NSQ_NOTES"]).read_text().split()}
+
+
+@contextmanager
+def worker(name: str, pool: str = "prefork") -> Iterator[subprocess.Popen[bytes]]:
+    """A worker with two processes or threads."""
+    words = ["worker", "--concurrency", "2", "--pool", pool, "--hostname", f"{name}@test", "--loglevel", "WARNING"]
+    process = subprocess.Popen([sys.executable, "-m", "celery", "-A", "tasks", *words], cwd=HERE)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(25)
+        finally:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_worker_runs_tasks_answers_ping_and_drains(tasks: Any, pool: str) -> None:
+    for number in range(50):
+        tasks.note.delay(number)
+    tasks.note.apply_async((50,), countdown=1)
+    with worker("one", pool) as process:
+        eventually(lambda: notes() == set(range(51)), seconds=60.0)
+        assert tasks.app.control.inspect(timeout=5).ping() == {"one@test": {"ok": "pong"}}
+        process.terminate()
+        assert process.wait(25) == 0
+
+
+def test_late_acknowledged_tasks_survive_the_kill_of_a_worker(tasks: Any) -> None:
+    for number in range(100):
+        tasks.note.delay(number, 0.02)
+    with worker("first") as first, worker("second"):
+        eventually(lambda: len(notes()) > 10, seconds=60.0)
+        children = [int(pid) for pid in Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()]
+        for pid in (first.pid, *children):
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: notes() == set(range(100)), seconds=60.0)

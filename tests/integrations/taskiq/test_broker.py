@@ -1,0 +1,123 @@
+"""Taskiq on clusters of both generations."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from secrets import token_hex
+from typing import Any
+
+import anyio
+import pytest
+from taskiq import AckableMessage, TaskiqMessage
+from taskiq.exceptions import SendTaskError
+from taskiq.receiver import Receiver
+
+from nsqext.broker import Cluster
+from nsqext.errors import InvalidInput, InvalidSetting
+from nsqext.integrations.taskiq import NsqBroker
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Taskiq runs on asyncio."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="module", params=["ha", "nsq"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """One node."""
+    with Cluster(nodes=1, generation=request.param) as cluster:
+        yield cluster
+
+
+@asynccontextmanager
+async def opened(cluster: Cluster, *queues: str, **settings: Any) -> AsyncIterator[NsqBroker]:
+    """A broker, started and shut down."""
+    broker = NsqBroker(cluster.lookupd, queues=queues or (f"q_{token_hex(4)}",), **settings)
+    await broker.startup()
+    try:
+        yield broker
+    finally:
+        await broker.shutdown()
+
+
+async def take(broker: NsqBroker, count: int) -> list[tuple[TaskiqMessage, AckableMessage]]:
+    """Receive tasks."""
+    found: list[tuple[TaskiqMessage, AckableMessage]] = []
+    with anyio.fail_after(25):
+        async for message in broker.listen():
+            assert isinstance(message, AckableMessage)
+            found.append((broker.formatter.loads(message.data), message))
+            if len(found) == count:
+                break
+    return found
+
+
+async def test_tasks_are_run_and_acknowledged(cluster: Cluster) -> None:
+    async with opened(cluster) as broker:
+        seen: list[int] = []
+
+        @broker.task
+        async def add(number: int) -> None:
+            seen.append(number)
+
+        for number in range(20):
+            await add.kiq(number)
+        receiver, finish = Receiver(broker, max_async_tasks=4), asyncio.Event()
+        running = asyncio.ensure_future(receiver.listen(finish))
+        with anyio.fail_after(25):
+            while len(seen) < 20:  # noqa: ASYNC110 - the task has no event
+                await anyio.sleep(0.01)
+            finish.set()
+            await running
+        assert sorted(seen) == list(range(20))
+
+
+async def test_what_is_not_acknowledged_is_delivered_again(cluster: Cluster) -> None:
+    queue = f"q_{token_hex(4)}"
+    async with opened(cluster, queue) as broker:
+
+        @broker.task(task_name="note")
+        async def note(number: int) -> None:
+            """Never called."""
+
+        for number in range(3):
+            await note.kiq(number)
+        first, *_ = await take(broker, 3)
+        acknowledged = first[0].args[0]
+        answer = first[1].ack()
+        assert answer is not None
+        await answer
+    async with opened(cluster, queue) as other:
+        rest = await take(other, 2)
+    assert sorted(task.args[0] for task, _ in rest) == sorted({0, 1, 2} - {acknowledged})
+
+
+async def test_labels_choose_queue_and_delay(cluster: Cluster) -> None:
+    queues = [f"q_{token_hex(4)}" for _ in range(2)]
+    async with opened(cluster, *queues) as broker:
+
+        @broker.task(task_name="note")
+        async def note(number: int) -> None:
+            """Never called."""
+
+        await note.kicker().with_labels(delay=1.0).kiq(2)
+        await note.kicker().with_labels(queue=queues[1]).kiq(1)
+        assert [task.args[0] for task, _ in await take(broker, 2)] == [1, 2]
+        if cluster.generation == "ha":  # the original NSQ has neither keys nor tags
+            await note.kicker().with_labels(key="k", tag="canary").kiq(3)
+        for labels, reason in (({"queue": "other"}, "has the queue 'other'"), ({"delay": "soon"}, "delay='soon'")):
+            with pytest.raises(SendTaskError) as caught:
+                await note.kicker().with_labels(**labels).kiq(1)
+            assert isinstance(caught.value.__cause__, InvalidInput)
+            assert reason in str(caught.value.__cause__)
+
+
+def test_settings_are_those_of_the_clients(cluster: Cluster) -> None:
+    assert NsqBroker(cluster.lookupd, max_in_flight=7, timeout=3)._consumer.max_in_flight == 7
+    with pytest.raises(InvalidSetting, match="unknown setting"):
+        NsqBroker(cluster.lookupd, max_inflight=7)  # type: ignore[call-arg]

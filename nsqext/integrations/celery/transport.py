@@ -370,7 +370,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
     default_port = 4161
     address_kind = "lookupd"
     get_timeout = 1.0
-    """Seconds that `Channel.basic_get` waits for a message: servers do not say that a queue is empty."""
+    """Seconds that `Channel.basic_get` waits for a message, because servers do not say that a queue is empty."""
 
     connection_errors = (*virtual.Transport.connection_errors, *_UNREACHABLE)
     channel_errors = (*virtual.Transport.channel_errors, InvalidInput)

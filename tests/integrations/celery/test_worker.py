@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from nsqext.broker import Cluster
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
 
 
 @pytest.fixture
@@ -78,3 +79,21 @@ def test_late_acknowledged_tasks_survive_the_kill_of_a_worker(tasks: Any) -> Non
         for pid in (first.pid, *children):
             os.kill(pid, signal.SIGKILL)
         eventually(lambda: notes() == set(range(100)), seconds=60.0)
+
+
+def test_the_example_runs(cluster: Cluster) -> None:
+    env = {**os.environ, "BROKER_URL": f"nsq://{cluster.lookupd[0]}", "PYTHONUNBUFFERED": "1"}
+    python = [sys.executable, "-m"]
+    words = ["celery", "--app", "examples.celery.tasks", "worker", "--concurrency", "1", "--pool", "solo"]
+    with subprocess.Popen([*python, *words], cwd=ROOT, env=env, stdout=subprocess.PIPE) as process:
+        try:
+            sent = subprocess.run(
+                [*python, "examples.celery.tasks"], cwd=ROOT, env=env, capture_output=True, timeout=60
+            )
+            assert sent.stdout == b"3 tasks are stored\n", sent.stderr
+            assert process.stdout is not None
+            lines = (line for line in process.stdout if line.startswith(b"order"))
+            assert {next(lines) for _ in range(3)} == {b"order a-%d is confirmed\n" % number for number in (1, 2, 3)}
+        finally:
+            process.terminate()
+            process.communicate(timeout=25)

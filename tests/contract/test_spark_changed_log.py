@@ -17,7 +17,7 @@ from nsqext.errors import DataLoss, NsqError
 from nsqext.spark.cluster.admin import Admin as PlannerAdmin
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.read.offsets import Range
-from nsqext.spark.read.stream import StreamPlanner
+from nsqext.spark.read.stream_planner import StreamPlanner
 
 if TYPE_CHECKING:
     from tests.support.cluster import ClusterUnderTest, Truncatable

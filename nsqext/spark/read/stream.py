@@ -6,13 +6,9 @@ that another process needs: everything is in the offsets, in the ranges of tasks
 
 from __future__ import annotations
 
-import logging
-import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import anyio
-from attrs import evolve
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from nsqext.errors import InvalidSetting, InvalidState
@@ -26,299 +22,21 @@ from nsqext.spark.pyspark_features import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from nsqext.spark.read.anchor import Anchors, starting_offsets_of
+from nsqext.spark.read.anchor import starting_offsets_of
 from nsqext.spark.read.batch import TaskRanges, read_ranges, tasks_of
 from nsqext.spark.read.offsets import dump, load
-from nsqext.spark.read.planning import (
-    Key,
-    PartitionState,
-    frozen_at,
-    lags_of,
-    only,
-    plan_end,
-    plan_ranges,
-    with_unread,
-)
-from nsqext.spark.read.rate_limit import within_bytes, within_rows
-from nsqext.spark.read.truncation import LastMessages, TruncationCheck, dump_last, load_last
+from nsqext.spark.read.stream_planner import StreamPlanner
+from nsqext.spark.read.truncation import dump_last, load_last
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
     from nsqext.spark.options import SourceOptions
-    from nsqext.spark.read.offsets import Offsets, Range
+    from nsqext.spark.read.offsets import Offsets
 
-__all__ = ("NsqStreamReader", "StreamPlanner")
-
-logger: logging.Logger = logging.getLogger("nsqext.spark")
+__all__ = ("NsqStreamReader",)
 
 T = TypeVar("T")
-
-_PAUSE = 0.2
-"""Seconds between two requests to the servers while there are no new messages; Spark asks a hundred times a second."""
-_PAUSE_FACTOR = 3
-"""The pause is this many times as long as the requests take, if that is longer: there may be many partitions."""
-
-
-class StreamPlanner:
-    """Determines the micro-batches of a query from the state of the servers.
-
-    Args:
-        options: options of the query.
-        admin: sends requests to the servers; closed with this object.
-
-    Attributes:
-        last: the last messages before the offsets that were returned last.
-    """
-
-    def __init__(self, options: SourceOptions, admin: Admin) -> None:
-        self._options = options
-        self._admin = admin
-        self._anchors = Anchors(admin, options)
-        self._check = TruncationCheck(admin, fail_on_data_loss=options.fail_on_data_loss)
-        self.last: LastMessages = {}
-        self._divergences: dict[Key, int] = {}
-        self._states: dict[Key, PartitionState] = {}
-        self._frozen: dict[Key, PartitionState] | None = None
-        self._planned: Offsets = {}
-        self._batch_at: float | None = None
-        self._surveyed: tuple[float, int] | None = None
-        self._rate = 0.0
-        self._next = 0.0
-        self._checked = False
-
-    async def initial(self) -> Offsets:
-        """Return the start of the query; see `Anchors.begin`."""
-        begun = await self._anchors.begin()
-        if self._frozen is not None:
-            # freeze() was called before the anchors existed
-            for topic, counts in begun.items():
-                for partition, count in counts.items():
-                    limit = self._frozen.get((topic, partition), PartitionState(0, 0))
-                    self._frozen[topic, partition] = evolve(limit, end=max(limit.end, count))
-        bounds = await self._admin.bounds.survey(
-            [(topic, partition) for topic, counts in begun.items() for partition in counts], _PAUSE
-        )
-        states = {key: PartitionState(found.start, found.end) for key, found in bounds.items()}
-        self.last = await self._check.last_messages(begun, states, {}, {})
-        return begun
-
-    async def freeze(self) -> None:
-        """Exclude messages that are published from now on."""
-        self._states = await self._anchors.survey()
-        self._frozen = dict(self._states)
-
-    async def latest(
-        self, start: Offsets, limit: int | None, size: int | None = None, last: LastMessages | None = None
-    ) -> Offsets:
-        """Return the end of the batch that begins at ``start``.
-
-        Spark calls this after it has completed the batch that ends at ``start``. If there are no new messages, the
-        anchors move there now: Spark calls `commit` only after it has planned the next batch.
-
-        Args:
-            start: start of the batch.
-            limit: largest number of messages; None for no limit.
-            size: approximate number of bytes of the partitions' logs, see `within_bytes`; None for no limit.
-            last: the last messages before ``start``, as far as they are known.
-
-        Raises:
-            DataLoss: unread messages do not exist any more, or a log was truncated or recreated.
-            NsqError: the servers do not answer.
-        """
-        await self._pause()
-        began = anyio.current_time()
-        options = self._options
-        begin = self._only(start)
-        last = last or {}
-        await self._survey(begin, last)
-        states = self._states
-        self._warn_of_unretained(begin)
-        if self._frozen is not None:
-            states = frozen_at(states, self._frozen)
-        lags = lags_of(begin, states, fail_on_data_loss=options.fail_on_data_loss)
-        if self._waits_for_more(sum(lag.count for lag in lags.values())):
-            end = start
-        else:
-            counts = within_rows(lags, limit) if size is None else await within_bytes(self._admin, lags, states, size)
-            end = plan_end(lags, counts)
-            await self._create_anchors(start, end)
-            end = with_unread(end, start)
-        self.last = last if end == start else await self._check.last_messages(end, self._states, start, last)
-        now = anyio.current_time()
-        if end == start:
-            await self.commit(start)
-            self._next = now if self._frozen is not None else now + max(_PAUSE, _PAUSE_FACTOR * (now - began))
-        else:
-            self._batch_at = self._next = now
-        self._planned = end
-        return end
-
-    def _waits_for_more(self, unread: int) -> bool:
-        """Return whether a batch would be smaller than ``minOffsetsPerTrigger``, and is not overdue."""
-        least = self._options.min_offsets_per_trigger
-        if least is None or self._frozen is not None or unread >= least:
-            return False
-        now = anyio.current_time()
-        if self._batch_at is None:
-            self._batch_at = now
-        return now - self._batch_at < self._options.max_trigger_delay
-
-    async def _survey(self, begin: Offsets, last: LastMessages) -> None:
-        """Request the states of the partitions, and compare the last messages where there are new ones."""
-        # AvailableNow must read everything that was acknowledged before; PySpark 4.0 and 4.1 do not announce it, and
-        # then the first batch of a process is the only one
-        first = self._surveyed is None
-        found = await self._anchors.survey(quick=self._frozen is None and not first)
-        ends = {key: state.end for key, state in found.items()}
-        if any(
-            ends.get((topic, key), count) < count for topic, counts in begin.items() for key, count in counts.items()
-        ):
-            # a new leader may need some time to learn the end of the log
-            found = await self._anchors.survey()
-        now, total = anyio.current_time(), sum(state.end for state in found.values())
-        if self._surveyed is not None and now > self._surveyed[0]:
-            self._rate = max(total - self._surveyed[1], 0) / (now - self._surveyed[0])
-        self._surveyed = now, total
-        changed = {
-            key: state for key, state in found.items() if first or state.end != begin.get(key[0], {}).get(key[1])
-        }
-        self._divergences = await self._check.divergences(last, changed)
-        for key, count in self._divergences.items():
-            found[key] = evolve(found[key], divergence=count)
-            if (found[key].anchor or 0) > count:
-                await self._anchors.set_back(key, count)
-        self._states = found
-
-    async def _pause(self) -> None:
-        await anyio.sleep(max(self._next - anyio.current_time(), 0))
-
-    def _warn_of_unretained(self, start: Offsets) -> None:
-        """Log once that anchors are ahead of the checkpoint."""
-        if self._checked:
-            return
-        self._checked = True
-        for (topic, partition), state in self._states.items():
-            count = start.get(topic, {}).get(partition)
-            if count is not None and state.anchor is not None and state.anchor > count:
-                logger.warning(
-                    "topic %s, partition %d: the query reads from %d, but its anchor channel is at %d: the server may "
-                    "remove the messages in between; the checkpoint is old, or another query uses the channel",
-                    topic,
-                    partition,
-                    count,
-                    state.anchor,
-                )
-
-    async def _create_anchors(self, start: Offsets, end: Offsets) -> None:
-        """Create missing anchors before Spark stores the batch."""
-        for (topic, partition), state in self._states.items():
-            last = end.get(topic, {}).get(partition)
-            if state.anchor is None and last is not None:
-                begin = start.get(topic, {}).get(partition, state.start)
-                await self._anchors.create((topic, partition), max(min(begin, last), state.start))
-
-    def report(self) -> dict[str, Any] | None:
-        """Return the ends of the partitions and metrics for the progress of the query; None before the first batch."""
-        if not self._states:
-            return None
-        ends: Offsets = {}
-        starts: Offsets = {}
-        behind: Offsets = {}
-        for (topic, partition), state in self._states.items():
-            ends.setdefault(topic, {})[partition] = state.end
-            starts.setdefault(topic, {})[partition] = state.start
-            read = self._planned.get(topic, {}).get(partition, state.start)
-            behind.setdefault(topic, {})[partition] = max(state.end - read, 0)
-        metrics = {
-            "messagesBehind": sum(count for counts in behind.values() for count in counts.values()),
-            "publishedPerSecond": round(self._rate, 1),
-            "behind": dump(behind)["topics"],
-            "earliest": dump(starts)["topics"],
-        }
-        return {**dump(ends), "metrics": metrics}
-
-    async def ranges(
-        self, start: Offsets, end: Offsets, last_of_start: LastMessages | None = None, last: LastMessages | None = None
-    ) -> list[Range]:
-        """Return the ranges of a batch.
-
-        Args:
-            start: start of the batch.
-            end: its end.
-            last_of_start: the last messages before the start, as far as they are known.
-            last: the last messages before the end, as far as they are known.
-
-        Raises:
-            DataLoss: unread messages do not exist any more, or a log was truncated or recreated.
-            NsqError: the servers do not answer.
-        """
-        if self._is_missing(start, end):
-            await self._catch_up(start, end)
-        states = dict(self._states)
-        if end != self._planned:
-            # an earlier process planned the batch
-            for known in (last_of_start or {}, last or {}):
-                for key, count in (await self._check.divergences(known, states)).items():
-                    states[key] = evolve(states[key], divergence=count)
-        for topic, counts in self._only(end).items():
-            for partition in counts:
-                states.setdefault((topic, partition), PartitionState(0, 0))
-        return plan_ranges(start, end, states, fail_on_data_loss=self._options.fail_on_data_loss)
-
-    def _only(self, offsets: Offsets) -> Offsets:
-        pattern = self._options.subscribe_pattern
-        if pattern is None:
-            return only(offsets, self._options.topics)
-        return {topic: counts for topic, counts in offsets.items() if re.fullmatch(pattern, topic)}
-
-    async def _catch_up(self, start: Offsets, end: Offsets) -> None:
-        """Wait until the servers have the messages of a stored batch; a new leader may need some time.
-
-        Raises:
-            NsqError: the servers do not answer, so that the messages may exist.
-        """
-        timeout = self._options.read_timeout
-        until = anyio.current_time() + timeout
-        self._states = await self._anchors.survey()
-        if self._is_missing(start, end):
-            logger.warning("the servers do not have all messages of the next batch: waiting, %g s at most", timeout)
-        while self._is_missing(start, end) and (anyio.current_time() < until or await self._may_return(end)):
-            await anyio.sleep(_PAUSE)
-            self._states = await self._anchors.survey()
-
-    async def _may_return(self, end: Offsets) -> bool:
-        """Return whether a topic of a batch is unknown and does not count as deleted yet."""
-        known = {topic for topic, _ in self._states}
-        unknown = [topic for topic in self._only(end) if topic not in known]
-        return not all([await self._admin.leaders.is_deleted(topic) for topic in unknown])
-
-    def _is_missing(self, start: Offsets, end: Offsets) -> bool:
-        """Return whether the servers do not have a message of the batch."""
-        return any(
-            (topic, partition) not in self._states or self._states[topic, partition].end < count
-            for topic, counts in self._only(end).items()
-            for partition, count in counts.items()
-            if start.get(topic, {}).get(partition, 0) < count
-        )
-
-    async def commit(self, end: Offsets) -> None:
-        """Move the anchors to the end of a completed batch; see `Anchors.advance`.
-
-        The anchor of a partition that was truncated or recreated stays; the next batch sets its offset back.
-        """
-        existing: Offsets = {}
-        for topic, counts in self._only(end).items():
-            for partition, count in counts.items():
-                state = self._states.get((topic, partition))
-                if state is None or count <= state.end:
-                    unread = self._divergences.get((topic, partition), count)
-                    existing.setdefault(topic, {})[partition] = min(count, unread)
-        await self._anchors.advance(existing)
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._admin.aclose()
 
 
 class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

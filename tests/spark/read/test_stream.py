@@ -11,7 +11,8 @@ import pytest
 from nsqext.errors import DataLoss, InvalidSetting, TopicNotFound
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.read.offsets import Offsets, Range, dump, load
-from nsqext.spark.read.stream import NsqStreamReader, StreamPlanner
+from nsqext.spark.read.stream import NsqStreamReader
+from nsqext.spark.read.stream_planner import StreamPlanner
 from tests.support.spark_admin import FakeAdmin, Log
 
 anyio_only = pytest.mark.anyio
@@ -321,7 +322,7 @@ async def test_the_more_partitions_the_longer_the_pauses(monkeypatch: pytest.Mon
     servers = two()
     planner = batches(servers)
     start = await planner.latest(await planner.initial(), None)
-    monkeypatch.setattr("nsqext.spark.read.stream._PAUSE_FACTOR", 1e9)
+    monkeypatch.setattr("nsqext.spark.read.stream_planner._PAUSE_FACTOR", 1e9)
     await planner.latest(start, None)
     with anyio.move_on_after(0.5) as scope:
         await planner.latest(start, None)

@@ -19,7 +19,7 @@ from nsqext.spark.cluster.admin import Admin
 from nsqext.spark.cluster.leader_locator import LeaderLocator
 from nsqext.spark.options import ClientConfig, SourceOptions
 from nsqext.spark.read.offsets import Range
-from nsqext.spark.read.stream import StreamPlanner
+from nsqext.spark.read.stream_planner import StreamPlanner
 from tests.support.spark_queries import post, starting
 from tests.support.spark_readers import SingleReader
 

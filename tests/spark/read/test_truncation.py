@@ -10,7 +10,7 @@ import pytest
 from nsqext.errors import DataLoss
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.read.offsets import Offsets, Range
-from nsqext.spark.read.stream import StreamPlanner
+from nsqext.spark.read.stream_planner import StreamPlanner
 from tests.support.spark_admin import FakeAdmin, Log
 
 if TYPE_CHECKING:

@@ -33,6 +33,9 @@ __all__ = ("Admin",)
 _REQUEST_TIMEOUT = 15.0
 """Default of ``lookup_request_timeout``, in seconds."""
 
+_MAX_RETENTION_DAYS = 60  # limits of the server
+_MAX_SYNC_EVERY = 4000
+
 
 class Admin:
     """Lists and changes topics, channels and nodes of a cluster of either generation.
@@ -250,6 +253,60 @@ class Admin:
         await requests.settled(check, topic)
         topic_changed(topic)
 
+    async def set_topic(
+        self,
+        topic: str,
+        *,
+        replicas: int | None = None,
+        retention_days: int | None = None,
+        sync_every: int | None = None,
+        registered_channels_only: bool | None = None,
+    ) -> None:
+        """Change settings of a topic of the redesigned NSQ; None leaves a setting as it is.
+
+        Returns once lookup reports those that it shows: the number of replicas and whether channels are registered.
+        Replicas are added and removed afterwards, in the background.
+
+        Args:
+            topic: the topic.
+            replicas: copies of each partition, 1 to 5.
+            retention_days: days for which consumed messages are kept, 1 to 60.
+            sync_every: messages after which a node flushes the queue to its disk, 1 to 4000.
+            registered_channels_only: consumers cannot create channels; `create_channel` registers them.
+
+        Raises:
+            InvalidInput: a number is not valid, or no setting is given.
+            TopicNotFound: lookup does not know the topic.
+            OperationNotSupported: the topic is on the original generation.
+            LookupFailed: refused, for example because there are too few nodes, or no lookup node responds.
+            PartitionUnavailable: lookup does not report the change in time.
+        """
+        params: dict[str, str | int] = {"topic": topic}
+        if replicas is not None:
+            params["replicator"] = within("replicas", replicas, 5)
+        if retention_days is not None:
+            params["retention"] = within("retention_days", retention_days, _MAX_RETENTION_DAYS)
+        if sync_every is not None:
+            params["syncdisk"] = within("sync_every", sync_every, _MAX_SYNC_EVERY)
+        if registered_channels_only is not None:
+            params["disable_channel_auto_create"] = "true" if registered_channels_only else "false"
+        if len(params) == 1:
+            raise InvalidInput("no setting to change is given", topic=topic)
+        requests = self._open()
+        if generation_of(await requests.find(topic)) == "nsq":
+            raise unsupported("set_topic", "topics of the original NSQ have no settings", topic)
+        await requests.change_lookup("/topic/meta/update", params)
+
+        async def check() -> None:
+            meta = (await requests.find(topic)).meta
+            shown = (meta.replica, meta.disable_channel_auto_create)
+            wanted = (replicas, registered_channels_only)
+            if any(value is not None and value != now for value, now in zip(wanted, shown, strict=True)):
+                raise PartitionUnavailable("lookup does not report the change yet", topic=topic)
+
+        await requests.settled(check, topic)
+        topic_changed(topic)
+
     async def expand_topic(self, topic: str, partitions: int, *, wait: float = 300.0) -> None:
         """Raise the number of partitions of a topic of the redesigned NSQ.
 
@@ -335,26 +392,30 @@ class Admin:
         for node in where.nodes:
             await requests.post(http_of(where, node), "/topic/empty", {"topic": topic})
 
-    async def tombstone(self, topic: str, node: str) -> None:
+    async def tombstone(self, topic: str, node: str, *, restore: bool = False) -> None:
         """Hide a topic's node temporarily from consumers and producers, so that it can be taken out of service.
 
         Args:
             topic: the topic.
             node: ``host:port`` of the node's HTTP side.
+            restore: show a hidden node again. The original NSQ shows it by itself after a while, 45 s by default.
 
         Raises:
             InvalidInput: lookup knows no such node.
             TopicNotFound: lookup does not know the topic.
+            OperationNotSupported: ``restore``, and the topic is on the original generation.
             LookupFailed: refused, or no lookup node responds.
         """
         requests = self._open()
-        await requests.find(topic)
+        if generation_of(await requests.find(topic)) == "nsq" and restore:
+            raise unsupported("tombstone(restore=True)", "the original NSQ shows a hidden node again by itself", topic)
         known = sorted(str(info.http) for info in await requests.client.nodes())
         if node not in known:  # servers ignore an unknown node
             raise InvalidInput(
                 f"no node has the HTTP address {node!r}", topic=topic, hint=f"known are {', '.join(known)}"
             )
-        await requests.change_lookup("/topic/tombstone", {"topic": topic, "node": node})
+        params: dict[str, str | int] = {"topic": topic, "node": node}
+        await requests.change_lookup("/topic/tombstone", params | {"restore": "true"} if restore else params)
         topic_changed(topic)
 
     # Channels

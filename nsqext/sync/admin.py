@@ -117,9 +117,30 @@ class Admin(BlockingClient):
         """See `nsqext.Admin.empty_topic`."""
         self._run(self._admin.empty_topic, topic)
 
-    def tombstone(self, topic: str, node: str) -> None:
+    def set_topic(
+        self,
+        topic: str,
+        *,
+        replicas: int | None = None,
+        retention_days: int | None = None,
+        sync_every: int | None = None,
+        registered_channels_only: bool | None = None,
+    ) -> None:
+        """See `nsqext.Admin.set_topic`."""
+        self._run(
+            partial(
+                self._admin.set_topic,
+                topic,
+                replicas=replicas,
+                retention_days=retention_days,
+                sync_every=sync_every,
+                registered_channels_only=registered_channels_only,
+            )
+        )
+
+    def tombstone(self, topic: str, node: str, *, restore: bool = False) -> None:
         """See `nsqext.Admin.tombstone`."""
-        self._run(self._admin.tombstone, topic, node)
+        self._run(partial(self._admin.tombstone, topic, node, restore=restore))
 
     def create_channel(self, topic: str, channel: str) -> None:
         """See `nsqext.Admin.create_channel`."""

@@ -45,6 +45,7 @@ ENDING = {
     "topic delete": ("topic delete {topic} --yes", "is deleted"),
     "topic upgrade": ("topic upgrade {topic}", "is upgraded"),
     "topic expand": ("topic expand {topic} --partitions 1", "is expanded"),
+    "topic set": ("topic set {topic} --retention-days 7", "is changed"),
     "topic empty": ("topic empty {topic} --yes", "is emptied"),
     "topic pause": ("topic pause orders --lookupd {original}", "is paused"),
     "topic unpause": ("topic unpause orders --lookupd {original}", "is unpaused"),

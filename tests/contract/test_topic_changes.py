@@ -13,11 +13,11 @@ import pytest
 
 from nsqext import Admin, Consumer, Producer, sync
 from nsqext.admin.topic_creation import expand_topic
-from nsqext.errors import PublishFailed
+from nsqext.errors import InvalidInput, OperationNotSupported, PublishFailed
 from tests.support.messages import finish_all
 
 if TYPE_CHECKING:
-    from tests.support.cluster import ClusterUnderTest
+    from tests.support.cluster import ClusterUnderTest, Original
 
 # a real cluster takes up to two minutes until it expands topics, and as long until new partitions are placed
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
@@ -112,3 +112,49 @@ async def test_a_consumer_receives_after_an_upgrade_to_extend(
         await producer.publish(topic, b"after", headers={"a": "b"})
         (message,) = await finish_all(consumer, 1)
     assert (message.body, dict(message.headers)) == (b"after", {"a": "b"})
+
+
+async def test_settings_of_a_topic_are_changed(cluster_under_test: ClusterUnderTest, channel: str) -> None:
+    cluster = cluster_under_test
+    async with new_topic(cluster, channel) as topic, Admin(cluster.lookupd) as admin:
+        await admin.set_topic(topic, retention_days=3, sync_every=100, registered_channels_only=True)
+        meta = (await admin.topic(topic)).meta
+        assert meta is not None
+        assert (meta.disable_channel_auto_create, meta.replica) == (True, 1)
+        await admin.create_channel(topic, "registered")
+        assert "registered" in await admin.channels(topic)
+        await admin.set_topic(topic, replicas=2, registered_channels_only=False)
+        meta = (await admin.topic(topic)).meta
+        assert meta is not None
+        assert (meta.disable_channel_auto_create, meta.replica) == (False, 2)
+        with pytest.raises(InvalidInput, match="retention_days=61 is not within"):
+            await admin.set_topic(topic, retention_days=61)
+        with pytest.raises(InvalidInput, match="no setting"):
+            await admin.set_topic(topic)
+
+
+async def test_a_hidden_node_is_shown_again(cluster_under_test: ClusterUnderTest, channel: str) -> None:
+    cluster = cluster_under_test
+
+    async def offered(admin: Admin) -> int:
+        answers = await admin._requests.client.lookup(topic, "w")
+        return sum(len(answer.partitions) for answer in answers)
+
+    async with new_topic(cluster, channel) as topic, Admin(cluster.lookupd) as admin:
+        leader = (await admin.topic(topic)).leaders[0]
+        http = next(str(node.http) for node in await admin.nodes() if node.tcp == leader)
+        await admin.tombstone(topic, http)
+        assert await offered(admin) == 0
+        await admin.tombstone(topic, http, restore=True)
+        assert await offered(admin) == 1
+
+
+async def test_the_original_nsq_has_no_settings_of_topics(original: Original, channel: str) -> None:
+    topic = f"contract_{token_hex(4)}"
+    async with Admin(original.lookupd) as admin:
+        await admin.create_topic(topic, channels=[channel])
+        node = next(str(node.http) for node in await admin.nodes())
+        with pytest.raises(OperationNotSupported, match="no settings"):
+            await admin.set_topic(topic, retention_days=1)
+        with pytest.raises(OperationNotSupported, match="by itself"):
+            await admin.tombstone(topic, node, restore=True)

@@ -186,6 +186,35 @@ def expand(
     _change(connection, topic, "expanded", lambda admin: admin.expand_topic(topic, partitions))
 
 
+@app.command("set")
+@examples("nsqext topic set orders --retention-days 7 --replicas 2")
+@connected
+def set_topic(
+    connection: Connection,
+    topic: Topic,
+    replicas: Annotated[int | None, typer.Option(help="Replicas of each partition.")] = None,
+    retention_days: Annotated[int | None, typer.Option(help="Days for which consumed messages are kept.")] = None,
+    sync_every: Annotated[int | None, typer.Option(help="Messages after which a node flushes its disk.")] = None,
+    registered_channels_only: Annotated[
+        bool | None,
+        typer.Option("--registered-channels-only/--any-channel", help="Whether consumers cannot create channels."),
+    ] = None,
+) -> None:
+    """Change settings of a topic of the redesigned NSQ; the others stay as they are."""
+    _change(
+        connection,
+        topic,
+        "changed",
+        lambda admin: admin.set_topic(
+            topic,
+            replicas=replicas,
+            retention_days=retention_days,
+            sync_every=sync_every,
+            registered_channels_only=registered_channels_only,
+        ),
+    )
+
+
 @app.command("empty")
 @examples("nsqext topic empty orders --yes")
 @connected

@@ -93,7 +93,7 @@ def test_the_example_runs(cluster: Cluster) -> None:
             assert sent.stdout == b"3 tasks are stored\n", sent.stderr
             assert process.stderr is not None
             # Celery logs what tasks print
-            lines = (line.rpartition(b": ")[2] for line in process.stderr if b"order " in line)
+            lines = (line.rpartition(b"] ")[2] for line in process.stderr if b"order " in line)
             assert {next(lines) for _ in range(3)} == {b"order a-%d is confirmed\n" % number for number in (1, 2, 3)}
         finally:
             process.terminate()

@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Raise the timeout of the first test: topics of a real cluster take up to 108 s to become writable."""
     if REAL:
         for item in items:
-            if item.path.is_relative_to(HERE):
+            if item.path.is_relative_to(HERE) and item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(_PATIENT))
 
 

@@ -111,6 +111,19 @@ async def test_a_topic_upgraded_to_extend_is_subscribed_again(cluster: Cluster, 
         await message.finish()
 
 
+async def test_a_missing_heartbeat_makes_the_consumer_look_the_topic_up(
+    cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.create_topic(topic, channels=["ch"])
+    caplog.set_level(logging.INFO, "nsqext.consumer")
+    async with opened(topic, cluster, **quick(heartbeat_interval=2.0, lookup_poll_interval=600.0)) as consumer:
+        cluster.upgrade_topic(topic)
+        publish(cluster, topic, b"after", ext='{"a":"b"}')  # the server is silent from now on
+        assert await take(consumer, 1) == [b"after"]
+    assert "the topic was changed" in caplog.text
+    assert "received nothing from the server" not in caplog.text
+
+
 async def test_a_subset_of_partitions(cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, partitions=3, channels=["ch"])
     async with opened(topic, cluster, partitions=(0, 2)) as consumer:

@@ -74,8 +74,11 @@ class TlsFiles:
     client_auth: str = ""
     min_version: str = "tls1.0"
 
-    def context(self) -> ssl.SSLContext:
+    def context(self, generation: str = "nsq") -> ssl.SSLContext:
         """Return the context of the server's side.
+
+        Args:
+            generation: ``nsq`` (original) or ``ha`` (redesigned), which ends at TLS 1.2.
 
         Raises:
             InvalidSetting: a file cannot be read, or a setting is unknown.
@@ -91,6 +94,8 @@ class TlsFiles:
             reason = _missing_file((self.cert, self.key, self.root_ca)) or error
             raise InvalidSetting(f"failed to build TLS config - {reason}") from error
         made.minimum_version = _VERSIONS[self.min_version]
+        if generation == "ha":
+            made.maximum_version = ssl.TLSVersion.TLSv1_2
         if self.client_auth in ("require", "require-verify"):
             # Python cannot demand a certificate without verifying it
             made.verify_mode = ssl.CERT_REQUIRED
@@ -127,8 +132,9 @@ class NsqdSettings:
         http_hosts: host names that HTTP clients use, besides addresses, ``localhost`` and this machine's name.
         tls: certificates.
         tls_required: ``true``, ``false`` or ``tcp-https``.
-        reported: see `nsqext.broker.nsqd.options.NodeOptions`.
-        allow_ext_compatible: see `nsqext.broker.nsqd.options.NodeOptions`.
+        flush_interval: see `nsqext.broker.nsqd.options.NodeOptions`.
+        reported: see there.
+        allow_ext_compatible: see there.
         allow_sub_ext_compatible: see there.
     """
 
@@ -149,6 +155,7 @@ class NsqdSettings:
     tls_required: str = "false"
     http_guard: bool = False
     http_hosts: tuple[str, ...] = ()
+    flush_interval: float = 8.0
     reported: Mapping[str, Any] = field(factory=dict)
     allow_ext_compatible: bool = False
     allow_sub_ext_compatible: bool = False
@@ -182,7 +189,8 @@ def _make_node(settings: NsqdSettings) -> Node:
         limits=settings.server_limits(),
         clustered=False,
         broadcast_address=settings.broadcast_address,
-        tls=settings.tls.context() if settings.tls else None,
+        tls=settings.tls.context(settings.generation) if settings.tls else None,
+        flush_interval=settings.flush_interval,
         auth_addresses=settings.auth_addresses,
         data_path=settings.data_path,
         mem_queue_size=settings.mem_queue_size,
@@ -213,7 +221,7 @@ async def run_nsqd(settings: NsqdSettings) -> None:
     with locked(settings.data_path):
         node = _make_node(settings)
         node.load()
-        tls = settings.tls.context() if settings.tls and settings.https else None
+        tls = settings.tls.context(settings.generation) if settings.tls and settings.https else None
         server = NsqdServer(node, settings.tcp, settings.http, https=settings.https if tls else None, https_context=tls)
         try:
             async with anyio.create_task_group() as tasks:

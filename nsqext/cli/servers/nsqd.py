@@ -108,6 +108,9 @@ _LIMITS = {
     "snappy": "snappy",
 }
 
+_FLUSHES_EVERY = 4
+"""The redesigned nsqd flushes every fourth ``-sync-timeout``."""
+
 
 def main(arguments: Sequence[str]) -> None:
     """Run until SIGTERM or SIGINT.
@@ -153,6 +156,7 @@ async def _serve(flags: dict[str, Any]) -> None:
         tls_required=flags.get("tls-required", "false"),
         http_guard=flags.get("http-guard", False),
         http_hosts=tuple(flags.get("http-host", ())),
+        flush_interval=_FLUSHES_EVERY * flags.get("sync-timeout", 2.0),
         reported=reported(flags, FLAGS),
         allow_ext_compatible=flags.get("allow-ext-compatible", False),
         allow_sub_ext_compatible=flags.get("allow-sub-ext-compatible", False),

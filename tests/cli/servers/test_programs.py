@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
 
+import anyio
 import httpx
 import pytest
 import trustme
@@ -18,7 +19,9 @@ from attrs import frozen
 
 import nsqext
 from nsqext.broker import Cluster
+from nsqext.broker.standalone import NsqdSettings, _make_node
 from nsqext.cli.servers.broker import banner_of
+from nsqext.cli.servers.nsqd import _serve
 from tests.support import command_line, plain_http
 from tests.support.blocking_client import BlockingClient, eventually, lookup
 from tests.support.server_program import LOCAL, running
@@ -315,7 +318,26 @@ def test_https(tmp_path: Path) -> None:
         import ssl
 
         context = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
         assert httpx.get(f"https://{program.address('HTTPS')}/ping", verify=context).text == "OK"
+    with running("nsqd", "--generation=ha", *LOCAL, *words) as program:  # which ends at TLS 1.2
+        url = f"https://{program.address('HTTPS')}/ping"
+        with pytest.raises(httpx.ConnectError, match="SSL"):
+            httpx.get(url, verify=context)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        assert httpx.get(url, verify=context).text == "OK"
+
+
+def test_the_sync_timeout_decides_when_a_redesigned_node_flushes(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[float] = []
+
+    async def record(settings: NsqdSettings) -> None:
+        started.append(_make_node(settings).options.flush_interval)
+
+    monkeypatch.setattr("nsqext.broker.standalone.run_nsqd", record)
+    for flags in ({}, {"sync-timeout": 0.5}):
+        anyio.run(_serve, {"tcp-address": "", "http-address": "", "https-address": "", "generation": "ha", **flags})
+    assert started == [8.0, 2.0]
 
 
 def test_tls_cannot_be_required_without_a_certificate(tmp_path: Path) -> None:

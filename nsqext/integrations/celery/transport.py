@@ -89,7 +89,7 @@ class QueueSpec:
 class Deliveries(virtual.QoS):  # type: ignore[misc]
     """The unacknowledged messages of a channel; acknowledging one finishes it, from any thread."""
 
-    restore_at_shutdown = False  # servers deliver them again when the connection ends
+    restore_at_shutdown: bool = False  # servers deliver them again when the connection ends
 
     def __init__(self, channel: Channel, prefetch_count: int = 0) -> None:
         super().__init__(channel, prefetch_count)
@@ -136,15 +136,15 @@ class Deliveries(virtual.QoS):  # type: ignore[misc]
 class Channel(virtual.Channel):  # type: ignore[misc]
     """A channel of a connection: declares queues, publishes and consumes."""
 
-    QoS = Deliveries
-    supports_fanout = True
-    do_restore = False
-    from_transport_options = ()
-    body_encoding = None
+    QoS: type[Deliveries] = Deliveries
+    supports_fanout: bool = True
+    do_restore: bool = False
+    from_transport_options: tuple[str, ...] = ()
+    body_encoding: str | None = None
 
     def __init__(self, connection: Transport, **options: object) -> None:
         super().__init__(connection, **options)
-        self.leaving = False
+        self.leaving: bool = False
         """Whether messages that still arrive go back to the server."""
         self._sources: dict[str, QueueConsumer] = {}
         self._callbacks: dict[str, tuple[str, Callable[[Any], object], bool]] = {}
@@ -364,17 +364,17 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         InvalidSetting: an unknown or invalid transport option.
     """
 
-    Channel = Channel
-    driver_type = "nsq"
-    driver_name = "nsqext"
-    default_port = 4161
-    address_kind = "lookupd"
-    get_timeout = 1.0
+    Channel: Any = Channel
+    driver_type: str = "nsq"
+    driver_name: str = "nsqext"
+    default_port: int = 4161
+    address_kind: str = "lookupd"
+    get_timeout: float = 1.0
     """Seconds that `Channel.basic_get` waits for a message, because servers do not say that a queue is empty."""
 
-    connection_errors = (*virtual.Transport.connection_errors, *_UNREACHABLE)
-    channel_errors = (*virtual.Transport.channel_errors, InvalidInput)
-    implements = virtual.Transport.implements.extend(
+    connection_errors: tuple[type[Exception], ...] = (*virtual.Transport.connection_errors, *_UNREACHABLE)
+    channel_errors: tuple[type[Exception], ...] = (*virtual.Transport.channel_errors, InvalidInput)
+    implements: Any = virtual.Transport.implements.extend(
         asynchronous=True, exchange_type=frozenset(_TYPES), heartbeats=False
     )
 
@@ -383,7 +383,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         self.queues: dict[str, QueueSpec] = {}
         self._inbox: SimpleQueue[tuple[KombuChannel, QueueConsumer, dict[str, Any], Message]] = SimpleQueue()
         self._wake: tuple[int, int] | None = None
-        self.clients = NsqClients(self._addresses(), client.transport_options)
+        self.clients: NsqClients = NsqClients(self._addresses(), client.transport_options)
 
     def _addresses(self) -> dict[str, str | None]:
         client = self.client
@@ -484,8 +484,8 @@ class DirectTransport(Transport):
     Queues are not counted, purged or deleted, and topics are not created: nsqd creates them.
     """
 
-    default_port = 4150
-    address_kind = "nsqd"
+    default_port: int = 4150
+    address_kind: str = "nsqd"
 
 
 def _check_threads() -> None:

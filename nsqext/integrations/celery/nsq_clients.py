@@ -13,7 +13,11 @@ from attrs import define, field
 
 from nsqext import AdminSettings, ConsumerSettings, ProducerSettings, sync
 from nsqext.arguments import check_positive, check_time, suggest
+from nsqext.client.consumer.options import ConsumerOptions
+from nsqext.client.producer.options import ProducerOptions
+from nsqext.client.settings import consumer_settings, producer_settings, settings_for
 from nsqext.errors import InvalidSetting, InvalidState, NsqError, PartitionUnavailable, TopicNotFound, TopicNotReady
+from nsqext.settings import build
 
 __all__ = ("MAX_DELAY", "NsqClients", "TopicOptions")
 
@@ -117,6 +121,9 @@ class NsqClients:
         addresses: dict[str, Any] = {name: given[name] for name in ("lookupd", "nsqd") if name in given}
         self.addresses = addresses or self.addresses
         self._settings = {name: value for name, value in given.items() if name in known}
+        # invalid values are refused now, not when the first client is made
+        build(ProducerOptions, producer_settings(), settings_for(producer_settings(), self._settings))
+        build(ConsumerOptions, consumer_settings(), settings_for(consumer_settings(), self._settings))
 
     def _own(self, settings: type) -> dict[str, Any]:
         known = _keys(settings)

@@ -17,7 +17,7 @@ PATH = Path(__file__).with_name("architecture.svg")
 _PACKAGE = Path(nsqext.__file__).parent
 
 _LAYERS = (
-    ("cli", "web", "spark", "testing"),
+    ("cli", "web", "spark", "testing", "integrations"),
     ("app", "sync", "admin", "observability"),
     ("middleware",),
     ("client",),
@@ -35,6 +35,7 @@ _ROLES = {
     "client": "producer, consumer",
     "dispatch": "key ranges",
     "errors": "one tree, with flags",
+    "integrations": "Celery, Taskiq",
     "lookup": "leaders of partitions",
     "middleware": "around publishes and handlers",
     "observability": "logs, spans, metrics",

@@ -21,7 +21,7 @@ app.conf.update(
     task_reject_on_worker_lost=True,
     worker_prefetch_multiplier=4,
     broker_connection_retry_on_startup=True,
-    broker_transport_options={"topic_partitions": 1, "request_timeout": 5.0},
+    broker_transport_options={"topic_partitions": 1, "msg_timeout": 30.0},
 )
 
 

@@ -50,6 +50,9 @@ async def test_new_partitions_are_published_to_and_consumed_at_once(
         await producer.publish(topic, b"before", key="key")
         assert [message.body for message in await finish_all(consumer, 1)] == [b"before"]
         await admin.expand_topic(topic, 3)
+        with anyio.fail_after(25):
+            while (await producer.meta(topic)).partition_num < 3:  # noqa: ASYNC110 - the producer has no event for it
+                await anyio.sleep(0.01)
         receipts = [await producer.publish(topic, key.encode(), key=key) for key in KEYS]
         bodies = {message.body for message in await finish_all(consumer, len(KEYS))}
         stats = await admin.stats(topic)

@@ -15,6 +15,8 @@ app.conf.task_acks_late = True
 app.conf.task_reject_on_worker_lost = True
 app.conf.broker_connection_retry_on_startup = True
 app.conf.worker_prefetch_multiplier = 4
+# the original NSQ keeps messages of a lost connection until they time out
+app.conf.broker_transport_options = {"msg_timeout": 3.0}
 
 
 @app.task(name="note")  # type: ignore[untyped-decorator]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import NoneType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -21,12 +21,8 @@ __all__ = (
     "check_positive",
     "check_time",
     "is_coroutine_function",
-    "options_of",
     "suggest",
-    "unknown_arguments",
 )
-
-Options = TypeVar("Options")
 
 
 def suggest(name: str, known: Iterable[str]) -> str | None:
@@ -35,54 +31,13 @@ def suggest(name: str, known: Iterable[str]) -> str | None:
 
     names = list(known)
     wanted = name.lower().replace("-", "_")
-    # the name without its group counts as well: poll_interval for lookup_poll_interval
-    ends = [one for one in names if one.endswith(f"_{wanted}")]
+    if wanted in names:
+        return wanted
+    # with or without a prefix: request_timeout for lookup_request_timeout, connection_tls for tls
+    inside = sorted((one for one in names if wanted.endswith(f"_{one}")), key=len)
+    ends = inside[-1:] or [one for one in names if one.endswith(f"_{wanted}")]
     found = get_close_matches(wanted, names, 1, 0.6)
     return ends[0] if len(ends) == 1 else (found[0] if found else None)
-
-
-def unknown_arguments(call: Callable[..., object], unknown: Iterable[str], **options: type[AttrsInstance]) -> TypeError:
-    """Return the error for unknown keyword arguments of a constructor or decorator, which suggests the right ones.
-
-    Args:
-        call: the class or function.
-        unknown: the unknown arguments.
-        options: the classes of its arguments that hold options, by argument.
-    """
-    name = next(iter(unknown))
-    parameters = inspect.signature(call).parameters.values()
-    arguments = [one.name for one in parameters if one.default is not one.empty]
-    members = {member.name: argument for argument, kind in options.items() for member in attrs.fields(kind)}
-    found = name if name in members else suggest(name, (*arguments, *members))
-    if found is None:
-        others = " or ".join(f"{argument}={kind.__name__}(...)" for argument, kind in options.items())
-        hint = f"it has {', '.join(arguments)}; everything else is in {others}"
-    elif found in members and found not in arguments:
-        argument = members[found]
-        hint = f"did you mean {argument}={options[argument].__name__}({found}=...)?"
-    else:
-        hint = f"did you mean {found}=?"
-    return TypeError(f"{call.__name__}() has no argument {name!r}: {hint}")
-
-
-def options_of(given: Options | None, kind: type[Options], argument: str = "options") -> Options:
-    """Return the options that a constructor was given; the default ones for None.
-
-    Args:
-        given: the options.
-        kind: their class.
-        argument: name of the argument, for the error.
-
-    Raises:
-        InvalidSetting: they are of another class.
-    """
-    if given is None:
-        return kind()
-    if not isinstance(given, kind):
-        raise InvalidSetting(
-            f"{argument} is a {type(given).__name__}", hint=f"give {argument}=nsqext.{kind.__name__}(...)"
-        )
-    return given
 
 
 def check_groups(options: AttrsInstance) -> None:

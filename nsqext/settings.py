@@ -92,7 +92,7 @@ class Given:
 
     lookupd: Any
     nsqd: Any
-    values: Mapping[str, Any]
+    values: Mapping[str, Any] = attrs.field(repr=False)  # some are secrets
 
 
 def _read_bool(text: str) -> bool:
@@ -285,7 +285,9 @@ def _from_environment(environ: Mapping[str, str], prefix: str) -> dict[str, str]
     found = {}
     for variable, value in environ.items():
         name = variable.removeprefix(prefix)
-        if name == variable or name == "URL" or variable.startswith(_OTHERS) or _KUBERNETES.fullmatch(name):
+        if name == variable or name == "URL" or _KUBERNETES.fullmatch(name):
+            continue
+        if prefix == PREFIX and variable.startswith(_OTHERS):
             continue
         found[name.lower()] = value
     return found
@@ -365,11 +367,13 @@ class Schema:
         own: its settings by name.
         foreign: settings of other clients, which URL and environment may contain as well; checked, not used. None where
             they are not known: unknown names are ignored there.
+        direct: whether it can do without lookup, with addresses of nsqd.
     """
 
     client: str
     own: Mapping[str, Setting]
     foreign: Mapping[str, Setting] | None = None
+    direct: bool = True
 
     def collect(
         self,
@@ -414,7 +418,7 @@ class Schema:
             raise InvalidSetting(
                 f"{self.client}: no address of lookup or nsqd is given",
                 hint=f"give {self.client}(lookupd='host:4161') or a URL such as {self.client}('nsq://host:4161'), or "
-                f"set {prefix}LOOKUPD, {prefix}NSQD or {prefix}URL in the environment",
+                f"set {prefix}LOOKUPD, {f'{prefix}NSQD ' * self.direct}or {prefix}URL in the environment",
             )
         addresses = collector.addresses
         return Given(addresses.get("lookupd", ()), addresses.get("nsqd", ()), collector.values)

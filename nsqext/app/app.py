@@ -98,8 +98,12 @@ class App(Router):
 
     @property
     def settings(self) -> Mapping[str, object]:
-        """The values of all settings by name, defaults included; secrets are ``***``."""
-        return {**consumer_schema().effective(self._consumer_options({})), **self._producer.settings}
+        """The values of all settings by name, defaults included; secrets are ``***``.
+
+        Where the defaults differ (``close_timeout``, ``lookup_timeout``), it is that of the consumers; the producer's
+        are in ``app.producer.settings``.
+        """
+        return {**self._producer.settings, **consumer_schema().effective(self._consumer_options({}))}
 
     @property
     def producer(self) -> Producer:

@@ -27,7 +27,7 @@ class _SharedOptions:
 @cache
 def lookup_schema() -> Schema:
     """Return the settings of the lookup client."""
-    return Schema("Lookup", settings_of(_SharedOptions))
+    return Schema("Lookup", settings_of(_SharedOptions), direct=False)
 
 
 class Lookup:

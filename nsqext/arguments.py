@@ -24,6 +24,9 @@ __all__ = (
     "suggest",
 )
 
+_TYPO = 0.9
+"""Similarity from which an unknown name is a known one with a typo."""
+
 
 def suggest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that is most similar to an unknown one; None where no name is similar."""
@@ -31,8 +34,8 @@ def suggest(name: str, known: Iterable[str]) -> str | None:
 
     names = list(known)
     wanted = name.lower().replace("-", "_")
-    if wanted in names:
-        return wanted
+    if typo := get_close_matches(wanted, names, 1, _TYPO):
+        return typo[0]
     # with or without a prefix: request_timeout for lookup_request_timeout, connection_tls for tls
     inside = sorted((one for one in names if wanted.endswith(f"_{one}")), key=len)
     ends = inside[-1:] or [one for one in names if one.endswith(f"_{wanted}")]

@@ -6,18 +6,18 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Unpack
 
+from attrs import evolve
 from taskiq import AckableMessage, AsyncBroker, BrokerMessage
 
 from nsqext import Admin, AppSettings, Consumer, Lookup, Message, Producer
 from nsqext.client.settings import app_schema, consumer_settings, producer_settings, settings_for
 from nsqext.errors import InvalidInput, InvalidState
+from nsqext.integrations import MAX_DELAY
+from nsqext.lookup.lookup import share_lookup
 from nsqext.protocol.names import check_channel, check_topic
-from nsqext.settings import unknown_setting
 
 __all__ = ("NsqBroker",)
 
-MAX_DELAY = 900.0
-"""Longest delay and requeue that every server accepts, in seconds; a longer one takes several."""
 _OWN = ("queue", "delay", "key", "tag")
 
 
@@ -57,15 +57,15 @@ class NsqBroker(AsyncBroker):
         **settings: Unpack[AppSettings],
     ) -> None:
         super().__init__()
-        for name in settings.keys() - app_schema().own.keys():
-            raise unknown_setting("NsqBroker", name, app_schema().own)
         self.queues: tuple[str, ...] = tuple(check_topic(queue) for queue in queues)
         self.channel: str = check_channel(channel)
-        self._lookupd = lookupd
-        self._create = create and not nsqd
-        self._producer = Producer(lookupd, nsqd=nsqd, **settings_for(producer_settings(), settings))
+        shared = share_lookup(evolve(app_schema(), client="NsqBroker").collect(lookupd, nsqd, None, settings))
+        self._lookup: Lookup | None = shared.lookupd or None
+        self._create = create
+        addresses = {"lookupd": shared.lookupd, "nsqd": shared.nsqd}
+        self._producer = Producer(**addresses, **settings_for(producer_settings(), shared.values))
         self._consumer = Consumer(
-            self.queues, self.channel, lookupd, nsqd=nsqd, **settings_for(consumer_settings(), settings)
+            self.queues, self.channel, **addresses, **settings_for(consumer_settings(), shared.values)
         )
         self._started = self._listening = False
 
@@ -79,10 +79,9 @@ class NsqBroker(AsyncBroker):
             await super().startup()  # a receiver starts its broker again
             return
         self._started = True
-        if self._create:
-            lookupd = self._lookupd
-            addresses = list(map(str, lookupd.addresses)) if isinstance(lookupd, Lookup) else lookupd
-            async with Admin(addresses) as admin:
+        lookup = self._lookup
+        if self._create and lookup is not None:
+            async with Admin(list(map(str, lookup.addresses)), **lookup.given) as admin:
                 for queue in self.queues:
                     await admin.create_topic(queue, extend=True, channels=[self.channel], exist_ok=True)
         await self._producer.start()

@@ -11,20 +11,20 @@ from typing import Any
 
 from attrs import define, field
 
-from nsqext import AdminSettings, ConsumerSettings, ProducerSettings, sync
+from nsqext import sync
+from nsqext.admin.options import admin_settings
 from nsqext.arguments import check_positive, check_time, suggest
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.settings import consumer_settings, producer_settings, settings_for
 from nsqext.errors import InvalidSetting, InvalidState, NsqError, PartitionUnavailable, TopicNotFound, TopicNotReady
+from nsqext.integrations import MAX_DELAY
 from nsqext.settings import build
 
-__all__ = ("MAX_DELAY", "NsqClients", "TopicOptions")
+__all__ = ("NsqClients", "TopicOptions")
 
 logger: logging.Logger = logging.getLogger("nsqext.celery")
 
-MAX_DELAY = 900.0
-"""Longest delay and requeue that every server accepts, in seconds; a longer ``eta`` takes several."""
 _KOMBU = frozenset(
     {
         "callback",
@@ -78,11 +78,6 @@ class TopicOptions:
 _TOPIC = {f"topic_{name}": name for name in ("create", "partitions", "replicas", "extend")} | {"eta_hold": "eta_hold"}
 
 
-def _keys(settings: type) -> frozenset[str]:
-    optional: frozenset[str] = settings.__optional_keys__  # type: ignore[attr-defined]
-    return optional
-
-
 @define(eq=False)
 class NsqClients:
     """Clients that are opened when they are used first, and closed together. Thread-safe.
@@ -107,7 +102,7 @@ class NsqClients:
     _lock: threading.RLock = field(factory=threading.RLock, init=False)
 
     def __attrs_post_init__(self) -> None:
-        known = _keys(ProducerSettings) | _keys(ConsumerSettings) | _keys(AdminSettings)
+        known = {*producer_settings(), *consumer_settings(), *admin_settings()}
         given = {name: value for name, value in self.options.items() if name not in _KOMBU}
         for name in given:
             if name in _REFUSED:
@@ -125,10 +120,6 @@ class NsqClients:
         build(ProducerOptions, producer_settings(), settings_for(producer_settings(), self._settings))
         build(ConsumerOptions, consumer_settings(), settings_for(consumer_settings(), self._settings))
 
-    def _own(self, settings: type) -> dict[str, Any]:
-        known = _keys(settings)
-        return {name: value for name, value in self._settings.items() if name in known}
-
     @property
     def has_lookup(self) -> bool:
         """Whether there is a lookup service; topics can be created and counted only then."""
@@ -139,9 +130,8 @@ class NsqClients:
         """The producer, open."""
         with self._lock:
             if self._producer is None:
-                self._producer = self._opened.enter_context(
-                    sync.Producer(**self.addresses, **self._own(ProducerSettings))
-                )
+                own = settings_for(producer_settings(), self._settings)
+                self._producer = self._opened.enter_context(sync.Producer(**self.addresses, **own))
             return self._producer
 
     @property
@@ -157,16 +147,14 @@ class NsqClients:
                     raise InvalidState(
                         "queues are counted, purged and deleted through lookup", hint="use nsq:// instead of nsqd://"
                     )
-                self._admin = self._opened.enter_context(
-                    sync.Admin(self.addresses["lookupd"], **self._own(AdminSettings))
-                )
+                own = settings_for(admin_settings(), self._settings)
+                self._admin = self._opened.enter_context(sync.Admin(self.addresses["lookupd"], **own))
             return self._admin
 
     def consumer(self, topics: Iterable[str], channel: str, max_in_flight: int) -> sync.Consumer:
         """Return a consumer that is not open."""
-        return sync.Consumer(
-            tuple(topics), channel, **self.addresses, max_in_flight=max_in_flight, **self._own(ConsumerSettings)
-        )
+        own = settings_for(consumer_settings(), self._settings)
+        return sync.Consumer(tuple(topics), channel, **self.addresses, max_in_flight=max_in_flight, **own)
 
     def check(self) -> None:
         """Check that the servers respond.

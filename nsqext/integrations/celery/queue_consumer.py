@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from nsqext.integrations import MAX_DELAY
 from nsqext.integrations.celery.envelope import decode_message, due_time, foreign_message
-from nsqext.integrations.celery.nsq_clients import MAX_DELAY
 
 if TYPE_CHECKING:
     from nsqext import sync

@@ -14,6 +14,7 @@ from taskiq import AckableMessage, TaskiqMessage
 from taskiq.exceptions import SendTaskError
 from taskiq.receiver import Receiver
 
+from nsqext import Admin, Lookup
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidInput, InvalidSetting
 from nsqext.integrations.taskiq import NsqBroker
@@ -121,3 +122,23 @@ def test_settings_are_those_of_the_clients(cluster: Cluster) -> None:
     assert NsqBroker(cluster.lookupd, max_in_flight=7, timeout=3)._consumer.max_in_flight == 7
     with pytest.raises(InvalidSetting, match="unknown setting"):
         NsqBroker(cluster.lookupd, max_inflight=7)  # type: ignore[call-arg]
+
+
+async def test_queues_are_created_with_the_settings_of_lookup(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeouts: list[object] = []
+
+    class RecordedAdmin(Admin):
+        def __init__(self, *arguments: Any, **settings: Any) -> None:
+            super().__init__(*arguments, **settings)
+            timeouts.append(self.settings["lookup_request_timeout"])
+
+    monkeypatch.setattr("nsqext.integrations.taskiq.Admin", RecordedAdmin)
+    async with opened(cluster, lookup_request_timeout=7.0):
+        pass
+    lookup = Lookup(cluster.lookupd, lookup_request_timeout=8.0)
+    shared = NsqBroker(lookup, queues=(f"q_{token_hex(4)}",))
+    await shared.startup()
+    await shared.shutdown()
+    assert timeouts == [7.0, 8.0]

@@ -400,7 +400,8 @@ class Schema:
 
         Raises:
             UnknownSetting: a setting that this client does not have; in URL and environment, one that no client has.
-            InvalidSetting: a text that cannot be read, no address, or both kinds of addresses.
+            InvalidSetting: a text that cannot be read, no address, both kinds of addresses, or addresses of nsqd for a
+                client that needs lookup.
         """
         collector = _Collector(self.own, self.foreign)
         given_url = is_url(lookupd)
@@ -421,6 +422,8 @@ class Schema:
                 f"set {prefix}LOOKUPD, {f'{prefix}NSQD ' * self.direct}or {prefix}URL in the environment",
             )
         addresses = collector.addresses
+        if "nsqd" in addresses and not self.direct:
+            raise InvalidSetting(f"{self.client}: the addresses are those of nsqd", hint="give those of nsqlookupd")
         return Given(addresses.get("lookupd", ()), addresses.get("nsqd", ()), collector.values)
 
     def effective(self, options: object) -> Mapping[str, object]:

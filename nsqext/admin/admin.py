@@ -15,7 +15,7 @@ from nsqext.admin.results import NodeStatus, StoredMessage, TopicInfo, TopicStat
 from nsqext.admin.stats import cluster_stats, in_sync_replicas, node_statuses, topic_stats
 from nsqext.admin.topic_creation import NewTopic, create_topic, expand_topic, wait_offered, wait_writable
 from nsqext.arguments import check_time
-from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, PartitionUnavailable, TopicNotFound
+from nsqext.errors import InvalidInput, InvalidState, PartitionUnavailable, TopicNotFound
 from nsqext.lookup.client import LookupClient
 from nsqext.lookup.metadata import topic_changed
 from nsqext.protocol.names import MAX_PARTITIONS, check_channel, check_topic
@@ -62,8 +62,6 @@ class Admin:
     ) -> None:
         schema = admin_schema()
         given = schema.collect(lookupd, (), env, settings)
-        if given.nsqd:
-            raise InvalidSetting("Admin: the addresses are those of nsqd", hint="give those of nsqlookupd")
         # nsqlookupd forwards a change to the nodes before it responds
         values = {"lookup_request_timeout": _REQUEST_TIMEOUT, **given.values}
         self._options = build(AdminOptions, schema.own, values)

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 __all__ = ("Connection", "Context", "Json", "Lookupd", "Nsqd", "Url", "connected", "load_settings", "lookup_addresses")
 
 _PANEL = "Connection and output"
-_GROUPS = ("connection", "lookup")
 _STARTUP = 60.0  # seconds that a lookup service may take to start
 _PATIENT = 15.0  # seconds: nsqlookupd forwards a change to the nodes before it responds
 _COMPLETION_TIMEOUT = 1.0  # seconds
@@ -115,19 +114,18 @@ class Connection:
     def options(self) -> ConsumerOptions:
         """Return the options of connections and of the lookup client, in those of a consumer."""
         from nsqext.client.consumer.options import ConsumerOptions
-        from nsqext.client.settings import consumer_settings, settings_for
+        from nsqext.client.settings import settings_for, shared_settings
         from nsqext.settings import build
 
-        known = {name: one for name, one in consumer_settings().items() if one.group in _GROUPS}
-        return build(ConsumerOptions, known, settings_for(known, self.load().values))
+        return build(ConsumerOptions, shared_settings(), settings_for(shared_settings(), self.load().values))
 
     def texts(self) -> dict[str, str]:
         """Return the settings of connections and of the lookup client as text, from the URL and the environment."""
-        from nsqext.client.settings import consumer_settings
+        from nsqext.client.settings import settings_for, shared_settings
         from nsqext.settings import settings_as_text
 
-        known = {name for name, one in consumer_settings().items() if one.group in _GROUPS}
-        return {name: text for name, text in settings_as_text(self.url).items() if name in known}
+        texts: dict[str, str] = settings_for(shared_settings(), settings_as_text(self.url))
+        return texts
 
     def lookupd(self) -> Any:
         """Return the lookup addresses.

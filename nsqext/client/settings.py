@@ -14,16 +14,17 @@ from nsqext.settings import Reader, Schema, Setting, settings_of
 __all__ = (
     "AppSettings",
     "app_schema",
+    "connection_settings",
     "consumer_schema",
     "consumer_settings",
     "handler_settings",
     "producer_schema",
     "producer_settings",
     "settings_for",
+    "shared_settings",
 )
 
 _READERS: Mapping[str, Reader] = {"start": read_position, "compression": str}
-_SHARED_GROUPS = ("connection", "lookup")
 
 
 class AppSettings(ProducerSettings, ConsumerSettings, total=False):
@@ -43,9 +44,22 @@ def consumer_settings() -> Mapping[str, Setting]:
 
 
 @cache
+def connection_settings() -> Mapping[str, Setting]:
+    """Return the settings of connections to nodes, which producers and consumers have."""
+    return {name: one for name, one in consumer_settings().items() if one.group == "connection"}
+
+
+@cache
+def shared_settings() -> Mapping[str, Setting]:
+    """Return the settings of connections and of the lookup client, which producers and consumers have."""
+    lookup = {name: one for name, one in consumer_settings().items() if one.group == "lookup"}
+    return {**connection_settings(), **lookup}
+
+
+@cache
 def handler_settings() -> Mapping[str, Setting]:
     """Return the settings of consumers that a handler of an app may have of its own."""
-    return {name: one for name, one in consumer_settings().items() if one.group not in _SHARED_GROUPS}
+    return {name: one for name, one in consumer_settings().items() if name not in shared_settings()}
 
 
 @cache

@@ -53,8 +53,6 @@ class Lookup:
     ) -> None:
         schema = lookup_schema()
         given = schema.collect(lookupd, (), env, settings)
-        if given.nsqd:
-            raise InvalidSetting("Lookup: the addresses are those of nsqd", hint="give those of nsqlookupd")
         self.given: Mapping[str, Any] = given.values
         """The values of its settings that were given."""
         self._options = build(_SharedOptions, schema.own, given.values)

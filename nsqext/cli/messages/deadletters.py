@@ -39,14 +39,12 @@ def replay(
 
     async def act() -> None:
         from nsqext import Lookup, replay_dead_letters
-        from nsqext.client.settings import consumer_settings, settings_for
+        from nsqext.client.settings import connection_settings, settings_for
         from nsqext.lookup.lookup import lookup_schema
 
         values = connection.load().values
         lookup = Lookup(connection.lookupd(), **settings_for(lookup_schema().own, values))
-        own = settings_for(
-            {name: one for name, one in consumer_settings().items() if one.group == "connection"}, values
-        )
+        own = settings_for(connection_settings(), values)
         count = await replay_dead_letters(topic, lookupd=lookup, channel=channel, idle=idle, **own)
         connection.show({"topic": topic, "replayed": count}, f"{counted(count, 'dead letter')} of {topic} replayed")
 

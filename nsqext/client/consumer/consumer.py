@@ -16,7 +16,7 @@ from nsqext.client.consumer.subscriptions.assignment import SubscriptionSpec
 from nsqext.client.consumer.subscriptions.topics import TopicSelection
 from nsqext.client.consumer.typed.parameters import message_handler
 from nsqext.client.middleware import Middleware, check_middleware, surround_batch_handler, surround_handler
-from nsqext.client.settings import consumer_schema, consumer_settings
+from nsqext.client.settings import connection_settings, consumer_schema, settings_for
 from nsqext.client.tasks import run_blocking, stop_on_signals, takes_signals
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.lookup.lookup import Lookup, metadata_cache, share_lookup, values_of
@@ -156,9 +156,7 @@ class Consumer:
         from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
         from nsqext.client.producer.producer import Producer
 
-        connection = {
-            name: value for name, value in given.values.items() if consumer_settings()[name].group == "connection"
-        }
+        connection = settings_for(connection_settings(), given.values)
         return DeadLetterTopic(topic, self.channel, Producer(given.lookupd, nsqd=given.nsqd, **connection))
 
     # Handlers

@@ -12,7 +12,7 @@ from attrs import field, frozen
 
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.producer.options import ProducerOptions
-from nsqext.client.settings import consumer_settings, producer_settings, settings_for
+from nsqext.client.settings import consumer_settings, producer_settings, settings_for, shared_settings
 from nsqext.errors import InvalidSetting
 from nsqext.settings import build
 
@@ -36,9 +36,7 @@ def client_settings(kind: str) -> Mapping[str, Setting]:
     """Return the settings of the client that have an effect in Spark, by name."""
     if kind == "write":
         return producer_settings()
-    groups = ("connection", "lookup")
-    known = {name: setting for name, setting in consumer_settings().items() if setting.group in groups}
-    return known | {"decompress": consumer_settings()["decompress"]}
+    return {**shared_settings(), "decompress": consumer_settings()["decompress"]}
 
 
 @frozen

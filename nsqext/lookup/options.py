@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypedDict
 
 from attrs import field, frozen
@@ -159,7 +160,7 @@ class LookupOptions:
             )
         self.tls_context()
         if self.address_map is not None and not callable(self.address_map):
-            _read_address_map(self.address_map)
+            _check_address_map(self.address_map)
 
     def reached_at(self, listed: Address) -> Address:
         """Return the address at which a listed one is reached, by ``address_map``.
@@ -172,7 +173,7 @@ class LookupOptions:
             return listed
         if callable(given):
             return _parse_address(given(str(listed)), "address_map")
-        table = _read_address_map(given)
+        table = _read_address_map(given) if isinstance(given, str) else given
         whole = table.get(str(listed))
         if whole is not None:
             return _parse_address(whole, "address_map")
@@ -202,19 +203,22 @@ class LookupOptions:
         return self.auth_secret is None or self.auth_over_http or secure or is_loopback(address.host)
 
 
-def _read_address_map(given: object) -> Mapping[str, str]:
-    """Return the mapping; raise InvalidSetting for one that maps to something else than hosts and addresses."""
+@lru_cache(maxsize=16)
+def _read_address_map(text: str) -> Mapping[str, str]:
+    pairs = [pair.strip().partition("=") for pair in text.split(",") if pair.strip()]
+    return {listed.strip(): reached.strip() for listed, _, reached in pairs}
+
+
+def _check_address_map(given: object) -> None:
+    """Check that it maps hosts and addresses to the same; raise InvalidSetting otherwise."""
     hint = "write host:port=host:port or host=host, several with commas"
-    if isinstance(given, str):
-        pairs = [pair.strip().partition("=") for pair in given.split(",") if pair.strip()]
-        given = {listed.strip(): reached.strip() for listed, _, reached in pairs}
-    if not isinstance(given, Mapping):
+    table = _read_address_map(given) if isinstance(given, str) else given
+    if not isinstance(table, Mapping):
         raise InvalidSetting(f"address_map={given!r} is neither a mapping nor a function", hint=hint)
-    for listed, reached in given.items():
+    for listed, reached in table.items():
         kinds = [_ADDRESS.fullmatch(text) if isinstance(text, str) else None for text in (listed, reached)]
         if None in kinds or len({one["port"] is None for one in kinds if one is not None}) > 1:
             raise InvalidSetting(f"address_map: {listed!r} cannot be mapped to {reached!r}", hint=hint)
-    return given
 
 
 def parse_lookup_addresses(given: Sequence[str] | str) -> tuple[Address, ...]:

@@ -9,10 +9,12 @@ import anyio
 from attrs import frozen
 
 from nsqext.admin.requests import generation_of_node, http_of
-from nsqext.errors import InvalidInput, LookupFailed, PartitionUnavailable, TopicNotFound, TopicNotReady
+from nsqext.errors import InvalidInput, LookupFailed, NsqError, PartitionUnavailable, TopicNotFound, TopicNotReady
 from nsqext.lookup.partition_map import merged
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from nsqext.admin.requests import ClusterRequests
     from nsqext.types import Address
 
@@ -130,11 +132,7 @@ async def wait_writable(requests: ClusterRequests, topic: str, partitions: int =
             with suppress(InvalidInput):
                 await requests.post(http_of(where, node), "/pubtrace", params, b"x")
 
-    while True:
-        try:
-            return await requests.settled(check, topic)
-        except (PartitionUnavailable, TopicNotFound):
-            await anyio.sleep(_PAUSE)
+    await _settled(requests, check, topic, TopicNotFound)
 
 
 async def wait_offered(requests: ClusterRequests, topic: str) -> None:
@@ -147,10 +145,17 @@ async def wait_offered(requests: ClusterRequests, topic: str) -> None:
                 f"lookup offers {len(where.leaders)} of {where.partition_num} partitions to producers", topic=topic
             )
 
+    await _settled(requests, check, topic, TopicNotReady)
+
+
+async def _settled(
+    requests: ClusterRequests, check: Callable[[], Awaitable[None]], topic: str, pending: type[NsqError]
+) -> None:
+    """Check until the cluster has settled, however long that takes; another error than ``pending`` is raised."""
     while True:
         try:
             return await requests.settled(check, topic)
-        except (PartitionUnavailable, TopicNotReady):
+        except (PartitionUnavailable, pending):
             await anyio.sleep(_PAUSE)
 
 

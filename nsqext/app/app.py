@@ -238,11 +238,8 @@ class App(Router):
         same = [name for name in spec.topics.names if other.topics.matches(name)]
         same += [name for name in other.topics.names if spec.topics.matches(name)]
         same += [pattern for pattern in spec.topics.patterns if pattern in other.topics.patterns]
-        apart = any(
-            self._consumer_values(self._given.values, spec.settings).get(name)
-            != self._consumer_values(self._given.values, other.settings).get(name)
-            for name in ("tag", "partitions")
-        )
+        own, others = (self._consumer_values(self._given.values, one.settings) for one in (spec, other))
+        apart = any(own.get(name) != others.get(name) for name in ("tag", "partitions"))
         if same and spec.channel == other.channel and not apart:
             raise InvalidSetting(
                 f"two handlers consume {same[0]}/{spec.channel}: each would receive a part of the messages",

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 from attrs import frozen
 
-__all__ = ("Health", "HealthEndpoint")
+__all__ = ("Health", "HealthEndpoint", "respond")
 
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -49,10 +49,7 @@ class HealthEndpoint:
             await _acknowledge_lifespan(receive, send)
         elif scope["type"] == "http":
             status, content = self._answer(scope)
-            headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
-            await send({"type": "http.response.start", "status": status, "headers": headers})
-            body = b"" if scope["method"] == "HEAD" else orjson.dumps(content)
-            await send({"type": "http.response.body", "body": body})
+            await respond(scope, send, status, orjson.dumps(content), "application/json")
 
     def _answer(self, scope: _Scope) -> tuple[int, dict[str, Any]]:
         health = self._health()
@@ -63,6 +60,13 @@ class HealthEndpoint:
             return 405, {"error": "use GET"}
         good = health.live if path == "/healthz" else health.ready
         return 200 if good else 503, {"ok": good, "reasons": list(health.reasons)}
+
+
+async def respond(scope: _Scope, send: _Send, status: int, body: bytes, content_type: str) -> None:
+    """Send an ASGI response that must not be cached; without its body if the request has the method HEAD."""
+    headers = [(b"content-type", content_type.encode()), (b"cache-control", b"no-store")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
 
 async def _acknowledge_lifespan(receive: _Receive, send: _Send) -> None:

@@ -38,7 +38,7 @@ class BlockingConnection:
         self._poll = select.poll()
         self._poll.register(connection.fileno(), select.POLLIN)
 
-    def request(self, data: Command, deadline: float, *, breaks: bool = False) -> bytes:
+    def request(self, data: Command, deadline: float) -> bytes:
         """Send a command and return the data of its response; see `nsqext.transport.connection.Connection.request`.
 
         Any exception that a signal raises in this thread, such as KeyboardInterrupt, closes the connection: bytes may
@@ -50,7 +50,7 @@ class BlockingConnection:
         connection = self.connection
         complete = False
         try:
-            reply = connection.post(data, deadline, breaks=breaks)
+            reply = connection.post(data, deadline)
             while reply.data is None and reply.error is None:
                 self._wait()
             complete = True

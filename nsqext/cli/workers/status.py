@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import frozen
 
-from nsqext.app.health import Health, HealthEndpoint
+from nsqext.app.health import Health, HealthEndpoint, respond
 
 __all__ = ("StatusPage", "WorkerStatus", "combined_health", "combined_metrics")
 
@@ -92,6 +92,4 @@ class StatusPage:
             status, body = 200, combined_metrics(workers)
         except ModuleNotFoundError as error:
             status, body = 501, f"{error}: pip install 'nsqext[prometheus]'\n".encode()
-        headers = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8"), (b"cache-control", b"no-store")]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        await respond(scope, send, status, body, "text/plain; version=0.0.4; charset=utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio
 from attrs import frozen
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from nsqext.lookup.metadata import MetadataCache
     from nsqext.lookup.partition_map import PartitionMap
 
-__all__ = ("Subscriber", "SubscriberContext", "is_fatal", "is_not_leader", "is_stale_meta")
+__all__ = ("LONGEST_POLL", "Subscriber", "SubscriberContext", "is_fatal", "is_not_leader", "is_stale_meta")
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
@@ -73,8 +73,8 @@ _WARNING_INTERVAL = 60.0
 _LEAVE_POLL = 0.02
 """Seconds between two checks whether the messages of a topic that is left were answered."""
 
-_LONGEST_POLL = 1.0
-"""Longest pause while lookup reports no partition, in seconds."""
+LONGEST_POLL: Final = 1.0
+"""Longest pause while lookup lists no topic or no partition to begin with, in seconds."""
 _clock = time.monotonic
 
 
@@ -236,7 +236,7 @@ class Subscriber:
                 logger.warning("waiting for a partition to subscribe to: %s", reason, extra={"topic": self._topic})
                 warned = True
             failures += 1
-            longest = min(_LONGEST_POLL, options.max_reconnect_wait)
+            longest = min(LONGEST_POLL, options.max_reconnect_wait)
             await anyio.sleep(pause_after(options.reconnect_wait, longest, failures))
         return None
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from nsqext.client.consumer.subscriptions.subscriber import Subscriber
+from nsqext.client.consumer.subscriptions.subscriber import LONGEST_POLL, Subscriber
 from nsqext.client.tasks import first_error
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, LookupFailed, LookupUnreachable, NsqError
 from nsqext.protocol.names import check_topic, check_topic_pattern, is_topic_pattern
@@ -27,8 +27,6 @@ __all__ = ("TopicSelection", "TopicSubscriptions")
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
-_LONGEST_POLL = 1.0
-"""Longest pause until lookup lists topics for the first time, in seconds."""
 _clock = time.monotonic
 
 
@@ -135,7 +133,7 @@ class TopicSubscriptions:
                 pause = float("inf")
             elif listed is None and not self._listed:
                 failures += 1
-                pause = pause_after(self._spec.options.reconnect_wait, _LONGEST_POLL, failures)
+                pause = pause_after(self._spec.options.reconnect_wait, LONGEST_POLL, failures)
             else:
                 lookup = self._metadata.options
                 pause = lookup.poll_interval * (1 + lookup.poll_jitter * random.uniform(-1, 1))

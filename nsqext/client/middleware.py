@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -10,6 +10,7 @@ from attrs import define, field
 
 from nsqext.client.consumer.handlers.batches import MessageBatch
 from nsqext.client.consumer.message import Message  # noqa: TC001 (which of the two Message classes, for the documentation)
+from nsqext.client.producer.request import keys_of
 from nsqext.errors import InvalidSetting, InvalidState
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.batches import BatchFunction
     from nsqext.client.consumer.handlers.workers import Handler
     from nsqext.client.events import ClientEvent
+    from nsqext.client.producer.key_lock import TopicKey
     from nsqext.client.producer.request import OutgoingMessage
     from nsqext.types import Receipt, TopicMeta
 
@@ -50,6 +52,7 @@ class Publishing:
         receipts: receipts of the messages; empty until they are stored.
         on_topic: functions that are called with the topic's meta when it is known, before the messages are encoded;
             they may replace them.
+        entered: topics and keys whose lock the caller of the middleware has.
     """
 
     topic: str
@@ -60,6 +63,15 @@ class Publishing:
     delay: float | None = None
     receipts: Sequence[Receipt] = field(factory=tuple)
     on_topic: list[Callable[[TopicMeta], object]] = field(factory=list)
+    entered: Collection[TopicKey] = field(default=(), repr=False)
+
+    def locked_keys(self) -> set[bytes]:
+        """Return the keys that decide partitions.
+
+        Raises:
+            InvalidInput: a key is neither text nor bytes.
+        """
+        return keys_of(self.messages, self.key, self.partition)
 
 
 @define(eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +20,7 @@ from nsqext.client.events import ClientEvents
 from nsqext.client.producer import connection_pool as pool_module
 from nsqext.client.producer.batcher import Batcher, BatcherLimits
 from nsqext.client.producer.connection_pool import ConnectionPool
-from nsqext.client.producer.key_lock import KeyLock
+from nsqext.client.producer.key_lock import KeyLock, TopicKey
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.errors import (
     BatchFailed,
@@ -58,31 +58,37 @@ async def _wait(turns: int) -> None:
 @pytest.mark.parametrize("backend", _BACKENDS)
 @_FEW
 @given(st.lists(st.tuples(_SOON, st.lists(st.sampled_from("abc"), min_size=1, unique=True), _SOON, st.none() | _SOON)))
-def test_turns_are_exclusive_and_every_waiter_gets_one(
+def test_keys_are_exclusive_and_entered_in_the_order_of_the_queue(
     backend: str, visits: list[tuple[int, list[str], int, int | None]]
 ) -> None:
     """Each visit has a start, keys, a duration, and possibly a time of cancellation."""
-    turns = KeyLock()
-    inside: set[tuple[str, bytes]] = set()
+    lock = KeyLock()
+    inside: set[TopicKey] = set()
+    queued: dict[TopicKey, list[int]] = {}
+    entered: dict[TopicKey, list[int]] = {}
     ended: list[int] = []
 
-    async def visit(number: int, come: int, keys: list[str], stay: int, cancel: int | None) -> None:
+    async def visit(number: int, come: int, names: list[str], stay: int, cancel: int | None) -> None:
         await _wait(come)
-        entered: list[tuple[str, bytes]] = []
+        keys = [("t", name.encode()) for name in names]
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as tasks:
+                place = lock.queue(keys)
+                for key in keys:
+                    queued.setdefault(key, []).append(number)
                 tasks.start_soon(_cancel, scope, cancel)
                 try:
-                    await turns.enter_all(sorted(("t", key.encode()) for key in keys), entered, 10.0)
-                    assert not inside.intersection(entered)
-                    inside.update(entered)
+                    await place.enter(10.0)
+                    assert not inside.intersection(keys)
+                    inside.update(keys)
+                    for key in keys:
+                        entered.setdefault(key, []).append(number)
                     try:
                         await _wait(stay)
                     finally:
-                        inside.difference_update(entered)
+                        inside.difference_update(keys)
                 finally:
-                    for turn in entered:
-                        turns.leave(turn)
+                    place.leave()
                 tasks.cancel_scope.cancel()
         ended.append(number)
 
@@ -91,7 +97,9 @@ def test_turns_are_exclusive_and_every_waiter_gets_one(
             for number, given_visit in enumerate(visits):
                 tasks.start_soon(visit, number, *given_visit)
         assert len(ended) == len(visits)
-        assert len(turns) == 0
+        assert len(lock) == 0
+        for key, numbers in entered.items():
+            assert numbers == [number for number in queued[key] if number in numbers]
 
     _run(backend, main)
 
@@ -113,11 +121,13 @@ class _Publisher:
         self.stored: list[bytes | OutgoingMessage] = []
         self._ends = ends
 
-    async def publish_many(self, topic: str, messages: Any) -> list[Receipt]:
+    async def publish(
+        self, messages: Sequence[bytes | OutgoingMessage], entered: Collection[TopicKey]
+    ) -> list[Receipt]:
         self.calls.append(list(messages))
         await checkpoint()
         end = self._ends.pop(0) if self._ends else "stored"
-        receipt = Receipt(topic, 0, "n")
+        receipt = Receipt("t", 0, "n")
         if end == "one is wrong":
             wrong = InvalidBody("wrong")
             wrong.index = len(messages) // 2
@@ -171,7 +181,7 @@ def test_a_batcher_loses_nothing_and_keeps_the_order(
 
     async def main() -> None:
         async with anyio.create_task_group() as tasks:
-            batcher = Batcher(publisher, ProducerOptions(), tasks.start_soon, "t", limits)
+            batcher = Batcher(publisher.publish, KeyLock(), ProducerOptions(), tasks.start_soon, "t", limits)
             try:
                 async with batcher, anyio.create_task_group() as adding:
                     for number, count in enumerate(adders):

@@ -232,6 +232,7 @@ class BatchPlanner:
         partition: partition of all messages.
 
     Attributes:
+        route: route of the topic.
         rows: the batches.
         keys: keys of the messages, to be locked during the publish.
         marked: for a topic without metadata, where only the node can tell whether it accepts headers and trace ids: the
@@ -244,10 +245,10 @@ class BatchPlanner:
         "_key_hash",
         "_options",
         "_partition",
-        "_route",
         "_row_of",
         "keys",
         "marked",
+        "route",
         "rows",
     )
 
@@ -257,7 +258,7 @@ class BatchPlanner:
         self.rows: Rows = []
         self.keys: set[bytes] = set()
         self.marked: tuple[int, bool] | None = None
-        self._route = route
+        self.route: Route = route
         self._options = options
         self._key_hash = key_hash
         self._key = key
@@ -271,22 +272,22 @@ class BatchPlanner:
         Raises:
             InvalidInput: a message is not valid; ``index`` tells which one.
         """
-        if self._key is None or not self._route.meta.extend_support:
+        if self._key is None or not self.route.meta.extend_support:
             partition = self._partition if self._key is None else self._partition_of(self._key)
-            batches = plain_batches(self._route, partition, messages, self._options)
+            batches = plain_batches(self.route, partition, messages, self._options)
             if batches is not None:
                 self.rows += [batches] if partition is not None else [[batch] for batch in batches]
                 return
-        traced = logs_traces(self._route.topic, self._route.meta)
+        traced = logs_traces(self.route.topic, self.route.meta)
         index = 0
         try:
             for index, message in enumerate(messages):
                 self._add_one(index, message, traced)
         except InvalidInput as error:
-            raise invalid_message(error, index, self._route.topic) from error.__cause__
+            raise invalid_message(error, index, self.route.topic) from error.__cause__
 
     def _add_one(self, index: int, message: bytes | OutgoingMessage, traced: bool) -> None:
-        meta = self._route.meta
+        meta = self.route.meta
         key = self._key
         if isinstance(message, OutgoingMessage) and message.key is not None:
             key = key_bytes(message.key)
@@ -304,7 +305,7 @@ class BatchPlanner:
         if key is None or self._partition is not None:
             return self._partition
         self.keys.add(key)
-        return self._route.partition_of(key, self._key_hash)
+        return self.route.partition_of(key, self._key_hash)
 
     def _batch(self, partition: int | None, size: int) -> Batch:
         batch, filled = self._filling.get(partition, (None, 0))
@@ -318,7 +319,7 @@ class BatchPlanner:
         return batch
 
     def _new_batch(self, partition: int | None) -> Batch:
-        batch = Batch(self._route.topic, partition)
+        batch = Batch(self.route.topic, partition)
         if partition is None:
             self.rows.append([batch])
         elif partition in self._row_of:

@@ -7,9 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
+from attrs import frozen
 
 from nsqext.client.producer.batch import BatchPlanner, invalid_message
-from nsqext.client.producer.request import check_choice, check_supported, key_bytes
+from nsqext.client.producer.request import check_choice, check_supported, key_bytes, keys_of
 from nsqext.errors import (
     BatchFailed,
     ExtendNotSupported,
@@ -24,21 +25,50 @@ from nsqext.protocol.names import check_topic
 from nsqext.types import Receipt
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from nsqext.client.producer.batch import Batch, Rows
-    from nsqext.client.producer.key_lock import KeyLock, Turn
+    from nsqext.client.producer.key_lock import KeyLock, Place, TopicKey
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.producer.request import OutgoingMessage
     from nsqext.client.producer.route import Route
     from nsqext.client.producer.router import Router
     from nsqext.client.producer.sender import Sender
 
-__all__ = ("BatchPublisher",)
+__all__ = ("BatchCall", "BatchPublisher")
 
 _clock = time.monotonic
 
 Outcome = Receipt | NsqError
+
+
+@frozen
+class BatchCall:
+    """A call of `nsqext.client.producer.producer.Producer.publish_many`, or a batch of a batcher.
+
+    Attributes:
+        topic: name of the topic.
+        messages: bodies, or messages.
+        key: for all messages without a key of their own.
+        partition: for all messages.
+        started: when the call began, in seconds of the monotonic clock.
+        entered: keys whose lock the caller has.
+    """
+
+    topic: str
+    messages: Sequence[bytes | OutgoingMessage]
+    key: str | bytes | None
+    partition: int | None
+    started: float
+    entered: Collection[TopicKey] = ()
+
+    def locked_keys(self) -> set[bytes]:
+        """Return the keys that decide partitions.
+
+        Raises:
+            InvalidInput: a key is neither text nor bytes.
+        """
+        return keys_of(self.messages, self.key, self.partition)
 
 
 class BatchPublisher:
@@ -57,66 +87,80 @@ class BatchPublisher:
         self._sender = sender
         self._key_lock = key_lock
 
-    async def publish(
-        self,
-        topic: str,
-        messages: Sequence[bytes | OutgoingMessage],
-        key: str | bytes | None,
-        partition: int | None,
-        started: float,
-    ) -> list[Receipt]:
+    async def publish(self, call: BatchCall) -> list[Receipt]:
         """Publish messages; return a receipt for each of them.
-
-        Args:
-            topic: name of the topic.
-            messages: bodies, or messages.
-            key: for all messages without a key of their own.
-            partition: for all messages.
-            started: when the call began, in seconds of the monotonic clock.
 
         Raises:
             NsqError: see `nsqext.client.producer.producer.Producer.publish_many`.
         """
-        route = self._router.current(topic) if isinstance(topic, str) else None
-        if route is None:
-            check_topic(topic)
-        check_choice(key, partition)
-        if route is None:
-            route = await self._sender.wait_for_route(topic, started)
-        if not messages:
-            return []
-        planner = self._planner(route, key, partition)
+        check_choice(call.key, call.partition)
+        planner = self._plan_now(call)
+        keys = call.locked_keys() if planner is None else planner.keys
+        if not keys:
+            return await self._publish_call(call, planner, None)
+        # before anything is waited for: a later call must not overtake this one
+        place = self._key_lock.queue({(call.topic, key) for key in keys}.difference(call.entered))
         try:
-            planner.add(messages)
-        except ExtendNotSupported:
-            if not await self._sender.wait_for_lookup(partial(self._router.upgraded, topic), started):
-                raise
-            planner = self._planner(await self._sender.wait_for_route(topic, started), key, partition)
-            planner.add(messages)
-        if planner.marked is not None:
-            await self._check_marked(route, *planner.marked)
-        if not planner.keys:
-            if len(planner.rows) > 1 or len(planner.rows[0]) > 1:
-                return await self._publish_rows(planner.rows, len(messages), started)
-            batch = planner.rows[0][0]
-            try:
-                return await self._sender.publish(batch, started)
-            except (TopicNotFound, TopicNotReady, LookupFailed):
-                raise
-            except NsqError as error:
-                raise BatchFailed([error] * batch.count) from error
-        entered: list[Turn] = []
-        try:
-            left = max(0.0, started + self._options.timeout - _clock())
-            await self._key_lock.enter_all(sorted((topic, each) for each in planner.keys), entered, left)
-            return await self._publish_rows(planner.rows, len(messages), started)
+            return await self._publish_call(call, planner, place)
         finally:
-            for turn in entered:
-                self._key_lock.leave(turn)
+            place.leave()
 
-    def _planner(self, route: Route, key: str | bytes | None, partition: int | None) -> BatchPlanner:
-        default_key = None if key is None else key_bytes(key)
-        return BatchPlanner(route, self._options, self._router.key_hash, default_key, partition)
+    async def _publish_call(self, call: BatchCall, planner: BatchPlanner | None, place: Place | None) -> list[Receipt]:
+        if planner is None:
+            planner = await self._plan(call)
+        if not call.messages:
+            return []
+        if planner.marked is not None:
+            await self._check_marked(planner.route, *planner.marked)
+        if place is not None:
+            await place.enter(call.started + self._options.timeout - _clock())
+        elif len(planner.rows) == 1 and len(planner.rows[0]) == 1:
+            return await self._publish_one(planner.rows[0][0], call.started)
+        return await self._publish_rows(planner.rows, len(call.messages), call.started)
+
+    def _plan_now(self, call: BatchCall) -> BatchPlanner | None:
+        """Return the batches of a call; None if they cannot be planned before lookup is asked.
+
+        Raises:
+            InvalidInput: a message is not valid.
+        """
+        route = self._router.current(call.topic) if isinstance(call.topic, str) else None
+        if route is None:
+            check_topic(call.topic)
+            return None
+        try:
+            return self._planned(route, call)
+        except ExtendNotSupported:
+            return None
+
+    async def _plan(self, call: BatchCall) -> BatchPlanner:
+        """Ask lookup for the route, or whether the topic was upgraded, and return the batches of a call.
+
+        Raises:
+            NsqError: there is no route, or a message is not valid.
+        """
+        route = await self._sender.wait_for_route(call.topic, call.started)
+        try:
+            return self._planned(route, call)
+        except ExtendNotSupported:
+            if not await self._sender.wait_for_lookup(partial(self._router.upgraded, call.topic), call.started):
+                raise
+        return self._planned(await self._sender.wait_for_route(call.topic, call.started), call)
+
+    def _planned(self, route: Route, call: BatchCall) -> BatchPlanner:
+        key = None if call.key is None else key_bytes(call.key)
+        planner = BatchPlanner(route, self._options, self._router.key_hash, key, call.partition)
+        if call.messages:
+            planner.add(call.messages)
+        return planner
+
+    async def _publish_one(self, batch: Batch, started: float) -> list[Receipt]:
+        try:
+            return await self._sender.publish(batch, started)
+        except (TopicNotFound, TopicNotReady, LookupFailed):
+            raise
+        except NsqError as error:
+            raise BatchFailed([error] * batch.count) from error
 
     async def _check_marked(self, route: Route, index: int, header: bool) -> None:
         """Check that the nodes of a topic without metadata accept headers or trace ids.

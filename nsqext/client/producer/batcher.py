@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 from attrs import define, frozen
 
 from nsqext.arguments import check_positive, check_time
+from nsqext.client.producer.key_lock import KeyLock, Place, TopicKey
 from nsqext.client.producer.request import TRACE_SIZE, OutgoingMessage, encode_message, key_bytes
 from nsqext.errors import (
     BatchFailed,
@@ -33,8 +34,8 @@ _NO_META = TopicMeta()
 StartSoon = Callable[[Callable[[], Coroutine[Any, Any, None]]], object]
 
 
-class _Publisher(Protocol):
-    async def publish_many(self, topic: str, messages: Sequence[bytes | OutgoingMessage]) -> list[Receipt]: ...
+PublishBatch = Callable[[Sequence[bytes | OutgoingMessage], Collection[TopicKey]], Awaitable[list[Receipt]]]
+"""Publishes messages, with the keys whose locks the batcher has."""
 
 
 @frozen
@@ -60,14 +61,26 @@ class BatcherLimits:
 
 
 @define(eq=False)
+class _Turn:
+    """The place of all pending messages of a key that no other publish separates."""
+
+    key: TopicKey
+    place: Place
+    messages: int = 0
+
+
+@define(eq=False)
 class _Entry:
     message: bytes | OutgoingMessage
     size: int
+    turn: _Turn | None
     settled: Callable[[Outcome], None] | None
 
 
 class Batcher:
     """Publish messages in batches, one batch after the other, so that keys keep their order.
+
+    A message has its place among all publishes of its key from the moment in which it is added.
 
     `nsqext.Producer.batcher` makes it. Use it as an asynchronous context manager inside the producer's; its exit
     publishes the pending messages. Memory is bounded: `add` waits while ``max_pending`` messages are not stored yet.
@@ -78,13 +91,17 @@ class Batcher:
 
     def __init__(
         self,
-        publisher: _Publisher,
+        publish: PublishBatch,
+        key_lock: KeyLock,
         options: ProducerOptions,
         start_soon: StartSoon,
         topic: str,
         limits: BatcherLimits,
     ) -> None:
-        self._publisher = publisher
+        self._publish_batch = publish
+        self._key_lock = key_lock
+        self._turns: dict[TopicKey, _Turn] = {}
+        self._line: deque[object] = deque()
         self._options = options
         self._start_soon = start_soon
         self._topic = check_topic(topic)
@@ -195,23 +212,64 @@ class Batcher:
     # Publishing
 
     async def _take(self, message: bytes | OutgoingMessage, settled: Callable[[Outcome], None] | None) -> None:
-        size = self._check(message)
-        while self._open and self.pending + len(self._failed) >= self._limits.max_pending:
-            if len(self._failed) >= self._limits.max_pending:
-                self._raise_failed()
-            await self._progress.wait()
-        if not self._open:
-            raise InvalidState("the batcher is not open", topic=self._topic, hint="use it inside 'async with'")
-        self._queue.append(_Entry(message, size, settled))
-        self._bytes += size
+        entry = _Entry(message, self._check(message), self._turn_of(message), settled)
+        try:
+            await self._admit()
+        except BaseException:
+            self._leave(entry)
+            raise
+        self._queue.append(entry)
+        self._bytes += entry.size
         self._taken += 1
         self._work.set()
+
+    @property
+    def _full(self) -> bool:
+        return self._open and self.pending + len(self._failed) >= self._limits.max_pending
+
+    async def _admit(self) -> None:
+        if self._line or self._full:
+            await self._wait_for_room()
+        if not self._open:
+            raise InvalidState("the batcher is not open", topic=self._topic, hint="use it inside 'async with'")
+
+    async def _wait_for_room(self) -> None:
+        """Wait behind earlier callers, so that messages of a key are accepted in the order of the calls."""
+        number = object()
+        self._line.append(number)
+        try:
+            while self._open and (self._full or self._line[0] is not number):
+                if len(self._failed) >= self._limits.max_pending:
+                    self._raise_failed()
+                await self._progress.wait()
+        finally:
+            self._line.remove(number)
+            self._wake()
+
+    def _turn_of(self, message: bytes | OutgoingMessage) -> _Turn | None:
+        """Return the place of a message with a key; messages of a key share it while no other publish is behind it."""
+        if not isinstance(message, OutgoingMessage) or message.key is None:
+            return None
+        key = (self._topic, key_bytes(message.key))
+        turn = self._turns.get(key)
+        if turn is None or not self._key_lock.is_last(turn.place, key):
+            turn = self._turns[key] = _Turn(key, self._key_lock.queue((key,)))
+        turn.messages += 1
+        return turn
+
+    def _leave(self, entry: _Entry) -> None:
+        turn = entry.turn
+        if turn is None:
+            return
+        turn.messages -= 1
+        if not turn.messages:
+            turn.place.leave()
+            if self._turns.get(turn.key) is turn:
+                del self._turns[turn.key]
 
     def _check(self, message: bytes | OutgoingMessage) -> int:
         """Return the size of a message; raise if it is not valid, so that others do not fail with it."""
         body, header, trace_id = encode_message(self._options, _NO_META, message)
-        if isinstance(message, OutgoingMessage) and message.key is not None:
-            key_bytes(message.key)
         return len(body) + len(header) + (0 if trace_id is None else TRACE_SIZE)
 
     @property
@@ -230,7 +288,7 @@ class Batcher:
                 await self._next_work(lambda: bool(self._queue) or not self._open)
                 with anyio.move_on_after(self._limits.linger):
                     await self._next_work(lambda: self._due or not self._open)
-                if self._queue:
+                if self._queue and await self._enter(self._queue[0]):
                     await self._publish(self._cut())
         finally:
             self._open = False
@@ -241,13 +299,29 @@ class Batcher:
             self._work = anyio.Event()
             await self._work.wait()
 
+    async def _enter(self, entry: _Entry) -> bool:
+        """Wait for the key of the next message; return whether it can be published."""
+        if entry.turn is None:
+            return True
+        try:
+            await entry.turn.place.enter(self._options.timeout)
+        except PublishFailed as error:
+            self._bytes -= entry.size
+            self._settle([self._queue.popleft()], [error])
+            return False
+        return True
+
     def _cut(self) -> list[_Entry]:
+        """Take the next batch from the queue; a message whose key is still in use elsewhere begins the next one."""
         batch = self._flying
         size = 0
         while self._queue and len(batch) < self._limits.max_count:
-            if batch and size + self._queue[0].size > self._limits.max_bytes:
+            entry = self._queue[0]
+            if batch and (
+                size + entry.size > self._limits.max_bytes or (entry.turn is not None and entry.turn.place.missing)
+            ):
                 break
-            entry = self._queue.popleft()
+            self._queue.popleft()
             size += entry.size
             batch.append(entry)
         self._bytes -= size
@@ -257,7 +331,8 @@ class Batcher:
         outcomes: Sequence[Outcome] = ()
         while batch and not outcomes:
             try:
-                outcomes = await self._publisher.publish_many(self._topic, [entry.message for entry in batch])
+                keys = {entry.turn.key for entry in batch if entry.turn is not None}
+                outcomes = await self._publish_batch([entry.message for entry in batch], keys)
             except BatchFailed as error:
                 outcomes = error.outcomes
             except InvalidState as error:
@@ -275,6 +350,7 @@ class Batcher:
 
     def _settle(self, batch: Sequence[_Entry], outcomes: Sequence[Outcome]) -> None:
         for entry, outcome in zip(batch, outcomes, strict=True):
+            self._leave(entry)
             if entry.settled is not None:
                 entry.settled(outcome)
             elif isinstance(outcome, NsqError):

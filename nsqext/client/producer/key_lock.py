@@ -1,72 +1,125 @@
-"""A lock for each key, so that a later publish of a key cannot overtake the retry of an earlier one."""
+"""A lock for each key, so that a later publish of a key cannot overtake an earlier one that waits or is retried."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import anyio
 
 from nsqext.errors import PublishFailed
 
-__all__ = ("KeyLock",)
+__all__ = ("KeyLock", "Place", "TopicKey")
 
-Turn = tuple[str, bytes]
+TopicKey = tuple[str, bytes]
 
 
 class KeyLock:
-    """A fair lock for each topic and key; a key without a publish in flight takes no memory."""
+    """A fair lock for each topic and key; a key without a publish in flight takes no memory.
+
+    A publish takes its place for all of its keys at once and before it waits for anything, such as a lookup. So the
+    order of the places is the order of the calls, and two publishes never wait for each other.
+    """
 
     def __init__(self) -> None:
-        self._waiting: dict[Turn, deque[anyio.Event] | tuple[()]] = {}
+        self._rows: dict[TopicKey, deque[Place] | tuple[()]] = {}
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._rows)
 
-    def try_enter(self, turn: Turn) -> bool:
-        """Acquire the lock if it is free; return whether it was."""
-        if turn in self._waiting:
+    def try_enter(self, key: TopicKey) -> bool:
+        """Acquire the lock of a key if it is free; return whether it was."""
+        if key in self._rows:
             return False
-        self._waiting[turn] = ()  # a deque takes 600 bytes
+        self._rows[key] = ()  # a deque takes 600 bytes
         return True
 
-    async def enter(self, turn: Turn) -> None:
-        """Acquire the lock, after all earlier callers. Cancellation gives up the place in the queue."""
-        if self.try_enter(turn):
-            return
-        found = self._waiting[turn]
-        row = found if isinstance(found, deque) else deque[anyio.Event]()
-        self._waiting[turn] = row
-        event = anyio.Event()
-        row.append(event)
-        try:
-            await event.wait()
-        except BaseException:
-            if event.is_set():
-                self.leave(turn)
-            else:
-                row.remove(event)
-            raise
+    def leave(self, key: TopicKey) -> None:
+        """Release the lock of a key for the next place."""
+        row = self._rows[key]
+        if row:
+            row.popleft().grant(key)
+        else:
+            del self._rows[key]
 
-    async def enter_all(self, turns: Sequence[Turn], entered: list[Turn], timeout: float) -> None:
-        """Acquire several locks, one after the other, and append each to ``entered``.
+    def queue(self, keys: Iterable[TopicKey]) -> Place:
+        """Take a place behind all earlier ones, without waiting; `Place.enter` waits, `Place.leave` gives it up.
+
+        Args:
+            keys: different keys of one topic.
+        """
+        held, missing = set[TopicKey](), set[TopicKey]()
+        place = Place(self, held, missing)
+        for key in keys:
+            if self.try_enter(key):
+                held.add(key)
+            else:
+                missing.add(key)
+                self._row(key).append(place)
+        return place
+
+    def is_last(self, place: Place, key: TopicKey) -> bool:
+        """Return whether no other place is behind this one."""
+        row = self._rows.get(key)
+        return row is not None and (row[-1] is place if row else key in place.held)
+
+    def withdraw(self, place: Place, key: TopicKey) -> None:
+        """Remove a place that waits for a key."""
+        self._row(key).remove(place)
+
+    def _row(self, key: TopicKey) -> deque[Place]:
+        row = self._rows[key]
+        if not isinstance(row, deque):
+            row = self._rows[key] = deque()
+        return row
+
+
+class Place:
+    """A place in the queues of one or more keys.
+
+    Args:
+        lock: the queues.
+        held: keys whose lock it has.
+        missing: keys that it waits for.
+    """
+
+    __slots__ = ("_entered", "_lock", "held", "missing")
+
+    def __init__(self, lock: KeyLock, held: set[TopicKey], missing: set[TopicKey]) -> None:
+        self.held: set[TopicKey] = held
+        self.missing: set[TopicKey] = missing
+        self._lock = lock
+        self._entered: anyio.Event | None = None
+
+    async def enter(self, timeout: float) -> None:
+        """Wait for all keys.
 
         Raises:
             PublishFailed: earlier publishes of a key did not end within ``timeout`` seconds.
-        """
-        with anyio.move_on_after(timeout):
-            for turn in turns:
-                await self.enter(turn)
-                entered.append(turn)
-            return
-        raise PublishFailed(
-            f"not sent within {timeout:g} s, because earlier publishes of its key are still running", topic=turns[0][0]
-        )
 
-    def leave(self, turn: Turn) -> None:
-        """Release the lock for the next in the queue."""
-        row = self._waiting[turn]
-        if row:
-            row.popleft().set()
-        else:
-            del self._waiting[turn]
+        Neither this nor cancellation gives up the place.
+        """
+        if not self.missing:
+            return
+        self._entered = self._entered or anyio.Event()
+        with anyio.move_on_after(max(0.0, timeout)):
+            await self._entered.wait()
+        if self.missing:
+            raise PublishFailed(
+                f"not sent within {timeout:g} s, because earlier publishes of its key are still running",
+                topic=next(iter(self.missing))[0],
+            )
+
+    def grant(self, key: TopicKey) -> None:
+        """Receive the lock of a key."""
+        self.missing.discard(key)
+        self.held.add(key)
+        if self._entered is not None and not self.missing:
+            self._entered.set()
+
+    def leave(self) -> None:
+        """Release the keys, and stop waiting for those that are missing."""
+        while self.missing:
+            self._lock.withdraw(self, self.missing.pop())
+        while self.held:
+            self._lock.leave(self.held.pop())

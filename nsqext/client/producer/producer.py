@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 from weakref import WeakSet
@@ -14,7 +15,7 @@ from anyio.lowlevel import checkpoint
 
 from nsqext.client.events import ClientEvent, ClientEvents
 from nsqext.client.middleware import Middleware, Publishing, check_middleware, send_with
-from nsqext.client.producer.batch_publisher import BatchPublisher
+from nsqext.client.producer.batch_publisher import BatchCall, BatchPublisher
 from nsqext.client.producer.batcher import Batcher, BatcherLimits
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.key_lock import KeyLock
@@ -45,7 +46,7 @@ from nsqext.lookup.lookup import Lookup, metadata_cache, values_of
 from nsqext.settings import build
 
 if TYPE_CHECKING:
-    from nsqext.client.producer.key_lock import Turn
+    from nsqext.client.producer.key_lock import TopicKey
     from nsqext.client.producer.route import Route, Target
     from nsqext.types import Address, Receipt, TopicMeta
 
@@ -325,7 +326,7 @@ class Producer:
             return (await self._around(Publishing(topic, [message], batch=False, partition=partition, delay=delay)))[0]
         # the fast path of nearly every publish: one coroutine, no request object
         data: bytes | None = None
-        turn: Turn | None = None
+        turn: TopicKey | None = None
         ready = delay is None and self._tasks.in_event_loop()
         target = self._ready_target(topic, body, partition, key) if ready else None
         connection = None if target is None else target.node.connection
@@ -407,7 +408,12 @@ class Producer:
             return -1
 
     async def _publish_slowly(
-        self, topic: str, message: OutgoingMessage, partition: int | None, delay: float | None
+        self,
+        topic: str,
+        message: OutgoingMessage,
+        partition: int | None,
+        delay: float | None,
+        entered: Collection[TopicKey] = (),
     ) -> Receipt:
         """Publish a message that needs more than a ready connection: a check, a lookup, a connection, or a lock."""
         started = _clock()
@@ -422,12 +428,14 @@ class Producer:
         if topic not in self._router.routes:
             request.check()
         turn = (topic, key_bytes(key))
-        if not self._key_lock.try_enter(turn):
-            await self._key_lock.enter_all([turn], [], self._options.timeout)
+        if turn in entered:
+            return (await self._sender.publish(request, started))[0]
+        place = self._key_lock.queue((turn,))
         try:
+            await place.enter(self._options.timeout)
             return (await self._sender.publish(request, started))[0]
         finally:
-            self._key_lock.leave(turn)
+            place.leave()
 
     async def publish_many(
         self,
@@ -472,30 +480,54 @@ class Producer:
     async def _publish_batch(
         self,
         topic: str,
-        listed: Sequence[bytes | OutgoingMessage],
-        key: str | bytes | None,
-        partition: int | None,
+        messages: Sequence[bytes | OutgoingMessage],
+        key: str | bytes | None = None,
+        partition: int | None = None,
+        entered: Collection[TopicKey] = (),
     ) -> list[Receipt]:
         self._check_open()
-        started = _clock()
         self._batch_calls += 1
         try:
-            return await self._batches.publish(topic, listed, key, partition, started)
+            return await self._batches.publish(BatchCall(topic, messages, key, partition, _clock(), entered))
         finally:
             self._batch_calls -= 1
 
+    async def _publish_collected(
+        self, topic: str, messages: Sequence[bytes | OutgoingMessage], entered: Collection[TopicKey]
+    ) -> list[Receipt]:
+        """Publish a batch of a batcher, which has the locks of its keys."""
+        if self._around is None:
+            return await self._publish_batch(topic, messages, entered=entered)
+        given = [one if isinstance(one, OutgoingMessage) else OutgoingMessage(one) for one in messages]
+        return list(await self._around(Publishing(topic, given, batch=True, entered=entered)))
+
     async def _send(self, publishing: Publishing) -> Sequence[Receipt]:
         """Publish what the middleware passes on."""
-        topic, partition = publishing.topic, publishing.partition
-        if publishing.on_topic:
+        if not publishing.on_topic:
+            return await self._send_prepared(publishing)
+        topic = publishing.topic
+        keys = {(topic, key) for key in publishing.locked_keys()}.difference(publishing.entered)
+        place = self._key_lock.queue(keys)  # before the wait for lookup
+        try:
             meta = await self.meta(topic)
             for call in publishing.on_topic:
                 call(meta)
-        messages = publishing.messages
+            await place.enter(self._options.timeout)
+            publishing.entered = {*publishing.entered, *keys}
+            return await self._send_prepared(publishing)
+        finally:
+            place.leave()
+
+    async def _send_prepared(self, publishing: Publishing) -> Sequence[Receipt]:
+        topic, messages, entered = publishing.topic, publishing.messages, publishing.entered
         if publishing.batch:
-            publishing.receipts = await self._publish_batch(topic, messages, publishing.key, partition)
+            publishing.receipts = await self._publish_batch(
+                topic, messages, publishing.key, publishing.partition, entered
+            )
         else:
-            publishing.receipts = (await self._publish_slowly(topic, messages[0], partition, publishing.delay),)
+            publishing.receipts = (
+                await self._publish_slowly(topic, messages[0], publishing.partition, publishing.delay, entered),
+            )
         return publishing.receipts
 
     def batcher(
@@ -524,7 +556,8 @@ class Producer:
         """
         self._check_open()
         limits = BatcherLimits(linger, max_count, max_bytes, max_pending)
-        batcher = Batcher(self, self._options, self._tasks.start_soon, topic, limits)
+        publish = partial(self._publish_collected, topic)
+        batcher = Batcher(publish, self._key_lock, self._options, self._tasks.start_soon, topic, limits)
         self._batchers.add(batcher)
         return batcher
 

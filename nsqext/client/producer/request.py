@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -31,6 +31,7 @@ __all__ = (
     "encode_message",
     "encode_parts",
     "key_bytes",
+    "keys_of",
     "logs_traces",
     "message_command",
     "read_receipt",
@@ -75,6 +76,26 @@ def key_bytes(key: str | bytes) -> bytes:
     if not isinstance(key, bytes):
         raise InvalidInput(f"a key has to be str or bytes, not {type(key).__name__}")
     return key
+
+
+def keys_of(messages: Sequence[bytes | OutgoingMessage], key: str | bytes | None, partition: int | None) -> set[bytes]:
+    """Return the keys that decide partitions.
+
+    Args:
+        messages: the messages of a call.
+        key: for all messages without a key of their own.
+        partition: chosen for all messages; keys decide nothing then.
+
+    Raises:
+        InvalidInput: a key is neither text nor bytes.
+    """
+    if partition is not None:
+        return set()
+    own = [one.key if isinstance(one, OutgoingMessage) else None for one in messages]
+    keys = {key_bytes(each) for each in own if each is not None}
+    if key is not None and None in own:
+        keys.add(key_bytes(key))
+    return keys
 
 
 def check_choice(key: object, partition: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
@@ -13,6 +13,7 @@ import pytest
 from nsqext import BatchFailed, OutgoingMessage, Producer, PublishFailed, Receipt
 from nsqext.broker import Cluster
 from nsqext.client.producer.batcher import Batcher, BatcherLimits
+from nsqext.client.producer.key_lock import KeyLock, TopicKey
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.errors import (
     DeliveryUnknown,
@@ -37,12 +38,14 @@ class _Publisher:
         self.gate = anyio.Event()
         self.gate.set()
 
-    async def publish_many(self, topic: str, messages: Sequence[bytes | OutgoingMessage]) -> list[Receipt]:
+    async def publish(
+        self, messages: Sequence[bytes | OutgoingMessage], entered: Collection[TopicKey]
+    ) -> list[Receipt]:
         self.batches.append([message.body if isinstance(message, OutgoingMessage) else message for message in messages])
         await self.gate.wait()
         if self.failing is not None:
             raise self.failing
-        return [Receipt(topic, 0, "n1", number + 1) for number in range(len(messages))]
+        return [Receipt("t", 0, "n1", number + 1) for number in range(len(messages))]
 
 
 @asynccontextmanager
@@ -51,7 +54,8 @@ async def _batcher(publisher: _Publisher, limits: BatcherLimits) -> AsyncIterato
     with anyio.fail_after(25):
         async with anyio.create_task_group() as tasks:
             try:
-                async with Batcher(publisher, ProducerOptions(), tasks.start_soon, "t", limits) as batcher:
+                publish = publisher.publish
+                async with Batcher(publish, KeyLock(), ProducerOptions(), tasks.start_soon, "t", limits) as batcher:
                     yield batcher
             except Exception as error:
                 failure = error  # raised outside of the group, like by a producer
@@ -177,7 +181,8 @@ async def test_publishes_cut_off_by_closing_are_reported() -> None:
     outcomes: list[type[NsqError]] = []
     with anyio.fail_after(25):
         async with anyio.create_task_group() as users, anyio.create_task_group() as tasks:
-            batcher = Batcher(publisher, ProducerOptions(), tasks.start_soon, "t", BatcherLimits(linger=0, max_count=1))
+            limits = BatcherLimits(linger=0, max_count=1)
+            batcher = Batcher(publisher.publish, KeyLock(), ProducerOptions(), tasks.start_soon, "t", limits)
             await batcher.__aenter__()
 
             async def publish() -> None:

@@ -26,7 +26,7 @@ from tests.support.machine_pauses import unless_paused
 from tests.support.producers import bodies, bounded, producing, quick
 
 if TYPE_CHECKING:
-    from nsqext.client.producer.key_lock import Turn
+    from nsqext.client.producer.key_lock import TopicKey
     from nsqext.protocol.server.command_parser import Command
     from nsqext.types import Address
 
@@ -219,7 +219,7 @@ async def test_a_key_is_not_overtaken_by_its_retries() -> None:
     async with bounded(), scripted_node() as node, scripted_lookup() as lookup:
         lookup.set_leaders({0: node}, num=1)
         async with Producer(str(lookup), **quick()) as producer, anyio.create_task_group() as tasks:
-            turns = producer._key_lock._waiting
+            turns = producer._key_lock._rows
             for number in range(5):
                 tasks.start_soon(_publish_keyed, producer, b"%d" % number)
                 await until(partial(_waiting, turns, number))
@@ -232,7 +232,7 @@ async def test_a_key_is_not_overtaken_by_its_retries() -> None:
     assert stored == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def _waiting(turns: Mapping[Turn, Sized], number: int) -> bool:
+def _waiting(turns: Mapping[TopicKey, Sized], number: int) -> bool:
     return len(turns.get(("t", b"k"), "none")) == number
 
 

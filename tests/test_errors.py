@@ -9,7 +9,15 @@ import pytest
 
 from nsqext import errors
 from nsqext.errors import NsqError, ServerError
-from nsqext.errors.server import SERVER_ERRORS, NotLeader, TooManyConnections, server_error
+from nsqext.errors.server import (
+    SERVER_ERRORS,
+    NotLeader,
+    PubFailed,
+    PubRefused,
+    RecordTooLarge,
+    TooManyConnections,
+    server_error,
+)
 
 _CLASSES = [one for one in vars(errors).values() if inspect.isclass(one) and issubclass(one, NsqError)]
 
@@ -72,6 +80,26 @@ def test_a_frame_becomes_the_class_of_its_code(code: str) -> None:
         assert error.args == (code, description)
         hint = "" if error.hint is None else f": {error.hint}"
         assert str(error) == f"{f'{code} {description}'.strip()} (node n1:4150){hint}"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "flags"),
+    [
+        ("exiting", PubRefused, "R----"),
+        ("MPUB failed exiting", PubRefused, "R----"),
+        ("pub to wait channel timeout", PubRefused, "R----"),
+        ("pub timeout while pop wait queue", PubRefused, "R----"),
+        ("ErrType:7 ErrCode:0 : invalid message write size (127) maxMsgSize=126", RecordTooLarge, "-----"),
+        ("ErrType:8 ErrCode:0 : topic coordinator is exiting", PubFailed, "R---S"),
+        ("write /data/x: no space left on device", PubFailed, "R---S"),
+    ],
+)
+def test_the_text_of_a_failed_publish_says_whether_it_was_written(text: str, kind: type[NsqError], flags: str) -> None:
+    error = server_error(f"E_MPUB_FAILED {text}".encode())
+    assert type(error) is kind
+    assert _flags(kind) == flags
+    other = server_error(f"E_REQ_FAILED {text}".encode())
+    assert type(other) is SERVER_ERRORS["E_REQ_FAILED"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 from nsqext.errors import ServerError
@@ -32,6 +33,8 @@ __all__ = (
     "NotWritable",
     "OrderRequired",
     "PubFailed",
+    "PubRefused",
+    "RecordTooLarge",
     "RequeueFailed",
     "SubscribeFailed",
     "TooManyConnections",
@@ -96,6 +99,31 @@ class PubFailed(ServerError):
 
     retryable = True
     maybe_stored = True
+
+
+class PubRefused(PubFailed):
+    """The server refused a publish before it wrote anything: it exits, or the publish waited too long in its queue."""
+
+    maybe_stored = False
+
+
+class RecordTooLarge(PubRefused):
+    """A message is too large for the server's log, with its extend header ("invalid message write size").
+
+    The redesigned server writes publishes of several clients in one step: the text may be about a message of another
+    client.
+    """
+
+    retryable = False
+    advice: ClassVar[str | None] = (
+        "send less, or raise -max-msg-size of the servers and max_message_size of this client"
+    )
+
+    @property
+    def size(self) -> int:
+        """Bytes of the refused record, without its length word; 0 if the text does not tell them."""
+        found = _RECORD_SIZE.search(self.description)
+        return int(found[1]) if found else 0
 
 
 class TooMuchWaiting(ServerError):
@@ -274,6 +302,8 @@ SERVER_ERRORS: dict[str, type[ServerError]] = {
 }
 """Error code to class; a code that is not listed becomes a plain `ServerError`."""
 
+_RECORD_SIZE = re.compile(r"invalid message write size \((\d{1,10})\)")
+_REFUSED = re.compile(r"((M|D)?PUB failed )?exiting|pub to wait channel timeout|pub timeout while pop wait queue")
 _TOO_MANY = "too much client connections"
 _MAX_TEXT = 500
 
@@ -281,9 +311,9 @@ _MAX_TEXT = 500
 def server_error(frame: bytes, *, node: str | None = None) -> ServerError:
     """Return the error for the data of an error frame.
 
-    Only the first word decides the class: descriptions may be empty, and leave a trailing space (captured behaviour).
-    Unknown codes, empty frames and bytes that are not UTF-8 become a plain `ServerError`. The text is cut,
-    because errors are kept in ``attempts`` and logged.
+    The first word decides the class: descriptions may be empty, and leave a trailing space (captured behaviour). Only
+    failed publishes have texts that say whether anything was written. Unknown codes, empty frames and bytes other than
+    UTF-8 become a plain `ServerError`. The text is cut, because errors are kept in ``attempts`` and logged.
     """
     text = frame[:_MAX_TEXT].decode("utf-8", "backslashreplace")
     if len(frame) > _MAX_TEXT:
@@ -291,4 +321,11 @@ def server_error(frame: bytes, *, node: str | None = None) -> ServerError:
     if text.startswith(_TOO_MANY):
         return TooManyConnections(text, node=node)
     code, _, description = text.partition(" ")
-    return SERVER_ERRORS.get(code, ServerError)(code, description.strip(), node=node)
+    description = description.strip()
+    kind = SERVER_ERRORS.get(code, ServerError)
+    if kind is PubFailed:
+        if _RECORD_SIZE.search(description):
+            kind = RecordTooLarge
+        elif _REFUSED.fullmatch(description):
+            kind = PubRefused
+    return kind(code, description, node=node)

@@ -107,6 +107,11 @@ class Batch(PublishRequest):
     def count(self) -> int:
         return len(self._bodies)
 
+    @property
+    def largest(self) -> int:
+        headers = self._headers or [b""] * len(self._bodies)
+        return max(len(header) + len(body) for header, body in zip(headers, self._bodies, strict=True))
+
     def add(self, index: int, body: bytes, header: bytes, trace_id: int | None) -> None:
         """Add a message that `encode_message` encoded."""
         self.indexes.append(index)  # type: ignore[attr-defined]
@@ -187,7 +192,7 @@ def plain_batches(
         return None
     else:
         trace_ids, listed = [], list(messages)  # type: ignore[arg-type]
-    largest = options.max_message_size - overhead
+    largest = options.max_message_size - (overhead or route.meta.extend_support)
     if options.compression != "none" and route.meta.extend_support:
         largest = min(largest, options.compression_min - 1)
     batches: list[Batch] = []

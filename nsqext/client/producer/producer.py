@@ -112,9 +112,9 @@ class Producer:
         self._joined = False
         compresses = self._options.compression != "none"
         self._plain_size = min(
-            self._options.max_message_size, self._options.compression_min - 1 if compresses else 1 << 62
+            self._options.max_message_size - 1, self._options.compression_min - 1 if compresses else 1 << 62
         )
-        """Largest body that is never compressed."""
+        """Largest body that is never compressed and fits into any topic: logs of extend topics need one more byte."""
         around = check_middleware(middleware)
         self._around = send_with(around, self._send)
         """Publishes through the middleware; None without any."""

@@ -41,6 +41,7 @@ _HEADER_LENGTH = 2
 TRACE_SIZE = 8
 """Bytes of a trace id in front of a body."""
 _UNKNOWN = TopicMeta()
+_EXTEND = TopicMeta(extend_support=True)
 
 Encoded = tuple[bytes, bytes, int | None]
 """Body, extend header (empty for no header) and trace id of a message, as they are sent."""
@@ -191,9 +192,10 @@ def encode_parts(
             header = encode_headers(trace_id=trace_id)
         header = add_key(header, key)
     if header:
-        check_body(body, limit, _HEADER_LENGTH + len(header))
+        overhead = _HEADER_LENGTH + len(header) + meta.extend_support
     else:
-        check_body(body, limit, 0 if trace_id is None else TRACE_SIZE)
+        overhead = meta.extend_support if trace_id is None else TRACE_SIZE
+    check_body(body, limit, overhead)
     return body, header, trace_id
 
 
@@ -268,6 +270,11 @@ class PublishRequest:
     def count(self) -> int:
         """Number of messages."""
         return 1
+
+    @property
+    def largest(self) -> int:
+        """Bytes of body and header of the largest message, at least."""
+        raise NotImplementedError
 
     def command(self, target: Target) -> Command:
         """Return the command for a target.
@@ -351,6 +358,11 @@ class MessageRequest(PublishRequest):
             self._options, target.meta, self._message, self.key, traced=traced
         )
         return message_command(target, body, header, self._trace_id)
+
+    @property
+    def largest(self) -> int:
+        message = self._message
+        return sum(map(len, encode_message(self._options, _EXTEND, message, self.key)[:2]))
 
     def receipts(self, target: Target, response: bytes) -> list[Receipt]:
         return [read_receipt(target, response, self._trace_id)]

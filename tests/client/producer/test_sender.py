@@ -12,7 +12,7 @@ import pytest
 
 from nsqext import DeliveryUnknown, Producer, PublishFailed
 from nsqext.errors import NsqError, ProtocolError, TopicNotFound
-from nsqext.errors.server import BadMessage, NotLeader
+from nsqext.errors.server import BadMessage, NotLeader, RecordTooLarge
 from tests.support.fake_nsqd import (
     Answer,
     error,
@@ -208,6 +208,16 @@ async def test_a_silent_server_is_disconnected() -> None:
                 await producer.publish("t", b"x")
 
     await unless_paused(attempt, 0.05)
+
+
+async def test_a_record_of_another_client_that_was_too_large_is_no_reason_to_give_up() -> None:
+    """The redesigned server writes publishes of several clients in one step, and refuses all of them."""
+    text = "E_PUB_FAILED ErrType:7 ErrCode:0 : invalid message write size ({}) maxMsgSize=126"
+    async with producing({"PUB": [error(text.format(130)), ok(), error(text.format(127))]}) as (producer, nodes, _):
+        await producer.publish("t", b"x" * 98)
+        with pytest.raises(RecordTooLarge):
+            await producer.publish("t", b"x" * 98)
+        assert len(bodies(nodes[0])) == 3
 
 
 # Order

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,9 @@ class QueueConsumer:
         self.queue = queue
         self.single = False
         """Whether it was opened for one message, and is closed when that is answered."""
+        self._leaving = False
+        self._lock = threading.Lock()
+        """Makes `leave` wait for a handler that hands a message over."""
         self._hold = clients.topics.eta_hold
         self._selects = selects
         self._receive = receive
@@ -74,6 +78,12 @@ class QueueConsumer:
     def pause(self) -> None:
         """Request no further messages; received ones can still be answered."""
         self._consumer.pause()
+
+    def leave(self) -> None:
+        """Pause, and return messages that still arrive to the server; to be closed then."""
+        self.pause()
+        with self._lock:
+            self._leaving = True
 
     def resume(self) -> None:
         """Request messages again."""
@@ -100,4 +110,8 @@ class QueueConsumer:
             return
         if message.attempts > 1:
             route["redelivered"] = True
-        self._receive(self, decoded, message)
+        with self._lock:
+            if not self._leaving:
+                self._receive(self, decoded, message)
+                return
+        message.requeue()

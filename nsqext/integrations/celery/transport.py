@@ -99,6 +99,10 @@ class Deliveries(virtual.QoS):  # type: ignore[misc]
         """Remember which NSQ message a delivery tag stands for, and its consumer."""
         self._answers[delivery_tag] = (message, source)
 
+    def holds(self, source: QueueConsumer) -> bool:
+        """Return whether a message of a consumer is not acknowledged."""
+        return any(held is source for _, held in self._answers.values())
+
     def ack(self, delivery_tag: object) -> None:
         """Finish the message."""
         self._answer(delivery_tag, lambda message: message.finish())
@@ -144,8 +148,6 @@ class Channel(virtual.Channel):  # type: ignore[misc]
 
     def __init__(self, connection: Transport, **options: object) -> None:
         super().__init__(connection, **options)
-        self.leaving: bool = False
-        """Whether messages that still arrive go back to the server."""
         self._sources: dict[str, QueueConsumer] = {}
         self._callbacks: dict[str, tuple[str, Callable[[Any], object], bool]] = {}
         """Queue, callback and no_ack by consumer tag."""
@@ -280,12 +282,20 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         return source
 
     def basic_cancel(self, consumer_tag: str) -> None:
-        """Stop consuming; delivered messages can still be acknowledged until the channel is closed."""
+        """Stop consuming; delivered messages can still be acknowledged until the channel is closed.
+
+        A transient queue ends with its last consumer, as in AMQP, unless it has such messages.
+        """
         self._consumers.discard(consumer_tag)
         self._tag_to_queue.pop(consumer_tag, None)
         queue, *_ = self._callbacks.pop(consumer_tag, ("",))
-        if queue in self._sources and not any(one == queue for one, *_ in self._callbacks.values()):
-            self._sources[queue].pause()
+        source = self._sources.get(queue)
+        if source is None or any(one == queue for one, *_ in self._callbacks.values()):
+            return
+        if self._queue(queue).transient and not self.qos.holds(source):
+            self._close_source(queue)
+        else:
+            source.pause()
 
     def deliver(self, source: QueueConsumer, decoded: dict[str, Any], message: Message) -> None:
         """Call the callback of a queue; requeue the message if the queue is not consumed any more."""
@@ -315,6 +325,9 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         try:
             decoded, message = inbox.get(timeout=self.connection.get_timeout)
         except Empty:
+            source.leave()
+            with suppress(Empty):
+                inbox.get(block=False)[1].requeue()
             source.close()
             return None
         source.pause()
@@ -332,11 +345,9 @@ class Channel(virtual.Channel):  # type: ignore[misc]
     def close(self) -> None:
         """Close the consumers; what is not acknowledged is delivered again at once."""
         if not self.closed:
-            self.leaving = True
             for source in self._sources.values():
-                source.pause()
+                source.leave()
             self.qos.restore_unacked()
-            self.connection.return_undelivered(self)
             for queue in tuple(self._sources):
                 self._close_source(queue)
         super().close()
@@ -344,6 +355,8 @@ class Channel(virtual.Channel):  # type: ignore[misc]
     def _close_source(self, queue: str) -> None:
         source = self._sources.pop(queue, None)
         if source is not None:
+            source.leave()
+            self.connection.return_undelivered(source)
             source.close()
 
 
@@ -425,9 +438,6 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         """Return the function that the consumers of a channel call with each message, in their thread."""
 
         def receive(source: QueueConsumer, decoded: dict[str, Any], message: Message) -> None:
-            if channel.leaving:
-                message.requeue()
-                return
             self._inbox.put((channel, source, decoded, message))
             wake = self._wake
             if wake is not None:
@@ -436,12 +446,12 @@ class Transport(virtual.Transport):  # type: ignore[misc]
 
         return receive
 
-    def return_undelivered(self, channel: KombuChannel) -> None:
-        """Requeue received messages of a channel that closes: its consumers wait until they are answered."""
+    def return_undelivered(self, source: QueueConsumer) -> None:
+        """Requeue received messages of a consumer that closes: it waits until they are answered."""
         for _ in range(self._inbox.qsize()):
             with suppress(Empty):
                 item = self._inbox.get(block=False)
-                if item[0] is not channel:
+                if item[1] is not source:
                     self._inbox.put(item)
                     continue
                 with suppress(NsqError):

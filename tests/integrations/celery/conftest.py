@@ -11,8 +11,16 @@ import pytest
 
 import nsqext.integrations.celery  # noqa: F401 - registers the URLs
 from nsqext.broker import Cluster
+from nsqext.sync.loop import shared_loop
 
 Connect = Callable[..., kombu.Connection]
+
+
+@pytest.fixture(autouse=True)
+def every_client_is_closed(cluster: Cluster) -> Iterator[None]:
+    """Check that a test leaves no blocking client open: the last one ends the shared event loop."""
+    yield
+    assert shared_loop._provider._portal_cm is None
 
 
 @pytest.fixture(scope="module", params=["ha", "nsq"])

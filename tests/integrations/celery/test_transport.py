@@ -13,6 +13,7 @@ from kombu.exceptions import ChannelError
 
 from nsqext import sync
 from nsqext.errors import InvalidSetting, NsqError, OperationNotSupported
+from tests.support.blocking_client import eventually
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster
@@ -124,6 +125,20 @@ def test_prefetch_bounds_unacknowledged_messages_and_close_returns_them(connect:
     receiver.channel.close()
     rest = Receiver(connect(), queue)
     assert sorted(rest.wait(4)) == sorted(set(range(5)) - {receiver.bodies[0]})
+
+
+def test_a_transient_queue_ends_with_its_last_consumer(connect: Connect, cluster: Cluster, name: str) -> None:
+    connection = connect()
+    queue = kombu.Queue(name, kombu.Exchange(name, "fanout", durable=False), auto_delete=True)
+    receiver = Receiver(connection, queue)
+    publish(connection, 1, exchange=name)
+    assert receiver.wait(1) == [1]
+    (topic,) = connection.transport.queues[name].topics
+    publish(connection, 2, exchange=name)  # received, not delivered
+    receiver.consumer.cancel()
+    with sync.Admin(cluster.lookupd) as admin:
+        eventually(lambda: not admin.channels(topic))
+    assert Receiver(connection, queue).idle()
 
 
 def test_reject_and_requeue(connect: Connect, name: str) -> None:

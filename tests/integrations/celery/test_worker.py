@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import kombu.pools
 import pytest
 
 from tests.support.blocking_client import eventually
@@ -34,6 +35,7 @@ def tasks(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     module = importlib.import_module("tasks")
     yield module
     module.app.close()
+    kombu.pools.reset()  # the pools of connections belong to the process, not to the app
     sys.modules.pop("tasks", None)
 
 

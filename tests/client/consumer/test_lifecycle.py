@@ -13,7 +13,7 @@ import pytest
 from anyio import create_task_group
 
 import nsqext
-from nsqext import App, ClientEvent, Consumer, ConsumerSettings, Message, Producer
+from nsqext import App, ClientEvent, Consumer, ConsumerSettings, Message, MessageBatch, Producer
 from nsqext.errors import InvalidState, LookupFailed, LookupUnreachable, NegotiationFailed
 from tests.support.consumers import QUICK, depth, eventually, publish, quick, running, take
 from tests.support.fake_lookupd import answering, http, serving
@@ -388,3 +388,65 @@ async def test_a_start_beside_aclose_leaves_nothing_open() -> None:
                 tasks.start_soon(consumer.aclose)
             await consumer.aclose()
             assert lookup.metadata._users == 0
+
+
+# --- handlers that raise what programs seldom raise ------------------------------------------------------------------
+
+
+class Unprintable(Exception):
+    """An error whose text cannot be made."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("batches", [False, True], ids=["messages", "batches"])
+@pytest.mark.parametrize("error", [GeneratorExit, Unprintable])
+@pytest.mark.parametrize("waits", [False, True], ids=["at once", "after a wait"])
+async def test_no_error_of_a_handler_ends_the_consumer(
+    cluster: Cluster, topic: str, batches: bool, error: type[BaseException], waits: bool
+) -> None:
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, requeue_delay=0.0, backoff="off", **QUICK)
+    seen: list[bytes] = []
+
+    async def take_one(body: bytes) -> None:
+        seen.append(body)
+        if len(seen) == 1:
+            if waits:
+                await anyio.sleep(0.01)
+            raise error
+
+    async def handle(message: Message) -> None:
+        await take_one(message.body)
+
+    async def handle_batch(batch: MessageBatch) -> None:
+        await take_one(batch[0].body)
+
+    if batches:
+        consumer.batch_handler(max_count=1)(handle_batch)
+    else:
+        consumer.handler(handle)
+    async with consumer:
+        publish(cluster, topic, b"a")
+        await eventually(lambda: seen == [b"a", b"a"])
+        await eventually(lambda: not depth(cluster, topic))
+        assert consumer.statistics().in_flight == 0
+
+
+async def test_an_error_without_text_has_a_dead_letter(cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(f"{topic}dead", extend=True, channels=["ch"])
+    consumer = Consumer(
+        topic, "ch", lookupd=cluster.lookupd, max_attempts=1, dead_letter=f"{topic}dead", requeue_delay=0.0, **QUICK
+    )
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        raise Unprintable
+
+    async with consumer, Consumer(f"{topic}dead", "ch", lookupd=cluster.lookupd, **QUICK) as letters:
+        publish(cluster, topic, b"a")
+        with anyio.fail_after(25):
+            letter = await anext(letters)
+        assert letter.body == b"a"
+        assert letter.headers["dead-letter-error"] == "Unprintable: <no text: RuntimeError>"
+        await letter.finish()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from nsqext.client.consumer.handlers.failure_policy import text_of
 from nsqext.errors import (
     ExtendNotSupported,
     InvalidHeader,
@@ -115,7 +116,7 @@ class DeadLetterTopic:
 
     def _origin(self, message: Message, error: Exception | None) -> dict[str, str]:
         """Return the headers that say where the message was rejected, and why."""
-        reason = "delivered too often" if error is None else f"{type(error).__name__}: {error}"
+        reason = "delivered too often" if error is None else f"{type(error).__name__}: {text_of(error)}"
         origin = {
             "error": reason.encode("utf-8", "replace").decode()[:_LONGEST_ERROR],
             "topic": message.topic,

@@ -18,7 +18,7 @@ from nsqext.protocol.headers import KEY_HEADER
 if TYPE_CHECKING:
     from nsqext.client.consumer.options import FailureOptions
 
-__all__ = ("DelayedRequeues", "FailurePolicy")
+__all__ = ("DelayedRequeues", "FailurePolicy", "text_of")
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
@@ -94,7 +94,9 @@ class FailurePolicy:
     async def failed(self, message: Message, error: Exception) -> None:
         """Answer the message of a handler that raised; if it was answered before, only log the error."""
         if not isinstance(error, HandlerSignal):
-            logger.error("the handler failed for %r: %s", message, error, exc_info=error, extra=_where(message))
+            logger.error(
+                "the handler failed for %r: %s", message, text_of(error), exc_info=error, extra=_where(message)
+            )
         if not message.answered and not self._answer(message, error):
             await self.dead_letter(message, error)
 
@@ -104,7 +106,7 @@ class FailurePolicy:
             logger.error(
                 "the handler failed for a batch, %d messages of it are not answered: %s",
                 len(messages),
-                error,
+                text_of(error),
                 exc_info=error,
                 extra=_where(messages[0]) if messages else {},
             )
@@ -187,6 +189,14 @@ class FailurePolicy:
 
     def _may_reject(self, message: Message) -> bool:
         return self._options.reject_ordered or not message.in_order
+
+
+def text_of(error: Exception) -> str:
+    """Return the text of an error of the user, whose ``__str__`` may raise."""
+    try:
+        return str(error)
+    except Exception as failure:
+        return f"<no text: {type(failure).__name__}>"
 
 
 def _where(message: Message) -> dict[str, object]:

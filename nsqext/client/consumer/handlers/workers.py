@@ -39,9 +39,10 @@ _SLICE = 0.02
 class Slot:
     """The state of one worker."""
 
-    __slots__ = ("batch", "message", "scope")
+    __slots__ = ("batch", "message", "scope", "task")
 
     def __init__(self) -> None:
+        self.task: object = None
         self.message: Message | None = None
         self.batch: Sequence[Message] = ()
         self.scope: anyio.CancelScope = anyio.CancelScope(shield=True)
@@ -142,6 +143,7 @@ class Workers:
 
     async def _run(self, slot: Slot, work: Callable[[Slot], Awaitable[None]]) -> None:
         try:
+            slot.task = anyio.get_current_task()
             with slot.scope:
                 await work(slot)
         finally:
@@ -187,10 +189,8 @@ class Workers:
                     await handle(message)
             except Exception as error:
                 await self._policy.failed(slot.message, error)
-            except get_cancelled_exc_class() as error:
-                if slot.scope.cancel_called:
-                    raise
-                await self._policy.failed(slot.message, _interrupted(error))
+            except BaseException as error:
+                await self._policy.failed(slot.message, _interrupted(slot, error))
             else:
                 message = slot.message  # a burst has handled others since
                 if not message.answered:
@@ -239,18 +239,30 @@ class Workers:
             await handler.function(batch)
         except Exception as error:
             await self._policy.batch_failed(batch.unanswered, error)
-        except get_cancelled_exc_class() as error:
-            if slot.scope.cancel_called:
-                raise
-            await self._policy.batch_failed(batch.unanswered, _interrupted(error))
+        except BaseException as error:
+            await self._policy.batch_failed(batch.unanswered, _interrupted(slot, error))
         else:
             batch.finish_now()
 
 
-def _interrupted(error: BaseException) -> InvalidState:
-    """Return the error of a handler that raised a cancellation which the consumer did not request."""
-    failure = InvalidState(
-        "the handler was cancelled, but not by its consumer", hint="did it await a task that was cancelled elsewhere?"
-    )
+def _interrupted(slot: Slot, error: BaseException) -> InvalidState:
+    """Return the failure of a handler that raised a cancellation or GeneratorExit by itself.
+
+    Raises:
+        BaseException: the given error, if the worker was cancelled, its event loop has ended, or it is another error.
+    """
+    try:
+        running = anyio.get_current_task() == slot.task
+    except RuntimeError:  # the event loop has ended, and Python closes its coroutines
+        running = False
+    if running and isinstance(error, GeneratorExit):
+        failure = InvalidState("the handler raised GeneratorExit", hint="it is raised to close a generator only")
+    elif running and isinstance(error, get_cancelled_exc_class()) and not slot.scope.cancel_called:
+        failure = InvalidState(
+            "the handler was cancelled, but not by its consumer",
+            hint="did it await a task that was cancelled elsewhere?",
+        )
+    else:
+        raise error
     failure.__cause__ = error
     return failure

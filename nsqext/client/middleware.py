@@ -48,7 +48,7 @@ class Publishing:
         batch: whether `nsqext.Producer.publish_many` was called.
         key: key for all messages of a batch without a key of their own.
         partition: the partition that the caller chose.
-        delay: seconds until the message is delivered; original NSQ only.
+        delay: seconds after which handlers receive the message.
         receipts: receipts of the messages; empty until they are stored.
         on_topic: functions that are called with the topic's meta when it is known, before the messages are encoded;
             they may replace them.

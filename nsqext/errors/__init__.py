@@ -12,7 +12,7 @@
     │   ├── InvalidPartition             a partition or key that the topic does not support
     │   ├── OperationNotSupported        an operation that this generation of NSQ does not have
     │   ├── ExtendNotSupported           headers or a tag for a topic without extend support
-    │   └── DelayNotSupported            a delayed publish to the redesigned server
+    │   └── DelayNotSupported            a delayed publish that the topic or the server cannot delay
     ├── InvalidState                     used before it was opened, or after it was closed
     ├── ProtocolError                    received bytes that are not the NSQ protocol
     ├── ConnectionFailed                 no connection to a node
@@ -192,7 +192,7 @@ class ExtendNotSupported(InvalidInput):
 
 
 class DelayNotSupported(InvalidInput):
-    """A delayed publish to a redesigned server, which has no command for it."""
+    """A delayed publish to a topic whose consumers cannot delay it, or with headers to the original NSQ."""
 
 
 class InvalidState(NsqError):

@@ -14,6 +14,7 @@ from nsqext.protocol.extjson import UnreadableHeader, encodable, read_leniently
 from nsqext.protocol.names import check_tag, check_trace_id
 
 __all__ = (
+    "DUE_HEADER",
     "KEY_HEADER",
     "MAX_HEADER_BYTES",
     "RESERVED_PREFIX",
@@ -31,6 +32,8 @@ TAG_HEADER = "##client_dispatch_tag"
 TRACE_ID_HEADER = "##trace_id"
 KEY_HEADER = "##key"
 """Carries the key of a message to consumers and to channels of type key_failover."""
+DUE_HEADER = "##due"
+"""When a delayed message is due, in milliseconds since 1970, a decimal number; consumers requeue it until then."""
 
 MAX_HEADER_BYTES = 60_000
 """Largest encoded header, in bytes. Servers store up to 65,506 and crash on more; this is well below."""

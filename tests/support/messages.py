@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from nsqext.client.consumer.message import Message
-from nsqext.protocol.headers import KEY_HEADER, encode_headers
+from nsqext.protocol.headers import DUE_HEADER, KEY_HEADER, encode_headers
 from nsqext.protocol.messages import EXT_JSON, EXT_NONE
 
 if TYPE_CHECKING:
@@ -181,6 +181,7 @@ def make_message(
     key: str | None = None,
     trace_id: int = 0,
     timestamp: int = 0,
+    due: int | str | None = None,
 ) -> Message:
     """Return a received message."""
     message = Message(owner)
@@ -188,6 +189,8 @@ def make_message(
     message.timestamp = timestamp
     message.attempts = attempts
     reserved = {} if key is None else {KEY_HEADER: key}
+    if due is not None:
+        reserved[DUE_HEADER] = str(due)
     extended = bool(headers or tag or reserved)
     message.version = EXT_JSON if extended else EXT_NONE
     message.header = encode_headers(headers, tag=tag, reserved=reserved) if extended else b""

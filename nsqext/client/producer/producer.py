@@ -304,7 +304,8 @@ class Producer:
             key: messages with the same key are stored in one partition, in the order of the calls. On topics with
                 extend support consumers receive it (`Message.key`), in the header ``##key``.
             partition: the partition; otherwise partitions are used in turn.
-            delay: seconds after which consumers receive it; only the original NSQ supports this.
+            delay: seconds after which handlers receive it. The original NSQ keeps it, without headers. Consumers of the
+                redesigned NSQ requeue it until then; its topic needs extend headers and must not be ordered.
 
         Returns:
             The receipt, with partition and node.

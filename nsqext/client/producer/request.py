@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -11,7 +13,7 @@ from nsqext.client.trace_log import trace_log
 from nsqext.errors import DelayNotSupported, ExtendNotSupported, InvalidInput, InvalidPartition, ProtocolError
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER, compress_body
 from nsqext.protocol.client.commands import check_body, publish_ext, publish_line, publish_trace, sized
-from nsqext.protocol.headers import add_key, encode_headers
+from nsqext.protocol.headers import DUE_HEADER, add_key, encode_headers
 from nsqext.protocol.names import check_partition, check_topic, check_trace_id
 from nsqext.protocol.trace_reply import decode_trace_reply
 from nsqext.types import Receipt, TopicMeta
@@ -27,7 +29,9 @@ __all__ = (
     "OutgoingMessage",
     "PublishRequest",
     "check_choice",
+    "check_delay",
     "check_supported",
+    "due_after",
     "encode_message",
     "encode_parts",
     "key_bytes",
@@ -107,6 +111,22 @@ def check_choice(key: object, partition: object) -> None:
         check_partition(partition)  # type: ignore[arg-type]
 
 
+def check_delay(delay: float, topic: str) -> float:
+    """Return the delay of a publish in seconds.
+
+    Raises:
+        InvalidInput: it is no number, negative, or longer than 30 years.
+    """
+    if isinstance(delay, bool) or not isinstance(delay, (int, float)) or not 0 <= delay < 1e9:
+        raise InvalidInput(f"delay={delay!r} is not a number of seconds", topic=topic)
+    return delay
+
+
+def due_after(delay: float) -> int:
+    """Return when a message is due that is published now with a delay in seconds: milliseconds since 1970."""
+    return ceil((time.time() + delay) * 1000)
+
+
 def check_supported(target: Target, *, header: bool) -> None:
     """Raise where a topic does not accept headers, or a server does not accept trace ids.
 
@@ -143,6 +163,7 @@ def encode_message(
     key: bytes | None = None,
     *,
     traced: bool = False,
+    due: int | None = None,
 ) -> Encoded:
     """Check a message and return body, extend header and trace id as they are sent.
 
@@ -152,13 +173,15 @@ def encode_message(
         message: the message, or its body.
         key: its key.
         traced: the trace log needs a receipt with offset.
+        due: when a delayed message is due, in milliseconds since 1970.
 
     Raises:
         InvalidInput: the message is not valid for any server.
     """
     if not isinstance(message, OutgoingMessage):
-        return encode_parts(options, meta, message, None, None, None, key, traced=traced)
-    return encode_parts(options, meta, message.body, message.headers, message.tag, message.trace_id, key, traced=traced)
+        message = OutgoingMessage(message)
+    body, headers, tag, trace_id = message.body, message.headers, message.tag, message.trace_id
+    return encode_parts(options, meta, body, headers, tag, trace_id, key, traced=traced, due=due)
 
 
 def encode_parts(
@@ -171,6 +194,7 @@ def encode_parts(
     key: bytes | None,
     *,
     traced: bool = False,
+    due: int | None = None,
 ) -> Encoded:
     """Do the work of `encode_message` without a message object, which costs as much as all checks."""
     limit = options.max_message_size
@@ -185,8 +209,9 @@ def encode_parts(
         and len(check_body(body, limit)) >= options.compression_min
     ):
         body, headers = _compress(options, body, headers)
-    if headers or tag is not None:
-        header = encode_headers(headers, tag=tag, trace_id=trace_id)
+    if headers or tag is not None or due is not None:
+        reserved = None if due is None else {DUE_HEADER: str(due)}
+        header = encode_headers(headers, tag=tag, trace_id=trace_id, reserved=reserved)
     if key is not None and meta.extend_support:
         if trace_id is not None and not header:
             header = encode_headers(trace_id=trace_id)
@@ -303,9 +328,12 @@ class MessageRequest(PublishRequest):
         key: decides the partition.
         partition: the partition that the caller chose.
         delay: seconds until consumers receive it.
+
+    Raises:
+        InvalidInput: the delay is not valid.
     """
 
-    __slots__ = ("_delay", "_message", "_options", "_trace_id")
+    __slots__ = ("_delay", "_due", "_message", "_options", "_trace_id")
 
     def __init__(
         self,
@@ -320,49 +348,53 @@ class MessageRequest(PublishRequest):
         super().__init__(topic, partition, key)
         self._options = options
         self._message = message
-        self._delay = delay
+        self._delay = None if delay is None or not check_delay(delay, topic) else delay
+        self._due: int | None = None if self._delay is None else due_after(self._delay)
         self._trace_id: int | None = None
 
     def check(self) -> None:
         """Raise where the message is not valid, whatever the topic.
 
         Raises:
-            InvalidInput: a bad name, body, header, trace id or delay.
+            InvalidInput: a bad name, body, header or trace id.
         """
         check_topic(self.topic)
-        _, header, trace_id = encode_message(self._options, _UNKNOWN, self._message)
-        delay: object = self._delay
-        if delay is None:
-            return
-        if isinstance(delay, bool) or not isinstance(delay, (int, float)) or not 0 <= delay < 1e9:
-            raise InvalidInput(f"delay={delay!r} is not a number of seconds", topic=self.topic)
-        if header or trace_id is not None:
-            raise DelayNotSupported(
-                "a delayed message has neither headers nor tag nor trace id",
-                topic=self.topic,
-                hint="only the original NSQ delays publishes, and it does not support them",
-            )
+        encode_message(self._options, _UNKNOWN, self._message)
 
     def command(self, target: Target) -> Command:
         if self._delay is not None:
-            if target.meta.partition_num or target.node.negotiated.is_ha:
-                raise DelayNotSupported(
-                    "the redesigned NSQ has no delayed publish",
-                    topic=self.topic,
-                    hint="publish later, or let the consumer requeue with a delay",
-                )
-            body = encode_message(self._options, target.meta, self._message)[0]
-            return sized(publish_line("DPUB", self.topic, delay=self._delay), body)
+            if not (target.meta.partition_num or target.node.negotiated.is_ha):
+                return self._deferred_command(target, self._delay)
+            self._check_consumers_can_delay(target.meta)
         traced = logs_traces(self.topic, target.meta)
         body, header, self._trace_id = encode_message(
-            self._options, target.meta, self._message, self.key, traced=traced
+            self._options, target.meta, self._message, self.key, traced=traced, due=self._due
         )
         return message_command(target, body, header, self._trace_id)
 
     @property
     def largest(self) -> int:
         message = self._message
-        return sum(map(len, encode_message(self._options, _EXTEND, message, self.key)[:2]))
+        return sum(map(len, encode_message(self._options, _EXTEND, message, self.key, due=self._due)[:2]))
+
+    def _deferred_command(self, target: Target, delay: float) -> Command:
+        """Return the delayed publish of the original NSQ."""
+        body, header, trace_id = encode_message(self._options, target.meta, self._message)
+        if header or trace_id is not None:
+            raise DelayNotSupported(
+                "a delayed message of the original NSQ has neither headers nor tag nor trace id", topic=self.topic
+            )
+        return sized(publish_line("DPUB", self.topic, delay=delay), body)
+
+    def _check_consumers_can_delay(self, meta: TopicMeta) -> None:
+        """Raise where consumers of the redesigned NSQ cannot requeue a message until it is due."""
+        if meta.ordered or not meta.extend_support:
+            reason = "is ordered" if meta.ordered else "does not support extend headers"
+            raise DelayNotSupported(
+                f"consumers cannot delay messages of a topic that {reason}",
+                topic=self.topic,
+                hint="upgrade it with Admin.upgrade_topic" if not meta.ordered else "publish later",
+            )
 
     def receipts(self, target: Target, response: bytes) -> list[Receipt]:
         return [read_receipt(target, response, self._trace_id)]

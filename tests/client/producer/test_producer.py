@@ -12,7 +12,7 @@ import pytest
 from nsqext import BatchFailed, DeliveryUnknown, OutgoingMessage, Producer, PublishFailed, Receipt
 from nsqext.errors import DelayNotSupported, ExtendNotSupported, InvalidHeader, InvalidPartition, TopicNotFound
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER, decompress_body
-from nsqext.protocol.headers import decode_headers
+from nsqext.protocol.headers import DUE_HEADER, TAG_HEADER, decode_headers
 from nsqext.protocol.trace_reply import encode_trace_reply
 from tests.support.fake_lookupd import node_json
 from tests.support.fake_nsqd import PLAIN, Answer, error, obey, ok, scripted_lookup, scripted_node, until
@@ -235,14 +235,31 @@ async def test_bodies_are_compressed_where_headers_are_supported(extend: bool) -
         assert [command.words[0] for command in sent] == [b"PUB_EXT", b"PUB", b"MPUB_EXT"]
 
 
-async def test_a_delay_is_for_the_original_nsq() -> None:
+async def test_the_original_nsq_delays_publishes_without_headers() -> None:
     async with bounded(), scripted_node(obey(), granted=PLAIN) as node, Producer(nsqd=str(node)) as producer:
         await producer.publish("t", b"x", delay=1.5)
         assert node.commands[0].words == [b"DPUB", b"t", b"1500"]
         with pytest.raises(DelayNotSupported):
             await producer.publish("t", b"x", delay=1, trace_id=1)
+
+
+async def test_a_delayed_message_of_the_redesigned_nsq_says_when_it_is_due() -> None:
+    before = time.time()
+    async with producing({}, extend=True) as (producer, nodes, _):
+        await producer.publish("t", b"x", delay=60, headers={"a": "b"}, tag="blue")
+        await producer.publish("t", b"x", delay=0)
+        delayed, ready = nodes[0].commands
+    assert ready.words[0] == b"PUB"
+    assert delayed.words[0] == b"PUB_EXT"
+    size = int.from_bytes((delayed.body or b"")[:2], "big")
+    headers = decode_headers((delayed.body or b"")[2 : 2 + size])
+    assert before + 60 <= int(headers.pop(DUE_HEADER)) / 1000 <= time.time() + 60.001
+    assert headers == {"a": "b", TAG_HEADER: "blue"}
+
+
+async def test_consumers_of_a_topic_without_headers_cannot_delay() -> None:
     async with producing({}) as (producer, nodes, _):
-        with pytest.raises(DelayNotSupported):
+        with pytest.raises(DelayNotSupported, match="does not support extend headers"):
             await producer.publish("t", b"x", delay=1)
         assert nodes[0].commands == []
 

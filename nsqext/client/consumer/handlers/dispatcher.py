@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from nsqext.client.consumer.handlers.batches import BatchHandler
+from nsqext.client.consumer.handlers.early_messages import EarlyMessages
 from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues, FailurePolicy
 from nsqext.client.consumer.handlers.in_flight import HeldMessages, touch_due
 from nsqext.client.consumer.handlers.key_lanes import KeyLanes
@@ -55,6 +56,7 @@ class MessageDispatcher:
         queue: what all workers, or the iteration, take messages from; empty with lanes.
         held: messages in flight that the program answers later, outside of a handler.
         unpack_budget: bounds the unpacked bytes of compressed messages.
+        early: requeues messages that are not due.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class MessageDispatcher:
         self._flow = flow
         self._failed = failed
         self._delays = DelayedRequeues()
+        self.early: EarlyMessages = EarlyMessages(self._delays)
         self._stall = StallWatch(options.delivery.block_warning, "the loop over the consumer")
         self._lanes: KeyLanes | None = None
         self._workers: Workers | None = None

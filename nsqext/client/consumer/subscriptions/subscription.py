@@ -14,11 +14,13 @@ from nsqext.client.trace_log import trace_log
 from nsqext.errors import ConnectionLost, InvalidState, MessageNotInFlight, NsqError
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER
 from nsqext.protocol.client.commands import req, touch
+from nsqext.protocol.headers import DUE_HEADER
 from nsqext.protocol.messages import decode_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from nsqext.client.consumer.handlers.early_messages import EarlyMessages
     from nsqext.client.consumer.message import UnpackBudget
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.subscriptions.backoff import Backoff
@@ -35,6 +37,7 @@ _MANY = 750
 _SPARE_COUNTS = 16
 """Counts of answered messages that are kept, beyond as many as there are messages in flight, until they are dropped."""
 _COMPRESSED = COMPRESS_HEADER.encode()
+_DELAYED = DUE_HEADER.encode()
 
 
 class SubscriptionMonitor(Protocol):
@@ -42,9 +45,11 @@ class SubscriptionMonitor(Protocol):
 
     Attributes:
         unpack_budget: bounds the unpacked bytes of compressed messages.
+        early: requeues messages that are not due.
     """
 
     unpack_budget: UnpackBudget
+    early: EarlyMessages
 
     def received(self, subscription: Subscription, count: int, size: int, now: float) -> None:
         """Record the number and the bytes of the messages of one read, after they were queued."""
@@ -200,6 +205,7 @@ class Subscription:
         extend, detail, order, request = reader.extend, reader.detail, self._order, self.request
         unpack, budget = extend and request.options.delivery.decompress, self._monitor.unpack_budget
         messages: list[Message] = []
+        delayed = False
         failure: NsqError | None = None
         counted = InFlightCount(now)
         try:
@@ -210,6 +216,8 @@ class Subscription:
                     continue
                 if unpack and message.header.find(_COMPRESSED) >= 0:
                     message.budget = budget
+                if extend and message.header.find(_DELAYED) >= 0:
+                    delayed = True
                 messages.append(message)
         except NsqError as error:
             failure = error
@@ -223,6 +231,8 @@ class Subscription:
             messages = self._skip(self.start, messages)
         if trace_log.active and trace_log.wants(self.topic):
             trace_log.consumed(messages, request.channel, reader.local_address)
+        if delayed:
+            messages = self._monitor.early.without_early(messages, self.defer)
         self._deliver(messages)
         if failure is not None:
             reader.fail(failure)
@@ -295,6 +305,14 @@ class Subscription:
             MessageNotInFlight: the message is not in flight any more.
         """
         self.record_outcome(backoff)
+        self.defer(message, delay)
+
+    def defer(self, message: Message, delay: float) -> None:
+        """Send REQ with the next flush, without an effect on the backoff.
+
+        Raises:
+            MessageNotInFlight: the message is not in flight any more.
+        """
         self._answer(message, req(message.id, round(delay * 1000)))
         self.requeued += 1
 

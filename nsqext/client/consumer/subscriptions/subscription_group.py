@@ -11,6 +11,7 @@ import anyio
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from nsqext.client.consumer.handlers.early_messages import EarlyMessages
     from nsqext.client.consumer.message import UnpackBudget
     from nsqext.client.consumer.subscriptions.backoff import Backoff
     from nsqext.client.consumer.subscriptions.rdy_distributor import RdyDistributor
@@ -40,6 +41,7 @@ class SubscriptionGroup:
             afterwards.
         events: receives changes of the backoff.
         unpack_budget: bounds the unpacked bytes of compressed messages.
+        early: requeues messages that are not due.
         check_event_loop: raises `InvalidState` in another event loop than that of the consumer.
         look_up: looks a topic up again soon.
 
@@ -58,10 +60,12 @@ class SubscriptionGroup:
         ticked: Callable[[float, float], object],
         events: ClientEvents,
         unpack_budget: UnpackBudget,
+        early: EarlyMessages,
         check_event_loop: Callable[[], object],
         look_up: Callable[[str], object],
     ) -> None:
         self.unpack_budget: UnpackBudget = unpack_budget
+        self.early: EarlyMessages = early
         self.live: dict[Subscription, None] = {}  # a set that keeps the order
         self.backoff: Backoff = backoff
         self.opened: int = 0

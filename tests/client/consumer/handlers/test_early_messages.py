@@ -1,0 +1,133 @@
+"""Messages that are received before they are due, with a model of the server that delivers them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqext.client.consumer.handlers import early_messages
+from nsqext.client.consumer.handlers.early_messages import EarlyMessages, due_time
+from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues
+from tests.support.messages import RecordingOwner, make_message
+
+if TYPE_CHECKING:
+    from nsqext.client.consumer.message import Message
+
+START = 1_700_000_000.0
+DAY = 86_400.0
+
+
+def _refuse(message: Message, delay: float) -> None:
+    pytest.fail(f"{message!r} is requeued for {delay:g} s")
+
+
+class Server:
+    """A channel with one message: delivers it again after the delay of each requeue, or when it has timed out.
+
+    Args:
+        delay: of the publish, in seconds.
+        longest: longest requeue that it accepts.
+    """
+
+    def __init__(self, delay: float, longest: float = 3 * DAY) -> None:
+        self.now = START
+        self.due = round((START + delay) * 1000)
+        self.attempts = 0
+        self.requeues: list[float] = []
+        self._longest = longest
+
+    def deliver_to(self, early: EarlyMessages) -> Message | None:
+        """Deliver the message; return it if its handler would be called."""
+        self.attempts += 1
+        stored = round(START * 1e9)
+        message = make_message(RecordingOwner(), attempts=self.attempts, timestamp=stored, due=self.due)
+        clock = SimpleNamespace(time=lambda: self.now, monotonic=lambda: self.now)
+        with patch.object(early_messages, "time", clock):
+            ready = early.without_early([message], self._requeue)
+        assert message.answered == (not ready)
+        return ready[0] if ready else None
+
+    def _requeue(self, _: Message, delay: float) -> None:
+        self.requeues.append(delay)
+        self.now += min(delay, self._longest)
+
+
+def handled(server: Server, early: EarlyMessages) -> Message:
+    """Deliver until the handler is called."""
+    while True:
+        message = server.deliver_to(early)
+        if message is not None:
+            return message
+
+
+@given(
+    delay=st.floats(0.01, 20 * DAY),
+    backlog=st.floats(0, 5 * DAY),
+    longest=st.sampled_from([900.0, 3600.0, DAY, 3 * DAY]),
+    failures=st.integers(0, 3),
+)
+def test_a_delayed_message_is_handled_when_due_and_its_attempts_are_those_of_the_handler(
+    delay: float, backlog: float, longest: float, failures: int
+) -> None:
+    server, early = Server(delay, longest), EarlyMessages(DelayedRequeues())
+    server.now += backlog  # before it is delivered for the first time
+    message = handled(server, early)
+    assert server.now * 1000 >= server.due
+    assert server.now <= max(server.due / 1000 + 0.01, START + backlog)
+    assert message.attempts == 1
+    for attempts in range(failures):
+        server.now += 5.0
+        assert handled(server, early).attempts == attempts + 2
+
+
+@given(st.floats(0.01, 3 * DAY))
+def test_another_consumer_counts_the_same_attempts(delay: float) -> None:
+    server = Server(delay)
+    assert server.deliver_to(EarlyMessages(DelayedRequeues())) is None
+    message = server.deliver_to(EarlyMessages(DelayedRequeues()))
+    assert message is not None
+    assert message.attempts == 1
+    assert len(server.requeues) == 1
+
+
+def test_deliveries_of_a_refused_requeue_are_not_counted() -> None:
+    server, early = Server(600.0, longest=60.0), EarlyMessages(DelayedRequeues())  # redelivered after msg_timeout
+    assert handled(server, early).attempts == 1
+    assert server.attempts == 11
+    assert handled(server, early).attempts == 2
+
+
+def test_on_an_ordered_channel_it_stays_in_flight_until_due() -> None:
+    requeues = DelayedRequeues()
+    owner = RecordingOwner(in_order=True)
+    message = make_message(owner, timestamp=round(START * 1e9), due=round((START + 30) * 1000))
+    clock = SimpleNamespace(time=lambda: START, monotonic=lambda: 0.0)
+    with patch.object(early_messages, "time", clock), patch.object(early_messages, "_clock", clock.monotonic):
+        assert EarlyMessages(requeues).without_early([message], _refuse) == []
+    assert list(requeues.waiting) == [message]
+    requeues.tick(29.0)
+    assert owner.commands == []
+    requeues.tick(30.1)
+    assert owner.commands == ["REQ 1 0"]
+
+
+@pytest.mark.parametrize("value", ["", "soon", "-5", "1e9", "1" * 20, "١٢"])
+def test_another_value_is_no_due_time(value: str) -> None:
+    message = make_message(RecordingOwner(), due=value)
+    assert due_time(message) is None
+    assert EarlyMessages(DelayedRequeues()).without_early([message], _refuse) == [message]
+
+
+def test_the_memory_of_uncounted_deliveries_is_bounded() -> None:
+    early = EarlyMessages(DelayedRequeues())
+    with patch.object(early_messages, "_MOST_KNOWN", 2):
+        for _ in range(3):
+            server = Server(600.0, longest=60.0)
+            for _ in range(3):
+                server.deliver_to(early)
+    assert len(early._uncounted) <= 2

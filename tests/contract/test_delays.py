@@ -1,0 +1,152 @@
+"""Messages with a delay, which consumers of the redesigned NSQ requeue until they are due."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from nsqext import Consumer, Message, Producer
+from nsqext.errors import DelayNotSupported
+from nsqext.middleware import CallNext, Handling, Middleware
+from tests.support.messages import DEADLINE, subscribed
+
+if TYPE_CHECKING:
+    from tests.support.cluster import ClusterUnderTest
+
+pytestmark = pytest.mark.anyio
+
+
+class Called(Middleware):
+    """Counts the calls that pass."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def handle(self, handling: Handling, call_next: CallNext) -> object:
+        self.calls += 1
+        return await call_next(handling)
+
+
+class Received:
+    """A handler that records when each body arrived, and with how many attempts; it fails a number of times."""
+
+    def __init__(self, consumer: Consumer, *, failures: int = 0) -> None:
+        self.arrivals: list[tuple[bytes, float, int]] = []
+        self._failures = failures
+        self._changed = anyio.Event()
+        consumer.handler(self.handle)
+
+    async def handle(self, message: Message) -> None:
+        self.arrivals.append((message.body, time.time(), message.attempts))
+        self._changed.set()
+        if message.attempts <= self._failures:
+            raise ValueError("once more")
+
+    async def wait(self, count: int) -> None:
+        with anyio.fail_after(DEADLINE):
+            while len(self.arrivals) < count:
+                self._changed = anyio.Event()
+                await self._changed.wait()
+
+
+async def publish_delayed(producer: Producer, topic: str, delays: dict[bytes, float]) -> dict[bytes, float]:
+    """Publish messages; return when each is due."""
+    due = {}
+    for body, delay in delays.items():
+        due[body] = time.time() + delay
+        await producer.publish(topic, body, delay=delay)
+    return due
+
+
+async def test_messages_arrive_when_they_are_due(cluster_under_test: ClusterUnderTest, channel: str) -> None:
+    topic, lookupd = cluster_under_test.extend, cluster_under_test.lookupd
+    middleware = Called()
+    consumer = Consumer(topic, channel, lookupd=lookupd, middleware=[middleware], requeue_delay=0.0, backoff="off")
+    received = Received(consumer)
+    async with Producer(lookupd) as producer, subscribed(consumer):
+        due = await publish_delayed(producer, topic, {b"c": 1.2, b"a": 0.01, b"b": 0.4})
+        await producer.publish(topic, b"now")
+        await received.wait(4)
+    assert received.arrivals[0][0] == b"now"
+    assert middleware.calls == 4
+    for body, arrived, attempts in received.arrivals[1:]:
+        assert arrived >= due[body]
+        assert attempts == 1
+
+
+async def test_waiting_is_no_attempt(cluster_under_test: ClusterUnderTest, channel: str) -> None:
+    topic, lookupd = cluster_under_test.extend, cluster_under_test.lookupd
+    letters: list[int] = []
+
+    async def dead_letter(message: Message, error: Exception | None) -> None:
+        letters.append(message.attempts)
+
+    consumer = Consumer(
+        topic, channel, lookupd=lookupd, max_attempts=3, dead_letter=dead_letter, requeue_delay=0.0, backoff="off"
+    )
+    received = Received(consumer, failures=2)
+    async with Producer(lookupd) as producer, subscribed(consumer):
+        await producer.publish(topic, b"x", delay=0.3)
+        await received.wait(3)
+    assert [attempts for _, _, attempts in received.arrivals] == [1, 2, 3]
+    assert letters == []
+
+
+async def test_messages_of_its_key_overtake_a_delayed_one(cluster_under_test: ClusterUnderTest, channel: str) -> None:
+    topic, lookupd = cluster_under_test.extend, cluster_under_test.lookupd
+    consumer = Consumer(topic, channel, lookupd=lookupd, key="##key", concurrency=2, requeue_delay=0.0, backoff="off")
+    received = Received(consumer, failures=1)
+    async with Producer(lookupd) as producer, subscribed(consumer):
+        await producer.publish(topic, b"later", delay=1, key="k")
+        for body in (b"first", b"second"):
+            await producer.publish(topic, body, key="k")
+        await received.wait(6)
+    bodies = [body for body, _, _ in received.arrivals]
+    assert bodies == [b"first", b"first", b"second", b"second", b"later", b"later"]
+
+
+async def test_batches_and_iteration_wait_too(cluster_under_test: ClusterUnderTest, channel: str) -> None:
+    topic, lookupd = cluster_under_test.extend, cluster_under_test.lookupd
+    async with Producer(lookupd) as producer:
+        async with Consumer(topic, channel, lookupd=lookupd) as consumer:
+            due = await publish_delayed(producer, topic, {b"one": 0.3})
+            with anyio.fail_after(DEADLINE):
+                message = await anext(consumer)
+            assert time.time() >= due[message.body]
+            await message.finish()
+        async with Consumer(topic, channel, lookupd=lookupd) as consumer:
+            due = await publish_delayed(producer, topic, {b"two": 0.3})
+            with anyio.fail_after(DEADLINE):
+                async for batch in consumer.batches(max_count=1):
+                    assert time.time() >= due[batch[0].body]
+                    await batch.finish()
+                    break
+
+
+async def test_a_consumer_in_order_waits_for_a_delayed_message(
+    cluster_under_test: ClusterUnderTest, channel: str
+) -> None:
+    topic, lookupd = cluster_under_test.extend, cluster_under_test.lookupd
+    consumer = Consumer(
+        topic, channel, lookupd=lookupd, ordered=True, partitions=(0,), requeue_delay=0.0, backoff="off"
+    )
+    received = Received(consumer)
+    async with Producer(lookupd) as producer, subscribed(consumer):
+        due = time.time() + 0.5
+        await producer.publish(topic, b"delayed", delay=0.5, partition=0)
+        await producer.publish(topic, b"behind", partition=0)
+        await received.wait(2)
+    assert [(body, attempts) for body, _, attempts in received.arrivals] == [(b"delayed", 1), (b"behind", 1)]
+    assert received.arrivals[0][1] >= due
+
+
+@pytest.mark.parametrize("topic", ["plain", "ordered"])
+async def test_topics_whose_consumers_cannot_delay_are_refused(
+    cluster_under_test: ClusterUnderTest, topic: str
+) -> None:
+    async with Producer(cluster_under_test.lookupd) as producer:
+        with pytest.raises(DelayNotSupported):
+            await producer.publish(getattr(cluster_under_test, topic), b"x", delay=1, partition=0)

@@ -80,7 +80,7 @@ class DirectPublisher:
         if not self._lock.acquire(blocking=False):
             return None
         try:
-            route = self._producer._router.routes.get(topic)
+            route = self._producer._routes.by_topic.get(topic)
             target = self._producer._ready_target(topic, message.body, partition, None)
             if route is None or target is None:
                 return None

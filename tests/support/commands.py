@@ -16,6 +16,16 @@ def multi_body(items: Sequence[bytes]) -> bytes:
     return _U32.pack(len(items)) + b"".join(_U32.pack(len(item)) + item for item in items)
 
 
+def multi_items(body: bytes) -> list[bytes]:
+    """Return the items of the body of a command of the MPUB family."""
+    items, at = [], 4
+    for _ in range(_U32.unpack_from(body)[0]):
+        (size,) = _U32.unpack_from(body, at)
+        items.append(body[at + 4 : at + 4 + size])
+        at += 4 + size
+    return items
+
+
 def trace_body(trace_id: int, body: bytes) -> bytes:
     """Return the body of PUB_TRACE, or an item of MPUB_TRACE."""
     return _U64.pack(trace_id) + body

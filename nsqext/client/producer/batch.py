@@ -84,7 +84,7 @@ class Batch(PublishRequest):
         indexes: index of each message in the call.
     """
 
-    __slots__ = ("_bodies", "_headers", "_sizes", "_traced", "_traces", "indexes")
+    __slots__ = ("_bodies", "_filled", "_headers", "_sizes", "_traced", "_traces", "indexes")
 
     def __init__(
         self,
@@ -101,6 +101,7 @@ class Batch(PublishRequest):
         self._headers: list[bytes] = []
         self._traces: list[int | None] = list(trace_ids)
         self._traced = bool(trace_ids)
+        self._filled = _COUNT_WORD
         self.indexes: Sequence[int] = [] if bodies is None else range(first, first + len(bodies))
 
     @property
@@ -112,8 +113,14 @@ class Batch(PublishRequest):
         headers = self._headers or [b""] * len(self._bodies)
         return max(len(header) + len(body) for header, body in zip(headers, self._bodies, strict=True))
 
+    def has_room(self, body: bytes, header: bytes, options: ProducerOptions) -> bool:
+        """Return whether the limits allow another message."""
+        size = self._filled + _ITEM_WORD + _LONGEST_TRACE + len(header) + len(body)
+        return size <= options.max_batch_size and len(self._bodies) < options.max_batch_count
+
     def add(self, index: int, body: bytes, header: bytes, trace_id: int | None) -> None:
         """Add a message that `encode_message` encoded."""
+        self._filled += _ITEM_WORD + _LONGEST_TRACE + len(header) + len(body)
         self.indexes.append(index)  # type: ignore[attr-defined]
         self._bodies.append(body)
         self._headers.append(header)
@@ -268,7 +275,7 @@ class BatchPlanner:
         self._key_hash = key_hash
         self._key = key
         self._partition = partition
-        self._filling: dict[int | None, tuple[Batch, int]] = {}
+        self._filling: dict[int | None, Batch] = {}
         self._row_of: dict[int, list[Batch]] = {}
 
     def add(self, messages: Messages) -> None:
@@ -303,25 +310,17 @@ class BatchPlanner:
             )
         if self.marked is None and not meta.partition_num and (header or trace_id is not None):
             self.marked = index, bool(header)
-        size = _ITEM_WORD + _LONGEST_TRACE + len(header) + len(body)
-        self._batch(self._partition_of(key), size).add(index, body, header, trace_id)
+        partition = self._partition_of(key)
+        batch = self._filling.get(partition)
+        if batch is None or not batch.has_room(body, header, self._options):
+            batch = self._filling[partition] = self._new_batch(partition)
+        batch.add(index, body, header, trace_id)
 
     def _partition_of(self, key: bytes | None) -> int | None:
         if key is None or self._partition is not None:
             return self._partition
         self.keys.add(key)
         return self.route.partition_of(key, self._key_hash)
-
-    def _batch(self, partition: int | None, size: int) -> Batch:
-        batch, filled = self._filling.get(partition, (None, 0))
-        if (
-            batch is None
-            or filled + size > self._options.max_batch_size
-            or batch.count >= self._options.max_batch_count
-        ):
-            batch, filled = self._new_batch(partition), _COUNT_WORD
-        self._filling[partition] = (batch, filled + size)
-        return batch
 
     def _new_batch(self, partition: int | None) -> Batch:
         batch = Batch(self.route.topic, partition)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.producer.request import OutgoingMessage
     from nsqext.client.producer.route import Route
-    from nsqext.client.producer.router import Router
+    from nsqext.client.producer.route_table import RouteTable
     from nsqext.client.producer.sender import Sender
 
 __all__ = ("BatchCall", "BatchPublisher")
@@ -76,14 +76,14 @@ class BatchPublisher:
 
     Args:
         options: options of the producer.
-        router: routes of topics.
+        routes: routes of topics.
         sender: publishes the batches.
         key_lock: keeps the order of keys among all publishes of the producer.
     """
 
-    def __init__(self, options: ProducerOptions, router: Router, sender: Sender, key_lock: KeyLock) -> None:
+    def __init__(self, options: ProducerOptions, routes: RouteTable, sender: Sender, key_lock: KeyLock) -> None:
         self._options = options
-        self._router = router
+        self._routes = routes
         self._sender = sender
         self._key_lock = key_lock
 
@@ -124,7 +124,7 @@ class BatchPublisher:
         Raises:
             InvalidInput: a message is not valid.
         """
-        route = self._router.current(call.topic) if isinstance(call.topic, str) else None
+        route = self._routes.current(call.topic) if isinstance(call.topic, str) else None
         if route is None:
             check_topic(call.topic)
             return None
@@ -143,13 +143,13 @@ class BatchPublisher:
         try:
             return self._planned(route, call)
         except ExtendNotSupported:
-            if not await self._sender.wait_for_lookup(partial(self._router.upgraded, call.topic), call.started):
+            if not await self._sender.wait_for_lookup(partial(self._routes.upgraded, call.topic), call.started):
                 raise
         return self._planned(await self._sender.wait_for_route(call.topic, call.started), call)
 
     def _planned(self, route: Route, call: BatchCall) -> BatchPlanner:
         key = None if call.key is None else key_bytes(call.key)
-        planner = BatchPlanner(route, self._options, self._router.key_hash, key, call.partition)
+        planner = BatchPlanner(route, self._options, self._routes.key_hash, key, call.partition)
         if call.messages:
             planner.add(call.messages)
         return planner

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import anyio
 
@@ -42,21 +42,34 @@ class KeyLock:
         else:
             del self._rows[key]
 
-    def queue(self, keys: Iterable[TopicKey]) -> Place:
+    def queue(self, keys: Iterable[TopicKey], place: Place | None = None) -> Place:
         """Take a place behind all earlier ones, without waiting; `Place.enter` waits, `Place.leave` gives it up.
 
         Args:
             keys: different keys of one topic.
+            place: a new place; made if there is none.
         """
-        held, missing = set[TopicKey](), set[TopicKey]()
-        place = Place(self, held, missing)
+        place = place or Place(self)
         for key in keys:
             if self.try_enter(key):
-                held.add(key)
+                place.held.add(key)
             else:
-                missing.add(key)
+                place.missing.add(key)
                 self._row(key).append(place)
         return place
+
+    def take_behind(self, key: TopicKey, joins: Callable[[Place], bool]) -> list[Place]:
+        """Remove the places that wait for a key, from the next one to the first that does not join, and return them.
+
+        They wait for nothing any more; `Place.wake` continues them.
+        """
+        taken: list[Place] = []
+        row = self._rows[key]
+        while row and len(row[0].missing) == 1 and not row[0].held and joins(row[0]):
+            place = row.popleft()
+            place.missing.clear()
+            taken.append(place)
+        return taken
 
     def is_last(self, place: Place, key: TopicKey) -> bool:
         """Return whether no other place is behind this one."""
@@ -75,21 +88,23 @@ class KeyLock:
 
 
 class Place:
-    """A place in the queues of one or more keys.
+    """A place in the queues of one or more keys; `KeyLock.queue` adds it to them.
 
     Args:
         lock: the queues.
+
+    Attributes:
         held: keys whose lock it has.
         missing: keys that it waits for.
     """
 
-    __slots__ = ("_entered", "_lock", "held", "missing")
+    __slots__ = ("_lock", "_woken", "held", "missing")
 
-    def __init__(self, lock: KeyLock, held: set[TopicKey], missing: set[TopicKey]) -> None:
-        self.held: set[TopicKey] = held
-        self.missing: set[TopicKey] = missing
+    def __init__(self, lock: KeyLock) -> None:
+        self.held: set[TopicKey] = set()
+        self.missing: set[TopicKey] = set()
         self._lock = lock
-        self._entered: anyio.Event | None = None
+        self._woken: anyio.Event | None = None
 
     async def enter(self, timeout: float) -> None:
         """Wait for all keys.
@@ -101,21 +116,30 @@ class Place:
         """
         if not self.missing:
             return
-        self._entered = self._entered or anyio.Event()
-        with anyio.move_on_after(max(0.0, timeout)):
-            await self._entered.wait()
+        await self.sleep(timeout)
         if self.missing:
             raise PublishFailed(
                 f"not sent within {timeout:g} s, because earlier publishes of its key are still running",
                 topic=next(iter(self.missing))[0],
             )
 
+    async def sleep(self, timeout: float) -> None:
+        """Wait until `wake` is called, or ``timeout`` seconds have passed."""
+        self._woken = anyio.Event()
+        with anyio.move_on_after(max(0.0, timeout)):
+            await self._woken.wait()
+
+    def wake(self) -> None:
+        """Continue the task that waits."""
+        if self._woken is not None:
+            self._woken.set()
+
     def grant(self, key: TopicKey) -> None:
         """Receive the lock of a key."""
         self.missing.discard(key)
         self.held.add(key)
-        if self._entered is not None and not self.missing:
-            self._entered.set()
+        if not self.missing:
+            self.wake()
 
     def leave(self) -> None:
         """Release the keys, and stop waiting for those that are missing."""

@@ -18,6 +18,7 @@ from nsqext.client.middleware import Middleware, Publishing, check_middleware, s
 from nsqext.client.producer.batch_publisher import BatchCall, BatchPublisher
 from nsqext.client.producer.batcher import Batcher, BatcherLimits
 from nsqext.client.producer.connection_pool import ConnectionPool
+from nsqext.client.producer.key_groups import KeyGroups
 from nsqext.client.producer.key_lock import KeyLock
 from nsqext.client.producer.options import ProducerOptions, ProducerSettings
 from nsqext.client.producer.request import (
@@ -29,7 +30,7 @@ from nsqext.client.producer.request import (
     message_command,
     read_receipt,
 )
-from nsqext.client.producer.router import Router
+from nsqext.client.producer.route_table import RouteTable
 from nsqext.client.producer.sender import PublishAttempt, Sender, out_of_step
 from nsqext.client.producer.statistics import ProducerStatistics
 from nsqext.client.settings import producer_schema
@@ -101,14 +102,16 @@ class Producer:
         self._metadata = metadata_cache(given, self._options.lookup)
         self._events = ClientEvents()
         self._pool = ConnectionPool(self._options.connection, self._events)
-        self._router = Router(self._options, self._metadata, self._pool, self._events)
-        self._sender = Sender(self._options, self._router, self._pool)
+        self._routes = RouteTable(self._options, self._metadata, self._pool, self._events)
+        self._sender = Sender(self._options, self._routes, self._pool)
         self._counters = self._sender.counters
         self._key_lock = KeyLock()
-        self._batches = BatchPublisher(self._options, self._router, self._sender, self._key_lock)
+        self._batches = BatchPublisher(self._options, self._routes, self._sender, self._key_lock)
+        self._tasks = BackgroundTasks("producer", self._close)
+        start_soon = self._tasks.start_soon
+        self._key_groups = KeyGroups(self._options, self._routes, self._sender, self._key_lock, start_soon)
         self._batch_calls = 0
         self._batchers: WeakSet[Batcher] = WeakSet()
-        self._tasks = BackgroundTasks("producer", self._close)
         self._joined = False
         compresses = self._options.compression != "none"
         self._plain_size = min(
@@ -141,8 +144,8 @@ class Producer:
             self._tasks.check()  # `aclose` may have ended it meanwhile, and nothing would release the metadata
             self._metadata.acquire()
             self._joined = self._open = True
-            self._router.tasks = self._tasks
-            for run in (self._pool.run, self._metadata.run, self._router.run):
+            self._routes.tasks = self._tasks
+            for run in (self._pool.run, self._metadata.run, self._routes.run):
                 self._tasks.start_soon(run)
             if self._options.connect:
                 await self._connect_all(every=False)
@@ -178,7 +181,7 @@ class Producer:
             await self._pool.aclose()
         finally:
             self._open = False
-            self._router.close()
+            self._routes.close()
             await self._metadata.release()
 
     async def _finish(self) -> None:
@@ -351,7 +354,7 @@ class Producer:
                     message = OutgoingMessage(body, headers, tag, trace_id)
                     request = MessageRequest(self._options, topic, message, key=data, partition=partition)
                     attempt = PublishAttempt(self._sender, request, started)
-                    return (await attempt.run(self._router.routes.get(topic), target, error))[0]
+                    return (await attempt.run(self._routes.by_topic.get(topic), target, error))[0]
                 counters = self._counters
                 if trace_id is None and response == b"OK":
                     receipt = target.receipt  # as `read_receipt`, without a call: 1 % of what a publish costs
@@ -371,7 +374,7 @@ class Producer:
 
     def _ready_target(self, topic: str, body: bytes, partition: int | None, key: str | bytes | None) -> Target | None:
         """Return the target of a message if it can be sent immediately; otherwise None, for the slow path."""
-        route = self._router.routes.get(topic)
+        route = self._routes.by_topic.get(topic)
         if (
             route is None
             or not route.targets
@@ -404,7 +407,7 @@ class Producer:
     def _partition_of(self, route: Route, key: str | bytes) -> int:
         """Return the partition of a key; -1 if the slow path has to raise an error."""
         try:
-            return route.partition_of(key_bytes(key), self._router.key_hash)
+            return route.partition_of(key_bytes(key), self._routes.key_hash)
         except NsqError:
             return -1
 
@@ -426,17 +429,12 @@ class Producer:
             request.check()
             return (await self._sender.publish(request, started))[0]
         request = MessageRequest(self._options, topic, message, key=key_bytes(key), delay=delay)
-        if topic not in self._router.routes:
+        if topic not in self._routes.by_topic:
             request.check()
         turn = (topic, key_bytes(key))
         if turn in entered:
             return (await self._sender.publish(request, started))[0]
-        place = self._key_lock.queue((turn,))
-        try:
-            await place.enter(self._options.timeout)
-            return (await self._sender.publish(request, started))[0]
-        finally:
-            place.leave()
+        return await self._key_groups.publish(request, turn, started)
 
     async def publish_many(
         self,

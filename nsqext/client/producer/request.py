@@ -361,21 +361,31 @@ class MessageRequest(PublishRequest):
         check_topic(self.topic)
         encode_message(self._options, _UNKNOWN, self._message)
 
+    def joinable(self, meta: TopicMeta) -> bool:
+        """Return whether a batch can replace the command: its response tells neither position nor trace id."""
+        return self._delay is None and self._message.trace_id is None and not logs_traces(self.topic, meta)
+
+    def encoded(self, meta: TopicMeta) -> Encoded:
+        """Return body, extend header and trace id for a topic; see `encode_message`.
+
+        Raises:
+            InvalidInput: the message is not valid.
+        """
+        traced = logs_traces(self.topic, meta)
+        return encode_message(self._options, meta, self._message, self.key, traced=traced, due=self._due)
+
     def command(self, target: Target) -> Command:
         if self._delay is not None:
             if not (target.meta.partition_num or target.node.negotiated.is_ha):
                 return self._deferred_command(target, self._delay)
             self._check_consumers_can_delay(target.meta)
-        traced = logs_traces(self.topic, target.meta)
-        body, header, self._trace_id = encode_message(
-            self._options, target.meta, self._message, self.key, traced=traced, due=self._due
-        )
+        body, header, self._trace_id = self.encoded(target.meta)
         return message_command(target, body, header, self._trace_id)
 
     @property
     def largest(self) -> int:
-        message = self._message
-        return sum(map(len, encode_message(self._options, _EXTEND, message, self.key, due=self._due)[:2]))
+        body, header, _ = self.encoded(_EXTEND)
+        return len(body) + len(header)
 
     def _deferred_command(self, target: Target, delay: float) -> Command:
         """Return the delayed publish of the original NSQ."""

@@ -19,7 +19,7 @@ from nsqext.waits import pause_after
 if TYPE_CHECKING:
     from nsqext.client.producer.options import ProducerOptions
 
-__all__ = ("AttemptErrors", "RetryPolicy", "outcome_unknown")
+__all__ = ("AttemptErrors", "outcome_unknown")
 
 _PACED = 0.1
 """Longest pause, in seconds, before an attempt that waits for lookup, which has pauses of its own."""
@@ -34,16 +34,23 @@ def outcome_unknown(error: NsqError) -> bool:
 
 
 class AttemptErrors:
-    """The errors of the attempts of one publish, and the error to raise in the end. Memory is bounded.
+    """The errors of the attempts of one publish decide whether and when it is attempted again, and what it raises.
+
+    Memory is bounded.
+
+    Args:
+        options: pauses, and what to do about unknown outcomes.
+        errors: of the attempts so far.
 
     Attributes:
         count: number of failed attempts.
         unknown: the outcome of an attempt is unknown.
     """
 
-    __slots__ = ("_first", "_last", "count", "unknown")
+    __slots__ = ("_first", "_last", "_options", "count", "unknown")
 
-    def __init__(self, errors: Iterable[NsqError] = ()) -> None:
+    def __init__(self, options: ProducerOptions, errors: Iterable[NsqError] = ()) -> None:
+        self._options = options
         self._first: list[NsqError] = []
         self._last: list[NsqError] = []
         self.count: int = 0
@@ -71,6 +78,24 @@ class AttemptErrors:
     def last(self) -> NsqError:
         """The latest error."""
         return self._last[-1] if self._last else self._first[-1]
+
+    @property
+    def final(self) -> bool:
+        """Whether the latest error ends the publish."""
+        last = self.last
+        if self.count == 1 and isinstance(last, TopicNotFound):
+            return True  # a name that was never right is reported at once
+        return not last.retryable or (self._options.on_unknown == "raise" and outcome_unknown(last))
+
+    def pause(self, *, paced: bool) -> float:
+        """Return the seconds until the next attempt, by ``retry_wait``.
+
+        Args:
+            paced: the next attempt waits for lookup.
+        """
+        options = self._options
+        pause = pause_after(options.retry_wait, options.max_retry_wait, self.count, self.last)
+        return min(pause, _PACED) if paced else pause
 
     def refusal(self) -> NsqError:
         """Return the error of a publish whose last error is not retried."""
@@ -117,32 +142,3 @@ class AttemptErrors:
         unknown.attempts = self.kept
         unknown.__cause__ = last if self.count else None
         return unknown
-
-
-class RetryPolicy:
-    """Decide by the flags of errors whether a publish is retried, and after which pause.
-
-    Args:
-        options: pauses, and what to do about unknown outcomes.
-    """
-
-    def __init__(self, options: ProducerOptions) -> None:
-        self._options = options
-
-    def final(self, errors: AttemptErrors) -> bool:
-        """Return whether the latest error ends the publish."""
-        last = errors.last
-        if errors.count == 1 and isinstance(last, TopicNotFound):
-            return True  # a name that was never right is reported at once
-        return not last.retryable or (self._options.on_unknown == "raise" and outcome_unknown(last))
-
-    def pause(self, errors: AttemptErrors, *, paced: bool) -> float:
-        """Return the seconds until the next attempt, by ``retry_wait``.
-
-        Args:
-            errors: of the attempts so far.
-            paced: the next attempt waits for lookup.
-        """
-        options = self._options
-        pause = pause_after(options.retry_wait, options.max_retry_wait, errors.count, errors.last)
-        return min(pause, _PACED) if paced else pause

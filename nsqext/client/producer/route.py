@@ -193,6 +193,8 @@ class Route:
         self.used = True
         target = self.partitions.get(partition)
         if target is not None:
+            if target.rest_until and target.rest_until <= _clock():
+                target.rest_until = 0.0  # publishes with a key take the fast path again
             return target
         count = self.view.partition_num
         if count <= 0:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 import anyio.lowlevel
 
-from nsqext.client.producer.retry import AttemptErrors, RetryPolicy
+from nsqext.client.producer.retry import AttemptErrors
 from nsqext.client.producer.statistics import Counters
 from nsqext.client.trace_log import trace_log
 from nsqext.errors import (
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.producer.request import PublishRequest
     from nsqext.client.producer.route import Route, Target
-    from nsqext.client.producer.router import Router
+    from nsqext.client.producer.route_table import RouteTable
     from nsqext.transport.connection import Connection
     from nsqext.types import Receipt
 
@@ -57,7 +57,7 @@ class Sender:
 
     Args:
         options: options of the producer.
-        router: routes of topics.
+        routes: routes of topics.
         pool: connections by node.
 
     Attributes:
@@ -66,11 +66,10 @@ class Sender:
         counters: what was published.
     """
 
-    def __init__(self, options: ProducerOptions, router: Router, pool: ConnectionPool) -> None:
+    def __init__(self, options: ProducerOptions, routes: RouteTable, pool: ConnectionPool) -> None:
         self.options: ProducerOptions = options
-        self.router: Router = router
+        self.routes: RouteTable = routes
         self.pool: ConnectionPool = pool
-        self.retry: RetryPolicy = RetryPolicy(options)
         self.counters: Counters = Counters()
         self.attempts: set[anyio.CancelScope] = set()
         self.closed: bool = False
@@ -90,7 +89,7 @@ class Sender:
             raise PublishFailed("not sent: the producer was closed", topic=request.topic)
         if started is None:
             started = _clock()
-        route = self.router.current(request.topic)
+        route = self.routes.current(request.topic)
         if route is None:
             return await PublishAttempt(self, request, started).run()
         target = None
@@ -98,16 +97,9 @@ class Sender:
             target = self.choose(route, request)
             connection = target.node.connection
             if connection is not None and connection.usable:
-                # `PublishAttempt._send` without the cost of another coroutine
-                command = request.command(target)
-                request.in_doubt = True
-                deadline = started + self.options.timeout
-                response = await connection.send_request(command, deadline, breaks=request.breaks)
-                request.in_doubt = False
-                return self.receipts(request, target, connection, response, len(command))
+                return await self.send(request, target, connection, started)
             failure = None
         except NsqError as error:
-            request.in_doubt = False
             failure = error
         return await PublishAttempt(self, request, started).run(route, target, failure)
 
@@ -127,8 +119,27 @@ class Sender:
         if request.partition is not None:
             return route.at(request.partition)
         if request.key is not None:
-            return route.at(route.partition_of(request.key, self.router.key_hash))
+            return route.at(route.partition_of(request.key, self.routes.key_hash))
         return route.any(tried)
+
+    async def send(
+        self, request: PublishRequest, target: Target, connection: Connection, started: float
+    ) -> list[Receipt]:
+        """Send a request once, wait for the response, and return the receipts.
+
+        Raises:
+            DeliveryUnknown: the response does not belong to the command; the connection is closed.
+            NsqError: the request cannot be sent, or the server refused it.
+        """
+        command = request.command(target)
+        request.in_doubt = True
+        try:
+            response = await connection.send_request(command, started + self.options.timeout, breaks=request.breaks)
+        except NsqError:
+            request.in_doubt = False  # the error tells
+            raise
+        request.in_doubt = False
+        return self.receipts(request, target, connection, response, len(command))
 
     def receipts(
         self, request: PublishRequest, target: Target, connection: Connection, response: bytes, size: int
@@ -168,7 +179,7 @@ class Sender:
             LookupFailed: no lookup node returned a usable response.
             PublishFailed: no node registered within ``timeout``.
         """
-        return await self.wait_for_lookup(partial(self.router.find, topic), started)
+        return await self.wait_for_lookup(partial(self.routes.find, topic), started)
 
     async def wait_for_lookup(
         self, ask: Callable[[], Awaitable[T]], started: float | None = None, *, retry: bool = True
@@ -184,7 +195,7 @@ class Sender:
             LookupFailed: no lookup node returned a usable response.
             PublishFailed: no node registered within ``timeout``.
         """
-        errors = AttemptErrors()
+        errors = AttemptErrors(self.options)
         left = self.options.timeout if started is None else started + self.options.timeout - _clock()
         with anyio.move_on_after(max(0.0, left)) as scope:
             self.attempts.add(scope)
@@ -194,11 +205,11 @@ class Sender:
                         return await ask()
                     except (PartitionUnavailable, LookupFailed) as error:
                         errors.add(error)
-                        waits = isinstance(error, PartitionUnavailable) or self.router.waits_for_lookup(error)
+                        waits = isinstance(error, PartitionUnavailable) or self.routes.waits_for_lookup(error)
                     if not (retry and waits):
                         refusal = errors.refusal()
                         raise refusal from refusal.__cause__
-                    await anyio.sleep(self.retry.pause(errors, paced=False))
+                    await anyio.sleep(errors.pause(paced=False))
             finally:
                 self.attempts.discard(scope)
         raise errors.given_up(self.time_over())
@@ -234,7 +245,7 @@ class PublishAttempt:
         self._route: Route | None = None
         self._tried: list[Target] = []
         self._scope = anyio.CancelScope()
-        self._errors = AttemptErrors()
+        self._errors = AttemptErrors(sender.options)
         self._lacks_channel = False
 
     async def run(
@@ -297,24 +308,24 @@ class PublishAttempt:
         sender, errors, topic = self._sender, self._errors, self._request.topic
         last = errors.last
         if isinstance(last, ExtendNotSupported):
-            return await sender.router.upgraded(topic)
+            return await sender.routes.upgraded(topic)
         if isinstance(last, InvalidPartition) and self._request.partition is not None:
-            return await sender.router.upgraded(topic, self._request.partition + 1)
-        if sender.retry.final(errors) or (isinstance(last, LookupFailed) and not sender.router.waits_for_lookup(last)):
+            return await sender.routes.upgraded(topic, self._request.partition + 1)
+        if errors.final or (isinstance(last, LookupFailed) and not sender.routes.waits_for_lookup(last)):
             return False
         await anyio.lowlevel.checkpoint_if_cancelled()  # a closed producer does not attempt again
         sender.counters.retries += 1
         moves = self._moves
         if last.overload or not moves:
-            await anyio.sleep(sender.retry.pause(errors, paced=last.refresh_lookup and sender.router.asks_lookup))
+            await anyio.sleep(errors.pause(paced=last.refresh_lookup and sender.routes.asks_lookup))
         if last.refresh_lookup:
             view = self._route.view if self._route is not None else None
             refused = self._tried[-1].partition if self._tried and _leader_moved(last) else None
             partition = refused if refused is not None and refused >= 0 else None
             if view is not None and moves:
-                sender.router.refresh_soon(topic, view, partition)
+                sender.routes.refresh_soon(topic, view, partition)
             else:
-                await sender.router.refresh(topic, view, partition)
+                await sender.routes.refresh(topic, view, partition)
         return True
 
     @property
@@ -330,13 +341,13 @@ class PublishAttempt:
     async def _attempt(self, target: Target | None) -> list[Receipt]:
         sender, request = self._sender, self._request
         if target is None or self._route is None:
-            route = self._route = await sender.router.find(request.topic)
+            route = self._route = await sender.routes.find(request.topic)
             try:
                 target = sender.choose(route, request, self._tried)
             except PartitionUnavailable as error:
                 raise await self._explained(error) from None
         try:
-            return await self._send(target, await sender.connection(target))
+            return await sender.send(request, target, await sender.connection(target), self._started)
         except NsqError as failure:
             raised = self._about_this(failure)
             self._mark(raised, target)
@@ -346,7 +357,7 @@ class PublishAttempt:
         """Return the error of a partition that lookup does not offer; it says so if the partition has no channel."""
         topic, partition = self._request.topic, error.partition
         if self._errors.count % _EXPLAINED == 1:
-            self._lacks_channel = await self._sender.router.lacks_channel(topic, partition)
+            self._lacks_channel = await self._sender.routes.lacks_channel(topic, partition)
         if not self._lacks_channel:
             return error
         return PartitionUnavailable(
@@ -355,19 +366,6 @@ class PublishAttempt:
             partition=partition,
             hint=f"create a channel: nsqext channel create {topic} NAME",
         )
-
-    async def _send(self, target: Target, connection: Connection) -> list[Receipt]:
-        sender, request = self._sender, self._request
-        try:
-            command = request.command(target)
-            request.in_doubt = True
-            deadline = self._started + sender.options.timeout
-            response = await connection.send_request(command, deadline, breaks=request.breaks)
-            request.in_doubt = False
-        except NsqError:
-            request.in_doubt = False
-            raise
-        return sender.receipts(request, target, connection, response, len(command))
 
     def _failed(self, error: NsqError, target: Target | None) -> None:
         error = self._about_this(error)

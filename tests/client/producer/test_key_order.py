@@ -79,7 +79,7 @@ def test_any_program_of_calls_keeps_the_order_of_keys(
             tasks = await stack.enter_async_context(anyio.create_task_group())
             for number, call in enumerate(program):
                 if number in forgotten:
-                    producer._router.routes.clear()
+                    producer._routes.by_topic.clear()
                     producer._metadata._maps.pop((topic, "w"), None)
                 if number == moved:
                     other = next(iter(set(cluster.nodes) - {cluster.leader(topic)}))

@@ -130,13 +130,13 @@ async def test_unused_topics_are_forgotten_while_others_continue() -> None:
             for number in range(20):
                 await producer.publish(f"idle{number}", b"x", **({"key": "k"} if number % 2 else {"partition": 0}))
             lookup.set_leaders({0: two}, num=1)
-            router, directory = producer._router, producer._metadata
+            routes, directory = producer._routes, producer._metadata
             with anyio.fail_after(25):
                 first = producer._pool.node(one.address)
-                while len(router.routes) != 1 or len(directory._refreshers) != 1 or first.connection is not None:
+                while len(routes.by_topic) != 1 or len(directory._refreshers) != 1 or first.connection is not None:
                     await producer.publish("busy", b"x", partition=0)
                     await producer.publish("busy", b"x")
-            assert list(router.routes) == list(router._unwatch) == ["busy"]
+            assert list(routes.by_topic) == list(routes._unwatch) == ["busy"]
             assert producer._pool.node(two.address).connection is not None
             lookup.set_leaders({0: one}, num=1)
             await producer.publish("idle3", b"again", key="k")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.client.producer.options import ProducerOptions
-from nsqext.client.producer.retry import AttemptErrors, RetryPolicy, outcome_unknown
+from nsqext.client.producer.retry import AttemptErrors, outcome_unknown
 from nsqext.errors import (
     ConnectionFailed,
     ConnectionLost,
@@ -33,52 +33,61 @@ def test_errors_after_which_a_message_may_be_stored() -> None:
 @pytest.mark.parametrize("code", sorted(SERVER_ERRORS))
 def test_every_code_is_decided(code: str) -> None:
     error = SERVER_ERRORS[code](code)
-    assert RetryPolicy(ProducerOptions()).final(AttemptErrors([error])) is not error.retryable
-    assert RetryPolicy(ProducerOptions(on_unknown="raise")).final(AttemptErrors([error])) is (
+    assert AttemptErrors(ProducerOptions(), [error]).final is not error.retryable
+    assert AttemptErrors(ProducerOptions(on_unknown="raise"), [error]).final is (
         not error.retryable or error.maybe_stored
     )
 
 
 def test_an_unknown_code_is_not_retried() -> None:
-    assert RetryPolicy(ProducerOptions()).final(AttemptErrors([ServerError("E_NEW")]))
+    assert AttemptErrors(ProducerOptions(), [ServerError("E_NEW")]).final
 
 
 def test_an_unknown_topic_is_final_as_the_first_error_and_retried_after_another_one() -> None:
-    policy = RetryPolicy(ProducerOptions())
-    assert policy.final(AttemptErrors([TopicNotFound("x")]))
-    assert not policy.final(AttemptErrors([NotLeader("x"), TopicNotFound("x")]))
-    assert not policy.final(AttemptErrors([LookupFailed("x")]))
-    assert policy.final(AttemptErrors([NotLookupd("x")]))
+    options = ProducerOptions()
+    assert AttemptErrors(options, [TopicNotFound("x")]).final
+    assert not AttemptErrors(options, [NotLeader("x"), TopicNotFound("x")]).final
+    assert not AttemptErrors(options, [LookupFailed("x")]).final
+    assert AttemptErrors(options, [NotLookupd("x")]).final
 
 
 @given(st.integers(min_value=1, max_value=10_000), st.booleans())
 def test_pauses_grow_up_to_their_bound(count: int, paced: bool) -> None:
-    policy = RetryPolicy(ProducerOptions(retry_wait=0.01, max_retry_wait=0.5))
-    errors = AttemptErrors([ConnectionLost("lost")])
+    options = ProducerOptions(retry_wait=0.01, max_retry_wait=0.5)
+    errors = AttemptErrors(options, [ConnectionLost("lost")])
     errors.count = count
-    assert 0 <= policy.pause(errors, paced=paced) <= min(0.1 if paced else 0.5, 0.01 * 2 ** min(count, 30))
+    assert 0 <= errors.pause(paced=paced) <= min(0.1 if paced else 0.5, 0.01 * 2 ** min(count, 30))
 
 
 @pytest.mark.parametrize(
     ("first", "kind"), [(NotLeader("E_FAILED_ON_NOT_LEADER"), BadMessage), (ConnectionLost("lost"), DeliveryUnknown)]
 )
 def test_a_rejection_after_an_unknown_outcome_stays_unknown(first: NsqError, kind: type[NsqError]) -> None:
-    refusal = AttemptErrors([first, BadMessage("E_BAD_MESSAGE")]).refusal()
+    refusal = AttemptErrors(ProducerOptions(), [first, BadMessage("E_BAD_MESSAGE")]).refusal()
     assert type(refusal) is kind
     assert refusal.attempts[0] is first
 
 
 def test_the_error_of_an_abandoned_publish() -> None:
-    assert type(AttemptErrors([NotLeader("x")]).given_up("within 1 s")) is PublishFailed
-    assert type(AttemptErrors([NotLeader("x")]).given_up("within 1 s", in_doubt=True)) is DeliveryUnknown
-    assert type(AttemptErrors([ConnectionLost("x"), NotLeader("x")]).given_up("within 1 s")) is DeliveryUnknown
-    assert type(AttemptErrors().given_up("within 1 s")) is PublishFailed
-    assert type(AttemptErrors().given_up("within 1 s", in_doubt=True)) is DeliveryUnknown
-    assert type(AttemptErrors([NotLeader("x"), LookupFailed("x")]).given_up("within 1 s")) is LookupFailed
+    assert type(AttemptErrors(ProducerOptions(), [NotLeader("x")]).given_up("within 1 s")) is PublishFailed
+    assert (
+        type(AttemptErrors(ProducerOptions(), [NotLeader("x")]).given_up("within 1 s", in_doubt=True))
+        is DeliveryUnknown
+    )
+    assert (
+        type(AttemptErrors(ProducerOptions(), [ConnectionLost("x"), NotLeader("x")]).given_up("within 1 s"))
+        is DeliveryUnknown
+    )
+    assert type(AttemptErrors(ProducerOptions()).given_up("within 1 s")) is PublishFailed
+    assert type(AttemptErrors(ProducerOptions()).given_up("within 1 s", in_doubt=True)) is DeliveryUnknown
+    assert (
+        type(AttemptErrors(ProducerOptions(), [NotLeader("x"), LookupFailed("x")]).given_up("within 1 s"))
+        is LookupFailed
+    )
 
 
 def test_the_errors_of_many_attempts_are_bounded_and_keep_unknown_outcomes() -> None:
-    errors = AttemptErrors(NotLeader("x") for _ in range(5))
+    errors = AttemptErrors(ProducerOptions(), (NotLeader("x") for _ in range(5)))
     errors.add(ConnectionLost("lost"))
     for _ in range(10_000):
         errors.add(NotLeader("x"))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from nsqext.protocol.hashing import KeyHash
     from nsqext.types import Address
 
-__all__ = ("Router",)
+__all__ = ("RouteTable",)
 
 logger: logging.Logger = logging.getLogger("nsqext.producer")
 
@@ -42,7 +42,7 @@ _UPGRADE_CHECK = 1.0
 _clock = time.monotonic
 
 
-class Router:
+class RouteTable:
     """Find the routes of topics, and keep them up to date.
 
     Args:
@@ -52,7 +52,7 @@ class Router:
         events: receives leaders that move.
 
     Attributes:
-        routes: route by topic.
+        by_topic: route by topic.
         tasks: run the refreshes in the background; None before the producer is open.
         key_hash: maps a key and a number of partitions to a partition.
     """
@@ -60,7 +60,7 @@ class Router:
     def __init__(
         self, options: ProducerOptions, metadata: MetadataCache, pool: ConnectionPool, events: ClientEvents
     ) -> None:
-        self.routes: dict[str, Route] = {}
+        self.by_topic: dict[str, Route] = {}
         self.tasks: BackgroundTasks | None = None
         self.key_hash: KeyHash = key_hash(options.key_hash)
         self._options = options
@@ -85,7 +85,7 @@ class Router:
 
     def current(self, topic: str) -> Route | None:
         """Return the route of a topic if it is up to date."""
-        route = self.routes.get(topic)
+        route = self.by_topic.get(topic)
         return route if route is not None and route.view is self._metadata.cached(topic, "w") else None
 
     async def find(self, topic: str) -> Route:
@@ -100,10 +100,10 @@ class Router:
         view = self._metadata.cached(topic, "w")
         if view is None or not (view.leaders or view.nodes):
             view = await self._ask(topic)
-        route = self.routes.get(topic)
+        route = self.by_topic.get(topic)
         if route is None or route.view is not view:
             previous, least_pending = route, self._options.balance == "least_pending"
-            route = self.routes[topic] = Route(topic, view, self._pool, previous, least_pending=least_pending)
+            route = self.by_topic[topic] = Route(topic, view, self._pool, previous, least_pending=least_pending)
             if previous is None:
                 for target in route.all_targets():
                     target.node.wanted = True
@@ -239,11 +239,11 @@ class Router:
 
     def forget_idle(self) -> None:
         """Forget topics without a publish since the last call, and connections that no other topic needs."""
-        for topic, route in list(self.routes.items()):
+        for topic, route in list(self.by_topic.items()):
             if route.used:
                 route.used = False
                 continue
-            del self.routes[topic]
+            del self.by_topic[topic]
             self._unwatch.pop(topic, _not_watched)()
             self._leaders.pop(topic, None)
         now = _clock()
@@ -262,7 +262,9 @@ class Router:
                 self._events.emit("leader_moved", view.topic, partition, str(node), f"was {known}")
 
     def _keep_nodes(self) -> None:
-        self._pool.keep_only({target.node.address for route in self.routes.values() for target in route.all_targets()})
+        self._pool.keep_only(
+            {target.node.address for route in self.by_topic.values() for target in route.all_targets()}
+        )
 
     def close(self) -> None:
         """Stop polling all topics."""

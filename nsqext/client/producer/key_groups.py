@@ -1,0 +1,188 @@
+"""Publishes with a key: one after the other, and those that wait for an earlier one together, as one batch.
+
+Only a batch keeps the order when an attempt fails: it is stored as a whole or not at all. Of commands that are sent
+without waiting, a server may refuse one and accept the next, while a leader moves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeGuard
+
+from nsqext.client.producer.batch import Batch
+from nsqext.client.producer.key_lock import Place
+from nsqext.client.producer.retry import outcome_unknown
+from nsqext.errors import DeliveryUnknown, InvalidInput, NsqError
+from nsqext.types import Receipt
+
+if TYPE_CHECKING:
+    from nsqext.client.producer.key_lock import KeyLock, TopicKey
+    from nsqext.client.producer.options import ProducerOptions
+    from nsqext.client.producer.request import MessageRequest
+    from nsqext.client.producer.route import Route, Target
+    from nsqext.client.producer.route_table import RouteTable
+    from nsqext.client.producer.sender import Sender
+    from nsqext.transport.connection import Connection
+
+__all__ = ("KeyGroups",)
+
+_clock = time.monotonic
+
+StartSoon = Callable[..., object]
+
+
+class _Publish(Place):
+    """The place of a publish of one message.
+
+    Attributes:
+        request: the message.
+        started: when the publish began, in seconds of the monotonic clock.
+        outcome: set by the group that sends it.
+    """
+
+    __slots__ = ("outcome", "request", "started")
+
+    def __init__(self, lock: KeyLock, request: MessageRequest, started: float) -> None:
+        super().__init__(lock)
+        self.request: MessageRequest = request
+        self.started: float = started
+        self.outcome: Receipt | NsqError | None = None
+
+    def settle(self, outcome: Receipt | NsqError) -> None:
+        self.outcome = outcome
+        self.wake()
+
+
+Group = tuple["Sequence[_Publish]", Batch, "Route", "Target", "Connection"]
+"""Publishes of one batch, and where it is sent to."""
+
+
+class KeyGroups:
+    """Publishes messages with a key.
+
+    Args:
+        options: options of the producer.
+        routes: routes of topics.
+        sender: publishes the batches.
+        key_lock: keeps the order of keys among all publishes of the producer.
+        start_soon: starts a task of the producer.
+    """
+
+    def __init__(
+        self,
+        options: ProducerOptions,
+        routes: RouteTable,
+        sender: Sender,
+        key_lock: KeyLock,
+        start_soon: StartSoon,
+    ) -> None:
+        self._options = options
+        self._routes = routes
+        self._sender = sender
+        self._key_lock = key_lock
+        self._start_soon = start_soon
+
+    async def publish(self, request: MessageRequest, key: TopicKey, started: float) -> Receipt:
+        """Publish a message when all earlier publishes of its key have ended.
+
+        Raises:
+            NsqError: see `nsqext.Producer.publish`.
+        """
+        place = _Publish(self._key_lock, request, started)
+        self._key_lock.queue((key,), place)
+        leaves = True
+        try:
+            await place.enter(self._options.timeout)
+            if place.held:
+                group = self._group(place, key)
+                if group is None:
+                    return (await self._sender.publish(request, started))[0]
+                self._start_soon(self._publish_group, *group)
+                leaves = False  # that task releases the key, also when this one is cancelled
+                await place.sleep(started + self._options.timeout - _clock())
+        finally:
+            if leaves:
+                place.leave()
+        return _result(place)
+
+    def _group(self, first: _Publish, key: TopicKey) -> Group | None:
+        """Return a batch of a publish and those behind it; None if it is sent alone."""
+        topic = key[0]
+        route = self._routes.current(topic)
+        if route is None or not first.request.joinable(route.meta):
+            return None
+        try:
+            target = self._sender.choose(route, first.request)
+        except NsqError:
+            return None
+        connection = target.node.connection
+        if connection is None or not connection.usable or target.rest_until:
+            return None
+        batch = Batch(topic, target.partition)
+
+        def joins(place: Place) -> bool:
+            if not _is_publish(place) or not place.request.joinable(route.meta):
+                return False
+            try:
+                encoded = place.request.encoded(route.meta)
+            except InvalidInput:
+                return False  # its own attempt raises the error
+            body, header, _ = encoded
+            if not batch.has_room(body, header, self._options):
+                return False
+            batch.add(batch.count, *encoded)
+            return True
+
+        if not joins(first):
+            return None
+        followers = filter(_is_publish, self._key_lock.take_behind(key, joins))
+        members = (first, *followers)
+        return (members, batch, route, target, connection) if len(members) > 1 else None
+
+    async def _publish_group(
+        self, members: Sequence[_Publish], batch: Batch, route: Route, target: Target, connection: Connection
+    ) -> None:
+        try:
+            try:
+                receipts = await self._sender.send(batch, target, connection, min(one.started for one in members))
+            except NsqError as failure:
+                await self._publish_alone(members, route, target, failure)
+            else:
+                for member, receipt in zip(members, receipts, strict=True):
+                    member.settle(receipt)
+        finally:
+            members[0].leave()
+            for member in members:
+                member.wake()
+
+    async def _publish_alone(
+        self, members: Sequence[_Publish], route: Route, target: Target, failure: NsqError
+    ) -> None:
+        """Publish the members of a group that failed one after the other."""
+        counts = failure.retryable or outcome_unknown(failure)  # otherwise it is about the batch, and nothing is stored
+        for member in members:
+            request, started = member.request, member.started
+            try:
+                if counts:
+                    member.settle(await self._sender.publish_again(request, started, route, target, failure))
+                else:
+                    member.settle((await self._sender.publish(request, started))[0])
+            except NsqError as error:
+                member.settle(error)
+
+
+def _is_publish(place: Place) -> TypeGuard[_Publish]:
+    return isinstance(place, _Publish)
+
+
+def _result(place: _Publish) -> Receipt:
+    if isinstance(place.outcome, Receipt):
+        return place.outcome
+    if place.outcome is not None:
+        raise place.outcome
+    raise DeliveryUnknown(
+        "the message may have been stored: a batch of its key has no response",
+        topic=place.request.topic,
+        hint="publishing it again may store it twice",
+    )

@@ -1,0 +1,195 @@
+"""Publishes of a key that wait for an earlier one are sent as one batch, and one by one when it fails."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import anyio
+import pytest
+from attrs import define, field
+
+from nsqext import DeliveryUnknown, Producer, PublishFailed
+from nsqext.errors import ExtendNotSupported, NsqError
+from nsqext.protocol.trace_reply import encode_trace_reply
+from tests.support.commands import multi_items, trace_body
+from tests.support.fake_nsqd import Peer, error, ok, scripted_lookup, scripted_node, until
+from tests.support.producers import bounded, quick
+
+pytestmark = pytest.mark.anyio
+
+_KEY = ("t", b"k")
+
+
+@define
+class _Scene:
+    """A publish of a key that waits for its response, with others behind it.
+
+    Attributes:
+        peer: the connection.
+        outcomes: receipt or error of each publish, by its body.
+        scopes: cancel a publish, by its body.
+    """
+
+    producer: Producer
+    peer: Peer
+    tasks: Any
+    outcomes: dict[bytes, object] = field(factory=dict)
+    scopes: dict[bytes, anyio.CancelScope] = field(factory=dict)
+
+    async def begin(self, body: bytes, publish: Callable[[], Awaitable[object]] | None = None) -> None:
+        """Begin a publish of the key behind those before."""
+        waiting = len(self.producer._key_lock._rows.get(_KEY, "none"))
+        self.tasks.start_soon(self._publish, body, publish or partial(self.producer.publish, "t", body, key="k"))
+        await until(lambda: len(self.producer._key_lock._rows.get(_KEY, ())) == waiting + 1)
+
+    async def _publish(self, body: bytes, publish: Callable[[], Awaitable[object]]) -> None:
+        with anyio.CancelScope() as self.scopes[body]:
+            try:
+                self.outcomes[body] = await publish()
+            except NsqError as failure:
+                self.outcomes[body] = failure
+
+    async def answer(self, verb: str, body: bytes, response: bytes) -> None:
+        """Receive a command with a body, and respond."""
+        command = await self.peer.expect(verb)
+        received = command.body or b""
+        assert (b",".join(multi_items(received)) if verb.startswith("MPUB") else received) == body
+        await self.peer.raw(response)
+
+    async def ended(self, *bodies: bytes) -> None:
+        await until(lambda: set(bodies) <= set(self.outcomes))
+
+    def kinds(self) -> dict[bytes, str]:
+        """Return the types of the outcomes, by body."""
+        return {body: type(outcome).__name__ for body, outcome in sorted(self.outcomes.items())}
+
+
+@asynccontextmanager
+async def _waiting(*bodies: bytes, **settings: Any) -> AsyncIterator[_Scene]:
+    """Yield the scene in which ``a`` was sent, and the others wait behind it."""
+    async with bounded(), scripted_node() as node, scripted_lookup() as lookup:
+        lookup.set_leaders({0: node}, num=1)
+        async with Producer(str(lookup), **quick(**settings)) as producer, anyio.create_task_group() as tasks:
+            tasks.start_soon(producer.publish, "t", b"first")
+            peer = await node.accept()
+            await peer.expect("PUB")
+            await peer.raw(ok())
+            await until(lambda: producer.statistics().stored == 1)
+            scene = _Scene(producer, peer, tasks)
+            tasks.start_soon(scene._publish, b"a", partial(producer.publish, "t", b"a", key="k"))
+            await until(lambda: len(producer._key_lock) == 1)
+            for body in bodies:
+                await scene.begin(body)
+            yield scene
+
+
+async def test_waiting_publishes_are_one_batch() -> None:
+    async with _waiting(b"b", b"c", b"d") as scene:
+        await scene.answer("PUB", b"a", ok())
+        await scene.answer("MPUB", b"b,c,d", ok())
+        await scene.ended(b"a", b"b", b"c", b"d")
+        assert set(scene.kinds().values()) == {"Receipt"}
+        assert scene.producer.statistics().stored == 5
+        assert len(scene.producer._key_lock) == 0
+
+
+async def test_later_publishes_wait_for_the_batch() -> None:
+    async with _waiting(b"b", b"c") as scene:
+        await scene.answer("PUB", b"a", ok())
+        await until(lambda: not scene.producer._key_lock._rows[_KEY])
+        await scene.begin(b"d")
+        await scene.begin(b"e")
+        await scene.answer("MPUB", b"b,c", ok())
+        await scene.answer("MPUB", b"d,e", ok())
+
+
+@pytest.mark.parametrize("failure", ["E_MPUB_FAILED disk", "E_FAILED_ON_NOT_WRITABLE", "E_FAILED_ON_NOT_LEADER"])
+async def test_after_a_failed_batch_each_is_published_alone_in_order(failure: str) -> None:
+    async with _waiting(b"b", b"c", b"d") as scene:
+        await scene.answer("PUB", b"a", ok())
+        await scene.answer("MPUB", b"b,c,d", error(failure))
+        for body in (b"b", b"c", b"d"):
+            await scene.answer("PUB", body, ok())
+        await scene.ended(b"b", b"c", b"d")
+        assert set(scene.kinds().values()) == {"Receipt"}
+        assert scene.producer.statistics().stored == 5
+
+
+async def test_a_batch_of_unknown_outcome_is_unknown_for_each() -> None:
+    async with _waiting(b"b", b"c", on_unknown="raise") as scene:
+        await scene.answer("PUB", b"a", ok())
+        await scene.answer("MPUB", b"b,c", error("E_MPUB_FAILED disk"))
+        await scene.ended(b"b", b"c")
+        assert scene.kinds() == {b"a": "Receipt", b"b": "DeliveryUnknown", b"c": "DeliveryUnknown"}
+        assert scene.producer.statistics().unknown == 2
+
+
+async def test_a_refusal_of_the_batch_itself_is_no_attempt_of_its_messages() -> None:
+    async with _waiting(b"b", b"c", on_unknown="raise") as scene:
+        await scene.answer("PUB", b"a", ok())
+        await scene.answer("MPUB", b"b,c", error("E_EXT_NOT_SUPPORT"))
+        await scene.answer("PUB", b"b", ok())
+        await scene.answer("PUB", b"c", error("E_EXT_NOT_SUPPORT"))
+        await scene.ended(b"b", b"c")
+        assert scene.kinds() == {b"a": "Receipt", b"b": "Receipt", b"c": "ExtendRefused"}
+
+
+async def test_publishes_that_need_a_response_of_their_own_are_sent_alone() -> None:
+    async with _waiting(b"b") as scene:
+        await scene.begin(b"traced", partial(scene.producer.publish, "t", b"traced", key="k", trace_id=7))
+        await scene.begin(b"c")
+        await scene.begin(b"headed", partial(scene.producer.publish, "t", b"headed", key="k", headers={"a": "b"}))
+        await scene.begin(b"many", partial(scene.producer.publish_many, "t", [b"1", b"2"], key="k"))
+        await scene.begin(b"d")
+        await scene.answer("PUB", b"a", ok())
+        await scene.answer("PUB", b"b", ok())
+        await scene.answer("PUB_TRACE", trace_body(7, b"traced"), ok(encode_trace_reply(2, 7, 0, 36)))
+        await scene.answer("PUB", b"c", ok())
+        await scene.answer("MPUB", b"1,2", ok())
+        await scene.answer("PUB", b"d", ok())
+        await scene.ended(b"traced", b"headed", b"many", b"d")
+        assert isinstance(scene.outcomes[b"headed"], ExtendNotSupported)
+
+
+async def test_limits_of_batches_are_kept() -> None:
+    async with _waiting(b"b", b"c", b"d", max_batch_count=2) as scene:
+        await scene.answer("PUB", b"a", ok())
+        await scene.answer("MPUB", b"b,c", ok())
+        await scene.answer("PUB", b"d", ok())
+
+
+@pytest.mark.parametrize("cancelled", [b"b", b"c"])
+async def test_a_cancelled_publish_takes_nothing_from_its_batch(cancelled: bytes) -> None:
+    async with _waiting(b"b", b"c", b"d") as scene:
+        await scene.answer("PUB", b"a", ok())
+        command = await scene.peer.expect("MPUB")
+        scene.scopes[cancelled].cancel()
+        await scene.peer.raw(ok())
+        left = {b"b", b"c", b"d"} - {cancelled}
+        await scene.ended(*left)
+        assert command.body is not None
+        assert cancelled not in scene.outcomes
+        assert len(scene.producer._key_lock) == 0
+
+
+async def test_a_cancelled_publish_that_waits_is_not_sent() -> None:
+    async with _waiting(b"b", b"c", b"d") as scene:
+        scene.scopes[b"c"].cancel()
+        await until(lambda: len(scene.producer._key_lock._rows[_KEY]) == 2)
+        await scene.answer("PUB", b"a", ok())
+        await scene.answer("MPUB", b"b,d", ok())
+
+
+async def test_closing_reports_the_outcomes_of_a_batch() -> None:
+    async with _waiting(b"b", b"c", close_timeout=0.2, timeout=20) as scene:
+        await scene.answer("PUB", b"a", ok())
+        await scene.peer.expect("MPUB")
+        await scene.begin(b"d")
+        await scene.producer.aclose()
+        await scene.ended(b"b", b"c", b"d")
+        assert isinstance(scene.outcomes[b"b"], DeliveryUnknown)
+        assert isinstance(scene.outcomes[b"c"], DeliveryUnknown)
+        assert isinstance(scene.outcomes[b"d"], PublishFailed)

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.batches import BatchFunction
     from nsqext.client.consumer.handlers.workers import Handler
     from nsqext.client.events import ClientEvent
-    from nsqext.client.producer.key_lock import TopicKey
-    from nsqext.client.producer.request import OutgoingMessage
+    from nsqext.client.producer.request import OutgoingMessage, TopicKey
     from nsqext.types import Receipt, TopicMeta
 
 __all__ = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -20,7 +20,7 @@ from nsqext.client.events import ClientEvents
 from nsqext.client.producer import connection_pool as pool_module
 from nsqext.client.producer.batcher import Batcher, BatcherLimits
 from nsqext.client.producer.connection_pool import ConnectionPool
-from nsqext.client.producer.key_lock import KeyLock, TopicKey
+from nsqext.client.producer.key_lock import KeyLock
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.errors import (
     BatchFailed,
@@ -35,6 +35,9 @@ from nsqext.lookup.partition_map import PartitionMap
 from nsqext.protocol.identify import Negotiated
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address, Receipt
+
+if TYPE_CHECKING:
+    from nsqext.client.producer.request import TopicKey
 
 _BACKENDS = ("asyncio", "trio")
 _FEW = settings(max_examples=60, deadline=None)

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from nsqext.client.producer.batch import Batch, Rows
-    from nsqext.client.producer.key_lock import KeyLock, Place, TopicKey
+    from nsqext.client.producer.key_lock import KeyLock, Place
     from nsqext.client.producer.options import ProducerOptions
-    from nsqext.client.producer.request import OutgoingMessage
+    from nsqext.client.producer.request import OutgoingMessage, TopicKey
     from nsqext.client.producer.route import Route
     from nsqext.client.producer.route_table import RouteTable
     from nsqext.client.producer.sender import Sender

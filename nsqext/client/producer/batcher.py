@@ -11,8 +11,7 @@ import anyio
 from attrs import define, frozen
 
 from nsqext.arguments import check_positive, check_time
-from nsqext.client.producer.key_lock import KeyLock, Place, TopicKey
-from nsqext.client.producer.request import TRACE_SIZE, OutgoingMessage, encode_message, key_bytes
+from nsqext.client.producer.request import TRACE_SIZE, OutgoingMessage, TopicKey, encode_message, key_bytes
 from nsqext.errors import (
     BatchFailed,
     DeliveryUnknown,
@@ -25,6 +24,7 @@ from nsqext.protocol.names import check_topic
 from nsqext.types import Receipt, TopicMeta
 
 if TYPE_CHECKING:
+    from nsqext.client.producer.key_lock import KeyLock, Place
     from nsqext.client.producer.options import ProducerOptions
 
 __all__ = ("Batcher", "BatcherLimits")

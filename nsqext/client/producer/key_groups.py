@@ -17,9 +17,9 @@ from nsqext.errors import DeliveryUnknown, InvalidInput, NsqError
 from nsqext.types import Receipt
 
 if TYPE_CHECKING:
-    from nsqext.client.producer.key_lock import KeyLock, TopicKey
+    from nsqext.client.producer.key_lock import KeyLock
     from nsqext.client.producer.options import ProducerOptions
-    from nsqext.client.producer.request import MessageRequest
+    from nsqext.client.producer.request import MessageRequest, TopicKey
     from nsqext.client.producer.route import Route, Target
     from nsqext.client.producer.route_table import RouteTable
     from nsqext.client.producer.sender import Sender

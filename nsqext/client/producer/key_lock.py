@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import anyio
 
 from nsqext.errors import PublishFailed
 
-__all__ = ("KeyLock", "Place", "TopicKey")
+if TYPE_CHECKING:
+    from nsqext.client.producer.request import TopicKey
 
-TopicKey = tuple[str, bytes]
+__all__ = ("KeyLock", "Place")
 
 
 class KeyLock:

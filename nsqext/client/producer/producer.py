@@ -47,7 +47,7 @@ from nsqext.lookup.lookup import Lookup, metadata_cache, values_of
 from nsqext.settings import build
 
 if TYPE_CHECKING:
-    from nsqext.client.producer.key_lock import TopicKey
+    from nsqext.client.producer.request import TopicKey
     from nsqext.client.producer.route import Route, Target
     from nsqext.types import Address, Receipt, TopicMeta
 

@@ -28,6 +28,7 @@ __all__ = (
     "MessageRequest",
     "OutgoingMessage",
     "PublishRequest",
+    "TopicKey",
     "check_choice",
     "check_delay",
     "check_supported",
@@ -47,6 +48,8 @@ TRACE_SIZE = 8
 _UNKNOWN = TopicMeta()
 _EXTEND = TopicMeta(extend_support=True)
 
+TopicKey = tuple[str, bytes]
+"""A topic and a key, whose messages are stored in order."""
 Encoded = tuple[bytes, bytes, int | None]
 """Body, extend header (empty for no header) and trace id of a message, as they are sent."""
 

@@ -6,6 +6,7 @@ import functools
 import operator
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from nsqext import BatchFailed, OutgoingMessage, Producer, PublishFailed, Receipt
 from nsqext.broker import Cluster
 from nsqext.client.producer.batcher import Batcher, BatcherLimits
-from nsqext.client.producer.key_lock import KeyLock, TopicKey
+from nsqext.client.producer.key_lock import KeyLock
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.errors import (
     DeliveryUnknown,
@@ -25,6 +26,9 @@ from nsqext.errors import (
     NsqError,
 )
 from tests.support.fake_nsqd import error, obey, scripted_node, until
+
+if TYPE_CHECKING:
+    from nsqext.client.producer.request import TopicKey
 
 pytestmark = pytest.mark.anyio
 

@@ -26,7 +26,7 @@ from tests.support.machine_pauses import unless_paused
 from tests.support.producers import bodies, bounded, producing, quick
 
 if TYPE_CHECKING:
-    from nsqext.client.producer.key_lock import TopicKey
+    from nsqext.client.producer.request import TopicKey
     from nsqext.protocol.server.command_parser import Command
     from nsqext.types import Address
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from nsqext.client.consumer.message import InFlightCount, Message
@@ -18,9 +19,6 @@ from nsqext.protocol.headers import DUE_HEADER
 from nsqext.protocol.messages import decode_into
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from nsqext.client.consumer.handlers.early_messages import EarlyMessages
     from nsqext.client.consumer.message import UnpackBudget
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.subscriptions.backoff import Backoff
@@ -40,16 +38,20 @@ _COMPRESSED = COMPRESS_HEADER.encode()
 _DELAYED = DUE_HEADER.encode()
 
 
+OnlyDue = Callable[[list["Message"], Callable[["Message", float], None]], list["Message"]]
+"""Returns the messages that are due; requeues the others with a function that takes a delay in seconds."""
+
+
 class SubscriptionMonitor(Protocol):
     """What a subscription reports to, apart from the messages themselves.
 
     Attributes:
         unpack_budget: bounds the unpacked bytes of compressed messages.
-        early: requeues messages that are not due.
+        only_due: requeues messages that are not due, and returns the others.
     """
 
     unpack_budget: UnpackBudget
-    early: EarlyMessages
+    only_due: OnlyDue
 
     def received(self, subscription: Subscription, count: int, size: int, now: float) -> None:
         """Record the number and the bytes of the messages of one read, after they were queued."""
@@ -232,7 +234,7 @@ class Subscription:
         if trace_log.active and trace_log.wants(self.topic):
             trace_log.consumed(messages, request.channel, reader.local_address)
         if delayed:
-            messages = self._monitor.early.without_early(messages, self.defer)
+            messages = self._monitor.only_due(messages, self.defer)
         self._deliver(messages)
         if failure is not None:
             reader.fail(failure)

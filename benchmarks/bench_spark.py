@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import count
 from pathlib import Path
+from secrets import token_hex
 from statistics import median
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -27,8 +28,8 @@ from pyspark.sql import functions as f
 import nsqext
 from benchmarks.report import table, write_section
 from benchmarks.servers import redesigned_cluster
-from nsqext.cli.flights.temporary_topic import TopicPlan, fresh_name, temporary_topic
 from nsqext.spark import register
+from nsqext.sync import Admin
 
 BODY = b"x" * 1024
 PARTITIONS = (1, 2, 4)
@@ -199,9 +200,13 @@ def _descends(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
 @contextmanager
 def topic(bench: Bench, partitions: int) -> Iterator[str]:
     """Yield a topic, and delete it at the end."""
-    plan = TopicPlan(fresh_name("bench"), partitions, channels=("keep",))
-    with bench.portal.wrap_async_context_manager(temporary_topic(bench.lookupd, plan)) as name:
-        yield name
+    name = f"bench_{token_hex(4)}"
+    with Admin(bench.lookupd) as admin:
+        admin.create_topic(name, partitions=partitions, channels=["keep"], multipart=True, wait=150)
+        try:
+            yield name
+        finally:
+            admin.delete_topic(name)
 
 
 def measure(bench: Bench, rounds: int) -> None:

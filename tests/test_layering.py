@@ -265,7 +265,7 @@ _SERVER_TOOLS = {f"broker.{name}" for name in (*("clock", "fault_injection", "go
 _ENGINE_BASE = {f"broker.engine.{name}" for name in ("errors", "options", "start_position")}
 _ENGINE = {f"broker.engine{name}" for name in ("", ".channel", ".filters", ".storage")}
 _NSQD = {"broker.nsqd", "broker.nsqd.classic", "broker.nsqd.http"}
-_COMMANDS = ("admin", "files", "flights", "messages", "servers", "workers")
+_COMMANDS = ("admin", "demo", "files", "messages", "servers", "workers")
 _SPARK_BASE = {"spark.option_values", "spark.options", "spark.pyspark_features", "spark.schema"}
 
 # folder (or one of its files) -> folders and files of the same room that it may import; the room's own folder is

@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from secrets import token_hex
 
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.from_thread import start_blocking_portal
 from attrs import frozen
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -37,7 +38,7 @@ from examples.flights_pipeline.stream import (
     read_by,
     wait_for,
 )
-from nsqext.cli.flights.temporary_topic import TopicPlan, fresh_name, temporary_topic
+from nsqext.sync import Admin
 
 __all__ = ("PAGE", "PICTURE", "Report", "Setting", "Times", "redraw", "run")
 
@@ -118,18 +119,18 @@ def run(session: SparkSession, setting: Setting, flights: Sequence[Flight], prog
         NsqError: the cluster refuses a request, or does not answer.
         StreamingQueryException: a stream failed.
     """
-    plan = TopicPlan(fresh_name("flights"), setting.partitions, extend=True, channels=(DEPARTURES, DELAYS))
-    other = TopicPlan(fresh_name("delays"), extend=True, channels=(ARCHIVE,))
-    locations = Locations(",".join(setting.lookupd), plan.name, other.name, setting.folder)
+    topic, delays = f"flights_{token_hex(4)}", f"delays_{token_hex(4)}"
+    locations = Locations(",".join(setting.lookupd), topic, delays, setting.folder)
     with (
         start_blocking_portal() as portal,
-        _topic(portal, setting.lookupd, plan, progress),
-        _topic(portal, setting.lookupd, other, progress),
+        Admin(setting.lookupd) as admin,
+        _topic(admin, topic, setting.partitions, (DEPARTURES, DELAYS), progress),
+        _topic(admin, delays, 1, (ARCHIVE,), progress),
     ):
         task = progress.add_task("flights published", total=len(flights))
         advance = partial(progress.advance, task)
-        publish = partial(portal.call, publish_flights, setting.lookupd, plan.name, flights, advance, setting.live)
-        close = partial(portal.call, publish_closing_message, setting.lookupd, plan.name, flights[-1])
+        publish = partial(portal.call, publish_flights, setting.lookupd, topic, flights, advance, setting.live)
+        close = partial(portal.call, publish_closing_message, setting.lookupd, topic, flights[-1])
         streams = Streams(session, locations, _EVERY if setting.live else None)
         mode = _live if setting.live else _one_by_one
         times, flow = mode(streams, flights, progress, publish, close)
@@ -216,12 +217,15 @@ def _read_all(query: StreamingQuery, count: int) -> None:
 
 
 @contextmanager
-def _topic(portal: BlockingPortal, lookupd: Sequence[str], plan: TopicPlan, progress: Progress) -> Iterator[str]:
+def _topic(admin: Admin, name: str, partitions: int, channels: Sequence[str], progress: Progress) -> Iterator[None]:
     """Create a topic, and delete it at the end."""
-    task = progress.add_task(f"topic {plan.name}: partitions ready", total=plan.partitions)
-    with portal.wrap_async_context_manager(temporary_topic(lookupd, plan)) as name:
-        progress.advance(task, plan.partitions)
-        yield name
+    task = progress.add_task(f"topic {name}: partitions ready", total=partitions)
+    try:
+        admin.create_topic(name, partitions=partitions, extend=True, multipart=True, channels=channels, wait=150)
+        progress.advance(task, partitions)
+        yield
+    finally:
+        admin.delete_topic(name, missing_ok=True)
 
 
 def _flow(queries: Sequence[StreamingQuery], progress: Progress, total: int | None) -> Flow:

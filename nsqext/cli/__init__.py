@@ -40,7 +40,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "config": ("nsqext.cli.config", "Manage contexts: named connection settings."),
     "key-ranges": ("nsqext.cli.admin.key_ranges", "Show ranges, rates and the replay set of a key_failover channel."),
     "bench": ("nsqext.cli.messages.bench", "Publish messages, then consume them, and report the rates."),
-    "demo": ("nsqext.cli.flights.demo", "Publish and consume a day of flights, and check what was received."),
+    "demo": ("nsqext.cli.demo.demo", "Publish and consume a day of flights, and check what was received."),
     "spark": ("nsqext.cli.admin.spark", "List and delete the anchor channels of Spark's streaming queries."),
     "broker": (
         "nsqext.cli.servers.broker",

@@ -79,7 +79,7 @@ ENDING = {
 }
 """Arguments of commands that exit by themselves, and their output at a terminal."""
 
-TABLES = {"demo": ("demo --csv {folder}/one.csv --nodes 1 --partitions 1", "no violations")}
+TABLES = {"demo": ("demo --nodes 1 --partitions 1", "no violations")}
 """Arguments of commands that print tables in pipes too."""
 
 RUNNING = {
@@ -125,7 +125,6 @@ def place(clusters: tuple[Cluster, Cluster], tmp_path: Path) -> Place:
     with Producer(cluster.lookupd) as producer:
         producer.publish(topic, b"one", key="k", trace_id=7)
     (tmp_path / "one.jsonl").write_text('{"body": "one"}\n')
-    (tmp_path / "one.csv").write_text("name\nAda\n")
     (tmp_path / "service.py").write_text(SERVICE.format(topic=topic))
     (tmp_path / "contexts.toml").write_text('[contexts]\n"here" = "nsq://127.0.0.1:1"\n')
     return Place(cluster.lookupd[0], original.lookupd[0], topic, other, tmp_path)

@@ -24,13 +24,13 @@ from attrs import field, frozen
 
 from nsqext import Admin, OutgoingMessage
 from nsqext.broker import Cluster
+from nsqext.cli.demo.flights import Flight, read_flights
 from nsqext.cli.files.message_files import files_in, read_entries
 from nsqext.cli.files.replay import Progress
-from nsqext.cli.flights.rows import FLIGHTS, Flight, find_flights, read_flights
-from nsqext.cli.flights.temporary_topic import TopicPlan, fresh_name
 from nsqext.sync import Producer
 from tests.support.cluster import REAL
 from tests.support.command_line import lines, started
+from tests.support.topic_plan import TopicPlan, fresh_name
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def publish(servers: Servers, topic: str, rows: range) -> None:
         body = b'{"row":%d,' % number + flight.body[1:]
         return OutgoingMessage(body, flight.headers, key=flight.key) if servers.extend else OutgoingMessage(body)
 
-    numbered = islice(enumerate(cycle(read_flights(find_flights(), FLIGHTS))), rows.start, rows.stop)
+    numbered = islice(enumerate(cycle(read_flights())), rows.start, rows.stop)
     with Producer(servers.lookupd) as producer:
         while some := [message(number, flight) for number, flight in islice(numbered, 1000)]:
             producer.publish_many(topic, some)

@@ -12,12 +12,12 @@ import pytest
 from anyio.to_thread import run_sync
 
 from nsqext import Admin, Producer
-from nsqext.cli.flights.temporary_topic import TopicPlan
 from nsqext.errors import DataLoss, NsqError
 from nsqext.spark.cluster.admin import Admin as PlannerAdmin
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.read.offsets import Range
 from nsqext.spark.read.stream_planner import StreamPlanner
+from tests.support.topic_plan import TopicPlan
 
 if TYPE_CHECKING:
     from tests.support.cluster import ClusterUnderTest, Truncatable

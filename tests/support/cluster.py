@@ -15,7 +15,7 @@ from attrs import define, field, frozen
 
 from nsqext import Admin, Producer
 from nsqext.broker import Cluster
-from nsqext.cli.flights.temporary_topic import TopicPlan
+from tests.support.topic_plan import TopicPlan
 
 if TYPE_CHECKING:
     from nsqext.types import Address

@@ -12,8 +12,8 @@ from attrs import define, field
 
 from nsqext import Admin
 from nsqext.broker import Cluster
-from nsqext.cli.flights.temporary_topic import TopicPlan
 from nsqext.sync import Consumer, Message, Producer
+from tests.support.topic_plan import TopicPlan
 
 __all__ = ("REAL", "Servers", "collect", "running_servers")
 

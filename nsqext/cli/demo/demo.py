@@ -1,0 +1,157 @@
+"""``nsqext demo``: publish and consume a day of flights, and check what was received."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from secrets import token_hex
+from typing import Annotated
+
+import anyio
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from nsqext import Admin, Consumer, NsqError, Producer
+from nsqext.cli.command import examples
+from nsqext.cli.demo.flights import CANARY, FlightCheck, read_flights
+from nsqext.client.tasks import first_error
+from nsqext.errors import InvalidSetting, MessageNotInFlight
+
+__all__ = ("run",)
+
+_CHANNEL = "departures"
+_PUBLISHERS = 64
+_IDLE_TIMEOUT = 20.0
+"""Seconds without a received message after which the missing ones count as lost."""
+_DUPLICATES_WAIT = 0.5
+"""Seconds to wait for duplicates after every flight was received."""
+
+_Lookupd = Annotated[
+    str | None,
+    typer.Option(help="HOST:PORT of nsqlookupd (HTTP), or several with commas. (default: start a cluster)"),
+]
+_Partitions = Annotated[int, typer.Option(min=1, max=254, help="Partitions of the topic.")]
+_Nodes = Annotated[int | None, typer.Option(min=1, max=32, help="Nodes of the started cluster. (default: 3)")]
+
+
+@examples("nsqext demo", "nsqext demo --lookupd 127.0.0.1:4161 --partitions 8")
+def run(lookupd: _Lookupd = None, partitions: _Partitions = 4, nodes: _Nodes = None) -> None:
+    """Publish and consume a day of flights, with headers, keys and a canary tag for the second consumer.
+
+    Exits with 1 if a message is lost, duplicated, altered, out of order or received by the wrong consumer.
+    """
+    if lookupd is not None and nodes is not None:
+        raise InvalidSetting("--nodes has no effect on the cluster of --lookupd", hint="give only one of them")
+    console, check = Console(), FlightCheck(read_flights())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        try:
+            if lookupd is None:
+                _on_own_cluster(check, partitions, nodes or 3, progress)
+            else:
+                anyio.run(_on_running_cluster, check, partitions, lookupd, progress)
+        except BaseExceptionGroup as group:
+            matching, rest = group.split(NsqError)
+            if matching is None or rest is not None:
+                raise
+            raise first_error(matching) from None
+    if not _show(console, check):
+        raise typer.Exit(1)
+
+
+def _on_own_cluster(check: FlightCheck, partitions: int, nodes: int, progress: Progress) -> None:
+    from nsqext.broker import Cluster
+
+    with Cluster(nodes=nodes) as cluster:
+        cluster.create_topic("flights", partitions=partitions, extend=True, channels=[_CHANNEL])
+        progress.console.print(f"cluster of {nodes} nodes, lookup at {', '.join(cluster.lookupd)}", highlight=False)
+        anyio.run(_publish_and_consume, check, "flights", cluster.lookupd, progress)
+
+
+async def _on_running_cluster(check: FlightCheck, partitions: int, lookupd: str, progress: Progress) -> None:
+    topic = f"nsqext_demo_{token_hex(4)}"
+    progress.console.print(f"topic {topic} at {lookupd}, deleted at the end", highlight=False)
+    async with Admin(lookupd) as admin:
+        try:
+            line = progress.add_task("partitions ready (up to 2 min)", total=partitions)
+            await admin.create_topic(
+                topic, partitions=partitions, extend=True, multipart=True, channels=[_CHANNEL], wait=150
+            )
+            progress.advance(line, partitions)
+            await _publish_and_consume(check, topic, lookupd, progress)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await admin.delete_topic(topic, missing_ok=True)
+
+
+async def _publish_and_consume(
+    check: FlightCheck, topic: str, lookupd: str | Sequence[str], progress: Progress
+) -> None:
+    """Consumers subscribe first: without a consumer of its tag, a tagged message is received by the other one."""
+    count = len(check.flights)
+    async with AsyncExitStack() as stack:
+        tasks = await stack.enter_async_context(anyio.create_task_group())
+        consumers = []
+        received = progress.add_task("received", total=count)
+        for tag in (CANARY, None):
+            consumer = Consumer(topic, _CHANNEL, lookupd=lookupd, tag=tag, queue_position=True, start_timeout=30)
+            consumers.append(await stack.enter_async_context(consumer))
+            tasks.start_soon(_consume, consumer, tag, check, partial(progress.advance, received))
+        producer = await stack.enter_async_context(Producer(lookupd))
+        published = progress.add_task("published", total=count)
+        await _publish_all(producer, topic, check, partial(progress.advance, published))
+        arrived, seen = time.monotonic(), 0
+        while not check.complete and time.monotonic() < arrived + _IDLE_TIMEOUT:
+            if check.received.total() > seen:
+                arrived, seen = time.monotonic(), check.received.total()
+            await anyio.sleep(0.01)
+        await anyio.sleep(_DUPLICATES_WAIT)
+        for consumer in consumers:
+            consumer.stop()
+
+
+async def _publish_all(producer: Producer, topic: str, check: FlightCheck, advance: Callable[[], None]) -> None:
+    flights = iter(check.flights)
+
+    async def publish() -> None:
+        for one in flights:
+            check.receipts[one.number] = await producer.publish(
+                topic, one.body, headers=one.headers, tag=one.tag, trace_id=one.number, key=one.key
+            )
+            advance()
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(_PUBLISHERS):
+            tasks.start_soon(publish)
+
+
+async def _consume(consumer: Consumer, tag: str | None, check: FlightCheck, advance: Callable[[], None]) -> None:
+    async for message in consumer:
+        check.add(tag, message)
+        advance()
+        try:
+            await message.finish()
+        except MessageNotInFlight:
+            check.wrong["not finished"] += 1
+
+
+def _show(console: Console, check: FlightCheck) -> bool:
+    """Print what was received and the violations; return whether there are none."""
+    partitions = Table("partition", "leader", f"tag {CANARY}", "without tag", title="Received", title_justify="left")
+    for number in sorted({partition for partition, _ in check.received}):
+        leaders = {str(receipt.node) for receipt in check.receipts.values() if receipt.partition == number}
+        counts = (str(check.received[number, tag]) for tag in (CANARY, None))
+        partitions.add_row(str(number), ", ".join(sorted(leaders)), *counts)
+    violations = check.violations()
+    table = Table("messages", "count", title="Violations", title_justify="left")
+    for kind, count in violations.items():
+        table.add_row(kind, f"[{'red' if count else 'green'}]{count}[/]")
+    console.print(partitions, table)
+    good = not any(violations.values())
+    result = "[green]no violations[/]" if good else "[red]violations found[/]"
+    console.print(f"{len(check.flights)} flights: {result}")
+    return good

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-__all__ = ("decode_message", "due_time", "encode_message", "foreign_message")
+__all__ = ("decode_message", "due_time", "encode_message", "expires_after", "foreign_message")
 
 _HEADER = "kombu"
 _MARK = "kombu"
@@ -101,3 +101,11 @@ def due_time(message: Mapping[str, Any]) -> float | None:
     except ValueError:
         return None
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+
+
+def expires_after(message: Mapping[str, Any]) -> float | None:
+    """Return how many seconds a message may wait in its queue, from the ``expiration`` of its publisher; or None."""
+    try:
+        return int(message["properties"]["expiration"]) / 1000  # milliseconds as text, as in AMQP
+    except (KeyError, TypeError, ValueError):
+        return None

@@ -19,7 +19,8 @@ from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.settings import consumer_settings, producer_settings, settings_for
 from nsqext.errors import InvalidSetting, InvalidState, NsqError, PartitionUnavailable, TopicNotFound, TopicNotReady
 from nsqext.integrations import MAX_DELAY
-from nsqext.settings import build
+from nsqext.lookup.lookup import share_lookup
+from nsqext.settings import Given, build
 
 __all__ = ("NsqClients", "TopicOptions")
 
@@ -82,6 +83,8 @@ _TOPIC = {f"topic_{name}": name for name in ("create", "partitions", "replicas",
 class NsqClients:
     """Clients that are opened when they are used first, and closed together. Thread-safe.
 
+    Producer and consumers share a `nsqext.Lookup`.
+
     Args:
         addresses: ``lookupd`` or ``nsqd`` with its addresses.
         options: the transport options: settings of nsqext by name, ``topic_create``, ``topic_partitions``,
@@ -95,6 +98,8 @@ class NsqClients:
     options: Mapping[str, Any]
     topics: TopicOptions = field(init=False)
     _settings: dict[str, Any] = field(init=False)
+    _shared: Given = field(init=False)
+    """Addresses and settings of producer and consumers."""
     _producer: sync.Producer | None = field(default=None, init=False)
     _admin: sync.Admin | None = field(default=None, init=False)
     _ready: set[tuple[str, str]] = field(factory=set, init=False)
@@ -119,6 +124,9 @@ class NsqClients:
         # invalid values are refused now, not when the first client is made
         build(ProducerOptions, producer_settings(), settings_for(producer_settings(), self._settings))
         build(ConsumerOptions, consumer_settings(), settings_for(consumer_settings(), self._settings))
+        self._shared = share_lookup(
+            Given(self.addresses.get("lookupd", ()), self.addresses.get("nsqd", ()), self._settings)
+        )
 
     @property
     def has_lookup(self) -> bool:
@@ -130,8 +138,10 @@ class NsqClients:
         """The producer, open."""
         with self._lock:
             if self._producer is None:
-                own = settings_for(producer_settings(), self._settings)
-                self._producer = self._opened.enter_context(sync.Producer(**self.addresses, **own))
+                shared = self._shared
+                own = settings_for(producer_settings(), shared.values)
+                producer = sync.Producer(shared.lookupd, nsqd=shared.nsqd, **own)
+                self._producer = self._opened.enter_context(producer)
             return self._producer
 
     @property
@@ -153,8 +163,11 @@ class NsqClients:
 
     def consumer(self, topics: Iterable[str], channel: str, max_in_flight: int) -> sync.Consumer:
         """Return a consumer that is not open."""
-        own = settings_for(consumer_settings(), self._settings)
-        return sync.Consumer(tuple(topics), channel, **self.addresses, max_in_flight=max_in_flight, **own)
+        shared = self._shared
+        own = settings_for(consumer_settings(), shared.values)
+        return sync.Consumer(
+            tuple(topics), channel, shared.lookupd, nsqd=shared.nsqd, max_in_flight=max_in_flight, **own
+        )
 
     def check(self) -> None:
         """Check that the servers respond.

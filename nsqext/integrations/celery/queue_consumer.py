@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from nsqext.integrations import MAX_DELAY
-from nsqext.integrations.celery.envelope import decode_message, due_time, foreign_message
+from nsqext.integrations.celery.envelope import decode_message, due_time, expires_after, foreign_message
 
 if TYPE_CHECKING:
     from nsqext import sync
@@ -25,7 +25,7 @@ Receive = Callable[["QueueConsumer", dict[str, Any], "Message"], None]
 
 
 class QueueConsumer:
-    """Receives the messages of a queue, and drops those that no binding selects.
+    """Receives the messages of a queue, and drops those that no binding selects or that have expired.
 
     A task whose ``eta`` is later than ``eta_hold`` goes back to the server until then: the worker would keep it in
     flight, for longer than servers allow.
@@ -101,6 +101,10 @@ class QueueConsumer:
         decoded = decode_message(message.body, message.headers) or foreign_message(message.body, self.queue)
         route = decoded["properties"]["delivery_info"]
         if not self._selects(route.get("exchange", ""), route["routing_key"]):
+            message.finish()
+            return
+        lifetime = expires_after(decoded)
+        if lifetime is not None and time.time() > message.timestamp / 1e9 + lifetime:
             message.finish()
             return
         due = due_time(decoded)

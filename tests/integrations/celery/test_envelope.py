@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext.integrations.celery.envelope import decode_message, due_time, encode_message, foreign_message
+from nsqext.integrations.celery.envelope import decode_message, due_time, encode_message, expires_after, foreign_message
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=8),
@@ -77,3 +77,9 @@ def test_the_time_of_a_task_is_read_from_its_eta() -> None:
         is due_time({"headers": {"eta": "x"}})
         is None
     )
+
+
+@pytest.mark.parametrize(("expiration", "seconds"), [("1500", 1.5), (None, None), ("soon", None)])
+def test_the_expiration_is_read_in_milliseconds(expiration: str | None, seconds: float | None) -> None:
+    assert expires_after(message(b"", expiration=expiration)) == seconds
+    assert expires_after(foreign_message(b"", "q")) is None

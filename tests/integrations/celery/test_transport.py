@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import socket
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from kombu.exceptions import ChannelError
 
 from nsqext import sync
 from nsqext.errors import InvalidSetting, NsqError, OperationNotSupported
+from nsqext.lookup.metadata import MetadataCache
 from tests.support.blocking_client import eventually
 
 if TYPE_CHECKING:
@@ -187,6 +189,36 @@ def test_a_task_with_an_eta_stays_at_the_server_until_then(connect: Connect, nam
     assert receiver.wait(1) == ["now"]
     assert receiver.wait(2) == ["now", "later"]
     assert datetime.datetime.now(datetime.UTC) > later - datetime.timedelta(seconds=0.5)
+
+
+def test_expired_messages_are_dropped(connect: Connect, name: str) -> None:
+    queue = kombu.Queue(name)
+    connection = connect()
+    publish(connection, "expired", queue, routing_key=name, expiration=0.1)
+    publish(connection, "kept", queue, routing_key=name, expiration=60)
+    time.sleep(0.2)
+    receiver = Receiver(connection, queue)
+    assert receiver.wait(1) == ["kept"]
+    assert receiver.idle()
+
+
+def test_the_clients_of_a_connection_share_a_lookup(
+    connect: Connect, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[MetadataCache] = []
+    original = MetadataCache.__init__
+
+    def record(cache: MetadataCache, *arguments: Any, **options: Any) -> None:
+        made.append(cache)
+        original(cache, *arguments, **options)
+
+    monkeypatch.setattr(MetadataCache, "__init__", record)
+    connection = connect()
+    for number in range(2):
+        queue = kombu.Queue(f"{name}_{number}")
+        publish(connection, number, queue, routing_key=queue.name)
+        assert Receiver(connection, queue).wait(1) == [number]
+    assert len(made) == 1
 
 
 def test_messages_of_other_publishers_are_delivered_as_binary(connect: Connect, cluster: Cluster, name: str) -> None:

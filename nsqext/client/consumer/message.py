@@ -150,6 +150,8 @@ class InFlightCount:
 
 
 _NOT_COUNTED = InFlightCount()
+_FRESH = 0.2
+"""Seconds for which a message cannot have timed out: servers grant at least one second."""
 
 
 class Message(RawMessage):
@@ -253,6 +255,11 @@ class Message(RawMessage):
     def expired(self) -> bool:
         """Whether it timed out or lost its connection, so that the server redelivers it."""
         return self.owner.expired(self)
+
+    def may_begin(self, now: float) -> bool:
+        """Return whether it is in flight before its handler begins, also if the process stood still until now."""
+        # without the guard, two calls for each message would cost 5 % of what a message costs
+        return self.received >= self.owner.horizon and (now - self.received < _FRESH or not self.expired)
 
     async def finish(self) -> None:
         """Acknowledge the message, so that it is not redelivered.

@@ -293,7 +293,7 @@ class ConsumerSession:
                 self.flush()
                 await message.budget.wait()
                 continue
-            if message.received >= message.owner.horizon:
+            if message.may_begin(_clock()):
                 return message
 
     def request_more(self) -> float:

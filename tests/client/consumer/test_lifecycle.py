@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import signal
-from contextlib import suppress
+import time
+from contextlib import AsyncExitStack, suppress
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING
 
 import anyio
@@ -14,7 +16,7 @@ from anyio import create_task_group
 
 import nsqext
 from nsqext import App, ClientEvent, Consumer, ConsumerSettings, Message, MessageBatch, Producer
-from nsqext.errors import InvalidState, LookupFailed, LookupUnreachable, NegotiationFailed
+from nsqext.errors import InvalidState, LookupFailed, LookupUnreachable, MessageNotInFlight, NegotiationFailed
 from tests.support.consumers import QUICK, depth, eventually, publish, quick, running, take
 from tests.support.fake_lookupd import answering, http, serving
 from tests.support.fake_nsqd import PLAIN, error, message, obey, scripted_lookup, scripted_node
@@ -450,3 +452,59 @@ async def test_an_error_without_text_has_a_dead_letter(cluster: Cluster, topic: 
         assert letter.body == b"a"
         assert letter.headers["dead-letter-error"] == "Unprintable: <no text: RuntimeError>"
         await letter.finish()
+
+
+# --- a process that stood still ------------------------------------------------------------------------------------
+
+
+async def test_a_message_that_timed_out_while_the_process_stood_still_is_not_handled(
+    cluster: Cluster, topic: str
+) -> None:
+    """It waited in the queue of the consumer, behind one that is handled, or was not read from the socket."""
+    begun: dict[str, list[tuple[bytes, int]]] = {}
+    release = anyio.Event()
+
+    async def handle(message: Message) -> None:
+        begun.setdefault(message.topic, []).append((message.body, message.attempts))
+        if message.body == b"a":
+            await release.wait()
+        with suppress(MessageNotInFlight):
+            await message.finish()
+
+    async def iterate(consumer: Consumer) -> None:
+        async for message in consumer:
+            await handle(message)
+
+    async def take_batches(consumer: Consumer) -> None:
+        async for batch in consumer.batches(max_count=1):
+            await handle(batch[0])
+
+    queued: list[Consumer] = []
+    unread: list[Consumer] = []
+    async with AsyncExitStack() as stack, create_task_group() as tasks:
+        for ordered, way in product((False, True), ("handler", "iteration", "batches")):
+            for group in (queued, unread):
+                name = f"{topic}{way}{ordered:d}{len(group)}{group is queued:d}"
+                cluster.create_topic(name, partitions=2, ordered=ordered, channels=["ch"])
+                consumer = Consumer(name, "ch", lookupd=cluster.lookupd, msg_timeout=2.0, auto_touch=False, **QUICK)
+                group.append(consumer)
+                if way == "handler":
+                    consumer.handler(handle)
+                await stack.enter_async_context(consumer)
+                if way != "handler":
+                    tasks.start_soon(iterate if way == "iteration" else take_batches, consumer)
+        for consumer in queued:
+            publish(cluster, consumer.topics[0], b"a", partition=0)
+        await eventually(lambda: len(begun) == len(queued))
+        for consumer in queued:
+            publish(cluster, consumer.topics[0], b"b", partition=1)
+        await eventually(lambda: all(consumer.statistics().in_flight == 2 for consumer in queued))
+        for consumer in unread:
+            publish(cluster, consumer.topics[0], b"b", partition=1)
+        time.sleep(2.5)  # as SIGSTOP: nothing of this process runs
+        release.set()
+        names = [consumer.topics[0] for consumer in (*queued, *unread)]
+        await eventually(lambda: not any(depth(cluster, name) for name in names))
+        tasks.cancel_scope.cancel()
+    for name in names:
+        assert all(attempts > 1 for body, attempts in begun[name] if body == b"b"), name

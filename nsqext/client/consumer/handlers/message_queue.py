@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
 
 __all__ = ("MessageQueue",)
+
+_clock = time.monotonic
 
 
 class MessageQueue:
@@ -43,7 +46,7 @@ class MessageQueue:
         messages = self.messages
         try:
             first = messages[0]
-            if self.stopped or first.received < first.owner.horizon or first.budget is not None or first.attempts > 1:
+            if self.stopped or first.budget is not None or first.attempts > 1 or not first.may_begin(_clock()):
                 return None
             message = messages.popleft()
         except IndexError:
@@ -67,8 +70,8 @@ class MessageQueue:
 
         Those that do not fit into the budget for unpacked bytes stay.
         """
-        messages = self.messages
-        taken = [message for message in self.take_all(count) if message.received >= message.owner.horizon]
+        messages, now = self.messages, _clock()
+        taken = [message for message in self.take_all(count) if message.may_begin(now)]
         for number, message in enumerate(taken):
             if message.budget is not None and not message.try_unpack():
                 messages.extendleft(reversed(taken[number:]))

@@ -163,18 +163,18 @@ class Workers:
                 return burst(slot, queue)
 
         messages = queue.messages
-        since = _clock()
+        now = since = _clock()
         while not queue.stopped:
             if not messages:
                 self._flush()
                 await queue.wait()
-                since = _clock()
+                now = since = _clock()
                 continue
             try:
                 message = messages.popleft()
             except IndexError:  # the thread of another worker has taken it
                 continue
-            if message.received < message.owner.horizon:
+            if not message.may_begin(now):
                 self._expired(message)  # it timed out in the queue, or its connection ended: it is redelivered
                 continue
             slot.message = message
@@ -203,7 +203,7 @@ class Workers:
                 self._stall.took((message,), now - since)
                 self._flush()
                 await checkpoint()
-                since = _clock()
+                now = since = _clock()
             slot.message = None
 
     async def _unpack(self, message: Message) -> bool:
@@ -211,7 +211,7 @@ class Workers:
         while message.budget is not None and not message.try_unpack():
             self._flush()
             await message.budget.wait()
-        return message.received >= message.owner.horizon
+        return message.may_begin(_clock())
 
     async def _work_batches(self, slot: Slot, handler: BatchHandler, collector: BatchCollector) -> None:
         while messages := await collector.collect(handler.limits):

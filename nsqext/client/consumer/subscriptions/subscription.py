@@ -56,6 +56,9 @@ class SubscriptionMonitor(Protocol):
     def received(self, subscription: Subscription, count: int, size: int, now: float) -> None:
         """Record the number and the bytes of the messages of one read, after they were queued."""
 
+    def earliest_receipt(self, now: float) -> float:
+        """Return since when bytes that are read at a time may have been in the socket."""
+
     def needs_flush(self, subscription: Subscription) -> None:
         """Record that commands are pending."""
 
@@ -209,7 +212,7 @@ class Subscription:
         messages: list[Message] = []
         delayed = False
         failure: NsqError | None = None
-        counted = InFlightCount(now)
+        counted = InFlightCount(self._monitor.earliest_receipt(now))
         try:
             for data in frames:
                 message = Message(self, counted)

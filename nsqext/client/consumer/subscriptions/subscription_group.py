@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from math import inf
 from typing import TYPE_CHECKING
 
 import anyio
@@ -78,7 +79,8 @@ class SubscriptionGroup:
         self._unsent: list[Subscription] = []
         self._flush_due = anyio.Event()
         self._tick_due = anyio.Event()
-        self._due_at = 0.0
+        self._ticked_at = 0.0
+        self._due_at = inf
         self._all_due = 0.0
         self._idle = False
         self._received_at = 0.0
@@ -161,6 +163,13 @@ class SubscriptionGroup:
             self._levels.clear()
         return active
 
+    def earliest_receipt(self, now: float) -> float:
+        """Return since when bytes that are read at a time may have been in the socket.
+
+        If the timer is late, the process or its event loop stood still, and servers have sent bytes since the last tick.
+        """
+        return now if now - self._due_at < _TICK else self._ticked_at
+
     # Sending
 
     def needs_flush(self, subscription: Subscription) -> None:
@@ -191,7 +200,7 @@ class SubscriptionGroup:
     async def run_timer(self) -> None:
         """Tick for ever: a few times a second while messages are in flight, rarely while the consumer is idle."""
         while True:
-            started = _clock()
+            self._ticked_at = started = _clock()
             pause = min(self._pause(started), self._until_probe(started))
             self._tick_due, self._due_at = anyio.Event(), started + pause
             with anyio.move_on_after(pause):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import logging
+import warnings
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from nsqext.client.producer.producer import Producer as AsyncProducer
 from nsqext.client.producer.request import OutgoingMessage
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
     from nsqext.types import Receipt, TopicMeta
 
 __all__ = ("Batcher", "Producer")
+
+logger: logging.Logger = logging.getLogger("nsqext.sync")
 
 
 class Producer(BlockingClient):
@@ -173,11 +179,16 @@ class Producer(BlockingClient):
         max_count: int = 1000,
         max_bytes: int = 1 << 20,
         max_pending: int = 10_000,
+        drain_at_exit: bool = False,
     ) -> Batcher:
         """Return a batcher: it takes messages one by one and publishes them in batches, in the background.
 
-        Use it as a context manager inside the producer's. Parameters and errors are those of
+        Use it as a context manager inside the producer's. The other parameters and the errors are those of
         `nsqext.Producer.batcher`.
+
+        Args:
+            drain_at_exit: publish what is pending when the program ends without having closed the batcher, for at most
+                the ``close_timeout`` of the producer. What is left then is counted in a warning.
         """
         make = functools.partial(
             self._producer.batcher,
@@ -186,7 +197,8 @@ class Producer(BlockingClient):
             max_bytes=max_bytes,
             max_pending=max_pending,
         )
-        return Batcher(self._run_now(functools.partial(make, topic)), self._portal)
+        batcher = self._run_now(functools.partial(make, topic))
+        return Batcher(batcher, self._portal, self._producer.aclose if drain_at_exit else None)
 
 
 class Batcher(BlockingClient):
@@ -194,10 +206,16 @@ class Batcher(BlockingClient):
 
     _what = "batcher"
 
-    def __init__(self, batcher: AsyncBatcher, portal: BlockingPortal | None) -> None:
+    def __init__(
+        self,
+        batcher: AsyncBatcher,
+        portal: BlockingPortal | None,
+        drain: Callable[[], Coroutine[Any, Any, None]] | None,
+    ) -> None:
         super().__init__()
         self._batcher = batcher
         self._shared = portal
+        self._drain = drain
 
     def __enter__(self) -> Self:
         if self._portal is not None:
@@ -205,14 +223,29 @@ class Batcher(BlockingClient):
         # not in a task that lasts until the exit: the producer, which may be closed before, would wait for it
         call(self._shared, self._what, self._batcher.__aenter__)
         self._portal = self._shared
+        atexit.register(self._exit_of_program)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         portal, self._portal = self._portal, None
+        atexit.unregister(self._exit_of_program)
         if portal not in shared_loop.orphaned:  # otherwise the parent process closes it
             call(portal, self._what, self._batcher.__aexit__, kind, error, trace)
+
+    def _exit_of_program(self) -> None:
+        """Publish what is pending, if the caller asked for it; warn about messages that are lost."""
+        if self._portal in shared_loop.orphaned:
+            return
+        if self._drain is not None and self.pending:
+            with suppress(InvalidState):  # its event loop has ended
+                call(self._portal, self._what, self._drain)
+        lost = self.pending + len(self._batcher.take_failed())
+        if lost:
+            text = f"{lost} messages of a batcher were not published, because the program ended before it was closed"
+            logger.warning("%s", text)
+            warnings.warn(text, ResourceWarning, source=self, stacklevel=1)
 
     @property
     def pending(self) -> int:

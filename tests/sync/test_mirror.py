@@ -27,7 +27,7 @@ ASYNC_ONLY = {
     "Batcher": {"end"},  # called by the producer
     # called by the consumer
     "Message": {
-        *("finish_now", "mark_answered", "renew", "replace_body", "requeue_now", "try_unpack", "unpack"),
+        *("finish_now", "mark_answered", "may_begin", "renew", "replace_body", "requeue_now", "try_unpack", "unpack"),
         "with_unpacked_body",
     },
     "MessageBatch": {"finish_now"},
@@ -36,6 +36,8 @@ SYNC_ONLY = {"of"}
 SERVED = {"Consumer.run": "serve"}
 """The blocking one uses the shared event loop, so it has no choice of a backend."""
 # a type of the asynchronous client -> that of the blocking one
+AT_EXIT = {"drain_at_exit"}
+"""The program of an asynchronous client leaves its event loop, and so the block, before it ends."""
 TYPES = {r"MessageBatches": "Iterator[MessageBatch]"}
 
 
@@ -62,7 +64,7 @@ def described(value: object) -> list[tuple[str, object, object, str]]:
     parameters = [
         (name, parameter.kind, parameter.default, str(parameter.annotation))
         for name, parameter in signature.parameters.items()
-        if name != "self"
+        if name not in {"self", *AT_EXIT}
     ]
     return [*parameters, ("return", None, None, blocking_type(str(signature.return_annotation)))]
 

@@ -19,6 +19,7 @@ import pytest
 import nsqext
 from nsqext import sync
 from nsqext.errors import BatchFailed, DeliveryUnknown, InvalidBody, InvalidState, TopicNotFound
+from tests.support.consumers import depth
 from tests.support.messages import placed
 
 if TYPE_CHECKING:
@@ -283,3 +284,43 @@ def test_a_producer_that_is_dropped_without_close_does_not_block_the_program() -
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=False)
     assert (run.returncode, run.stdout, run.stderr) == (0, "continued\n", "")
+
+
+@pytest.mark.parametrize("drain", [False, True])
+@pytest.mark.parametrize("end", ["", "raise SystemExit(3)"])
+def test_messages_of_a_batcher_are_published_or_counted_when_the_program_ends(
+    cluster: Cluster, topic: str, drain: bool, end: str
+) -> None:
+    program = f"""
+from nsqext import sync
+producer = sync.Producer({cluster.lookupd!r}).start()
+producer.publish({topic!r}, b"first")
+batcher = producer.batcher({topic!r}, linger=30.0, drain_at_exit={drain})
+batcher.__enter__()
+for number in range(7):
+    batcher.add(b"%d" % number)
+{end}
+"""
+    command = [sys.executable, "-W", "default::ResourceWarning", "-c", program]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == (3 if end else 0), run.stderr
+    stored = depth(cluster, topic)
+    if drain:
+        assert (stored, run.stderr) == (8, "")
+    else:
+        assert stored == 1
+        assert "ResourceWarning: 7 messages of a batcher were not published" in run.stderr
+        assert run.stderr.startswith("7 messages of a batcher were not published")
+
+
+def test_a_batcher_that_cannot_be_drained_when_the_program_ends_counts_its_messages() -> None:
+    program = """
+from nsqext import sync
+producer = sync.Producer("127.0.0.1:1", close_timeout=0.2).start()
+batcher = producer.batcher("t", drain_at_exit=True)
+batcher.__enter__()
+batcher.add(b"x")
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 0
+    assert "1 messages of a batcher were not published" in run.stderr

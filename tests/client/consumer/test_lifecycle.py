@@ -472,8 +472,8 @@ async def test_a_message_that_timed_out_while_the_process_stood_still_is_not_han
             await message.finish()
 
     async def iterate(consumer: Consumer) -> None:
-        async for message in consumer:
-            await handle(message)
+        async for received in consumer:
+            await handle(received)
 
     async def take_batches(consumer: Consumer) -> None:
         async for batch in consumer.batches(max_count=1):
@@ -501,7 +501,7 @@ async def test_a_message_that_timed_out_while_the_process_stood_still_is_not_han
         await eventually(lambda: all(consumer.statistics().in_flight == 2 for consumer in queued))
         for consumer in unread:
             publish(cluster, consumer.topics[0], b"b", partition=1)
-        time.sleep(2.5)  # as SIGSTOP: nothing of this process runs
+        time.sleep(2.5)  # noqa: ASYNC251 - as SIGSTOP: nothing of this process runs
         release.set()
         names = [consumer.topics[0] for consumer in (*queued, *unread)]
         await eventually(lambda: not any(depth(cluster, name) for name in names))

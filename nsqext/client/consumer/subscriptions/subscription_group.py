@@ -166,7 +166,7 @@ class SubscriptionGroup:
     def earliest_receipt(self, now: float) -> float:
         """Return since when bytes that are read at a time may have been in the socket.
 
-        If the timer is late, the process or its event loop stood still, and servers have sent bytes since the last tick.
+        If the timer is late, the process or its event loop stood still: servers may have sent them since the last tick.
         """
         return now if now - self._due_at < _TICK else self._ticked_at
 

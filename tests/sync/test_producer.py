@@ -31,32 +31,6 @@ def parameters(function: Callable[..., object]) -> list[tuple[str, object, objec
     return [(one.name, one.kind, one.default) for one in found]
 
 
-@pytest.mark.parametrize(
-    ("blocking", "original"),
-    [
-        (sync.Producer, nsqext.Producer),
-        (sync.Consumer, nsqext.Consumer),
-        (sync.Batcher, nsqext.Batcher),
-        (sync.Message, nsqext.Message),
-    ],
-)
-def test_names_and_parameters_equal_those_of_the_asynchronous_classes(blocking: type, original: type) -> None:
-    for name in vars(blocking):
-        method = getattr(original, name, None)
-        if name.startswith("_") or not inspect.isfunction(method):
-            continue
-        same = (
-            nsqext.Consumer.serve if (blocking, name) == (sync.Consumer, "run") else method
-        )  # without a choice of a backend
-        assert parameters(getattr(blocking, name)) == parameters(same), name
-    internal = {"finish_now", "requeue_now", "unpack", "end", "backoff", "header", "received", "owner", "version"}
-    internal |= {"delivered", "renew", "replace_body", "serve", "wait"}
-    internal |= {"budget", "counted", "mark_answered", "try_unpack", "with_unpacked_body"}
-    internal |= {"aclose"} if hasattr(blocking, "close") else set()
-    missing = {name for name in dir(original) if not name.startswith("_")} - set(dir(blocking)) - internal
-    assert missing == set()
-
-
 def test_constructors_take_the_same() -> None:
     assert parameters(sync.Producer.__init__) == parameters(nsqext.Producer.__init__)
     assert parameters(sync.Consumer.__init__) == parameters(nsqext.Consumer.__init__)

@@ -12,7 +12,7 @@ SPHINX = rm -rf docs/reference/api/generated && $(VENV)/check/bin/sphinx-build -
 PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo pipeline test chaos hostile simulate mutate soak fuzz spark-cluster spark-long check coverage docs docs-layout docs-search release-check bench bench-check scale clean
+.PHONY: help demo pipeline test chaos hostile simulate mutate soak soak-tasks fuzz spark-cluster spark-long check coverage docs docs-layout docs-search release-check bench bench-check scale clean
 
 help:
 	@echo "make demo        publish and consume a real day of flights on a three-node cluster"
@@ -23,6 +23,7 @@ help:
 	@echo "make simulate    run SEEDS=500 simulated schedules of faults on all cores"
 	@echo "make mutate      insert bugs into client and broker, and count the seeds that find them"
 	@echo "make soak        run real processes under kill -9, SIGSTOP and cut connections for MINUTES=20"
+	@echo "make soak-tasks  10,000 tasks of Celery and Taskiq while workers, nsqd and lookup are killed"
 	@echo "make fuzz        fuzz every parser of untrusted bytes, each for SECONDS=60"
 	@echo "make spark-long  kill a streaming query ten times and check its output (needs Java 17)"
 	@echo "make spark-cluster  read, write and stream on a Spark cluster while its processes are killed (needs Java 17)"
@@ -62,6 +63,10 @@ mutate: $(VENV)/test/.ready
 MINUTES ?= 20
 soak: $(VENV)/test/.ready
 	$(VENV)/test/bin/python -m tests.soak --minutes $(MINUTES)
+
+soak-tasks: $(VENV)/test/.ready
+	set -e; for framework in celery taskiq; do for target in embedded broker original; do \
+		$(VENV)/test/bin/python -m tests.soak.tasks --framework $$framework --target $$target; done; done
 
 SECONDS ?= 60
 fuzz: $(VENV)/fuzz/.ready
@@ -119,7 +124,7 @@ $(VENV)/test/.ready: INSTALL = ".[all]" --group test --group coverage
 $(VENV)/check/.ready: INSTALL = ".[all]" --group test --group lint --group type --group docs --group layout --group release
 $(VENV)/fuzz/.ready: INSTALL = ".[broker,cli,snappy,speed]" --group fuzz
 $(VENV)/release/.ready: INSTALL = "." --group release
-$(VENV)/bench/.ready: INSTALL = ".[broker,cli,spark,speed]" --group bench
+$(VENV)/bench/.ready: INSTALL = ".[broker,celery,cli,spark,speed]" --group bench
 
 $(VENV)/%/.ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11: make PYTHON=python3.12 $(@:$(VENV)/%/.ready=%)"; exit 1; }

@@ -24,7 +24,15 @@ from tests.support.programs import ROOT
 if TYPE_CHECKING:
     from nsqext.testing.simulation import Fault
 
-__all__ = ("BrokerProcess", "EmbeddedProcess", "RealCluster", "SoakCluster", "new_cluster", "targets")
+__all__ = (
+    "BrokerProcess",
+    "EmbeddedProcess",
+    "OriginalProcesses",
+    "RealCluster",
+    "SoakCluster",
+    "new_cluster",
+    "targets",
+)
 
 End = Callable[[], object]
 _NODES = ("n1", "n2", "n3")
@@ -35,6 +43,7 @@ _KILL = os.environ.get("NSQEXT_TEST_KILL_LEADER", "")
 _START_NODE = os.environ.get("NSQEXT_TEST_START_NODE", "")
 _FREEZE = os.environ.get("NSQEXT_TEST_FREEZE_NODE", "")
 _THAW = os.environ.get("NSQEXT_TEST_THAW_NODE", "")
+_PROGRAMS = os.environ.get("NSQEXT_TEST_NSQ_PROGRAMS", "")
 
 
 class SoakCluster(Protocol):
@@ -257,6 +266,71 @@ class BrokerProcess:
             self._end(kill=False)
 
 
+class OriginalProcesses:
+    """Two nsqd and a nsqlookupd of the original NSQ, each a process with files that is killed and started again.
+
+    Their programs are ours, or those in the directory NSQEXT_TEST_NSQ_PROGRAMS.
+    """
+
+    kinds: tuple[str, ...] = ("kill", "terminate", "lookup_kill")
+    key_failover: bool = False
+    settle: float = 20.0
+    shortest: float = 0.1
+
+    def __init__(self, folder: Path) -> None:
+        tcp, http, *ports = free_ports(6)
+        self.lookupd: list[str] = [f"127.0.0.1:{http}"]
+        addresses = ["-tcp-address", f"127.0.0.1:{tcp}", "-http-address", self.lookupd[0]]
+        self._commands: dict[str, list[str]] = {"l1": [*_program("nsqlookupd"), *addresses]}
+        for number, (node, web) in enumerate(zip(ports[:2], ports[2:], strict=True), 1):
+            data = folder / f"n{number}"
+            data.mkdir()
+            words = ["-lookupd-tcp-address", f"127.0.0.1:{tcp}", "-data-path", str(data), "-mem-queue-size", "0"]
+            words += ["-tcp-address", f"127.0.0.1:{node}", "-http-address", f"127.0.0.1:{web}"]
+            self._commands[f"n{number}"] = [*_program("nsqd"), *words, "-broadcast-address", "127.0.0.1"]
+        self._web = {"l1": http, "n1": ports[2], "n2": ports[3]}
+        self._folder = folder
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self) -> None:
+        for name in self._commands:
+            self._start(name)
+
+    def _start(self, name: str) -> None:
+        with (self._folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(self._commands[name], stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
+        self._processes[name] = process
+        deadline = time.monotonic() + _START
+        while not _responds(f"127.0.0.1:{self._web[name]}"):
+            if time.monotonic() > deadline or process.poll() is not None:
+                raise RuntimeError(f"{name} did not start: {(self._folder / f'{name}.log').read_text()}")
+            time.sleep(0.02)
+
+    def begin(self, fault: Fault, topics: Sequence[str]) -> End:
+        name = "l1" if fault.kind == "lookup_kill" else fault.target
+        process = self._processes[name]
+        process.send_signal(signal.SIGTERM if fault.kind == "terminate" else signal.SIGKILL)
+        process.wait()
+        return lambda: self._start(name)
+
+    def stop(self) -> None:
+        for process in reversed(self._processes.values()):
+            process.terminate()
+            process.wait()
+
+
+def _program(name: str) -> list[str]:
+    return [str(Path(_PROGRAMS) / name)] if _PROGRAMS else [sys.executable, "-m", "nsqext", name]
+
+
+def _responds(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{address}/ping", timeout=5.0):
+            return True
+    except OSError:
+        return False
+
+
 class RealCluster:
     """A cluster that runs already; its nodes are killed and started by the commands of environment variables."""
 
@@ -310,4 +384,6 @@ def new_cluster(target: str, seed: int, folder: Path) -> SoakCluster:
         return RealCluster()
     if target == "broker":
         return BrokerProcess(folder)
+    if target == "original":
+        return OriginalProcesses(folder)
     return EmbeddedProcess(seed)

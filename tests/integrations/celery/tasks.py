@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import celery
+import orjson
 
 import nsqext.integrations.celery  # noqa: F401 - registers nsq://
 
@@ -16,7 +17,7 @@ app.conf.task_reject_on_worker_lost = True
 app.conf.broker_connection_retry_on_startup = True
 app.conf.worker_prefetch_multiplier = 4
 # the original NSQ keeps messages of a lost connection until they time out
-app.conf.broker_transport_options = {"msg_timeout": 3.0}
+app.conf.broker_transport_options = {"msg_timeout": 3.0, **orjson.loads(os.environ.get("NSQ_OPTIONS", "{}"))}
 
 
 @app.task(name="note")  # type: ignore[untyped-decorator]

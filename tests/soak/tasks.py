@@ -1,0 +1,282 @@
+"""Tasks of Celery and Taskiq while workers, nsqd and lookup are killed: ``python -m tests.soak.tasks``.
+
+Each task must run at least once, and none may be left in the queue.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+from attrs import define, frozen
+
+from nsqext import NsqError, sync
+from nsqext.testing.simulation import Fault
+from tests.soak.clusters import SoakCluster, new_cluster, targets
+from tests.support.programs import ROOT
+
+__all__ = ("FRAMEWORKS", "TaskResult", "main", "run_tasks")
+
+FAULTS = ("kill a child", "kill a worker", "kill an nsqd", "restart lookup")
+_DOWN = 2.0
+"""Seconds for which a node is down."""
+_PATIENT = 120.0
+"""Seconds without progress after which tasks count as stuck."""
+
+
+@frozen
+class Framework:
+    """How a framework runs and sends tasks.
+
+    Attributes:
+        module: the module of its tasks.
+        queue: its topic and its channel.
+        command: words of a worker with two processes.
+        send: sends the tasks ``numbers``, each with its duration in seconds.
+    """
+
+    module: str
+    queue: str
+    command: Callable[[str], list[str]]
+    send: Callable[[Any, range, float], None]
+
+
+def _send_celery(module: Any, numbers: range, seconds: float) -> None:
+    for number in numbers:
+        while True:
+            try:
+                module.note.delay(number, seconds)
+                break
+            except Exception as error:
+                _check_retryable(error)
+                time.sleep(0.1)
+
+
+def _send_taskiq(module: Any, numbers: range, seconds: float) -> None:
+    async def send() -> None:
+        await module.broker.startup()
+        for number in numbers:
+            while True:
+                try:
+                    await module.note.kiq(number, seconds)
+                    break
+                except Exception as error:
+                    _check_retryable(error)
+                    await asyncio.sleep(0.1)
+        await module.broker.shutdown()
+
+    asyncio.run(send())
+
+
+def _check_retryable(error: BaseException) -> None:
+    """Raise an error that is not one of a node that is down; frameworks wrap them."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, NsqError):
+            return
+        found = found.__cause__
+    raise error
+
+
+def _celery_command(name: str) -> list[str]:
+    words = ["celery", "-A", _CELERY, "worker", "--concurrency", "2", "--hostname", f"{name}@soak"]
+    return [*words, "--loglevel", "WARNING"]
+
+
+def _taskiq_command(_: str) -> list[str]:
+    return ["taskiq", "worker", f"{_TASKIQ}:broker", "--workers", "2", "--max-async-tasks", "4"]
+
+
+_CELERY = "tests.integrations.celery.tasks"
+_TASKIQ = "tests.soak.taskiq_tasks"
+FRAMEWORKS: dict[str, Framework] = {
+    "celery": Framework(_CELERY, "celery", _celery_command, _send_celery),
+    "taskiq": Framework(_TASKIQ, "taskiq", _taskiq_command, _send_taskiq),
+}
+
+
+@frozen
+class TaskResult:
+    """What a run gave.
+
+    Attributes:
+        runs: how often each task ran.
+        missing: tasks that did not run.
+        waiting: messages in the queue at the end.
+        seconds: from the first task sent to the last one done.
+        faults: faults that were begun.
+    """
+
+    runs: Counter[int]
+    missing: list[int]
+    waiting: int
+    seconds: float
+    faults: list[str]
+
+
+@define
+class _Workers:
+    """Two workers with two processes each."""
+
+    framework: Framework
+    env: dict[str, str]
+    folder: Path
+    processes: dict[str, subprocess.Popen[bytes]]
+
+    def start(self, name: str) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            command = [sys.executable, "-m", *self.framework.command(name)]
+            self.processes[name] = subprocess.Popen(command, cwd=ROOT, env=self.env, stdout=log, stderr=log)
+
+    def children(self, name: str) -> list[int]:
+        pid = self.processes[name].pid
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        return sorted(int(child) for task in tasks for child in (task / "children").read_text().split())
+
+    def kill(self, name: str) -> None:
+        """Kill a worker with its processes, and start it again."""
+        for pid in (self.processes[name].pid, *self.children(name)):
+            os.kill(pid, signal.SIGKILL)
+        self.processes[name].wait()
+        self.start(name)
+
+    def stop(self) -> None:
+        for process in self.processes.values():
+            process.terminate()
+        for process in self.processes.values():
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _inject(fault: str, workers: _Workers, cluster: SoakCluster, kill: str) -> None:
+    if fault == "kill a child":
+        os.kill(workers.children("one")[-1], signal.SIGKILL)
+    elif fault == "kill a worker":
+        workers.kill("two")
+    else:
+        kinds = {"kill an nsqd": kill, "restart lookup": "lookup_kill"}
+        kind = kinds[fault] if kinds[fault] in cluster.kinds else cluster.kinds[0]
+        end = cluster.begin(Fault(kind, 0.0, _DOWN, "n1", 0.0), ())
+        time.sleep(_DOWN)
+        end()
+
+
+def run_tasks(
+    framework: Framework,
+    target: str,
+    count: int,
+    seconds: float,
+    *,
+    folder: Path,
+    kill: str = "kill",
+    environment: Callable[[str, str], None] = os.environ.__setitem__,
+) -> TaskResult:
+    """Send tasks to two workers, with each fault once, at even distances of the progress.
+
+    Args:
+        framework: the framework.
+        target: the kind of cluster.
+        count: number of tasks.
+        seconds: duration of each.
+        folder: for logs and files.
+        kill: how nsqd ends: ``kill`` or ``terminate``.
+        environment: sets a variable of this process, which sends the tasks.
+    """
+    notes = folder / "notes"
+    notes.touch()
+    cluster = new_cluster(target, 1, folder)
+    cluster.start()
+    options = {"topic_replicas": 2} if target == "embedded" and framework.module == _CELERY else {}
+    address = ",".join(cluster.lookupd) if framework.module == _TASKIQ else f"nsq://{cluster.lookupd[0]}"
+    own = {"NSQ_BROKER": address, "NSQ_NOTES": str(notes), "NSQ_OPTIONS": orjson.dumps(options).decode()}
+    workers = _Workers(framework, {**os.environ, **own}, folder, {})
+    for name, value in own.items():
+        environment(name, value)
+    sys.modules.pop(framework.module, None)
+    module = importlib.import_module(framework.module)
+    sender = threading.Thread(target=framework.send, args=(module, range(count), seconds), daemon=True)
+    faults: list[str] = []
+    try:
+        workers.start("one")
+        workers.start("two")
+        began = time.monotonic()
+        sender.start()
+        runs: Counter[int] = Counter()
+        progress = began
+        while len(runs) < count:
+            time.sleep(0.05)
+            found = Counter(int(line) for line in notes.read_text().splitlines())
+            if found.total() > runs.total():
+                progress = time.monotonic()
+            runs = found
+            if len(faults) < len(FAULTS) and len(runs) >= count * (len(faults) + 1) // (len(FAULTS) + 1):
+                faults.append(FAULTS[len(faults)])
+                _inject(faults[-1], workers, cluster, kill)
+            if time.monotonic() > progress + _PATIENT:
+                break
+        taken = progress - began
+        sender.join(_PATIENT)
+        waiting = _waiting(cluster, framework.queue)
+    finally:
+        workers.stop()
+        cluster.stop()
+    return TaskResult(runs, sorted(set(range(count)) - runs.keys()), waiting, taken, faults)
+
+
+def _waiting(cluster: SoakCluster, queue: str) -> int:
+    """Return the messages of the queue when all that are redelivered have been acknowledged, or at the end of 30 s."""
+    until = time.monotonic() + 30
+    with sync.Admin(cluster.lookupd) as admin:
+        while True:
+            partitions = admin.stats(queue, queue).partitions
+            count = sum(one.lag for partition in partitions for one in partition.channels.values())
+            if not count or time.monotonic() > until:
+                return count
+            time.sleep(0.5)
+
+
+def main() -> int:
+    """Run tasks under faults; 1 if one did not run, or if a message is left."""
+    parser = argparse.ArgumentParser(prog="python -m tests.soak.tasks", description=__doc__)
+    parser.add_argument("--framework", choices=tuple(FRAMEWORKS), default="celery")
+    parser.add_argument("--target", choices=(*targets(), "original"), default="embedded")
+    parser.add_argument("--tasks", type=int, default=10_000)
+    parser.add_argument("--seconds", type=float, default=0.005, help="duration of each task")
+    parser.add_argument("--terminate", action="store_true", help="end nsqd by SIGTERM instead of kill -9")
+    given = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix=f"soak-{given.framework}-"))
+    kill = "terminate" if given.terminate else "kill"
+    result = run_tasks(FRAMEWORKS[given.framework], given.target, given.tasks, given.seconds, folder=folder, kill=kill)
+    failed = bool(result.missing or result.waiting)
+    sys.stdout.write(
+        f"{given.framework} on {given.target}: {len(result.runs)} of {given.tasks} tasks ran in "
+        f"{result.seconds:.0f} s, {result.runs.total() - len(result.runs)} of them again, "
+        f"{len(result.missing)} not at all, "
+        f"{result.waiting} messages are left; {', '.join(result.faults)}\n"
+    )
+    if failed:
+        sys.stdout.write(f"logs: {folder}\n")
+    else:
+        shutil.rmtree(folder)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

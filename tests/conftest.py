@@ -78,6 +78,7 @@ _LONG = (
     "tests/docs/test_snippets.py",
     "tests/docs/test_migration.py",
     "tests/interop/test_clients.py",
+    "tests/delays/test_kill.py",
     "tests/stories/test_migrated_services.py",
     "tests/web/test_browser.py",
     "tests/testing/test_plugin.py",

@@ -48,11 +48,12 @@ ALLOWED: dict[str, set[str]] = {
     "middleware": PUBLIC,
     "observability": PUBLIC | {"middleware"},
     "app": PUBLIC | {"middleware"},
+    "delays": PUBLIC | {"app"},
     "spark": PUBLIC | {"sync"},
     "testing": PUBLIC | {"broker", "sync"},
     "integrations": PUBLIC | {"sync"},
     "web": PUBLIC | {"broker"},
-    "cli": PUBLIC | {"app", "broker", "observability", "spark", "sync", "testing", "web"},
+    "cli": PUBLIC | {"app", "broker", "delays", "observability", "spark", "sync", "testing", "web"},
 }
 
 CORE = {"anyio", "attrs", "httpx", "msgspec", "orjson", "tenacity"}

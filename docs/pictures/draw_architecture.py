@@ -33,6 +33,7 @@ _ROLES = {
     "broker": "in-process cluster",
     "cli": "commands",
     "client": "producer, consumer",
+    "delays": "relay, store",
     "dispatch": "key ranges",
     "errors": "one tree, with flags",
     "integrations": "Celery, Taskiq",

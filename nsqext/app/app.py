@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import anyio
 from anyio.lowlevel import current_token
@@ -126,6 +126,8 @@ class App(Router):
         key: str | bytes | None = None,
         partition: int | None = None,
         delay: float | None = None,
+        via: Literal["consumer", "relay"] | None = None,
+        identity: str | None = None,
     ) -> Receipt:
         """Encode a value and publish it; see `nsqext.app.encode_body` and `nsqext.Producer.publish`.
 
@@ -137,7 +139,9 @@ class App(Router):
             trace_id: trace id.
             key: key of the message.
             partition: the partition.
-            delay: seconds until it is delivered.
+            delay: seconds after which handlers receive it.
+            via: who delays it.
+            identity: identity of a delayed message.
 
         Raises:
             InvalidBody: the value cannot be encoded.
@@ -154,6 +158,8 @@ class App(Router):
             key=key,
             partition=partition,
             delay=delay,
+            via=via,
+            identity=identity,
         )
 
     # Clients

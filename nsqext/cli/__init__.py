@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("nsqext.cli.admin.check", "Probe the health of a cluster, topic or channel: exit code 0 or 1."),
     "lookup": ("nsqext.cli.admin.lookup", "Show lookup nodes, nsqd nodes and topics, or the partitions of a topic."),
     "relay": ("nsqext.cli.messages.relay", "Publish the messages of a topic to another topic, or send them to a URL."),
+    "delay": ("nsqext.cli.messages.delay", "Publish delayed messages when they are due; list and cancel them."),
     "trace": ("nsqext.cli.messages.trace", "Find a message by its trace id or message id."),
     "deadletters": ("nsqext.cli.messages.deadletters", "Publish dead letters to the topics where they were rejected."),
     "config": ("nsqext.cli.config", "Manage contexts: named connection settings."),

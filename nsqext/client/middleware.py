@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from attrs import define, field
 
@@ -48,6 +48,8 @@ class Publishing:
         key: key for all messages of a batch without a key of their own.
         partition: the partition that the caller chose.
         delay: seconds after which handlers receive the message.
+        via: see `nsqext.Producer.publish`.
+        identity: see `nsqext.Producer.publish`.
         receipts: receipts of the messages; empty until they are stored.
         on_topic: functions that are called with the topic's meta when it is known, before the messages are encoded;
             they may replace them.
@@ -60,6 +62,8 @@ class Publishing:
     key: str | bytes | None = None
     partition: int | None = None
     delay: float | None = None
+    via: Literal["consumer", "relay"] | None = None
+    identity: str | None = None
     receipts: Sequence[Receipt] = field(factory=tuple)
     on_topic: list[Callable[[TopicMeta], object]] = field(factory=list)
     entered: Collection[TopicKey] = field(default=(), repr=False)

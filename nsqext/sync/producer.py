@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from nsqext.client.producer.producer import Producer as AsyncProducer
 from nsqext.client.producer.request import OutgoingMessage
@@ -133,6 +133,8 @@ class Producer(BlockingClient):
         key: str | bytes | None = None,
         partition: int | None = None,
         delay: float | None = None,
+        via: Literal["consumer", "relay"] | None = None,
+        identity: str | None = None,
     ) -> Receipt:
         """Publish a message and wait until it is stored.
 
@@ -140,7 +142,7 @@ class Producer(BlockingClient):
         KeyboardInterrupt, it is unknown whether the message is stored.
         """
         direct = self._direct
-        if direct is not None and key is None and delay is None:
+        if direct is not None and key is None and delay is None and via is None and identity is None:
             receipt = direct.publish(topic, OutgoingMessage(body, headers, tag, trace_id), partition)
             if receipt is not None:
                 return receipt
@@ -152,8 +154,14 @@ class Producer(BlockingClient):
             key=key,
             partition=partition,
             delay=delay,
+            via=via,
+            identity=identity,
         )
         return self._run(publish, topic, body)
+
+    def cancel_delayed(self, identity: str) -> Receipt:
+        """Ask the relays not to publish a delayed message; see `nsqext.Producer.cancel_delayed`."""
+        return self._run(self._producer.cancel_delayed, identity)
 
     def publish_many(
         self,

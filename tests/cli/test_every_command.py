@@ -15,6 +15,8 @@ from attrs import frozen
 from docs.commands_table import commands
 from nsqext.broker import Cluster
 from nsqext.cli import PROGRAMS
+from nsqext.delays import DelayStore
+from nsqext.protocol.delay_record import DelayedMessage
 from nsqext.sync import Producer
 from tests.support.command_line import Terminal, run, started
 
@@ -67,6 +69,8 @@ ENDING = {
     "check": ("check {topic} ch", "healthy"),
     "lookup": ("lookup {topic}", "partition 0:"),
     "relay": ("relay {topic} --channel ch --to {other} --until-end", "1 message of {topic} relayed"),
+    "delay list": ("delay list --store {folder}/delayed", "order-17"),
+    "delay cancel": ("delay cancel order-17 --store {folder}/delayed", "order-17 cancelled"),
     "trace": ("trace {topic} 7", "trace id 7: one"),
     "deadletters replay": ("deadletters replay {other} --channel ch --idle 0.1", "0 dead letters of {other}"),
     "config set": ("config set made nsq://127.0.0.1:1", "context made is nsq://127.0.0.1:1"),
@@ -85,6 +89,7 @@ TABLES = {"demo": ("demo --nodes 1 --partitions 1", "no violations")}
 RUNNING = {
     "top": ("top {topic} --interval 0.1", "sorted by lag", 130),
     "broker": ("broker --nodes 1", "ready", 0),
+    "delay run": ("delay run --store {folder}/delayed", "waiting", 0),
     "web": ("web --port 0", "http://127.0.0.1:", 0),
     "run": ("run service:app", "all 1 workers are ready", 0),
     "nsqd": ("nsqd -tcp-address=127.0.0.1:0 -http-address=127.0.0.1:0", "HTTP: listening on 127.0.0.1:", 0),
@@ -125,6 +130,8 @@ def place(clusters: tuple[Cluster, Cluster], tmp_path: Path) -> Place:
     with Producer(cluster.lookupd) as producer:
         producer.publish(topic, b"one", key="k", trace_id=7)
     (tmp_path / "one.jsonl").write_text('{"body": "one"}\n')
+    with DelayStore(tmp_path / "delayed") as store:
+        store.add([(DelayedMessage(identity="order-17", topic=topic, due=2**42), b"later")])
     (tmp_path / "service.py").write_text(SERVICE.format(topic=topic))
     (tmp_path / "contexts.toml").write_text('[contexts]\n"here" = "nsq://127.0.0.1:1"\n')
     return Place(cluster.lookupd[0], original.lookupd[0], topic, other, tmp_path)

@@ -12,16 +12,22 @@ from nsqext.lookup.options import LookupOptions, LookupSettings
 from nsqext.protocol.client.body_compression import Codec, check_codec
 from nsqext.protocol.client.commands import DEFAULT_MAX_BODY_SIZE, DEFAULT_MAX_MESSAGE_SIZE
 from nsqext.protocol.hashing import KeyHash, key_hash
+from nsqext.protocol.names import check_topic
 from nsqext.transport.options import ConnectionOptions, ConnectionSettings
 from nsqext.waits import check_wait
 
 if TYPE_CHECKING:
     from tenacity.wait import wait_base
 
-__all__ = ("ProducerOptions", "ProducerSettings")
+__all__ = ("DELAY_TOPIC", "ProducerOptions", "ProducerSettings")
 
+DELAY_TOPIC = "delayed"
 _MAX_RETRY_WAIT = 1.0
-_CHOICES = {"on_unknown": ("retry", "raise"), "balance": ("round_robin", "least_pending")}
+_CHOICES = {
+    "on_unknown": ("retry", "raise"),
+    "balance": ("round_robin", "least_pending"),
+    "delay_via": ("consumer", "relay"),
+}
 _POSITIVE = (
     "timeout",
     "max_message_size",
@@ -76,6 +82,13 @@ class ProducerSettings(ConnectionSettings, LookupSettings, total=False):
     """How long publishes wait for a lookup service that has not answered since the producer was opened; an address
     that is not a lookup service fails at once.
     """
+    delay_via: Literal["consumer", "relay"]
+    """Who delays a message. With ``consumer`` it is published to its topic at once. The original NSQ keeps it, and
+    consumers of the redesigned one requeue it until it is due. With ``relay`` it is published to ``delay_topic``, and
+    ``nsqext delay run`` publishes it when it is due.
+    """
+    delay_topic: str
+    """Topic of the delayed messages for relays."""
     close_timeout: float
     """How long closing waits for publishes in flight."""
     connect: bool
@@ -99,6 +112,8 @@ class ProducerOptions:
     max_retry_wait: float = _MAX_RETRY_WAIT
     forget_after: float = 3600.0
     lookup_timeout: float = 10.0
+    delay_via: Literal["consumer", "relay"] = "consumer"
+    delay_topic: str = DELAY_TOPIC
     close_timeout: float = 5.0
     connect: bool = False
     connection: ConnectionOptions = field(factory=ConnectionOptions)
@@ -107,6 +122,7 @@ class ProducerOptions:
     def __attrs_post_init__(self) -> None:
         key_hash(self.key_hash)
         check_codec(self.compression)
+        check_topic(self.delay_topic)
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise InvalidSetting(f"{name}={getattr(self, name)!r} is neither {choices[0]!r} nor {choices[1]!r}")

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Literal, Self, Unpack
 from weakref import WeakSet
 
 import anyio
@@ -18,6 +18,7 @@ from nsqext.client.middleware import Middleware, Publishing, check_middleware, s
 from nsqext.client.producer.batch_publisher import BatchCall, BatchPublisher
 from nsqext.client.producer.batcher import Batcher, BatcherLimits
 from nsqext.client.producer.connection_pool import ConnectionPool
+from nsqext.client.producer.delay import cancellation, check_way, for_relay
 from nsqext.client.producer.key_groups import KeyGroups
 from nsqext.client.producer.key_lock import KeyLock
 from nsqext.client.producer.options import ProducerOptions, ProducerSettings
@@ -294,6 +295,8 @@ class Producer:
         key: str | bytes | None = None,
         partition: int | None = None,
         delay: float | None = None,
+        via: Literal["consumer", "relay"] | None = None,
+        identity: str | None = None,
     ) -> Receipt:
         """Publish a message and wait until it is stored.
 
@@ -309,6 +312,9 @@ class Producer:
             partition: the partition; otherwise partitions are used in turn.
             delay: seconds after which handlers receive it. The original NSQ keeps it, without headers. Consumers of the
                 redesigned NSQ requeue it until then; its topic needs extend headers and must not be ordered.
+            via: overrides the setting ``delay_via``. With ``relay``, the receipt is that of ``delay_topic``.
+            identity: identifies a message that a relay delays, for `cancel_delayed`; of several messages with one
+                identity, the relay publishes the first.
 
         Returns:
             The receipt, with partition and node.
@@ -327,11 +333,13 @@ class Producer:
         """
         if self._around is not None:
             message = OutgoingMessage(body, headers, tag, trace_id, key)
-            return (await self._around(Publishing(topic, [message], batch=False, partition=partition, delay=delay)))[0]
+            publishing = Publishing(topic, [message], batch=False, partition=partition, delay=delay)
+            publishing.via, publishing.identity = via, identity
+            return (await self._around(publishing))[0]
         # the fast path of nearly every publish: one coroutine, no request object
         data: bytes | None = None
         turn: TopicKey | None = None
-        ready = delay is None and self._tasks.in_event_loop()
+        ready = delay is None and via is None and identity is None and self._tasks.in_event_loop()
         target = self._ready_target(topic, body, partition, key) if ready else None
         connection = None if target is None else target.node.connection
         if key is not None and target is not None:
@@ -370,7 +378,10 @@ class Producer:
             finally:
                 if turn is not None:
                     self._key_lock.leave(turn)
-        return await self._publish_slowly(topic, OutgoingMessage(body, headers, tag, trace_id, key), partition, delay)
+        message = OutgoingMessage(body, headers, tag, trace_id, key)
+        if delay is None and via is None and identity is None:
+            return await self._publish_slowly(topic, message, partition)
+        return await self._publish_delayed(topic, message, partition, delay, via, identity)
 
     def _ready_target(self, topic: str, body: bytes, partition: int | None, key: str | bytes | None) -> Target | None:
         """Return the target of a message if it can be sent immediately; otherwise None, for the slow path."""
@@ -411,12 +422,44 @@ class Producer:
         except NsqError:
             return -1
 
-    async def _publish_slowly(
+    async def _publish_delayed(
         self,
         topic: str,
         message: OutgoingMessage,
         partition: int | None,
         delay: float | None,
+        via: Literal["consumer", "relay"] | None,
+        identity: str | None,
+        entered: Collection[TopicKey] = (),
+    ) -> Receipt:
+        """Publish a message with a delay, to its topic or to that of the relays."""
+        way = self._options.delay_via if via is None else via
+        check_way(way, delay, identity)
+        if not delay or way == "consumer":
+            return await self._publish_slowly(topic, message, partition, delay, entered)
+        check_choice(message.key, partition)
+        meta = await self.meta(topic)
+        message = for_relay(self._options, meta, topic, message, partition=partition, delay=delay, identity=identity)
+        return await self._publish_slowly(self._options.delay_topic, message)
+
+    async def cancel_delayed(self, identity: str) -> Receipt:
+        """Ask the relays not to publish a delayed message; it has no effect on one that was published.
+
+        Args:
+            identity: the identity that was given to `publish`; the message may be published later than this call.
+
+        Raises:
+            InvalidInput: it is no identity; nothing was sent.
+            NsqError: as for `publish`.
+        """
+        return await self._publish_slowly(self._options.delay_topic, OutgoingMessage(cancellation(identity)))
+
+    async def _publish_slowly(
+        self,
+        topic: str,
+        message: OutgoingMessage,
+        partition: int | None = None,
+        delay: float | None = None,
         entered: Collection[TopicKey] = (),
     ) -> Receipt:
         """Publish a message that needs more than a ready connection: a check, a lookup, a connection, or a lock."""
@@ -524,8 +567,9 @@ class Producer:
                 topic, messages, publishing.key, publishing.partition, entered
             )
         else:
+            delay, via, identity = publishing.delay, publishing.via, publishing.identity
             publishing.receipts = (
-                await self._publish_slowly(topic, messages[0], publishing.partition, publishing.delay, entered),
+                await self._publish_delayed(topic, messages[0], publishing.partition, delay, via, identity, entered),
             )
         return publishing.receipts
 

@@ -406,7 +406,7 @@ class MessageRequest(PublishRequest):
             raise DelayNotSupported(
                 f"consumers cannot delay messages of a topic that {reason}",
                 topic=self.topic,
-                hint="upgrade it with Admin.upgrade_topic" if not meta.ordered else "publish later",
+                hint='let a relay delay it: via="relay"',
             )
 
     def receipts(self, target: Target, response: bytes) -> list[Receipt]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from nsqext.client.consumer.handlers.batches import BatchHandler
-from nsqext.client.consumer.handlers.early_messages import EarlyMessages
 from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues, FailurePolicy
 from nsqext.client.consumer.handlers.in_flight import HeldMessages, touch_due
 from nsqext.client.consumer.handlers.key_lanes import KeyLanes
@@ -19,6 +18,7 @@ from nsqext.client.consumer.handlers.message_queue import MessageQueue
 from nsqext.client.consumer.handlers.stall import StallWatch
 from nsqext.client.consumer.handlers.workers import Workers
 from nsqext.client.consumer.message import UnpackBudget
+from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
 from nsqext.errors import InvalidInput
 from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.protocol.messages import is_text_id
@@ -74,7 +74,7 @@ class MessageDispatcher:
         self._flow = flow
         self._failed = failed
         self._delays = DelayedRequeues()
-        self.early: EarlyMessages = EarlyMessages(self._delays)
+        self.early: EarlyMessages = EarlyMessages(self._delays.add)
         self._stall = StallWatch(options.delivery.block_warning, "the loop over the consumer")
         self._lanes: KeyLanes | None = None
         self._workers: Workers | None = None

@@ -17,7 +17,6 @@ from nsqext.protocol.headers import DUE_HEADER
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues
     from nsqext.client.consumer.message import Message
 
 __all__ = ("EarlyMessages",)
@@ -31,11 +30,12 @@ class EarlyMessages:
     """Requeues messages that are not due, and corrects the attempts of the others.
 
     Args:
-        requeues: keeps the messages of ordered channels, where servers ignore the delay of a requeue.
+        requeue_at: keeps a message of an ordered channel, where servers ignore the delay of a requeue, and requeues it
+            at a time of the monotonic clock.
     """
 
-    def __init__(self, requeues: DelayedRequeues) -> None:
-        self._requeues = requeues
+    def __init__(self, requeue_at: Callable[[Message, float], None]) -> None:
+        self._requeue_at = requeue_at
         self._uncounted: dict[tuple[str, bytes], int] = {}
         """Deliveries of messages that came early more often than planned: the server has a shorter longest requeue,
         refused one, or the clocks of two consumers differ."""
@@ -56,7 +56,7 @@ class EarlyMessages:
                 continue
             left = min(ceil(max(due - now, 0.0) * 1000) / 1000, MAX_DELAY)
             if message.in_order:
-                self._requeues.add(message, _clock() + left)
+                self._requeue_at(message, _clock() + left)
             else:
                 send_requeue(message, left)
                 message.answered = True

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext.client.consumer.handlers import early_messages
-from nsqext.client.consumer.handlers.early_messages import EarlyMessages, due_time
 from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues
+from nsqext.client.consumer.subscriptions import early_messages
+from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages, due_time
 from tests.support.messages import RecordingOwner, make_message
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def handled(server: Server, early: EarlyMessages) -> Message:
 def test_a_delayed_message_is_handled_when_due_and_its_attempts_are_those_of_the_handler(
     delay: float, backlog: float, longest: float, failures: int
 ) -> None:
-    server, early = Server(delay, longest), EarlyMessages(DelayedRequeues())
+    server, early = Server(delay, longest), EarlyMessages(DelayedRequeues().add)
     server.now += backlog  # before it is delivered for the first time
     message = handled(server, early)
     assert server.now * 1000 >= server.due
@@ -88,15 +88,15 @@ def test_a_delayed_message_is_handled_when_due_and_its_attempts_are_those_of_the
 @given(st.floats(0.01, 3 * DAY))
 def test_another_consumer_counts_the_same_attempts(delay: float) -> None:
     server = Server(delay)
-    assert server.deliver_to(EarlyMessages(DelayedRequeues())) is None
-    message = server.deliver_to(EarlyMessages(DelayedRequeues()))
+    assert server.deliver_to(EarlyMessages(DelayedRequeues().add)) is None
+    message = server.deliver_to(EarlyMessages(DelayedRequeues().add))
     assert message is not None
     assert message.attempts == 1
     assert len(server.requeues) == 1
 
 
 def test_deliveries_of_a_refused_requeue_are_not_counted() -> None:
-    server, early = Server(600.0, longest=60.0), EarlyMessages(DelayedRequeues())  # redelivered after msg_timeout
+    server, early = Server(600.0, longest=60.0), EarlyMessages(DelayedRequeues().add)  # redelivered after msg_timeout
     assert handled(server, early).attempts == 1
     assert server.attempts == 11
     assert handled(server, early).attempts == 2
@@ -108,7 +108,7 @@ def test_on_an_ordered_channel_it_stays_in_flight_until_due() -> None:
     message = make_message(owner, timestamp=round(START * 1e9), due=round((START + 30) * 1000))
     clock = SimpleNamespace(time=lambda: START, monotonic=lambda: 0.0)
     with patch.object(early_messages, "time", clock), patch.object(early_messages, "_clock", clock.monotonic):
-        assert EarlyMessages(requeues).without_early([message], _refuse) == []
+        assert EarlyMessages(requeues.add).without_early([message], _refuse) == []
     assert list(requeues.waiting) == [message]
     requeues.tick(29.0)
     assert owner.commands == []
@@ -120,11 +120,11 @@ def test_on_an_ordered_channel_it_stays_in_flight_until_due() -> None:
 def test_another_value_is_no_due_time(value: str) -> None:
     message = make_message(RecordingOwner(), due=value)
     assert due_time(message) is None
-    assert EarlyMessages(DelayedRequeues()).without_early([message], _refuse) == [message]
+    assert EarlyMessages(DelayedRequeues().add).without_early([message], _refuse) == [message]
 
 
 def test_the_memory_of_uncounted_deliveries_is_bounded() -> None:
-    early = EarlyMessages(DelayedRequeues())
+    early = EarlyMessages(DelayedRequeues().add)
     with patch.object(early_messages, "_MOST_KNOWN", 2):
         for _ in range(3):
             server = Server(600.0, longest=60.0)

@@ -1,0 +1,119 @@
+"""``nsqext delay``: the relay of delayed messages, and the messages that wait in its store."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nsqext.cli.command import examples, perform
+from nsqext.cli.connection import Connection, connected
+from nsqext.cli.output import counted
+from nsqext.errors import InvalidSetting
+
+__all__ = ("app",)
+
+_STORE = "delayed.sqlite"
+
+Store = Annotated[Path, typer.Option(help="File of the store; relays of one machine share it.")]
+
+app: typer.Typer = typer.Typer()
+
+
+@app.command("run")
+@examples("nsqext delay run --store /var/lib/nsqext/delayed.sqlite")
+@connected
+def run(
+    connection: Connection,
+    store: Store = Path(_STORE),
+    topic: Annotated[str, typer.Option(help="Topic of the delayed messages.")] = "delayed",
+    channel: Annotated[str, typer.Option(help="Channel of all relays.")] = "relay",
+    keep: Annotated[
+        float, typer.Option(min=0, help="Seconds for which identities of published messages are known.")
+    ] = 86_400.0,
+    create: Annotated[bool, typer.Option(help="Create the topic if it does not exist (with lookup).")] = True,
+) -> None:
+    """Publish the messages of publish(delay=…, via="relay") when they are due, at least once, until ^C or SIGTERM.
+
+    Messages are in the store, not in the topic, from the moment when the relay has received them: keep the file on a
+    disk that survives a restart.
+    """
+
+    async def act() -> None:
+        from nsqext.app import App
+        from nsqext.client.settings import app_schema, settings_for
+        from nsqext.delays import DelayRelay, DelayStore
+
+        found = connection.load()
+        service = App(found.lookupd, nsqd=found.nsqd, **settings_for(app_schema().own, found.values))
+        with DelayStore(store) as opened:
+            relay = DelayRelay(opened, topic=topic, channel=channel, keep=keep)
+            relay.attach(service)
+            if create and found.lookupd:
+                async with connection.admin() as admin:
+                    await admin.create_topic(topic, channels=relay.channels, exist_ok=True)
+
+            @service.lifespan
+            async def report(_: App) -> AsyncIterator[None]:
+                waiting = opened.count()
+                text = f"relay of {topic} with {counted(waiting, 'waiting message')} in {store}"
+                connection.show({"topic": topic, "store": str(store), "waiting": waiting}, text)
+                yield
+
+            await service.serve(signals=True)
+
+    perform(act)
+
+
+@app.command("list")
+@examples("nsqext delay list", "nsqext delay list --topic orders --limit 10 --json")
+def show(
+    store: Store = Path(_STORE),
+    topic: Annotated[str | None, typer.Option(help="Messages for this topic only.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Messages shown, the first due ones.")] = 100,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON lines at a terminal too.")] = False,
+) -> None:
+    """List the messages that wait in the store of a relay."""
+    from nsqext.delays import DelayStore
+
+    with DelayStore(_existing(store)) as opened:
+        messages = opened.waiting(topic, limit)
+    connection = Connection(None, {}, json)
+    records = [
+        {
+            "identity": one.identity,
+            "topic": one.topic,
+            "due": datetime.fromtimestamp(one.due, UTC).isoformat(timespec="milliseconds"),
+            "error": one.error,
+        }
+        for one in messages
+    ]
+    connection.table(("identity", "topic", "due", "error"), records)
+
+
+@app.command("cancel")
+@examples("nsqext delay cancel order-17-reminder")
+def cancel(
+    identity: Annotated[str, typer.Argument(help="Identity of the message.")],
+    store: Store = Path(_STORE),
+    json: Annotated[bool, typer.Option("--json", help="Print a JSON line at a terminal too.")] = False,
+) -> None:
+    """Cancel a message in the store of a relay; exit with 1 if it does not wait there."""
+    from nsqext.delays import DelayStore
+
+    with DelayStore(_existing(store)) as opened:
+        done = opened.cancel(identity)
+    text = "cancelled" if done else "does not wait: unknown, published or cancelled before"
+    Connection(None, {}, json).show({"identity": identity, "cancelled": done}, f"{identity} {text}")
+    if not done:
+        raise typer.Exit(1)
+
+
+def _existing(store: Path) -> Path:
+    """Return the path of a store; raise `InvalidSetting` if there is no file, which would be created."""
+    if not store.is_file():
+        raise InvalidSetting(f"{store} does not exist", hint="give --store, the file of a relay")
+    return store

@@ -1,0 +1,82 @@
+"""Delayed messages that are published by a relay (`nsqext.delays`)."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from nsqext.client.producer.request import OutgoingMessage, check_delay, due_after, encode_message, key_bytes
+from nsqext.errors import ExtendNotSupported, InvalidInput, InvalidPartition
+from nsqext.protocol.delay_record import DelayCancel, DelayedMessage, encode_delay
+from nsqext.protocol.names import check_topic
+
+if TYPE_CHECKING:
+    from nsqext.client.producer.options import ProducerOptions
+    from nsqext.types import TopicMeta
+
+__all__ = ("MAX_IDENTITY", "cancellation", "check_way", "for_relay")
+
+MAX_IDENTITY = 200
+"""Characters of the longest identity of a delayed message."""
+
+
+def check_way(way: object, delay: float | None, identity: str | None) -> None:
+    """Raise InvalidInput where ``via`` is neither way, or an argument would be ignored."""
+    if way not in ("consumer", "relay"):
+        raise InvalidInput(f"via={way!r} is neither 'consumer' nor 'relay'")
+    if identity is not None and (delay is None or way != "relay"):
+        raise InvalidInput("identity= is for messages that a relay delays", hint='give delay= and via="relay"')
+
+
+def check_identity(identity: str) -> str:
+    """Return the identity of a delayed message.
+
+    Raises:
+        InvalidInput: it is not text, empty or too long.
+    """
+    if not isinstance(identity, str) or not 0 < len(identity) <= MAX_IDENTITY:
+        raise InvalidInput(f"identity={identity!r} is not text of 1 to {MAX_IDENTITY} characters")
+    return identity
+
+
+def for_relay(
+    options: ProducerOptions,
+    meta: TopicMeta,
+    topic: str,
+    message: OutgoingMessage,
+    *,
+    partition: int | None,
+    delay: float,
+    identity: str | None,
+) -> OutgoingMessage:
+    """Return what is published to the topic of delayed messages, after all checks that a publish to its topic makes.
+
+    Raises:
+        InvalidInput: the message is not valid, or its topic does not accept it.
+    """
+    encode_message(options, meta, message)
+    if (message.headers or message.tag is not None) and not meta.extend_support:
+        raise ExtendNotSupported("the topic does not accept headers or a tag", topic=topic)
+    if meta.ordered and message.key is None and partition is None:
+        raise InvalidPartition("an ordered topic needs a key or a partition", topic=topic)
+    record = DelayedMessage(
+        identity=os.urandom(16).hex() if identity is None else check_identity(identity),
+        topic=check_topic(topic),
+        due=due_after(check_delay(delay, topic)),
+        headers=None if message.headers is None else dict(message.headers),
+        tag=message.tag,
+        trace_id=message.trace_id,
+        key=None if message.key is None else key_bytes(message.key),
+        partition=partition,
+    )
+    return OutgoingMessage(encode_delay(record, message.body))
+
+
+def cancellation(identity: str) -> bytes:
+    """Return the body that cancels a delayed message.
+
+    Raises:
+        InvalidInput: it is no identity.
+    """
+    return encode_delay(DelayCancel(identity=check_identity(identity), time=round(time.time() * 1000)))

@@ -1,0 +1,8 @@
+"""The relay of delayed messages: stores what ``publish(delay=…, via="relay")`` publishes, and publishes it when due."""
+
+from __future__ import annotations
+
+from nsqext.delays.relay import DelayRelay
+from nsqext.delays.store import DelayStore, StoredMessage
+
+__all__ = ("DelayRelay", "DelayStore", "StoredMessage")

@@ -1,0 +1,48 @@
+"""Relays that are killed lose no message."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+
+from nsqext import App, Consumer
+from nsqext.broker import Cluster
+from nsqext.delays import DelayRelay, DelayStore, relay
+from tests.delays.kill_at_each_line import MESSAGES
+
+pytestmark = pytest.mark.anyio
+
+DEADLINE = 60.0
+
+
+@pytest.mark.parametrize("generation", ["ha", "nsq"])
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_kill_at_any_line_loses_no_message(
+    generation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "store"
+    with DelayStore(path) as store, Cluster(nodes=1, generation=generation) as cluster:
+        relays = DelayRelay(store, topic="delayed")
+        cluster.create_topic("delayed", channels=relays.channels)
+        cluster.create_topic("orders", channels=["ch"])
+        arguments = (cluster.lookupd[0], str(path), "delayed", "orders")
+        command = [sys.executable, "-m", "tests.delays.kill_at_each_line", *arguments]
+        killed, processes = map(int, (await anyio.run_process(command, stderr=subprocess.STDOUT)).stdout.split())
+        assert killed > 50
+        missing = {b"%d-%d" % (number, one) for number in range(processes) for one in range(MESSAGES)}
+        monkeypatch.setattr(relay, "_LEASE", -29.5)
+        app = App(cluster.lookupd)
+        relays.attach(app)
+        await app.start()
+        async with Consumer("orders", "ch", lookupd=cluster.lookupd) as consumer:
+            with anyio.fail_after(DEADLINE):
+                while missing:
+                    message = await anext(consumer)
+                    await message.finish()
+                    missing.discard(message.body)
+        await app.aclose()
+        assert store.count() == 0

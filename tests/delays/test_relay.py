@@ -1,0 +1,234 @@
+"""Messages that a relay publishes when they are due, on both generations."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from secrets import token_hex
+
+import anyio
+import pytest
+
+from nsqext import App, Consumer, Message, OutgoingMessage, Producer, Receipt
+from nsqext.broker import Cluster
+from nsqext.delays import DelayRelay, DelayStore, relay
+from nsqext.errors import ExtendNotSupported, InvalidInput, InvalidPartition, InvalidSetting, TopicNotFound
+from nsqext.middleware import Middleware, Publishing, SendNext
+
+pytestmark = pytest.mark.anyio
+
+DEADLINE = 20.0
+
+
+@pytest.fixture(scope="module", params=["ha", "nsq"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Two nodes of one generation."""
+    with Cluster(nodes=2, generation=request.param) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def redesigned() -> Iterator[Cluster]:
+    """One redesigned node."""
+    with Cluster(nodes=1) as cluster:
+        yield cluster
+
+
+@asynccontextmanager
+async def relaying(cluster: Cluster, *stores: DelayStore) -> AsyncIterator[str]:
+    """Run a relay for each store; yield the topic of the delayed messages."""
+    topic = f"delayed_{token_hex(4)}"
+    relays = [DelayRelay(store, topic=topic) for store in stores]
+    cluster.create_topic(topic, channels={name for one in relays for name in one.channels})
+    apps = [App(cluster.lookupd) for _ in stores]
+    for app, one in zip(apps, relays, strict=True):
+        one.attach(app)
+        await app.start()
+    try:
+        yield topic
+    finally:
+        for app in apps:
+            await app.aclose()
+
+
+@asynccontextmanager
+async def receiving(cluster: Cluster, topic: str) -> AsyncIterator[list[tuple[Message, float]]]:
+    """Consume a topic; yield the list of its messages with the times when they were received."""
+    received: list[tuple[Message, float]] = []
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd)
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        received.append((message, time.time()))
+
+    async with consumer:
+        yield received
+
+
+async def count(received: list[tuple[Message, float]], number: int) -> None:
+    """Wait for a number of messages."""
+    with anyio.fail_after(DEADLINE):
+        while len(received) < number:  # noqa: ASYNC110 - the list has no event
+            await anyio.sleep(0.01)
+
+
+def make_topic(cluster: Cluster, *, extend: bool = False, ordered: bool = False) -> str:
+    """Return a topic with the channel ``ch``."""
+    name = f"t_{token_hex(4)}"
+    cluster.create_topic(name, channels=["ch"], extend=extend, ordered=ordered)
+    return name
+
+
+async def test_messages_are_published_when_they_are_due(cluster: Cluster, tmp_path: Path) -> None:
+    topic = make_topic(cluster)
+    with DelayStore(tmp_path / "one") as one, DelayStore(tmp_path / "two") as two:
+        async with relaying(cluster, one, two) as delayed, receiving(cluster, topic) as received:
+            async with Producer(cluster.lookupd, delay_via="relay", delay_topic=delayed) as producer:
+                due = {}
+                for number, delay in enumerate([0.6, 0.01, 0.3] * 3):
+                    due[b"%d" % number] = time.time() + delay
+                    receipt = await producer.publish(topic, b"%d" % number, delay=delay)
+                    assert receipt.topic == delayed
+                await producer.publish(topic, b"now", delay=0)
+            await count(received, len(due) + 1)
+        assert (one.count(), two.count()) == (0, 0)
+    assert sorted(message.body for message, _ in received) == sorted([*due, b"now"])
+    for message, arrived in received:
+        assert arrived >= due.get(message.body, 0.0)
+
+
+async def test_messages_keep_headers_tag_trace_id_key_and_partition(redesigned: Cluster, tmp_path: Path) -> None:
+    cluster, topic = redesigned, make_topic(redesigned, extend=True)
+    with DelayStore(tmp_path / "store") as store:
+        async with relaying(cluster, store) as delayed, receiving(cluster, topic) as received:
+            async with Producer(cluster.lookupd, delay_topic=delayed) as producer:
+                headers = {"id": "ä", "outbox": "7"}
+                await producer.publish(
+                    topic, b"x", delay=0.05, via="relay", headers=headers, tag="blue", trace_id=9, key=b"\xffk"
+                )
+                await producer.publish(topic, b"y", delay=0.05, via="relay", partition=0)
+            await count(received, 2)
+    found = {message.body: message for message, _ in received}
+    message = found[b"x"]
+    assert (message.headers, message.tag, message.trace_id, message.key) == (headers, "blue", 9, "ÿk")
+    assert found[b"y"].partition == 0
+
+
+async def test_ordered_topics_receive_delayed_messages(redesigned: Cluster, tmp_path: Path) -> None:
+    topic = make_topic(redesigned, ordered=True)
+    with DelayStore(tmp_path / "store") as store:
+        async with relaying(redesigned, store) as delayed, receiving(redesigned, topic) as received:
+            async with Producer(redesigned.lookupd, delay_topic=delayed, delay_via="relay") as producer:
+                await producer.publish(topic, b"x", delay=0.05, key="k")
+                with pytest.raises(InvalidPartition):
+                    await producer.publish(topic, b"x", delay=0.05)
+            await count(received, 1)
+
+
+async def test_cancelled_messages_are_not_published(cluster: Cluster, tmp_path: Path) -> None:
+    topic = make_topic(cluster)
+    with DelayStore(tmp_path / "one") as one, DelayStore(tmp_path / "two") as two:
+        async with relaying(cluster, one, two) as delayed, receiving(cluster, topic) as received:
+            async with Producer(cluster.lookupd, delay_via="relay", delay_topic=delayed) as producer:
+                await producer.cancel_delayed("before")
+                with anyio.fail_after(DEADLINE):
+                    while not (knows(one, "before") and knows(two, "before")):  # noqa: ASYNC110
+                        await anyio.sleep(0.01)
+                for identity in ("before", "after", "kept", "kept"):
+                    await producer.publish(topic, identity.encode(), delay=1.0, identity=identity)
+                with anyio.fail_after(DEADLINE):
+                    while one.count() + two.count() < 2:  # noqa: ASYNC110
+                        await anyio.sleep(0.01)
+                await producer.cancel_delayed("after")
+            await count(received, 1)
+            with anyio.fail_after(DEADLINE):
+                while one.count() + two.count():  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+    bodies = [message.body for message, _ in received]
+    assert {*bodies} == {b"kept"}
+
+
+def knows(store: DelayStore, identity: str) -> bool:
+    """Return whether a store knows that a message was cancelled, or published."""
+    with store._transaction() as run:
+        return run.execute("SELECT 1 FROM delayed WHERE identity=?", (identity,)).fetchone() is not None
+
+
+async def test_a_message_that_cannot_be_published_waits_and_others_do_not(
+    redesigned: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "_RETRY", 0.2)
+    cluster, topic, away = redesigned, make_topic(redesigned), make_topic(redesigned)
+    with DelayStore(tmp_path / "store") as store:
+        async with relaying(cluster, store) as delayed, receiving(cluster, topic) as received:
+            async with Producer(cluster.lookupd, delay_via="relay", delay_topic=delayed) as producer:
+                for number in range(5):
+                    await producer.publish(away, b"%d" % number, delay=0.3)
+                cluster.delete_topic(away)
+                await producer.publish(topic, b"x", delay=0.5)
+            await count(received, 1)
+            waiting = store.waiting(away)
+            assert len(waiting) == 5
+            assert "not found" in waiting[0].error or "not know" in waiting[0].error
+            cluster.create_topic(away, channels=["ch"])
+            with anyio.fail_after(DEADLINE):
+                while store.count():  # noqa: ASYNC110 - the store has no event
+                    await anyio.sleep(0.01)
+
+
+async def test_wrong_publishes_are_refused_before_anything_is_sent(redesigned: Cluster) -> None:
+    topic = make_topic(redesigned)
+    async with Producer(redesigned.lookupd, delay_topic="nothing_here") as producer:
+        for wrong in ({"via": "relays"}, {"identity": "a"}, {"identity": "a", "via": "consumer"}):
+            with pytest.raises(InvalidInput):
+                await producer.publish(topic, b"x", delay=1, **wrong)  # type: ignore[arg-type]
+        for identity in ("", "x" * 201, 5):
+            with pytest.raises(InvalidInput):
+                await producer.publish(topic, b"x", delay=1, via="relay", identity=identity)  # type: ignore[arg-type]
+        with pytest.raises(InvalidInput):
+            await producer.publish(topic, b"x", identity="a", via="relay")
+        with pytest.raises(InvalidInput):
+            await producer.publish(topic, b"x", delay=-1, via="relay")
+        with pytest.raises(InvalidPartition):
+            await producer.publish(topic, b"x", delay=1, via="relay", key="k", partition=0)
+        with pytest.raises(ExtendNotSupported):
+            await producer.publish(topic, b"x", delay=1, via="relay", headers={"a": "b"})
+        with pytest.raises(TopicNotFound, match="nothing_here"):
+            await producer.publish(topic, b"x", delay=1, via="relay")
+    with pytest.raises(InvalidSetting):
+        Producer(redesigned.lookupd, delay_via="postman")  # type: ignore[arg-type]
+
+
+async def test_middleware_sees_the_message_and_its_topic(redesigned: Cluster, tmp_path: Path) -> None:
+    topic = make_topic(redesigned, extend=True)
+    seen: list[tuple[str, object, object]] = []
+
+    class Stamp(Middleware):
+        async def publish(self, publishing: Publishing, send_next: SendNext) -> Sequence[Receipt]:
+            seen.append((publishing.topic, publishing.delay, publishing.via))
+            (message,) = publishing.messages
+            publishing.messages = [OutgoingMessage(message.body, {"stamp": "1"})]
+            return await send_next(publishing)
+
+    with DelayStore(tmp_path / "store") as store:
+        async with relaying(redesigned, store) as delayed, receiving(redesigned, topic) as received:
+            async with Producer(redesigned.lookupd, delay_topic=delayed, middleware=[Stamp()]) as producer:
+                await producer.publish(topic, b"x", delay=0.05, via="relay")
+            await count(received, 1)
+    assert seen == [(topic, 0.05, "relay")]
+    assert received[0][0].headers == {"stamp": "1"}
+
+
+async def test_other_messages_of_the_topic_are_dropped_with_a_log(
+    redesigned: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = make_topic(redesigned)
+    with DelayStore(tmp_path / "store") as store:
+        async with relaying(redesigned, store) as delayed, receiving(redesigned, topic) as received:
+            async with Producer(redesigned.lookupd, delay_topic=delayed, delay_via="relay") as producer:
+                await producer.publish(delayed, b"hello")
+                await producer.publish(topic, b"x", delay=0.05)
+            await count(received, 1)
+    assert [record.name for record in caplog.records if "dropped" in record.message] == ["nsqext.delays"]

@@ -1,0 +1,162 @@
+"""The store of delayed messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from nsqext.delays import DelayStore, StoredMessage
+from nsqext.errors import InvalidSetting, InvalidState
+from nsqext.protocol.delay_record import DelayCancel, DelayedMessage, decode_delay
+
+LEASE = 60.0
+
+
+def message(identity: str, due: float, topic: str = "t") -> DelayedMessage:
+    """Return a delayed message that is due at a time in seconds."""
+    return DelayedMessage(identity=identity, topic=topic, due=round(due * 1000))
+
+
+def identities(store: DelayStore, now: float, count: int = 100) -> list[str]:
+    """Take what is due, and return its identities."""
+    return sorted(identity for identity, _ in store.take([], count, now, LEASE))
+
+
+def test_messages_are_taken_when_due_and_survive_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with DelayStore(path) as store:
+        name = store.name
+        store.add([(message("b", 20.0), b"B"), (message("a", 10.0), b"A\n")])
+    with DelayStore(path) as store:
+        assert store.name == name
+        assert store.next_due() == 10.0
+        assert store.take([], 9, 9.999, LEASE) == []
+        ((identity, data),) = store.take([], 9, 10.0, LEASE)
+        assert (identity, decode_delay(data)[1]) == ("a", b"A\n")
+        assert store.take(["a"], 9, 10.0, LEASE) == []
+        assert store.waiting() == [StoredMessage("b", "t", 20.0)]
+        assert identities(store, 100.0) == ["b"]
+
+
+def test_a_message_that_was_taken_is_taken_again_after_the_lease(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with DelayStore(path) as one, DelayStore(path) as other:
+        one.add([(message(str(number), 1.0), b"") for number in range(5)])
+        taken = identities(one, 1.0, 3)
+        assert len(taken) == 3
+        assert not {*identities(other, 2.0)} & {*taken}
+        assert {*identities(other, 1.0 + LEASE)} == {*taken}
+
+
+def test_failures_postpone_the_topic_unless_the_message_is_the_reason(tmp_path: Path) -> None:
+    with DelayStore(tmp_path / "store") as store:
+        store.add([(message("a", 1.0), b""), (message("b", 2.0), b""), (message("c", 2.0, "other"), b"")])
+        assert identities(store, 1.0) == ["a"]
+        store.failed("a", "no leader", 50.0, alone=False)
+        assert [one.error for one in store.waiting("t")] == ["no leader"] * 2
+        assert identities(store, 10.0) == ["c"]
+        store.take(["c"], 0, 10.0, LEASE)
+        assert identities(store, 50.0) == ["a", "b"]
+        store.failed("a", "too large", 80.0, alone=True)
+        assert identities(store, 79.0) == []
+        assert identities(store, 80.0) == ["a"]
+
+
+def test_messages_are_cancelled_before_and_after_they_are_added(tmp_path: Path) -> None:
+    with DelayStore(tmp_path / "store") as store:
+        assert not store.cancel("early")
+        store.add([(message("early", 1.0), b""), (message("late", 1.0), b""), (message("other", 1.0), b"")])
+        assert store.cancel("late")
+        assert not store.cancel("late")
+        store.add([(DelayCancel(identity="other", time=5), b"")])
+        assert (store.count(), store.waiting(), store.next_due()) == (0, [], None)
+        assert identities(store, 100.0) == []
+
+
+def test_identities_are_known_until_they_are_forgotten(tmp_path: Path) -> None:
+    with DelayStore(tmp_path / "store") as store:
+        for now, count in ((1.0, 1), (2.0, 0)):
+            store.add([(message("a", 1.0), b"")])
+            taken = identities(store, now)
+            assert len(taken) == count
+            store.take(taken, 0, now, LEASE)
+        assert store.forget(1.0) == 0
+        assert store.forget(1.5) == 1
+        store.add([(message("a", 1.0), b"")])
+        assert store.count() == 1
+
+
+def test_another_file_and_a_closed_store_are_errors(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("not a database, but long enough to look like one: " * 50)
+    with pytest.raises(InvalidSetting, match="cannot be used"):
+        DelayStore(tmp_path / "text")
+    with pytest.raises(InvalidSetting):
+        DelayStore(tmp_path / "missing" / "store")
+    store = DelayStore(tmp_path / "store")
+    store.close()
+    with pytest.raises(InvalidState):
+        store.count()
+
+
+class Stores(RuleBasedStateMachine):
+    """A store against a dictionary."""
+
+    names = st.sampled_from("abcd")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = DelayStore(":memory:")
+        self.now = 0.0
+        self.waiting: dict[str, float] = {}
+        self.ended: set[str] = set()
+
+    @rule(name=names, delay=st.integers(0, 20))
+    def add(self, name: str, delay: int) -> None:
+        self.store.add([(message(name, self.now + delay), b"x")])
+        if name not in self.ended:
+            self.waiting.setdefault(name, self.now + delay)
+
+    @rule(name=names)
+    def cancel(self, name: str) -> None:
+        assert self.store.cancel(name) == (name in self.waiting)
+        self.waiting.pop(name, None)
+        self.ended.add(name)
+
+    @rule(seconds=st.integers(1, 30))
+    def wait(self, seconds: int) -> None:
+        self.now += seconds
+
+    @rule(published=st.booleans())
+    def take(self, published: bool) -> None:
+        due = sorted(name for name, at in self.waiting.items() if at <= self.now)
+        assert identities(self.store, self.now) == due
+        if published:
+            self.store.take(due, 0, self.now, LEASE)
+        for name in due:
+            if published:
+                del self.waiting[name]
+                self.ended.add(name)
+            else:
+                self.waiting[name] = self.now + LEASE
+
+    @precondition(lambda self: self.ended)
+    @rule()
+    def forget(self) -> None:
+        self.store.forget(float("1e12"))
+        self.ended.clear()
+
+    @invariant()
+    def next_is_the_first(self) -> None:
+        assert self.store.next_due() == min(self.waiting.values(), default=None)
+        assert self.store.count() == len(self.waiting)
+
+    def teardown(self) -> None:
+        self.store.close()
+
+
+TestStores = Stores.TestCase
+TestStores.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)

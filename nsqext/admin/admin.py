@@ -512,14 +512,17 @@ class Admin:
             InvalidInput: the channel or a partition does not exist, or no position.
             PartitionUnavailable: a partition has no leader in time, or refused the position.
         """
-        from nsqext.client.consumer.position import check_position, move_channel
+        from nsqext.client.consumer.position import check_position
+        from nsqext.lookup.node_channels import NodeChannels
 
         check_position(position)
+        requests = self._open()
+        channels = NodeChannels(requests.client.http)
 
         async def move(where: PartitionMap, number: int, node: Address) -> None:
-            await move_channel(http_of(where, node), topic, number, channel, position)
+            await channels.move(http_of(where, node), topic, number, channel, str(position))
 
-        await self._open().at_leaders(topic, channel, move, partitions=partitions, operation="seek_channel")
+        await requests.at_leaders(topic, channel, move, partitions=partitions, operation="seek_channel")
 
     # Nodes and statistics
 

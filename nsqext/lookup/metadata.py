@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import httpx
 
     from nsqext.lookup.client import LookupClient
+    from nsqext.lookup.node_channels import NodeChannels
     from nsqext.lookup.responses import LookupAnswer, NodeInfo
     from nsqext.types import Address
 
@@ -118,6 +119,19 @@ class MetadataCache:
     def has_lookup(self) -> bool:
         """Whether a lookup service is used; otherwise a refresh has no effect."""
         return self._client is not None
+
+    @property
+    def channels(self) -> NodeChannels:
+        """Requests about channels, with the options of the lookup client.
+
+        Raises:
+            InvalidState: there is no lookup service.
+        """
+        from nsqext.lookup.node_channels import NodeChannels
+
+        if self._client is None:
+            raise InvalidState("nodes without lookup have no HTTP addresses", hint="give lookupd=... instead of nsqd")
+        return NodeChannels(self._client.http)
 
     def cached(self, topic: str, access: str = "w") -> PartitionMap | None:
         """Return the cached map of a topic, without a request; None if the topic was never found."""

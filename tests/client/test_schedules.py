@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -289,22 +289,17 @@ def test_a_pool_has_one_connection_at_a_time_and_leaves_none_open(
 
 
 class _Subscription:
-    """The interface of a subscription that a seeker uses.
+    """The interface of a subscription that a seeker uses."""
 
-    Args:
-        move_channel: moves the channel.
-    """
-
-    def __init__(self, move_channel: Callable[[Position], Awaitable[None]]) -> None:
-        self._move_channel = move_channel
+    def __init__(self) -> None:
         self.request = self
         self.address = Address("n", 1)
         self.start: Position | None = None
         self.stopped = False
         self.ended = anyio.Event()
 
-    async def move(self, http: Address, position: Position) -> None:
-        await self._move_channel(position)
+    def skip_to(self, position: Position) -> None:
+        self.start = position
 
     async def close(self) -> None:
         await checkpoint()
@@ -329,20 +324,22 @@ def test_all_seeks_end_and_the_last_one_decides_the_position(
     """Seeks come and are cancelled, while moves of the channel work or fail after a while."""
     place = Assignment(0)
     live: dict[Any, Any] = {}
-    seeker = seeking.ChannelSeeker("t", SubscriptionSpec("ch", ConsumerOptions()), {0: place}, live)
     view = PartitionMap("t", "r", http={Address("n", 1): Address("n", 2)})
     plan, moved, asked = list(moves), list[str](), list[str]()
 
-    async def move_channel(position: Position) -> None:
+    async def move_channel(node: Address, topic: str, partition: int, channel: str, position: str) -> None:
         works, turns = plan.pop(0) if plan else (True, 1)
         await _wait(turns)
         if not works:
             raise PartitionUnavailable("not now")
-        moved.append(str(position))
+        moved.append(position)
+
+    channels: Any = SimpleNamespace(move=move_channel)
+    seeker = seeking.ChannelSeeker("t", SubscriptionSpec("ch", ConsumerOptions()), {0: place}, live, lambda: channels)
 
     async def keep() -> None:
         while True:
-            subscription = _Subscription(move_channel)
+            subscription = _Subscription()
             await checkpoint()
             try:
                 await seeker.move(place, subscription, view)  # type: ignore[arg-type]

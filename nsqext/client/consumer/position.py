@@ -1,9 +1,4 @@
-"""Positions in the queue of a partition, and moving a channel to one.
-
-The start position that SUB_ADVANCED takes makes the server ignore the partition word (captured:
-sub_advanced_offset_partition), and SUB_ORDERED takes none. So a connection subscribes first and moves the channel over
-HTTP before it sends RDY.
-"""
+"""Positions in the queue of a partition."""
 
 from __future__ import annotations
 
@@ -11,23 +6,16 @@ import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, Self
 
-import orjson
 from attrs import frozen
 
-from nsqext.errors import InvalidInput, LookupFailed, NsqError, PartitionUnavailable
-from nsqext.lookup.http import LookupHttp
-from nsqext.lookup.options import LookupOptions
+from nsqext.errors import InvalidInput
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
-    from nsqext.types import Address
 
-__all__ = ("Position", "channel_exists", "check_position", "move_channel", "read_position")
+__all__ = ("Position", "check_position", "read_position")
 
 _FUTURE = 365 * 24 * 3600.0
-_OPTIONS = LookupOptions(request_timeout=5.0)
-_EMPTY = "commit log end of file"
-_SHOWN = 200
 
 
 @frozen
@@ -132,70 +120,3 @@ def check_position(value: object) -> None:
     """
     if not isinstance(value, Position):
         raise InvalidInput(f"{value!r} is not a position", hint="give nsqext.Position.earliest(), for example")
-
-
-async def channel_exists(http: Address, topic: str, partition: int, channel: str) -> bool:
-    """Return whether a node has a channel at a partition that it leads.
-
-    Args:
-        http: the node's HTTP address.
-        topic: name of the topic.
-        partition: the partition.
-        channel: name of the channel.
-
-    Raises:
-        PartitionUnavailable: the node does not respond.
-    """
-    params = {"format": "json", "topic": topic, "partition": str(partition)}
-    body = await _request("GET", http, "/stats", params, b"")
-    try:
-        data = orjson.loads(body)
-        topics = data.get("data", data).get("topics") or ()
-        return any(
-            found.get("channel_name") == channel
-            for entry in topics
-            if entry.get("topic_name") == topic and str(entry.get("topic_partition", partition)) == str(partition)
-            for found in entry.get("channels") or ()
-        )
-    except (AttributeError, TypeError, ValueError) as error:
-        raise PartitionUnavailable(
-            f"the node's statistics cannot be read: {body[:_SHOWN]!r}", topic=topic, partition=partition, node=str(http)
-        ) from error
-
-
-async def move_channel(http: Address, topic: str, partition: int, channel: str, position: Position) -> None:
-    """Move a channel to a position; the server forgets its messages in flight.
-
-    Args:
-        http: HTTP address of the partition's leader.
-        topic: name of the topic.
-        partition: the partition.
-        channel: name of the channel; it has to exist.
-        position: the position.
-
-    Raises:
-        PartitionUnavailable: the node cannot be reached, or refuses.
-    """
-    params = {"topic": topic, "partition": str(partition), "channel": channel}
-    try:
-        await _request("POST", http, "/channel/setoffset", params, str(position).encode())
-    except NsqError as error:
-        if _EMPTY in error.message:
-            # the real server refuses to move a channel of an empty queue, which has only one position
-            return
-        raise error.at(topic=topic, partition=partition) from error.__cause__
-
-
-async def _request(method: str, address: Address, path: str, params: dict[str, str], body: bytes) -> bytes:
-    http = LookupHttp(_OPTIONS)
-    try:
-        status, answer = await http.fetch(address, path, params, method, body)
-    except LookupFailed as error:
-        raise PartitionUnavailable(
-            f"no response to {path}: {error.message}", node=error.node, hint="is the node's HTTP side up?"
-        ) from error
-    finally:
-        await http.aclose()
-    if status != 200:
-        raise PartitionUnavailable(f"{path} was refused with {status}: {answer[:_SHOWN]!r}", node=str(address))
-    return answer

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from attrs import frozen
 
-from nsqext.client.consumer.position import Position, move_channel
+from nsqext.client.consumer.position import Position
 from nsqext.errors import LookupFailed, NsqError, PartitionUnavailable
 from nsqext.errors.server import ChannelNotRegistered
+from nsqext.lookup.node_channels import NodeChannels
 from nsqext.lookup.responses import unwrap
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ class Nodes:
 
     def __init__(self, http: LookupHttp) -> None:
         self._http = http
+        self._channels = NodeChannels(http)
 
     async def stats(self, leader: Leader, topic: str, partition: int) -> PartitionStats:
         """Return the statistics of a partition.
@@ -230,7 +232,7 @@ class Nodes:
         Raises:
             PartitionUnavailable: no usable response, or an error status.
         """
-        await move_channel(leader.http, topic, partition, channel, Position.message(count + 1))
+        await self._channels.move(leader.http, topic, partition, channel, str(Position.message(count + 1)))
 
     async def _ask(
         self, method: str, leader: Leader, path: str, topic: str | None, partition: int | None, **further: str | int

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Self
 
 import anyio
 
-from nsqext.client.consumer.position import Position
 from nsqext.client.tasks import first_error
 from nsqext.errors import (
     ConnectionLost,
@@ -205,7 +204,7 @@ class RangeReader:
         """Move the ephemeral channel to the first missing message, and get the byte offset of that message."""
         topic, partition, count = self.range.topic, self.range.partition, self._reassembler.count
         await self._check_retained(leader)
-        await reader.move(leader.http, Position.message(count + 1))
+        await self._admin.leaders.nodes.move(leader, topic, partition, reader.request.channel, count)
         timeout = min(_MOVE, self._timeout)
         try:
             position = await self._admin.wait_for_move(leader, topic, partition, reader.request.channel, count, timeout)

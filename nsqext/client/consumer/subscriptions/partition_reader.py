@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Self
 
 import anyio
 
-from nsqext.client.consumer.position import move_channel
 from nsqext.errors import NsqError, ProtocolError
 from nsqext.protocol.client.commands import CLS, rdy, sub
 from nsqext.protocol.messages import decode_into
@@ -25,12 +24,10 @@ from nsqext.transport.handshake import open_connection, subscribe
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
     from nsqext.protocol.identify import Negotiated
     from nsqext.protocol.messages import RawMessage
     from nsqext.transport.connection import Connection
-    from nsqext.types import Address
 
 __all__ = ("PartitionReader",)
 
@@ -126,19 +123,6 @@ class PartitionReader:
             reason = request.explain(error)
             raise _located(reason, request) from reason.__cause__
         return cls(request, connection, negotiated)
-
-    async def move(self, http: Address, position: Position) -> None:
-        """Move the channel to a position. Call it before RDY is set.
-
-        Args:
-            http: HTTP address of the node.
-            position: the position.
-
-        Raises:
-            PartitionUnavailable: the node cannot be reached, or refuses.
-        """
-        request = self.request
-        await move_channel(http, request.topic, request.partition, request.channel, position)
 
     def decode(self, message: RawMessage, data: bytes) -> None:
         """Fill a message from the data of a frame.

@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from nsqext.client.consumer.position import Position, channel_exists
 from nsqext.errors import InvalidPartition, InvalidSetting, InvalidState, PartitionUnavailable
 from nsqext.types import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.subscriptions.assignment import Assignment, Key, SubscriptionSpec
     from nsqext.client.consumer.subscriptions.subscription import Subscription
+    from nsqext.lookup.node_channels import NodeChannels
     from nsqext.lookup.partition_map import PartitionMap
 
 __all__ = ("ChannelSeeker",)
@@ -28,6 +29,7 @@ class ChannelSeeker:
         spec: how it is consumed.
         assignments: the assignments by their keys; maintained by the subscriber.
         live: the open subscriptions by their keys; maintained by the subscriber.
+        channels: requests about channels.
     """
 
     def __init__(
@@ -36,12 +38,14 @@ class ChannelSeeker:
         spec: SubscriptionSpec,
         assignments: Mapping[Key, Assignment],
         live: Mapping[Key, Subscription],
+        channels: Callable[[], NodeChannels],
     ) -> None:
         self._topic = topic
         self._channel = spec.channel
         self._options = spec.options
         self._assignments = assignments
         self._live = live
+        self._channels = channels
 
     async def apply_start(self, assignment: Assignment, view: PartitionMap, address: Address) -> None:
         """Record the start position of the options, before the first subscription to a partition.
@@ -54,7 +58,7 @@ class ChannelSeeker:
         if assignment.start_applied or start is None:
             return
         http = _http(view, assignment.partition, address)
-        wanted = self._options.start_existing or not await channel_exists(
+        wanted = self._options.start_existing or not await self._channels().exists(
             http, self._topic, assignment.partition, self._channel
         )
         if wanted and assignment.pending is None:  # the user may have called seek meanwhile
@@ -70,7 +74,8 @@ class ChannelSeeker:
         while assignment.pending is not None:
             http = _http(view, assignment.partition, subscription.request.address)
             position = assignment.pending
-            await subscription.move(http, position)
+            subscription.skip_to(position)
+            await self._channels().move(http, self._topic, assignment.partition, self._channel, str(position))
             if assignment.pending is position:  # otherwise the user called seek meanwhile
                 assignment.pending = None
                 assignment.moved.set()

@@ -161,7 +161,9 @@ class Subscriber:
         self._expected: int | None = None
         self._misconfigured: set[Key] | None = set()
         self._ordered_warned = False
-        self.seeker: ChannelSeeker = ChannelSeeker(topic, context.spec, self._assignments, self._live)
+        self.seeker: ChannelSeeker = ChannelSeeker(
+            topic, context.spec, self._assignments, self._live, lambda: context.metadata.channels
+        )
         self.started: anyio.Event = anyio.Event()
         self.closing: bool = False
         self.vanished: bool = False

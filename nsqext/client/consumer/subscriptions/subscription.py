@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.subscriptions.backoff import Backoff
     from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
-    from nsqext.types import Address
 
 __all__ = ("Subscription", "SubscriptionMonitor")
 
@@ -164,19 +163,15 @@ class Subscription:
         self.max_msg_timeout = reader.max_msg_timeout
         self.live = True
 
-    async def move(self, http: Address, position: Position) -> None:
-        """Move the channel, and skip earlier messages that the server has read ahead (captured: channel_setoffset).
-
-        Args:
-            http: HTTP address of the node.
-            position: the position.
+    def skip_to(self, position: Position) -> None:
+        """Skip messages before a position, which the server had read ahead before a move (captured: channel_setoffset).
 
         Raises:
-            PartitionUnavailable: the node cannot be reached, or refuses.
+            InvalidState: the subscription is not open.
         """
+        self._opened()
         self.start = position
         self.moved = True
-        await self._opened().move(http, position)
 
     async def read(self) -> None:
         """Read until the connection ends.

@@ -8,10 +8,8 @@ import anyio
 import pytest
 
 from nsqext import Consumer, Position
-from nsqext.client.consumer import position as positions
-from nsqext.client.consumer.subscriptions import partition_reader as reading
-from nsqext.client.consumer.subscriptions import seek as seeking
 from nsqext.errors import InvalidPartition, InvalidSetting, InvalidState
+from nsqext.lookup.node_channels import NodeChannels
 from tests.support.consumers import QUICK, eventually, opened, publish, quick, take
 from tests.support.fake_nsqd import PLAIN, error, obey, ok, scripted_lookup, scripted_node
 
@@ -125,10 +123,14 @@ class _Gate:
         self.calls: list[str] = []
         self.open = anyio.Event()
 
-    async def __call__(self, *given: object) -> object:
-        self.calls.append(str(given[-1]))
-        await self.open.wait()
-        return await self._function(*given)
+    @property
+    def method(self) -> Callable[..., Awaitable[object]]:
+        async def delayed(*given: object) -> object:
+            self.calls.append(str(given[-1]))
+            await self.open.wait()
+            return await self._function(*given)
+
+        return delayed
 
 
 async def test_of_seeks_at_the_same_time_the_last_one_counts_and_none_hangs(
@@ -138,8 +140,8 @@ async def test_of_seeks_at_the_same_time_the_last_one_counts_and_none_hangs(
     publish(cluster, topic, b"1", b"2")
     async with opened(topic, cluster, queue_position=True) as consumer, anyio.create_task_group() as tasks:
         assert await take(consumer, 2) == [b"1", b"2"]
-        gate = _Gate(positions.move_channel)
-        monkeypatch.setattr(reading, "move_channel", gate)
+        gate = _Gate(NodeChannels.move)
+        monkeypatch.setattr(NodeChannels, "move", gate.method)
         with anyio.fail_after(25):
             tasks.start_soon(consumer.seek, Position.latest())
             await eventually(lambda: gate.calls)
@@ -172,14 +174,14 @@ async def test_seeks_that_wait_together_end_together_with_their_consumer(cluster
     cluster.restart(cluster.leader(topic))
 
 
-@pytest.mark.parametrize("step", ["channel_exists", "move_channel"])
+@pytest.mark.parametrize("step", ["exists", "move"])
 async def test_a_seek_replaces_a_start_that_is_in_progress(
     cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     cluster.create_topic(topic, channels=["other"])
     publish(cluster, topic, b"1", b"2", b"3")
-    gate = _Gate(getattr(positions, step))
-    monkeypatch.setattr(reading if step == "move_channel" else seeking, step, gate)
+    gate = _Gate(getattr(NodeChannels, step))
+    monkeypatch.setattr(NodeChannels, step, gate.method)
     options = quick(start=_EARLIEST, start_timeout=0.01, queue_position=True)
     async with opened(topic, cluster, **options) as consumer, anyio.create_task_group() as tasks:
         with anyio.fail_after(25):

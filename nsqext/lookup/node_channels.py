@@ -1,0 +1,108 @@
+"""Channels of partitions, by HTTP requests to the nodes that lead them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nsqext.errors import LookupFailed, NsqError, PartitionUnavailable
+from nsqext.lookup.responses import unwrap
+
+if TYPE_CHECKING:
+    from nsqext.lookup.http import LookupHttp
+    from nsqext.types import Address
+
+__all__ = ("NodeChannels",)
+
+_EMPTY = "commit log end of file"
+_SHOWN = 200
+
+
+class NodeChannels:
+    """Asks nodes about channels, and moves them.
+
+    Args:
+        http: sends the requests, with the timeouts and credentials of its options; not closed by this object.
+    """
+
+    def __init__(self, http: LookupHttp) -> None:
+        self._http = http
+
+    async def exists(self, node: Address, topic: str, partition: int, channel: str) -> bool:
+        """Return whether a node has a channel at a partition that it leads.
+
+        Args:
+            node: HTTP address of the node.
+            topic: name of the topic.
+            partition: the partition.
+            channel: name of the channel.
+
+        Raises:
+            PartitionUnavailable: the node does not respond.
+        """
+        body = await self._ask("GET", node, "/stats", topic, partition, {"format": "json"})
+        try:
+            topics = unwrap(200, body, node).get("topics") or ()
+            return any(
+                found.get("channel_name") == channel
+                for entry in topics
+                if entry.get("topic_name") == topic and str(entry.get("topic_partition", partition)) == str(partition)
+                for found in entry.get("channels") or ()
+            )
+        except (AttributeError, TypeError, ValueError, LookupFailed) as error:
+            text = f"the node's statistics cannot be read: {body[:_SHOWN]!r}"
+            raise PartitionUnavailable(text, topic=topic, partition=partition, node=str(node)) from error
+
+    async def move(self, node: Address, topic: str, partition: int, channel: str, position: str) -> None:
+        """Move a channel to a position; the server forgets its messages in flight.
+
+        The start position that SUB_ADVANCED takes makes the server ignore the partition word (captured:
+        sub_advanced_offset_partition), and SUB_ORDERED takes none. So a connection subscribes first, and the channel is
+        moved before RDY is sent.
+
+        Args:
+            node: HTTP address of the partition's leader.
+            topic: name of the topic.
+            partition: the partition.
+            channel: name of the channel; it has to exist.
+            position: ``kind:number``, in the words of the protocol.
+
+        Raises:
+            PartitionUnavailable: the node cannot be reached, or refuses.
+        """
+        try:
+            params, body = {"channel": channel}, position.encode()
+            await self._ask("POST", node, "/channel/setoffset", topic, partition, params, body)
+        except NsqError as error:
+            # the real server refuses to move a channel of an empty queue, which has only one position
+            if _EMPTY not in error.message:
+                raise
+
+    async def _ask(
+        self,
+        method: str,
+        node: Address,
+        path: str,
+        topic: str,
+        partition: int,
+        params: dict[str, str],
+        body: bytes = b"",
+    ) -> bytes:
+        params = {"topic": topic, "partition": str(partition), **params}
+        try:
+            status, answer = await self._http.fetch(node, path, params, method, body)
+        except LookupFailed as error:
+            raise PartitionUnavailable(
+                f"no response to {path}: {error.message}",
+                topic=topic,
+                partition=partition,
+                node=error.node,
+                hint="is the node's HTTP side up?",
+            ) from error
+        if status != 200:
+            raise PartitionUnavailable(
+                f"{path} was refused with {status}: {answer[:_SHOWN]!r}",
+                topic=topic,
+                partition=partition,
+                node=str(node),
+            )
+        return answer

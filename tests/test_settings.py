@@ -374,6 +374,7 @@ def test_the_table_of_the_documentation_is_complete() -> None:
 
 _SAMPLES = {
     "key_hash": "java_string",
+    "delay_via": "relay",
     "compression": "gzip",
     "start": "earliest",
     "dispatch": "key_failover",

@@ -123,7 +123,7 @@ class App(Router):
         headers: Mapping[str, str] | None = None,
         tag: str | None = None,
         trace_id: int | None = None,
-        key: str | bytes | None = None,
+        key: str | bytes | int | None = None,
         partition: int | None = None,
         delay: float | None = None,
         via: Literal["consumer", "relay"] | None = None,

@@ -59,7 +59,7 @@ class Publishing:
     topic: str
     messages: list[OutgoingMessage]
     batch: bool
-    key: str | bytes | None = None
+    key: str | bytes | int | None = None
     partition: int | None = None
     delay: float | None = None
     via: Literal["consumer", "relay"] | None = None

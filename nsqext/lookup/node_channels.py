@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nsqext.errors import LookupFailed, NsqError, PartitionUnavailable
 from nsqext.lookup.responses import unwrap
@@ -39,18 +39,37 @@ class NodeChannels:
         Raises:
             PartitionUnavailable: the node does not respond.
         """
+        return any(found.get("channel_name") == channel for found in await self._channels(node, topic, partition))
+
+    async def _channels(self, node: Address, topic: str, partition: int) -> list[dict[str, Any]]:
         body = await self._ask("GET", node, "/stats", topic, partition, {"format": "json"})
         try:
-            topics = unwrap(200, body, node).get("topics") or ()
-            return any(
-                found.get("channel_name") == channel
-                for entry in topics
+            return [
+                dict(found)
+                for entry in unwrap(200, body, node).get("topics") or ()
                 if entry.get("topic_name") == topic and str(entry.get("topic_partition", partition)) == str(partition)
                 for found in entry.get("channels") or ()
-            )
+            ]
         except (AttributeError, TypeError, ValueError, LookupFailed) as error:
             text = f"the node's statistics cannot be read: {body[:_SHOWN]!r}"
             raise PartitionUnavailable(text, topic=topic, partition=partition, node=str(node)) from error
+
+    async def clients(self, node: Address, topic: str, partition: int, channel: str) -> int:
+        """Return how many connections are subscribed to a channel at a partition; 0 where there is no such channel.
+
+        Args:
+            node: HTTP address of the node.
+            topic: name of the topic.
+            partition: the partition; negative at the original NSQ.
+            channel: name of the channel.
+
+        Raises:
+            PartitionUnavailable: the node does not respond.
+        """
+        for found in await self._channels(node, topic, partition):
+            if found.get("channel_name") == channel:
+                return int(found.get("client_num") or found.get("client_count") or len(found.get("clients") or ()))
+        return 0
 
     async def move(self, node: Address, topic: str, partition: int, channel: str, position: str) -> None:
         """Move a channel to a position; the server forgets its messages in flight.
@@ -87,7 +106,7 @@ class NodeChannels:
         params: dict[str, str],
         body: bytes = b"",
     ) -> bytes:
-        params = {"topic": topic, "partition": str(partition), **params}
+        params = {"topic": topic, **({"partition": str(partition)} if partition >= 0 else {}), **params}
         try:
             status, answer = await self._http.fetch(node, path, params, method, body)
         except LookupFailed as error:

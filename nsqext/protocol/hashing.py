@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -10,6 +11,8 @@ from nsqext.errors import InvalidInput, InvalidPartition, InvalidSetting
 __all__ = (
     "PARTITIONERS",
     "KeyHash",
+    "java_long_hash",
+    "java_long_partition",
     "java_string_hash",
     "java_string_partition",
     "key_hash",
@@ -21,6 +24,7 @@ KeyHash = Callable[[bytes, int], int]
 """Takes a key and the number of partitions, returns the partition."""
 
 _MASK = 0xFFFFFFFF
+_DIGITS = re.compile(rb"-?\d{1,19}")
 
 
 def murmur3_32(data: bytes, seed: int = 0) -> int:
@@ -81,6 +85,32 @@ def java_string_partition(key: bytes, partitions: int) -> int:
     return abs(java_string_hash(text)) % partitions
 
 
+def java_long_hash(number: int) -> int:
+    """Return what Java's ``Long.hashCode`` returns, a signed 32-bit number.
+
+    Raises:
+        InvalidInput: the number is not one of 64 bits.
+    """
+    if not -(1 << 63) <= number < 1 << 63:
+        raise InvalidInput(f"key {number} is not a number of 64 bits", hint="java_long hashes values of Java's Long")
+    h = (number ^ (number & (1 << 64) - 1) >> 32) & _MASK
+    return h - (1 << 32) if h >> 31 else h
+
+
+@lru_cache(maxsize=8192)
+def java_long_partition(key: bytes, partitions: int) -> int:
+    """Return the partition of a key (decimal digits) as with the Java client and a ``Long``: the absolute remainder.
+
+    Raises:
+        InvalidInput: the key is not the text of a number of 64 bits.
+        InvalidPartition: the number of partitions is not positive.
+    """
+    _check_count(partitions)
+    if _DIGITS.fullmatch(key) is None:
+        raise InvalidInput(f"key {key!r} is not a number", hint="java_long hashes numbers; use java_string for text")
+    return abs(java_long_hash(int(key))) % partitions
+
+
 def _check_count(partitions: int) -> None:
     if partitions < 1:
         raise InvalidPartition(
@@ -88,7 +118,11 @@ def _check_count(partitions: int) -> None:
         )
 
 
-PARTITIONERS: dict[str, KeyHash] = {"murmur3": murmur3_partition, "java_string": java_string_partition}
+PARTITIONERS: dict[str, KeyHash] = {
+    "murmur3": murmur3_partition,
+    "java_string": java_string_partition,
+    "java_long": java_long_partition,
+}
 """Named strategies."""
 
 

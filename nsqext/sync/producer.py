@@ -130,7 +130,7 @@ class Producer(BlockingClient):
         headers: Mapping[str, str] | None = None,
         tag: str | None = None,
         trace_id: int | None = None,
-        key: str | bytes | None = None,
+        key: str | bytes | int | None = None,
         partition: int | None = None,
         delay: float | None = None,
         via: Literal["consumer", "relay"] | None = None,
@@ -168,7 +168,7 @@ class Producer(BlockingClient):
         topic: str,
         messages: Iterable[bytes | OutgoingMessage],
         *,
-        key: str | bytes | None = None,
+        key: str | bytes | int | None = None,
         partition: int | None = None,
     ) -> list[Receipt]:
         """Publish messages in batches; see `nsqext.Producer.publish_many`.

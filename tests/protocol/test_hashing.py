@@ -7,6 +7,8 @@ import pytest
 from nsqext.errors import InvalidInput, InvalidPartition, InvalidSetting
 from nsqext.protocol.hashing import (
     PARTITIONERS,
+    java_long_hash,
+    java_long_partition,
     java_string_hash,
     java_string_partition,
     key_hash,
@@ -84,6 +86,36 @@ def test_java_partitions_are_the_java_clients(key: str, code: int, partitions: t
     assert tuple(java_string_partition(key.encode(), count) for count in _COUNTS) == partitions
 
 
+@pytest.mark.parametrize(
+    ("key", "code", "partitions"),
+    [
+        (0, 0, (0, 0, 0, 0, 0)),
+        (1, 1, (1, 1, 1, 1, 1)),
+        (-1, 0, (0, 0, 0, 0, 0)),
+        (-5, 4, (0, 1, 0, 4, 4)),
+        (255, 255, (1, 0, 3, 7, 15)),
+        (4294967296, 1, (1, 1, 1, 1, 1)),
+        (123456789012, -1097262584, (0, 2, 0, 0, 8)),
+        (-123456789012, -1097262577, (1, 1, 1, 1, 1)),
+        (9223372036854775807, -2147483648, (0, 2, 0, 0, 0)),
+        (-9223372036854775808, -2147483648, (0, 2, 0, 0, 0)),
+        (2147483648, -2147483648, (0, 2, 0, 0, 0)),
+        (-2147483648, 2147483647, (1, 1, 3, 7, 15)),
+        (6442450943, 2147483646, (0, 0, 2, 6, 14)),
+    ],
+)
+def test_numbers_have_the_partitions_that_java_computes(key: int, code: int, partitions: tuple[int, ...]) -> None:
+    """Values of ``Long.hashCode(key)`` and ``Math.abs(hash % count)``, printed by Java 17."""
+    assert java_long_hash(key) == code
+    assert tuple(java_long_partition(b"%d" % key, count) for count in _COUNTS) == partitions
+
+
+@pytest.mark.parametrize("key", [b"", b"x", b"1.5", b" 1", b"1_0", b"9223372036854775808", b"-" + b"9" * 19])
+def test_java_numbers_have_64_bits(key: bytes) -> None:
+    with pytest.raises(InvalidInput, match="is not a number"):
+        java_long_partition(key, 4)
+
+
 def test_java_hashes_utf_16_units() -> None:
     assert java_string_hash("😀") == 0xD83D * 31 + 0xDE00
     assert java_string_hash("\ud83d") == 0xD83D
@@ -98,7 +130,7 @@ def test_java_needs_text() -> None:
 @pytest.mark.parametrize("count", [0, -1])
 def test_a_key_needs_partitions_to_choose_from(strategy: str, count: int) -> None:
     with pytest.raises(InvalidPartition, match="must be known"):
-        key_hash(strategy)(b"key", count)
+        key_hash(strategy)(b"1", count)
 
 
 def test_strategies_have_names_or_are_functions() -> None:
@@ -109,5 +141,5 @@ def test_strategies_have_names_or_are_functions() -> None:
         return key[0] % partitions
 
     assert key_hash(first) is first
-    with pytest.raises(InvalidSetting, match="'md5' is unknown: use one of murmur3, java_string"):
+    with pytest.raises(InvalidSetting, match="'md5' is unknown: use one of murmur3, java_string, java_long"):
         key_hash("md5")

@@ -317,7 +317,7 @@ def run(
     """
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT.format("supervisor"))
     listener = None if http is None else _listen(http)
-    command = [sys.executable, "-m", "nsqext.cli.workers.worker", app, "{number}", "{ready}", backend]
+    command = [sys.executable, "-m", "nsqext.cli.workers.worker", app, "{number}", "{ready}", backend, str(workers)]
     supervisor = Supervisor(command, workers, close_timeout=close_timeout, ready_file=ready_file)
 
     async def supervise() -> int:

@@ -1,4 +1,7 @@
-"""A worker process of ``nsqext run``: ``python -m nsqext.cli.workers.worker MODULE:APP NUMBER STATUS_FD BACKEND``."""
+"""A worker process of ``nsqext run``.
+
+``python -m nsqext.cli.workers.worker MODULE:APP NUMBER STATUS_FD BACKEND WORKERS``
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from nsqext import App, Consumer, Producer
 from nsqext.client.tasks import stop_on_signals
 from nsqext.errors import InvalidSetting, NsqError
 
-__all__ = ("CANNOT_START", "LOG_FORMAT", "load_app", "main")
+__all__ = ("CANNOT_START", "LOG_FORMAT", "check_order", "load_app", "main")
 
 logger: logging.Logger = logging.getLogger("nsqext.run")
 
@@ -106,10 +109,29 @@ def _send(status: int, report: Mapping[str, object]) -> None:
             data = data[os.write(status, data) :]
 
 
-def main(place: str, number: str, status: str, backend: str) -> int:
+def check_order(app: App, workers: int) -> None:
+    """Check that several processes keep the order of keys.
+
+    Raises:
+        InvalidSetting: a handler's lanes keep the order of a key within one process only.
+    """
+    for consumer in app.consumers if workers > 1 else ():
+        settings = consumer.settings
+        if settings["key"] is not None and settings["dispatch"] is None and not settings["ordered"]:
+            raise InvalidSetting(
+                f"{workers} workers would handle the messages of one key at the same time: key= keeps their order "
+                f"within one process, and the server gives each message of {'/'.join(consumer.topics)}/"
+                f"{consumer.channel} to any of them",
+                hint="run one worker; or make the topic ordered, and give the handler ordered=True; or use "
+                'dispatch="key_failover", where the server has it (the embedded cluster)',
+            )
+
+
+def main(place: str, number: str, status: str, backend: str, workers: str) -> int:
     """Run a worker and return its exit status."""
     try:
         app = load_app(place)
+        check_order(app, int(workers))
     except InvalidSetting as error:
         _configure_logging(number)
         logger.critical("%s", error)

@@ -407,6 +407,11 @@ class ConsumerOptions:
         return KEY_HEADER if self.key is None and self.dispatch == KEY_FAILOVER else self.key
 
     @property
+    def keeps_keys_alone(self) -> bool:
+        """Whether lanes keep the order of keys, without the server's help."""
+        return self.key is not None and self.dispatch != KEY_FAILOVER
+
+    @property
     def reports_position(self) -> bool:
         """Whether messages report their offset, which lanes need to restore the order of a partition."""
         return self.queue_position or (self.lanes is not None and self.dispatch != KEY_FAILOVER)

@@ -57,7 +57,7 @@ class BatchCall:
 
     topic: str
     messages: Sequence[bytes | OutgoingMessage]
-    key: str | bytes | None
+    key: str | bytes | int | None
     partition: int | None
     started: float
     entered: Collection[TopicKey] = ()

@@ -53,8 +53,9 @@ class ProducerSettings(ConnectionSettings, LookupSettings, total=False):
     partitions the one whose node has fewer pending requests.
     """
     key_hash: str | KeyHash
-    """Maps keys to partitions. ``murmur3`` (as users of the Go client do), ``java_string`` (as the Java client
-    does), or a function of key and number of partitions.
+    """Maps keys to partitions. ``murmur3`` (as users of the Go client do), ``java_string`` and ``java_long`` (as the
+    Java client does with ``setTopicShardingIDString`` and ``setTopicShardingIDLong``; for numbers, give ``key`` an
+    int), or a function of key and number of partitions.
     """
     compression: Codec
     """``gzip``, ``snappy`` or ``lz4`` compress bodies for topics with extend support, as the Go client does;

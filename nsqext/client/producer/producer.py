@@ -292,7 +292,7 @@ class Producer:
         headers: Mapping[str, str] | None = None,
         tag: str | None = None,
         trace_id: int | None = None,
-        key: str | bytes | None = None,
+        key: str | bytes | int | None = None,
         partition: int | None = None,
         delay: float | None = None,
         via: Literal["consumer", "relay"] | None = None,
@@ -307,8 +307,9 @@ class Producer:
             tag: tag for dispatch: consumers with this tag receive the message first; the topic has to support extend
                 headers.
             trace_id: 0 to 2**64 - 1; the receipt then has message id, offset and size.
-            key: messages with the same key are stored in one partition, in the order of the calls. On topics with
-                extend support consumers receive it (`Message.key`), in the header ``##key``.
+            key: messages with the same key are stored in one partition, in the order of the calls; text, bytes, or a
+                number, which stands for its decimal digits. On topics with extend support consumers receive it
+                (`Message.key`), in the header ``##key``.
             partition: the partition; otherwise partitions are used in turn.
             delay: seconds after which handlers receive it. The original NSQ keeps it, without headers. Consumers of the
                 redesigned NSQ requeue it until then; its topic needs extend headers and must not be ordered.
@@ -383,7 +384,9 @@ class Producer:
             return await self._publish_slowly(topic, message, partition)
         return await self._publish_delayed(topic, message, partition, delay, via, identity)
 
-    def _ready_target(self, topic: str, body: bytes, partition: int | None, key: str | bytes | None) -> Target | None:
+    def _ready_target(
+        self, topic: str, body: bytes, partition: int | None, key: str | bytes | int | None
+    ) -> Target | None:
         """Return the target of a message if it can be sent immediately; otherwise None, for the slow path."""
         route = self._routes.by_topic.get(topic)
         if (
@@ -415,7 +418,7 @@ class Producer:
             return None
         return target
 
-    def _partition_of(self, route: Route, key: str | bytes) -> int:
+    def _partition_of(self, route: Route, key: str | bytes | int) -> int:
         """Return the partition of a key; -1 if the slow path has to raise an error."""
         try:
             return route.partition_of(key_bytes(key), self._routes.key_hash)
@@ -484,7 +487,7 @@ class Producer:
         topic: str,
         messages: Iterable[bytes | OutgoingMessage],
         *,
-        key: str | bytes | None = None,
+        key: str | bytes | int | None = None,
         partition: int | None = None,
     ) -> list[Receipt]:
         """Publish messages in batches, one for each partition concerned (more where a batch would be too large).
@@ -523,7 +526,7 @@ class Producer:
         self,
         topic: str,
         messages: Sequence[bytes | OutgoingMessage],
-        key: str | bytes | None = None,
+        key: str | bytes | int | None = None,
         partition: int | None = None,
         entered: Collection[TopicKey] = (),
     ) -> list[Receipt]:

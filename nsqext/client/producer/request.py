@@ -70,23 +70,27 @@ class OutgoingMessage:
     headers: Mapping[str, str] | None = None
     tag: str | None = None
     trace_id: int | None = None
-    key: str | bytes | None = None
+    key: str | bytes | int | None = None
 
 
-def key_bytes(key: str | bytes) -> bytes:
-    """Return a key as bytes; text is encoded as UTF-8.
+def key_bytes(key: str | bytes | int) -> bytes:
+    """Return a key as bytes; text is encoded as UTF-8, a number as its decimal digits.
 
     Raises:
-        InvalidInput: the key is neither text nor bytes.
+        InvalidInput: the key is neither text nor bytes nor a number.
     """
     if isinstance(key, str):
         return key.encode()
-    if not isinstance(key, bytes):
-        raise InvalidInput(f"a key has to be str or bytes, not {type(key).__name__}")
-    return key
+    if isinstance(key, bytes):
+        return key
+    if isinstance(key, int) and not isinstance(key, bool):
+        return b"%d" % key
+    raise InvalidInput(f"a key has to be str, bytes or int, not {type(key).__name__}")
 
 
-def keys_of(messages: Sequence[bytes | OutgoingMessage], key: str | bytes | None, partition: int | None) -> set[bytes]:
+def keys_of(
+    messages: Sequence[bytes | OutgoingMessage], key: str | bytes | int | None, partition: int | None
+) -> set[bytes]:
     """Return the keys that decide partitions.
 
     Args:
@@ -95,7 +99,7 @@ def keys_of(messages: Sequence[bytes | OutgoingMessage], key: str | bytes | None
         partition: chosen for all messages; keys decide nothing then.
 
     Raises:
-        InvalidInput: a key is neither text nor bytes.
+        InvalidInput: a key is neither text nor bytes nor a number.
     """
     if partition is not None:
         return set()

@@ -17,10 +17,11 @@ from secrets import token_hex
 import anyio
 import pytest
 
+import nsqext
 from nsqext import sync
 from nsqext.broker import Cluster
 from nsqext.cli.workers.run import Supervisor
-from nsqext.cli.workers.worker import CANNOT_START, load_app
+from nsqext.cli.workers.worker import CANNOT_START, check_order, load_app
 from nsqext.errors import InvalidSetting
 from tests.support.blocking_client import eventually
 from tests.support.command_line import started
@@ -274,6 +275,32 @@ def test_a_program_that_cannot_start_ends(
     with program(tmp_path, cluster, place, "--workers", "2") as running:
         assert running.end() == CANNOT_START
     assert reason in running.log
+
+
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        ({"key": "k"}, True),
+        ({"key": "k", "ordered": True}, False),
+        ({"key": "k", "dispatch": "key_failover"}, False),
+        ({}, False),
+    ],
+)
+def test_several_workers_refuse_lanes_that_cannot_keep_the_order(
+    settings: nsqext.HandlerSettings, refused: bool
+) -> None:
+    app = nsqext.App("127.0.0.1:1")
+
+    async def handle(message: nsqext.Message) -> None:
+        """Do nothing."""
+
+    app.handler("orders", "billing", **settings)(handle)
+    check_order(app, 1)
+    if not refused:
+        check_order(app, 3)
+        return
+    with pytest.raises(InvalidSetting, match=r"3 workers .* orders/billing .*: run one worker; or make"):
+        check_order(app, 3)
 
 
 def test_apps_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,8 +91,10 @@ def test_a_delay_is_a_time(delay: float) -> None:
 
 def test_keys_and_partitions() -> None:
     assert key_bytes("ü") == "ü".encode()
-    with pytest.raises(InvalidInput):
-        key_bytes(5)  # type: ignore[arg-type]
+    assert key_bytes(-42) == b"-42"
+    for value in (True, 1.5, [b"k"]):
+        with pytest.raises(InvalidInput, match="has to be str, bytes or int"):
+            key_bytes(value)  # type: ignore[arg-type]
     check_choice(None, 3)
     for partition in (-1, 1024, True, "0"):
         with pytest.raises(InvalidPartition):

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 import anyio
-from attrs import frozen
+from attrs import evolve, frozen
 
 from nsqext.client.consumer.subscriptions.assignment import Assignment, Key, SubscriptionSpec
 from nsqext.client.consumer.subscriptions.backoff import Backoff
@@ -161,6 +161,8 @@ class Subscriber:
         self._expected: int | None = None
         self._misconfigured: set[Key] | None = set()
         self._ordered_warned = False
+        self._shared_checked = False
+        self._demands: dict[str, bool] = {}  # what servers required of subscriptions, against what lookup says
         self.seeker: ChannelSeeker = ChannelSeeker(
             topic, context.spec, self._assignments, self._live, lambda: context.metadata.channels
         )
@@ -256,7 +258,7 @@ class Subscriber:
                 self._events.emit(
                     "leader_moved", self._topic, subscription.partition, str(address), f"was {subscription.node}"
                 )
-            elif view.meta.partition_num and not subscription.request.fits(view.meta):
+            elif view.meta.partition_num and not subscription.request.fits(evolve(view.meta, **self._demands)):
                 # an upgraded topic sends nothing to a connection without extend support (captured: upgrade_ext)
                 self._log(logging.INFO, self._assignments.get(key), "the topic was changed", subscription.node)
             else:
@@ -342,8 +344,9 @@ class Subscriber:
     async def _subscribe(self, assignment: Assignment, address: Address, view: PartitionMap) -> NsqError | None:
         """Subscribe and read until the connection ends; return why."""
         spec, group = self._spec, self._group
+        meta = evolve(view.meta, **self._demands)
         request = SubscribeRequest(
-            self._topic, spec.channel, assignment.partition, address, view.meta, spec.options.tag, self._options
+            self._topic, spec.channel, assignment.partition, address, meta, spec.options.tag, self._options
         )
         if spec.options.tag is not None and not view.meta.extend_support and not assignment.opened:
             logger.warning(
@@ -373,12 +376,56 @@ class Subscriber:
                 return None
             self._misconfigured = None
             self._connected(assignment, subscription)
+            if self._options.keeps_keys_alone and not request.ordered and not self._shared_checked:
+                self._shared_checked = True
+                self._tasks.start_soon(self._warn_of_others, view, subscription)
             await subscription.read()
         except NsqError as error:
-            reason = None if subscription.stopped else error
+            reason = None if subscription.stopped else self._heeded(error, request)
         finally:
             self._disconnected(assignment, subscription, reason)
         return reason
+
+    async def _warn_of_others(self, view: PartitionMap, subscription: Subscription) -> None:
+        """Warn if other connections share the channel: they receive messages of the same keys."""
+        http = view.http.get(subscription.request.address)
+        if http is None:
+            return
+        try:
+            count = await self._metadata.channels.clients(http, self._topic, subscription.partition, self._spec.channel)
+        except NsqError as error:
+            logger.debug("statistics of the channel: %s", error, extra={"topic": self._topic})
+            return
+        if count > 1:
+            logger.warning(
+                "%d further connections consume %s/%s: key= keeps the order of a key within this process only; use one "
+                "consumer, an ordered topic, or dispatch='key_failover' where the server has it",
+                count - 1,
+                self._topic,
+                self._spec.channel,
+                extra={"topic": self._topic, "channel": self._spec.channel},
+            )
+
+    def _heeded(self, error: NsqError, request: SubscribeRequest) -> NsqError:
+        """Let the next subscription be as the server demands, where lookup does not say so; return the error."""
+        if isinstance(error, OrderRequired):
+            if self._options.ordered is False:
+                refused = InvalidSetting(
+                    "the topic is ordered, and its server requires consumers in order",
+                    topic=self._topic,
+                    hint="leave out ordered=False",
+                )
+                refused.__cause__ = error
+                return refused
+            name, value = "ordered", True
+        elif isinstance(error, (ExtendRequired, ExtendForbidden)):
+            name, value = "extend_support", isinstance(error, ExtendRequired)
+        else:
+            return error
+        if getattr(request.meta, name) != value and self._demands.get(name) != value:
+            self._demands[name] = value
+            logger.warning("lookup does not say so, but the server requires: %s", error, extra={"topic": self._topic})
+        return error
 
     def _connected(self, assignment: Assignment, subscription: Subscription) -> None:
         self._live[assignment.key] = subscription

@@ -13,7 +13,7 @@ from nsqext import Consumer, ExtFilter, Position
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.subscriptions.assignment import Assignment, SubscriptionSpec
 from nsqext.client.consumer.subscriptions.subscriber import Subscriber, SubscriberContext
-from nsqext.errors import InvalidPartition, InvalidState
+from nsqext.errors import InvalidPartition, InvalidSetting, InvalidState
 from nsqext.errors.server import BadTopic, InvalidCommand
 from nsqext.lookup.partition_map import PartitionMap
 from tests.support.consumers import QUICK, depth, eventually, opened, publish, quick, take, tape
@@ -162,15 +162,50 @@ async def test_a_filter_is_applied(cluster: Cluster, topic: str, wanted: ExtFilt
         await eventually(lambda: not depth(cluster, topic))
 
 
-@pytest.mark.parametrize("code", ["E_SUB_EXTEND_NEED", "E_SUB_EXTEND_FORBIDDON", "E_SUB_ORDER_IS_MUST"])
-async def test_a_topic_that_differs_from_lookup_is_refreshed(code: str) -> None:
-    """After a refusal of the server, lookup is queried again and returns the right answer."""
+@pytest.mark.parametrize(
+    ("code", "listed", "second", "extend"),
+    [
+        ("E_SUB_EXTEND_NEED", False, b"SUB", True),
+        ("E_SUB_EXTEND_FORBIDDON", True, b"SUB", False),
+        ("E_SUB_ORDER_IS_MUST", False, b"SUB_ORDERED", False),
+    ],
+)
+async def test_a_topic_that_differs_from_lookup_is_subscribed_as_its_server_demands(
+    caplog: pytest.LogCaptureFixture, code: str, listed: bool, second: bytes, extend: bool
+) -> None:
+    """Lookup is queried again, and does not say so either: an old one lists two members of the meta only."""
     async with scripted_lookup() as lookup, scripted_node(obey({"SUB": [error(code), ok()]})) as node:
-        lookup.set_leaders({0: node}, num=1)
+        lookup.set_leaders({0: node}, num=1, extend=listed)
         async with Consumer("t", "ch", lookupd=str(lookup), **QUICK) as consumer:
             await eventually(lambda: consumer.connections)
-            assert [command.words[0] for command in node.commands].count(b"SUB") == 2
             assert len(lookup.questions) >= 2
+    assert [word for word in (one.words[0] for one in node.commands) if word.startswith(b"SUB")] == [b"SUB", second]
+    assert [bool(peer.identify.get("extend_support")) for peer in node.peers] == [listed, extend]
+    assert "lookup does not say so, but the server requires" in caplog.text
+
+
+async def test_a_topic_that_must_be_ordered_refuses_a_consumer_that_must_not() -> None:
+    async with scripted_lookup() as lookup, scripted_node(obey({"SUB": error("E_SUB_ORDER_IS_MUST")})) as node:
+        lookup.set_leaders({0: node}, num=1, ordered=True)
+        with pytest.raises(InvalidSetting, match="leave out ordered=False"):
+            async with Consumer("t", "ch", lookupd=str(lookup), **quick(ordered=False)):
+                await anyio.sleep(25)
+
+
+async def test_lanes_warn_once_of_other_connections_on_their_channel(
+    cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.create_topic(topic, partitions=2, channels=["ch"])
+    async with opened(topic, cluster, key="k"):
+        await anyio.sleep(0.1)
+        assert "further connections" not in caplog.text
+        async with opened(topic, cluster, key="k"):
+            await eventually(lambda: caplog.text.count("1 further connections consume") == 1)
+    ordered = f"{topic}_ordered"
+    cluster.create_topic(ordered, ordered=True, channels=["ch"])
+    async with opened(ordered, cluster, key="k"), opened(ordered, cluster, key="k"), opened(topic, cluster):
+        await anyio.sleep(0.1)
+    assert caplog.text.count("further connections") == 1
 
 
 async def test_a_node_that_is_not_leader_is_retried_with_a_delay() -> None:

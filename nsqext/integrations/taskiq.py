@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, Unpack
 
 from attrs import evolve
@@ -11,12 +15,14 @@ from taskiq import AckableMessage, AsyncBroker, BrokerMessage
 
 from nsqext import Admin, AppSettings, Consumer, Lookup, Message, Producer
 from nsqext.client.settings import app_schema, consumer_settings, producer_settings, settings_for
-from nsqext.errors import InvalidInput, InvalidState
-from nsqext.integrations import MAX_DELAY
+from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight
+from nsqext.integrations import MAX_DELAY, log_lost
 from nsqext.lookup.lookup import share_lookup
 from nsqext.protocol.names import check_channel, check_topic
 
 __all__ = ("NsqBroker",)
+
+logger: logging.Logger = logging.getLogger("nsqext.taskiq")
 
 _OWN = ("queue", "delay", "key", "tag")
 
@@ -64,9 +70,9 @@ class NsqBroker(AsyncBroker):
         self._create = create
         addresses = {"lookupd": shared.lookupd, "nsqd": shared.nsqd}
         self._producer = Producer(**addresses, **settings_for(producer_settings(), shared.values))
-        self._consumer = Consumer(
-            self.queues, self.channel, **addresses, **settings_for(consumer_settings(), shared.values)
-        )
+        # Taskiq closes it after it has waited for its tasks: what is unacknowledged then goes back at once
+        own = {"close_timeout": 0.0, **settings_for(consumer_settings(), shared.values)}
+        self._consumer = Consumer(self.queues, self.channel, **addresses, **own)
         self._started = self._listening = False
 
     async def startup(self) -> None:
@@ -117,23 +123,42 @@ class NsqBroker(AsyncBroker):
         )
 
     async def listen(self) -> AsyncGenerator[bytes | AckableMessage, None]:
-        """Yield tasks that are due; `AckableMessage.ack` finishes them.
+        """Yield tasks that are due; `AckableMessage.ack` finishes them. They are touched until then.
 
         When it is closed, no further tasks are requested; those that were yielded can be acknowledged until `shutdown`.
+
+        Raises:
+            InvalidState: it listens already.
+            NsqError: the consumer cannot continue.
         """
         if self._listening:
             raise InvalidState("the broker listens already", hint="create one broker for each worker process")
         self._listening = True
+        received: asyncio.Queue[Message | None] = asyncio.Queue()
+
+        # not by iteration: only messages that a handler leaves unanswered are touched
+        @self._consumer.handler(auto_finish=False)
+        async def receive(message: Message) -> None:
+            wait = self._wait_of(message)
+            if wait > 0:
+                await message.requeue(min(wait, MAX_DELAY))
+            else:
+                received.put_nowait(message)
+
         await self._consumer.start()
+        ended = asyncio.ensure_future(self._consumer.wait())
+        ended.add_done_callback(lambda _: received.put_nowait(None))
         try:
-            async for message in self._consumer:
-                wait = self._wait_of(message)
-                if wait > 0:
-                    await message.requeue(min(wait, MAX_DELAY))
-                    continue
-                yield AckableMessage(data=message.body, ack=message.finish)
+            while (message := await received.get()) is not None:
+                yield AckableMessage(data=message.body, ack=partial(_finish, message))
+            ended.result()
         finally:
             self._consumer.pause()
+            while not received.empty():
+                left = received.get_nowait()
+                if left is not None:
+                    with suppress(MessageNotInFlight):
+                        await left.requeue()
 
     def _wait_of(self, message: Message) -> float:
         """Return the seconds until a task is due."""
@@ -144,6 +169,13 @@ class NsqBroker(AsyncBroker):
         except Exception:
             return 0.0
         return message.timestamp / 1e9 + delay - time.time()
+
+
+async def _finish(message: Message) -> None:
+    try:
+        await message.finish()
+    except MessageNotInFlight as error:
+        log_lost(logger, error, message.topic)
 
 
 def _delay_of(labels: dict[str, Any]) -> float:

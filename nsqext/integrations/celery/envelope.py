@@ -20,8 +20,24 @@ _HEADER = "kombu"
 _MARK = "kombu"
 """Name of the member that tells an envelope from a body of another publisher; its value is the version."""
 _VERSION = 1
-_OWN_PROPERTIES = ("delivery_tag", "body_encoding")
-"""Properties of one delivery."""
+_PROPERTIES = frozenset(
+    {
+        "app_id",
+        "content_encoding",
+        "content_type",
+        "correlation_id",
+        "delivery_info",
+        "delivery_mode",
+        "expiration",
+        "message_id",
+        "priority",
+        "reply_to",
+        "timestamp",
+        "type",
+        "user_id",
+    }
+)
+"""Those of AMQP, and where a message goes; others are for the publisher alone, as with brokers of AMQP."""
 
 
 def encode_message(message: Mapping[str, Any], *, extend: bool) -> tuple[bytes, dict[str, str] | None]:
@@ -37,7 +53,7 @@ def encode_message(message: Mapping[str, Any], *, extend: bool) -> tuple[bytes, 
     given = message["body"]
     body: bytes = given.encode() if isinstance(given, str) else bytes(given)
     rest = {name: value for name, value in message.items() if name != "body"}
-    rest["properties"] = {name: value for name, value in message["properties"].items() if name not in _OWN_PROPERTIES}
+    rest["properties"] = {name: value for name, value in message["properties"].items() if name in _PROPERTIES}
     rest["text"] = isinstance(given, str)
     if extend and body:
         return body, {_HEADER: orjson.dumps(rest).decode()}

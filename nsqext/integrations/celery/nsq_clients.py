@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -17,14 +16,12 @@ from nsqext.arguments import check_positive, check_time, suggest
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.settings import consumer_settings, producer_settings, settings_for
-from nsqext.errors import InvalidSetting, InvalidState, NsqError, PartitionUnavailable, TopicNotFound, TopicNotReady
+from nsqext.errors import InvalidSetting, InvalidState, PartitionUnavailable, TopicNotFound, TopicNotReady
 from nsqext.integrations import MAX_DELAY
 from nsqext.lookup.lookup import share_lookup
 from nsqext.settings import Given, build
 
 __all__ = ("NsqClients", "TopicOptions")
-
-logger: logging.Logger = logging.getLogger("nsqext.celery")
 
 _KOMBU = frozenset(
     {
@@ -282,13 +279,3 @@ class NsqClients:
             return channel in self.admin.channels(topic)
         except TopicNotFound:
             return False
-
-
-def log_lost(error: NsqError, queue: str) -> None:
-    """Log that a message was acknowledged too late."""
-    logger.error(
-        "queue %s: a message was acknowledged after the server had taken it back, and is delivered again: %s; a task "
-        "may run for the server's -max-msg-timeout (15 minutes by default)",
-        queue,
-        error,
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -28,8 +29,9 @@ from nsqext.errors import (
     RequestTimeout,
     ServerError,
 )
+from nsqext.integrations import log_lost
 from nsqext.integrations.celery.envelope import due_time, encode_message
-from nsqext.integrations.celery.nsq_clients import NsqClients, log_lost
+from nsqext.integrations.celery.nsq_clients import NsqClients
 from nsqext.integrations.celery.queue_consumer import QueueConsumer
 from nsqext.integrations.celery.routing import Binding, Exchange, channel_name, nsq_name, topic_of
 
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from nsqext.sync.message import Message
 
 __all__ = ("Channel", "DirectTransport", "Transport")
+
+logger: logging.Logger = logging.getLogger("nsqext.celery")
 
 _UNREACHABLE = (
     ConnectionFailed,
@@ -120,7 +124,7 @@ class Deliveries(virtual.QoS):  # type: ignore[misc]
         try:
             answer(message)
         except MessageNotInFlight as error:
-            log_lost(error, source.queue)
+            log_lost(logger, error, source.queue)
         if source.single:
             source.close()
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from secrets import token_hex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -15,35 +15,14 @@ from taskiq.exceptions import SendTaskError
 from taskiq.receiver import Receiver
 
 from nsqext import Admin, Lookup
-from nsqext.broker import Cluster
 from nsqext.errors import InvalidInput, InvalidSetting
 from nsqext.integrations.taskiq import NsqBroker
 
+if TYPE_CHECKING:
+    from nsqext.broker import Cluster
+
+Opened = Callable[..., AbstractAsyncContextManager[NsqBroker]]
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """Taskiq runs on asyncio."""
-    return "asyncio"
-
-
-@pytest.fixture(scope="module", params=["ha", "nsq"])
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """One node."""
-    with Cluster(nodes=1, generation=request.param) as cluster:
-        yield cluster
-
-
-@asynccontextmanager
-async def opened(cluster: Cluster, *queues: str, **settings: Any) -> AsyncIterator[NsqBroker]:
-    """A broker, started and shut down."""
-    broker = NsqBroker(cluster.lookupd, queues=queues or (f"q_{token_hex(4)}",), **settings)
-    await broker.startup()
-    try:
-        yield broker
-    finally:
-        await broker.shutdown()
 
 
 async def take(broker: NsqBroker, count: int) -> list[tuple[TaskiqMessage, AckableMessage]]:
@@ -58,8 +37,8 @@ async def take(broker: NsqBroker, count: int) -> list[tuple[TaskiqMessage, Ackab
     return found
 
 
-async def test_tasks_are_run_and_acknowledged(cluster: Cluster) -> None:
-    async with opened(cluster) as broker:
+async def test_tasks_are_run_and_acknowledged(opened: Opened) -> None:
+    async with opened() as broker:
         seen: list[int] = []
 
         @broker.task
@@ -78,9 +57,9 @@ async def test_tasks_are_run_and_acknowledged(cluster: Cluster) -> None:
         assert sorted(seen) == list(range(20))
 
 
-async def test_what_is_not_acknowledged_is_delivered_again(cluster: Cluster) -> None:
+async def test_what_is_not_acknowledged_is_delivered_again(opened: Opened) -> None:
     queue = f"q_{token_hex(4)}"
-    async with opened(cluster, queue) as broker:
+    async with opened(queue) as broker:
 
         @broker.task(task_name="note")
         async def note(number: int) -> None:
@@ -93,14 +72,14 @@ async def test_what_is_not_acknowledged_is_delivered_again(cluster: Cluster) -> 
         answer = first[1].ack()
         assert answer is not None
         await answer
-    async with opened(cluster, queue) as other:
+    async with opened(queue) as other:
         rest = await take(other, 2)
     assert sorted(task.args[0] for task, _ in rest) == sorted({0, 1, 2} - {acknowledged})
 
 
-async def test_labels_choose_queue_and_delay(cluster: Cluster) -> None:
+async def test_labels_choose_queue_and_delay(cluster: Cluster, opened: Opened) -> None:
     queues = [f"q_{token_hex(4)}" for _ in range(2)]
-    async with opened(cluster, *queues) as broker:
+    async with opened(*queues) as broker:
 
         @broker.task(task_name="note")
         async def note(number: int) -> None:
@@ -125,7 +104,7 @@ def test_settings_are_those_of_the_clients(cluster: Cluster) -> None:
 
 
 async def test_queues_are_created_with_the_settings_of_lookup(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timeouts: list[object] = []
 
@@ -135,7 +114,7 @@ async def test_queues_are_created_with_the_settings_of_lookup(
             timeouts.append(self.settings["lookup_request_timeout"])
 
     monkeypatch.setattr("nsqext.integrations.taskiq.Admin", RecordedAdmin)
-    async with opened(cluster, lookup_request_timeout=7.0):
+    async with opened(lookup_request_timeout=7.0):
         pass
     lookup = Lookup(cluster.lookupd, lookup_request_timeout=8.0)
     shared = NsqBroker(lookup, queues=(f"q_{token_hex(4)}",))

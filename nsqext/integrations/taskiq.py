@@ -14,6 +14,7 @@ from attrs import evolve
 from taskiq import AckableMessage, AsyncBroker, BrokerMessage
 
 from nsqext import Admin, AppSettings, Consumer, Lookup, Message, Producer
+from nsqext.arguments import check_positive
 from nsqext.client.settings import app_schema, consumer_settings, producer_settings, settings_for
 from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight
 from nsqext.integrations import MAX_DELAY, log_lost
@@ -44,7 +45,9 @@ class NsqBroker(AsyncBroker):
         nsqd: nsqd addresses to use without lookup; original NSQ.
         queues: the topics that a worker consumes; tasks without the label ``queue`` are sent to the first one.
         channel: the channel of the workers.
-        create: create missing topics and channels when a process starts; needs lookup.
+        topic_create: create missing topics and channels when a process starts; needs lookup.
+        topic_partitions: partitions of each created topic, on the redesigned NSQ.
+        topic_replicas: copies of each partition, on the redesigned NSQ.
         settings: settings of producers and consumers.
 
     Raises:
@@ -59,7 +62,9 @@ class NsqBroker(AsyncBroker):
         nsqd: str | Sequence[str] = (),
         queues: Sequence[str] = ("taskiq",),
         channel: str = "taskiq",
-        create: bool = True,
+        topic_create: bool = True,
+        topic_partitions: int = 1,
+        topic_replicas: int = 1,
         **settings: Unpack[AppSettings],
     ) -> None:
         super().__init__()
@@ -67,7 +72,9 @@ class NsqBroker(AsyncBroker):
         self.channel: str = check_channel(channel)
         shared = share_lookup(evolve(app_schema(), client="NsqBroker").collect(lookupd, nsqd, None, settings))
         self._lookup: Lookup | None = shared.lookupd or None
-        self._create = create
+        check_positive("topic_partitions", topic_partitions)
+        check_positive("topic_replicas", topic_replicas)
+        self._create, self._partitions, self._replicas = topic_create, topic_partitions, topic_replicas
         addresses = {"lookupd": shared.lookupd, "nsqd": shared.nsqd}
         self._producer = Producer(**addresses, **settings_for(producer_settings(), shared.values))
         # Taskiq closes it after it has waited for its tasks: what is unacknowledged then goes back at once
@@ -89,7 +96,14 @@ class NsqBroker(AsyncBroker):
         if self._create and lookup is not None:
             async with Admin(list(map(str, lookup.addresses)), **lookup.given) as admin:
                 for queue in self.queues:
-                    await admin.create_topic(queue, extend=True, channels=[self.channel], exist_ok=True)
+                    await admin.create_topic(
+                        queue,
+                        partitions=self._partitions,
+                        replicas=self._replicas,
+                        extend=True,
+                        channels=[self.channel],
+                        exist_ok=True,
+                    )
         await self._producer.start()
         await super().startup()
 
@@ -150,7 +164,8 @@ class NsqBroker(AsyncBroker):
         ended.add_done_callback(lambda _: received.put_nowait(None))
         try:
             while (message := await received.get()) is not None:
-                yield AckableMessage(data=message.body, ack=partial(_finish, message))
+                if not message.expired:
+                    yield AckableMessage(data=message.body, ack=partial(_finish, message))
             ended.result()
         finally:
             self._consumer.pause()

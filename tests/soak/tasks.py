@@ -31,9 +31,10 @@ from tests.support.programs import ROOT
 
 __all__ = ("FRAMEWORKS", "TaskResult", "main", "run_tasks")
 
-FAULTS = ("kill a child", "kill a worker", "kill an nsqd", "restart lookup")
+FAULTS = ("child_kill", "worker_kill", "kill", "lookup_kill")
+"""Kinds of faults, in their order; another one of the cluster stands for one that the cluster does not have."""
 _DOWN = 2.0
-"""Seconds for which a node is down."""
+"""Seconds for which a node is down, at least."""
 _PATIENT = 120.0
 """Seconds without progress after which tasks count as stuck."""
 
@@ -118,7 +119,7 @@ class TaskResult:
         missing: tasks that did not run.
         waiting: messages in the queue at the end.
         seconds: from the first task sent to the last one done.
-        faults: faults that were begun.
+        faults: kinds of the faults that were begun.
     """
 
     runs: Counter[int]
@@ -165,17 +166,18 @@ class _Workers:
                 process.wait()
 
 
-def _inject(fault: str, workers: _Workers, cluster: SoakCluster, kill: str) -> None:
-    if fault == "kill a child":
+def _inject(kind: str, workers: _Workers, cluster: SoakCluster) -> str:
+    """Begin and end a fault; return its kind."""
+    if kind == "child_kill":
         os.kill(workers.children("one")[-1], signal.SIGKILL)
-    elif fault == "kill a worker":
+    elif kind == "worker_kill":
         workers.kill("two")
     else:
-        kinds = {"kill an nsqd": kill, "restart lookup": "lookup_kill"}
-        kind = kinds[fault] if kinds[fault] in cluster.kinds else cluster.kinds[0]
-        end = cluster.begin(Fault(kind, 0.0, _DOWN, "n1", 0.0), ())
-        time.sleep(_DOWN)
+        kind = kind if kind in cluster.kinds else cluster.kinds[0]
+        end = cluster.begin(Fault(kind, 0.0, _DOWN, "n1", 0.0), (workers.framework.queue,))
+        time.sleep(max(_DOWN, cluster.shortest))
         end()
+    return kind
 
 
 def run_tasks(
@@ -203,7 +205,7 @@ def run_tasks(
     notes.touch()
     cluster = new_cluster(target, 1, folder)
     cluster.start()
-    options = {"topic_replicas": 2} if target == "embedded" and framework.module == _CELERY else {}
+    options = {"topic_replicas": 2 if target in ("embedded", "real") else 1}
     address = ",".join(cluster.lookupd) if framework.module == _TASKIQ else f"nsq://{cluster.lookupd[0]}"
     own = {"NSQ_BROKER": address, "NSQ_NOTES": str(notes), "NSQ_OPTIONS": orjson.dumps(options).decode()}
     workers = _Workers(framework, {**os.environ, **own}, folder, {})
@@ -227,8 +229,8 @@ def run_tasks(
                 progress = time.monotonic()
             runs = found
             if len(faults) < len(FAULTS) and len(runs) >= count * (len(faults) + 1) // (len(FAULTS) + 1):
-                faults.append(FAULTS[len(faults)])
-                _inject(faults[-1], workers, cluster, kill)
+                planned = FAULTS[len(faults)]
+                faults.append(_inject(kill if planned == "kill" else planned, workers, cluster))
             if time.monotonic() > progress + _PATIENT:
                 break
         taken = progress - began

@@ -302,7 +302,12 @@ class Channel(virtual.Channel):  # type: ignore[misc]
             source.pause()
 
     def deliver(self, source: QueueConsumer, decoded: dict[str, Any], message: Message) -> None:
-        """Call the callback of a queue; requeue the message if the queue is not consumed any more."""
+        """Call the callback of a queue; requeue the message if the queue is not consumed any more.
+
+        A message that waited here for so long that the server delivers it again is dropped.
+        """
+        if message.expired:
+            return
         found = [(callback, no_ack) for queue, callback, no_ack in self._callbacks.values() if queue == source.queue]
         if not found:
             with suppress(NsqError):  # the consumer may have been closed meanwhile

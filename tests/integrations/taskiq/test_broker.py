@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -14,12 +14,10 @@ from taskiq import AckableMessage, TaskiqMessage
 from taskiq.exceptions import SendTaskError
 from taskiq.receiver import Receiver
 
-from nsqext import Admin, Lookup
+from nsqext import Admin, Lookup, Producer
+from nsqext.broker import Cluster
 from nsqext.errors import InvalidInput, InvalidSetting
 from nsqext.integrations.taskiq import NsqBroker
-
-if TYPE_CHECKING:
-    from nsqext.broker import Cluster
 
 Opened = Callable[..., AbstractAsyncContextManager[NsqBroker]]
 pytestmark = pytest.mark.anyio
@@ -121,3 +119,15 @@ async def test_queues_are_created_with_the_settings_of_lookup(
     await shared.startup()
     await shared.shutdown()
     assert timeouts == [7.0, 8.0]
+
+
+async def test_queues_are_created_with_partitions_and_replicas() -> None:
+    with Cluster(nodes=2) as two:
+        broker = NsqBroker(two.lookupd, topic_partitions=1, topic_replicas=2)
+        await broker.startup()
+        await broker.shutdown()
+        async with Producer(two.lookupd) as producer:
+            found = await producer.meta("taskiq")
+        with pytest.raises(InvalidSetting, match="topic_replicas=0"):
+            NsqBroker(two.lookupd, topic_replicas=0)
+    assert (found.partition_num, found.replica) == (1, 2)

@@ -267,7 +267,7 @@ class BrokerProcess:
 
 
 class OriginalProcesses:
-    """Two nsqd and a nsqlookupd of the original NSQ, each a process with files that is killed and started again.
+    """Three nsqd and a nsqlookupd of the original NSQ, each a process with files that is killed and started again.
 
     Their programs are ours, or those in the directory NSQEXT_TEST_NSQ_PROGRAMS.
     """
@@ -278,17 +278,17 @@ class OriginalProcesses:
     shortest: float = 0.1
 
     def __init__(self, folder: Path) -> None:
-        tcp, http, *ports = free_ports(6)
+        tcp, http, *ports = free_ports(8)
         self.lookupd: list[str] = [f"127.0.0.1:{http}"]
         addresses = ["-tcp-address", f"127.0.0.1:{tcp}", "-http-address", self.lookupd[0]]
         self._commands: dict[str, list[str]] = {"l1": [*_program("nsqlookupd"), *addresses]}
-        for number, (node, web) in enumerate(zip(ports[:2], ports[2:], strict=True), 1):
+        for number, (node, web) in enumerate(zip(ports[:3], ports[3:], strict=True), 1):
             data = folder / f"n{number}"
             data.mkdir()
             words = ["-lookupd-tcp-address", f"127.0.0.1:{tcp}", "-data-path", str(data), "-mem-queue-size", "0"]
             words += ["-tcp-address", f"127.0.0.1:{node}", "-http-address", f"127.0.0.1:{web}"]
             self._commands[f"n{number}"] = [*_program("nsqd"), *words, "-broadcast-address", "127.0.0.1"]
-        self._web = {"l1": http, "n1": ports[2], "n2": ports[3]}
+        self._web = {"l1": http, **dict(zip(_NODES, ports[3:], strict=True))}
         self._folder = folder
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 

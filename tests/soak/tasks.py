@@ -31,12 +31,16 @@ from tests.support.programs import ROOT
 
 __all__ = ("FRAMEWORKS", "TaskResult", "main", "run_tasks")
 
-FAULTS = ("child_kill", "worker_kill", "kill", "lookup_kill")
-"""Kinds of faults, in their order; another one of the cluster stands for one that the cluster does not have."""
+FAULTS = (("child_kill", ""), ("worker_kill", ""), ("kill", "n1"), ("kill", "n2"), ("kill", "n3"), ("lookup_kill", ""))
+"""Kinds of faults and their nodes, in their order; another kind stands for one that the cluster does not have."""
 _DOWN = 2.0
 """Seconds for which a node is down, at least."""
 _PATIENT = 120.0
 """Seconds without progress after which tasks count as stuck."""
+
+
+MaySend = Callable[[int], bool]
+"""Says whether a task may be sent: some wait for the faults, so that there are tasks during each."""
 
 
 @frozen
@@ -47,17 +51,19 @@ class Framework:
         module: the module of its tasks.
         queue: its topic and its channel.
         command: words of a worker with two processes.
-        send: sends the tasks ``numbers``, each with its duration in seconds.
+        send: sends tasks with the given numbers, each when it may be sent, with its duration in seconds.
     """
 
     module: str
     queue: str
     command: Callable[[str], list[str]]
-    send: Callable[[Any, range, float], None]
+    send: Callable[[Any, range, float, MaySend], None]
 
 
-def _send_celery(module: Any, numbers: range, seconds: float) -> None:
+def _send_celery(module: Any, numbers: range, seconds: float, may_send: MaySend) -> None:
     for number in numbers:
+        while not may_send(number):
+            time.sleep(0.01)
         while True:
             try:
                 module.note.delay(number, seconds)
@@ -67,10 +73,12 @@ def _send_celery(module: Any, numbers: range, seconds: float) -> None:
                 time.sleep(0.1)
 
 
-def _send_taskiq(module: Any, numbers: range, seconds: float) -> None:
+def _send_taskiq(module: Any, numbers: range, seconds: float, may_send: MaySend) -> None:
     async def send() -> None:
         await module.broker.startup()
         for number in numbers:
+            while not may_send(number):  # noqa: ASYNC110 - another thread decides
+                await asyncio.sleep(0.01)
             while True:
                 try:
                     await module.note.kiq(number, seconds)
@@ -166,7 +174,7 @@ class _Workers:
                 process.wait()
 
 
-def _inject(kind: str, workers: _Workers, cluster: SoakCluster) -> str:
+def _inject(kind: str, node: str, workers: _Workers, cluster: SoakCluster) -> str:
     """Begin and end a fault; return its kind."""
     if kind == "child_kill":
         os.kill(workers.children("one")[-1], signal.SIGKILL)
@@ -174,9 +182,10 @@ def _inject(kind: str, workers: _Workers, cluster: SoakCluster) -> str:
         workers.kill("two")
     else:
         kind = kind if kind in cluster.kinds else cluster.kinds[0]
-        end = cluster.begin(Fault(kind, 0.0, _DOWN, "n1", 0.0), (workers.framework.queue,))
+        end = cluster.begin(Fault(kind, 0.0, _DOWN, node, 0.0), (workers.framework.queue,))
         time.sleep(max(_DOWN, cluster.shortest))
         end()
+        time.sleep(cluster.shortest)  # two replicas must not be down
     return kind
 
 
@@ -213,8 +222,14 @@ def run_tasks(
         environment(name, value)
     sys.modules.pop(framework.module, None)
     module = importlib.import_module(framework.module)
-    sender = threading.Thread(target=framework.send, args=(module, range(count), seconds), daemon=True)
     faults: list[str] = []
+    share = count / (len(FAULTS) + 1)
+
+    def may_send(number: int) -> bool:
+        return len(faults) == len(FAULTS) or number < share * (len(faults) + 2)
+
+    arguments = (module, range(count), seconds, may_send)
+    sender = threading.Thread(target=framework.send, args=arguments, daemon=True)
     try:
         workers.start("one")
         workers.start("two")
@@ -228,9 +243,10 @@ def run_tasks(
             if found.total() > runs.total():
                 progress = time.monotonic()
             runs = found
-            if len(faults) < len(FAULTS) and len(runs) >= count * (len(faults) + 1) // (len(FAULTS) + 1):
-                planned = FAULTS[len(faults)]
-                faults.append(_inject(kill if planned == "kill" else planned, workers, cluster))
+            if len(faults) < len(FAULTS) and len(runs) >= share * (len(faults) + 1):
+                kind, node = FAULTS[len(faults)]
+                faults.append(_inject(kill if kind == "kill" else kind, node, workers, cluster))
+                progress = time.monotonic()
             if time.monotonic() > progress + _PATIENT:
                 break
         taken = progress - began

@@ -194,7 +194,7 @@ def test_a_command_runs_in_a_pipe_until_sigterm(name: str, place: Place) -> None
     text, shown, code = RUNNING[name]
     words, variables = prepared(text, place)
     with started(*words, cwd=place.folder, **variables) as process:
-        stream = process.stdout if name in ("broker", "web") else process.stderr
+        stream = process.stdout if name in ("broker", "delay run", "web") else process.stderr
         assert stream is not None
         assert any(shown in line.decode() for line in stream)
         process.send_signal(signal.SIGTERM)

@@ -6,16 +6,17 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from nsqext.client.producer.request import OutgoingMessage, check_delay, due_after, encode_message, key_bytes
+from nsqext.client.producer.request import check_delay, due_after, encode_message, key_bytes
 from nsqext.errors import ExtendNotSupported, InvalidInput, InvalidPartition
 from nsqext.protocol.delay_record import DelayCancel, DelayedMessage, encode_delay
 from nsqext.protocol.names import check_topic
 
 if TYPE_CHECKING:
+    from nsqext.client.middleware import Publishing
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.types import TopicMeta
 
-__all__ = ("MAX_IDENTITY", "cancellation", "check_way", "for_relay")
+__all__ = ("MAX_IDENTITY", "cancellation", "check_for_topic", "check_way", "delayed_message")
 
 MAX_IDENTITY = 200
 """Characters of the longest identity of a delayed message."""
@@ -40,37 +41,37 @@ def check_identity(identity: str) -> str:
     return identity
 
 
-def for_relay(
-    options: ProducerOptions,
-    meta: TopicMeta,
-    topic: str,
-    message: OutgoingMessage,
-    *,
-    partition: int | None,
-    delay: float,
-    identity: str | None,
-) -> OutgoingMessage:
-    """Return what is published to the topic of delayed messages, after all checks that a publish to its topic makes.
+def delayed_message(publishing: Publishing, delay: float) -> DelayedMessage:
+    """Return the record of a message that a relay publishes after a delay in seconds.
 
     Raises:
-        InvalidInput: the message is not valid, or its topic does not accept it.
+        InvalidInput: the topic, the delay, the identity or the key is not valid.
     """
-    encode_message(options, meta, message)
-    if (message.headers or message.tag is not None) and not meta.extend_support:
-        raise ExtendNotSupported("the topic does not accept headers or a tag", topic=topic)
-    if meta.ordered and message.key is None and partition is None:
-        raise InvalidPartition("an ordered topic needs a key or a partition", topic=topic)
-    record = DelayedMessage(
+    message, identity = publishing.messages[0], publishing.identity
+    return DelayedMessage(
         identity=os.urandom(16).hex() if identity is None else check_identity(identity),
-        topic=check_topic(topic),
-        due=due_after(check_delay(delay, topic)),
+        topic=check_topic(publishing.topic),
+        due=due_after(check_delay(delay, publishing.topic)),
         headers=None if message.headers is None else dict(message.headers),
         tag=message.tag,
         trace_id=message.trace_id,
         key=None if message.key is None else key_bytes(message.key),
-        partition=partition,
+        partition=publishing.partition,
     )
-    return OutgoingMessage(encode_delay(record, message.body))
+
+
+def check_for_topic(options: ProducerOptions, meta: TopicMeta, publishing: Publishing) -> None:
+    """Check a message that a relay publishes later as a publish to its topic does.
+
+    Raises:
+        InvalidInput: the message is not valid, or its topic does not accept it.
+    """
+    message = publishing.messages[0]
+    encode_message(options, meta, message)
+    if (message.headers or message.tag is not None) and not meta.extend_support:
+        raise ExtendNotSupported("the topic does not accept headers or a tag", topic=publishing.topic)
+    if meta.ordered and message.key is None and publishing.partition is None:
+        raise InvalidPartition("an ordered topic needs a key or a partition", topic=publishing.topic)
 
 
 def cancellation(identity: str) -> bytes:

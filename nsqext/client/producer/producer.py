@@ -18,7 +18,7 @@ from nsqext.client.middleware import Middleware, Publishing, check_middleware, s
 from nsqext.client.producer.batch_publisher import BatchCall, BatchPublisher
 from nsqext.client.producer.batcher import Batcher, BatcherLimits
 from nsqext.client.producer.connection_pool import ConnectionPool
-from nsqext.client.producer.delay import cancellation, check_way, for_relay
+from nsqext.client.producer.delay import cancellation, check_for_topic, check_way, delayed_message
 from nsqext.client.producer.key_groups import KeyGroups
 from nsqext.client.producer.key_lock import KeyLock
 from nsqext.client.producer.options import ProducerOptions, ProducerSettings
@@ -45,6 +45,7 @@ from nsqext.errors import (
     ProtocolError,
 )
 from nsqext.lookup.lookup import Lookup, metadata_cache, values_of
+from nsqext.protocol.delay_record import encode_delay
 from nsqext.settings import build
 
 if TYPE_CHECKING:
@@ -334,8 +335,9 @@ class Producer:
         """
         if self._around is not None:
             message = OutgoingMessage(body, headers, tag, trace_id, key)
-            publishing = Publishing(topic, [message], batch=False, partition=partition, delay=delay)
-            publishing.via, publishing.identity = via, identity
+            publishing = Publishing(
+                topic, [message], batch=False, partition=partition, delay=delay, via=via, identity=identity
+            )
             return (await self._around(publishing))[0]
         # the fast path of nearly every publish: one coroutine, no request object
         data: bytes | None = None
@@ -380,9 +382,9 @@ class Producer:
                 if turn is not None:
                     self._key_lock.leave(turn)
         message = OutgoingMessage(body, headers, tag, trace_id, key)
-        if delay is None and via is None and identity is None:
-            return await self._publish_slowly(topic, message, partition)
-        return await self._publish_delayed(topic, message, partition, delay, via, identity)
+        return await self._publish_one(
+            Publishing(topic, [message], batch=False, partition=partition, delay=delay, via=via, identity=identity)
+        )
 
     def _ready_target(
         self, topic: str, body: bytes, partition: int | None, key: str | bytes | int | None
@@ -425,25 +427,19 @@ class Producer:
         except NsqError:
             return -1
 
-    async def _publish_delayed(
-        self,
-        topic: str,
-        message: OutgoingMessage,
-        partition: int | None,
-        delay: float | None,
-        via: Literal["consumer", "relay"] | None,
-        identity: str | None,
-        entered: Collection[TopicKey] = (),
-    ) -> Receipt:
-        """Publish a message with a delay, to its topic or to that of the relays."""
-        way = self._options.delay_via if via is None else via
-        check_way(way, delay, identity)
+    async def _publish_one(self, publishing: Publishing) -> Receipt:
+        """Publish a message to its topic, or to that of the relays."""
+        topic, partition, delay = publishing.topic, publishing.partition, publishing.delay
+        message = publishing.messages[0]
+        way = self._options.delay_via if publishing.via is None else publishing.via
+        check_way(way, delay, publishing.identity)
         if not delay or way == "consumer":
-            return await self._publish_slowly(topic, message, partition, delay, entered)
+            return await self._publish_slowly(topic, message, partition, delay, publishing.entered)
         check_choice(message.key, partition)
-        meta = await self.meta(topic)
-        message = for_relay(self._options, meta, topic, message, partition=partition, delay=delay, identity=identity)
-        return await self._publish_slowly(self._options.delay_topic, message)
+        record = delayed_message(publishing, delay)
+        check_for_topic(self._options, await self.meta(topic), publishing)
+        body = encode_delay(record, message.body)
+        return await self._publish_slowly(self._options.delay_topic, OutgoingMessage(body))
 
     async def cancel_delayed(self, identity: str) -> Receipt:
         """Ask the relays not to publish a delayed message; it has no effect on one that was published.
@@ -570,10 +566,7 @@ class Producer:
                 topic, messages, publishing.key, publishing.partition, entered
             )
         else:
-            delay, via, identity = publishing.delay, publishing.via, publishing.identity
-            publishing.receipts = (
-                await self._publish_delayed(topic, messages[0], publishing.partition, delay, via, identity, entered),
-            )
+            publishing.receipts = (await self._publish_one(publishing),)
         return publishing.receipts
 
     def batcher(

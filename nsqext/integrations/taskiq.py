@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from attrs import evolve
 from taskiq import AckableMessage, AsyncBroker, BrokerMessage
@@ -19,7 +19,11 @@ from nsqext.client.settings import app_schema, consumer_settings, producer_setti
 from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight
 from nsqext.integrations import MAX_DELAY, log_lost
 from nsqext.lookup.lookup import share_lookup
+from nsqext.protocol.headers import DUE_HEADER
 from nsqext.protocol.names import check_channel, check_topic
+
+if TYPE_CHECKING:
+    from nsqext.types import TopicMeta
 
 __all__ = ("NsqBroker",)
 
@@ -35,8 +39,8 @@ class NsqBroker(AsyncBroker):
     or ``task.kicker().with_labels(...)``:
 
     - ``queue``: its topic; one of ``queues``.
-    - ``delay``: seconds after which it runs. The original NSQ keeps it that long; on the redesigned one a worker
-      receives it at once and returns it to the server until it is due.
+    - ``delay``: seconds after which it runs; see `nsqext.Producer.publish`. Workers return a task that is delivered
+      before to the server: one of a topic without extend headers, or one that the original NSQ keeps no longer.
     - ``key``: tasks of a key are stored in one partition, in the order of the calls.
     - ``tag``: workers with this tag receive it; needs a topic with extend support.
 
@@ -126,14 +130,14 @@ class NsqBroker(AsyncBroker):
             raise InvalidInput(f"the task {message.task_name} has the queue {queue!r}", hint=f"queues={self.queues}")
         key, tag = labels.get("key"), labels.get("tag")
         delay = _delay_of(labels)
-        if delay and (await self._producer.meta(queue)).partition_num:
-            delay = 0.0
+        if delay:
+            delay = _kept(await self._producer.meta(queue), delay)
         await self._producer.publish(
             queue,
             message.message,
             key=None if key is None else str(key),
             tag=None if tag is None else str(tag),
-            delay=min(delay, MAX_DELAY) or None,
+            delay=delay or None,
         )
 
     async def listen(self) -> AsyncGenerator[bytes | AckableMessage, None]:
@@ -177,7 +181,7 @@ class NsqBroker(AsyncBroker):
 
     def _wait_of(self, message: Message) -> float:
         """Return the seconds until a task is due."""
-        if b"delay" not in message.body:
+        if b"delay" not in message.body or message.header_value(DUE_HEADER) is not None:
             return 0.0
         try:
             delay = _delay_of(self.formatter.loads(message.body).labels)
@@ -191,6 +195,13 @@ async def _finish(message: Message) -> None:
         await message.finish()
     except MessageNotInFlight as error:
         log_lost(logger, error, message.topic)
+
+
+def _kept(meta: TopicMeta, delay: float) -> float:
+    """Return for how many seconds a task is kept from workers; less than its delay where they have to return it."""
+    if not meta.partition_num:
+        return min(delay, MAX_DELAY)
+    return delay if meta.extend_support and not meta.ordered else 0.0
 
 
 def _delay_of(labels: dict[str, Any]) -> float:

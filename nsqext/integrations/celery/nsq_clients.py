@@ -211,20 +211,25 @@ class NsqClients:
             topic: the topic.
             body: the body.
             headers: extend headers.
-            due: when it is to be delivered, in seconds since 1970: the original NSQ keeps it, and the redesigned one
-                delivers it to a consumer, which requeues it.
+            due: when it is to be delivered, in seconds since 1970.
 
         Raises:
             NsqError: as for `nsqext.Producer.publish`.
         """
-        delay = None if due is None else min(due - time.time(), MAX_DELAY)
         try:
-            if delay is not None and (delay <= 0 or self.producer.meta(topic).partition_num):
-                delay = None
+            delay = None if due is None else self._delay(topic, due - time.time())
             self.producer.publish(topic, body, headers=headers, delay=delay)
         except (TopicNotFound, TopicNotReady):
             return False
         return True
+
+    def _delay(self, topic: str, wait: float) -> float | None:
+        """Return the delay of a task that is due in so many seconds; None where its consumer has to return it."""
+        meta = self.producer.meta(topic)
+        if wait <= self.topics.eta_hold or (meta.partition_num and (meta.ordered or not meta.extend_support)):
+            return None
+        wait -= self.topics.eta_hold
+        return wait if meta.partition_num else min(wait, MAX_DELAY)
 
     def extend_support(self, topic: str) -> bool:
         """Return whether a topic supports extend headers; False for an unknown one."""

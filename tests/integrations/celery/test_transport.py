@@ -189,6 +189,7 @@ def test_a_task_with_an_eta_stays_at_the_server_until_then(connect: Connect, nam
     assert receiver.wait(1) == ["now"]
     assert receiver.wait(2) == ["now", "later"]
     assert datetime.datetime.now(datetime.UTC) > later - datetime.timedelta(seconds=0.5)
+    assert not any(message.delivery_info.get("redelivered") for message in receiver.messages)
 
 
 def test_expired_messages_are_dropped(connect: Connect, name: str) -> None:

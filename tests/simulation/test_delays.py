@@ -1,0 +1,94 @@
+"""Delays from 10 ms to hours in virtual time, with faults: no message is early, lost, or counted wrongly.
+
+With LONGEST = 3 * DAY, `test_attempts_are_those_of_the_handler_whatever_the_delay` takes a minute, and passes.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import anyio
+
+from nsqext import Consumer, Message, Producer, Requeue
+from nsqext.testing import FaultOptions, simulate
+from nsqext.testing.simulation import run_seed
+
+if TYPE_CHECKING:
+    from nsqext.testing import World
+
+DAY = 86_400.0
+LONGEST = DAY / 4
+DELAYS = (0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 900.0, 901.0)
+PER_DELAY = 8
+
+
+class Handled:
+    """A handler that records how late each message is; it fails the first attempt of every second message."""
+
+    def __init__(self) -> None:
+        self.late: dict[bytes, float] = {}
+        self.due: dict[bytes, float] = {}
+        self.attempts: dict[bytes, list[int]] = {}
+
+    async def handle(self, message: Message) -> None:
+        self.attempts.setdefault(message.body, []).append(message.attempts)
+        self.late.setdefault(message.body, time.time() - self.due[message.body])
+        if message.attempts == 1 and message.body.endswith(b"odd"):
+            raise Requeue(0.1, backoff=False)
+
+
+async def publish(producer: Producer, handled: Handled, delays: tuple[float, ...]) -> None:
+    """Publish messages with all delays."""
+    for delay in delays:
+        for number in range(PER_DELAY):
+            body = b"%g %d %s" % (delay, number, b"odd" if number % 2 else b"even")
+            handled.due[body] = time.time() + delay
+            await producer.publish("orders", body, delay=delay)
+
+
+async def delays_with_faults(world: World) -> None:
+    """Delay messages while connections are cut, leaders move, and nodes are killed."""
+    await world.cluster.create_topic("orders", replicas=2, extend=True, channels=["billing"])
+    handled = Handled()
+    consumer = Consumer("orders", "billing", lookupd=world.cluster.lookupd)
+    consumer.handler(handled.handle)
+    async with consumer, Producer(world.cluster.lookupd) as producer:
+        async with world.inject_faults():
+            await publish(producer, handled, DELAYS)
+        await anyio.sleep(2000)
+    assert handled.late.keys() == handled.due.keys()
+    assert min(handled.late.values()) >= 0
+
+
+def test_no_message_is_early_or_lost_while_servers_fail() -> None:
+    simulate(
+        delays_with_faults,
+        seeds=3,
+        faults=FaultOptions(kinds=["cut", "move", "kill"], count=(1, 4), duration=30.0),
+        time_limit=4000,
+    )
+
+
+async def delays_of_hours(world: World) -> None:
+    """Delay messages for up to LONGEST; another consumer takes over after half of it."""
+    await world.cluster.create_topic("orders", extend=True, channels=["billing"])
+    handled = Handled()
+    async with Producer(world.cluster.lookupd) as producer:
+        for rest in (LONGEST / 2, LONGEST * 2 / 3):
+            consumer = Consumer("orders", "billing", lookupd=world.cluster.lookupd)
+            consumer.handler(handled.handle)
+            async with consumer:
+                if not handled.due:
+                    await publish(producer, handled, (*DELAYS, LONGEST / 6, LONGEST / 3, LONGEST * 2 / 3, LONGEST))
+                await anyio.sleep(rest)
+    assert handled.late.keys() == handled.due.keys()
+    assert min(handled.late.values()) >= 0
+    assert sorted(handled.late.values())[-2] < 2.0
+    for body, attempts in handled.attempts.items():
+        assert attempts == ([1, 2] if body.endswith(b"odd") else [1])
+
+
+def test_attempts_are_those_of_the_handler_whatever_the_delay() -> None:
+    run = run_seed(delays_of_hours, 1, (), nodes=1, lookupds=1, time_limit=2 * LONGEST, most_turns=20_000_000)
+    assert run.error is None

@@ -134,7 +134,7 @@ class Message:
         """Return the message to the channel, which redelivers it.
 
         Args:
-            delay: seconds until the redelivery, up to three days; 0 on ordered channels.
+            delay: seconds until the redelivery; 0 on ordered channels.
             backoff: slow the consumer down, as after an exception of a handler.
 
         Raises the errors of `nsqext.Message.requeue`.

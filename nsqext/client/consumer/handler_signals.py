@@ -7,17 +7,18 @@ from nsqext.errors import InvalidInput
 __all__ = ("MAX_DELAY", "Finish", "HandlerSignal", "Reject", "Requeue", "check_delay")
 
 MAX_DELAY = 3 * 24 * 3600.0
-"""Longest delay of a requeue that servers accept, in seconds."""
+"""Longest delay of a requeue that a server accepts, in seconds; a longer one takes several."""
+_FOREVER = 1e9
 
 
 def check_delay(delay: float) -> float:
     """Return a requeue delay in seconds.
 
     Raises:
-        InvalidInput: it is negative or too long.
+        InvalidInput: it is no number of seconds, or negative.
     """
-    if isinstance(delay, bool) or not isinstance(delay, (int, float)) or not 0 <= delay <= MAX_DELAY:
-        raise InvalidInput(f"a requeue delay of {delay!r} s is not within 0..{MAX_DELAY:g}")
+    if isinstance(delay, bool) or not isinstance(delay, (int, float)) or not 0 <= delay < _FOREVER:
+        raise InvalidInput(f"a requeue delay of {delay!r} is not a number of seconds")
     return delay
 
 
@@ -37,7 +38,7 @@ class Requeue(HandlerSignal):
         backoff: slow the consumer down, as for any other exception.
 
     Raises:
-        InvalidInput: the delay is negative or too long.
+        InvalidInput: the delay is no number of seconds, or negative.
     """
 
     def __init__(self, delay: float | None = None, *, backoff: bool = True) -> None:

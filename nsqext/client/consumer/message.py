@@ -282,7 +282,7 @@ class Message(RawMessage):
         """Return the message to the channel, which redelivers it.
 
         Args:
-            delay: seconds until the redelivery, up to three days; 0 on ordered channels, where servers ignore a requeue
+            delay: seconds until the redelivery; 0 on ordered channels, where servers ignore a requeue
                 with a delay (captured: sub_ordered_requeue). `Requeue` of a handler may have one there.
             backoff: slow the consumer down, as after an exception of a handler.
 

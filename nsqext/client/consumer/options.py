@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 from attrs import field, frozen
 
 from nsqext.arguments import check_groups, check_kinds, check_positive, check_time
-from nsqext.client.consumer.handler_signals import MAX_DELAY
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import LookupOptions, LookupSettings
 from nsqext.protocol.headers import KEY_HEADER
@@ -190,7 +189,7 @@ class HandlerSettings(TypedDict, total=False):
     requeue_delay: float
     """Delay of a requeued message, times its attempts."""
     max_requeue_delay: float
-    """Longest such delay."""
+    """Longest such delay. A consumer that runs keeps to delays that are longer than servers accept."""
     requeue_jitter: float
     """Largest random change of the delay, as a share of it."""
     max_attempts: int
@@ -260,8 +259,6 @@ class FailureOptions:
     def __attrs_post_init__(self) -> None:
         check_kinds(self)
         _check_times(self, "requeue_delay", "max_requeue_delay")
-        if self.max_requeue_delay > MAX_DELAY:
-            raise InvalidSetting(f"max_requeue_delay={self.max_requeue_delay!r} is longer than servers accept (3 days)")
         if not 0 <= self.requeue_jitter < 1:
             raise InvalidSetting(f"requeue_jitter={self.requeue_jitter!r} is not within 0..1 (1 excluded)")
         for name in ("max_attempts", "report_attempts"):

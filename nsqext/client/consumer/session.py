@@ -86,7 +86,7 @@ class ConsumerSession:
             self.dispatcher.tick,
             self.events,
             self.dispatcher.unpack_budget,
-            self.dispatcher.early.without_early,
+            self.dispatcher.early,
             self._tasks.check_event_loop,
             metadata.poll_soon,
         )

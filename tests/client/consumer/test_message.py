@@ -33,7 +33,7 @@ async def test_requeue_carries_delay_and_backoff() -> None:
     assert owner.commands == ["REQ 1 1.5", "REQ 2 0!"]
 
 
-@pytest.mark.parametrize("delay", [-1, 4 * 24 * 3600, float("nan"), "1", True])
+@pytest.mark.parametrize("delay", [-1, 1e9, float("nan"), "1", True])
 async def test_delays_that_no_server_accepts(delay: float) -> None:
     message = make_message(RecordingOwner())
     with pytest.raises(InvalidInput):

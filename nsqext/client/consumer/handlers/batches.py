@@ -133,7 +133,7 @@ class MessageBatch(MessageSequence[Message]):
 
         Args:
             messages: messages of the batch; by default all that are not answered.
-            delay: seconds until then, up to three days; 0 on ordered channels, see `Message.requeue`.
+            delay: seconds until then; 0 on ordered channels, see `Message.requeue`.
             backoff: slow the consumer down, as for a handler that raises.
 
         Raises:

@@ -3,13 +3,15 @@
 The redesigned NSQ has no delayed publish. A delayed message carries the header ``##due``, and consumers requeue it
 until then. Its first delivery is always requeued, also one after the due time, so that every consumer knows from the
 message alone how many deliveries to subtract from its attempts.
+
+Messages that were requeued for longer than a server may accept have no such header; this process remembers them.
 """
 
 from __future__ import annotations
 
 import time
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from nsqext.client.consumer.handler_signals import MAX_DELAY
 from nsqext.protocol.headers import DUE_HEADER
@@ -21,9 +23,17 @@ if TYPE_CHECKING:
 
 __all__ = ("EarlyMessages",)
 
+T = TypeVar("T")
+
 _clock = time.monotonic
+_MARK = DUE_HEADER.encode()
 _MOST_KNOWN = 10_000
-"""Messages with further early deliveries that are remembered."""
+"""Messages that are remembered because they may be delivered early again."""
+_ALWAYS_ACCEPTED = 900.0
+"""Seconds of a requeue that every server accepts; the original one shortens a longer one than an hour by default."""
+
+Name = tuple[str, bytes]
+"""Topic and id of a message."""
 
 
 class EarlyMessages:
@@ -36,9 +46,18 @@ class EarlyMessages:
 
     def __init__(self, requeue_at: Callable[[Message, float], None]) -> None:
         self._requeue_at = requeue_at
-        self._uncounted: dict[tuple[str, bytes], int] = {}
+        self._uncounted: dict[Name, int] = {}
         """Deliveries of messages that came early more often than planned: the server has a shorter longest requeue,
         refused one, or the clocks of two consumers differ."""
+        self.postponed: dict[Name, tuple[float, int]] = {}
+        """When messages are due that were requeued for long, on the monotonic clock, and their early deliveries."""
+
+    def postpone(self, message: Message, delay: float) -> None:
+        """Remember a message that is requeued, if a server may deliver it before so many seconds have passed."""
+        name = (message.topic, message.id)
+        if delay > _ALWAYS_ACCEPTED or name in self.postponed:
+            _, early = self.postponed.get(name, (0.0, 0))
+            _remember(self.postponed, name, (_clock() + delay, early))
 
     def without_early(self, messages: list[Message], send_requeue: Callable[[Message, float], None]) -> list[Message]:
         """Return the messages that are due; requeue the others until then.
@@ -50,35 +69,56 @@ class EarlyMessages:
         now = time.time()
         ready = []
         for message in messages:
-            due = due_time(message)
-            if due is None or not self._is_early(message, due, now):
+            left = self._time_left(message, now)
+            if left is None:
                 ready.append(message)
-                continue
-            left = min(ceil(max(due - now, 0.0) * 1000) / 1000, MAX_DELAY)
-            if message.in_order:
+            elif message.in_order:
                 self._requeue_at(message, _clock() + left)
             else:
                 send_requeue(message, left)
                 message.answered = True
         return ready
 
-    def _is_early(self, message: Message, due: float, now: float) -> bool:
+    def _time_left(self, message: Message, now: float) -> float | None:
+        """Return for how many seconds a message has to be requeued; None if it is due, with its attempts corrected."""
+        due, name = due_time(message), (message.topic, message.id)
+        if due is not None and self._is_early(message, name, due, now):
+            return min(ceil(max(due - now, 0.0) * 1000) / 1000, MAX_DELAY)
+        if name not in self.postponed:
+            return None
+        again, early = self.postponed[name]
+        left = ceil((again - _clock()) * 1000) / 1000
+        if left > 0:
+            self.postponed[name] = (again, early + 1)
+            return min(left, MAX_DELAY)
+        message.attempts -= early
+        if not early:
+            del self.postponed[name]
+        return None
+
+    def _is_early(self, message: Message, name: Name, due: float, now: float) -> bool:
         """Return whether a delayed message has to be requeued; otherwise correct its attempts."""
-        name = (message.topic, message.id)
         planned = max(1, ceil((due - message.timestamp / 1e9) / MAX_DELAY))
         if message.attempts <= planned:
             return True
         if due <= now:
             message.attempts -= self._uncounted.get(name, planned)
             return False
-        self._uncounted.pop(name, None)
-        self._uncounted[name] = message.attempts
-        if len(self._uncounted) > _MOST_KNOWN:
-            del self._uncounted[next(iter(self._uncounted))]
+        _remember(self._uncounted, name, message.attempts)
         return True
+
+
+def _remember(known: dict[Name, T], name: Name, value: T) -> None:
+    """Store a value as the newest, and forget the oldest of too many."""
+    known.pop(name, None)
+    known[name] = value
+    if len(known) > _MOST_KNOWN:
+        del known[next(iter(known))]
 
 
 def due_time(message: Message) -> float | None:
     """Return when a delayed message is due, in seconds since 1970; None for other messages."""
+    if message.header.find(_MARK) < 0:
+        return None
     text = message.header_value(DUE_HEADER)
     return int(text) / 1000 if text is not None and text.isascii() and text.isdigit() and len(text) < 20 else None

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from nsqext.client.consumer.handler_signals import MAX_DELAY
 from nsqext.client.consumer.message import InFlightCount, Message
 from nsqext.client.consumer.subscriptions.order_check import OrderCheck
 from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.message import UnpackBudget
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.subscriptions.backoff import Backoff
+    from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
     from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
 
 __all__ = ("Subscription", "SubscriptionMonitor")
@@ -37,20 +39,16 @@ _COMPRESSED = COMPRESS_HEADER.encode()
 _DELAYED = DUE_HEADER.encode()
 
 
-OnlyDue = Callable[[list["Message"], Callable[["Message", float], None]], list["Message"]]
-"""Returns the messages that are due; requeues the others with a function that takes a delay in seconds."""
-
-
 class SubscriptionMonitor(Protocol):
     """What a subscription reports to, apart from the messages themselves.
 
     Attributes:
         unpack_budget: bounds the unpacked bytes of compressed messages.
-        only_due: requeues messages that are not due, and returns the others.
+        early: requeues messages that are not due.
     """
 
     unpack_budget: UnpackBudget
-    only_due: OnlyDue
+    early: EarlyMessages
 
     def received(self, subscription: Subscription, count: int, size: int, now: float) -> None:
         """Record the number and the bytes of the messages of one read, after they were queued."""
@@ -231,8 +229,9 @@ class Subscription:
             messages = self._skip(self.start, messages)
         if trace_log.active and trace_log.wants(self.topic):
             trace_log.consumed(messages, request.channel, reader.local_address)
-        if delayed:
-            messages = self._monitor.only_due(messages, self.defer)
+        early = self._monitor.early
+        if delayed or early.postponed:
+            messages = early.without_early(messages, self.defer)
         self._deliver(messages)
         if failure is not None:
             reader.fail(failure)
@@ -305,7 +304,8 @@ class Subscription:
             MessageNotInFlight: the message is not in flight any more.
         """
         self.record_outcome(backoff)
-        self.defer(message, delay)
+        self._monitor.early.postpone(message, delay)
+        self.defer(message, min(delay, MAX_DELAY))
 
     def defer(self, message: Message, delay: float) -> None:
         """Send REQ with the next flush, without an effect on the backoff.

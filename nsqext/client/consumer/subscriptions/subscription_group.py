@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
     from nsqext.client.consumer.message import UnpackBudget
     from nsqext.client.consumer.subscriptions.backoff import Backoff
+    from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
     from nsqext.client.consumer.subscriptions.rdy_distributor import RdyDistributor
-    from nsqext.client.consumer.subscriptions.subscription import OnlyDue, Subscription
+    from nsqext.client.consumer.subscriptions.subscription import Subscription
     from nsqext.client.events import ClientEvents
 
 __all__ = ("SubscriptionGroup",)
@@ -41,7 +42,7 @@ class SubscriptionGroup:
             afterwards.
         events: receives changes of the backoff.
         unpack_budget: bounds the unpacked bytes of compressed messages.
-        only_due: requeues messages that are not due, and returns the others.
+        early: requeues messages that are not due.
         check_event_loop: raises `InvalidState` in another event loop than that of the consumer.
         look_up: looks a topic up again soon.
 
@@ -60,12 +61,12 @@ class SubscriptionGroup:
         ticked: Callable[[float, float], object],
         events: ClientEvents,
         unpack_budget: UnpackBudget,
-        only_due: OnlyDue,
+        early: EarlyMessages,
         check_event_loop: Callable[[], object],
         look_up: Callable[[str], object],
     ) -> None:
         self.unpack_budget: UnpackBudget = unpack_budget
-        self.only_due: OnlyDue = only_due
+        self.early: EarlyMessages = early
         self.live: dict[Subscription, None] = {}  # a set that keeps the order
         self.backoff: Backoff = backoff
         self.opened: int = 0

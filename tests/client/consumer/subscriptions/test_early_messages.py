@@ -30,13 +30,13 @@ class Server:
     """A channel with one message: delivers it again after the delay of each requeue, or when it has timed out.
 
     Args:
-        delay: of the publish, in seconds.
+        delay: of the publish, in seconds; None for a message without a delay.
         longest: longest requeue that it accepts.
     """
 
-    def __init__(self, delay: float, longest: float = 3 * DAY) -> None:
+    def __init__(self, delay: float | None, longest: float = 3 * DAY) -> None:
         self.now = START
-        self.due = round((START + delay) * 1000)
+        self.due = None if delay is None else round((START + delay) * 1000)
         self.attempts = 0
         self.requeues: list[float] = []
         self._longest = longest
@@ -47,10 +47,16 @@ class Server:
         stored = round(START * 1e9)
         message = make_message(RecordingOwner(), attempts=self.attempts, timestamp=stored, due=self.due)
         clock = SimpleNamespace(time=lambda: self.now, monotonic=lambda: self.now)
-        with patch.object(early_messages, "time", clock):
+        with patch.multiple(early_messages, time=clock, _clock=clock.monotonic):
             ready = early.without_early([message], self._requeue)
         assert message.answered == (not ready)
         return ready[0] if ready else None
+
+    def fail(self, early: EarlyMessages, message: Message, delay: float) -> None:
+        """Requeue a message whose handler failed."""
+        with patch.object(early_messages, "_clock", lambda: self.now):
+            early.postpone(message, delay)
+        self._requeue(message, min(delay, 3 * DAY))
 
     def _requeue(self, _: Message, delay: float) -> None:
         self.requeues.append(delay)
@@ -77,6 +83,7 @@ def test_a_delayed_message_is_handled_when_due_and_its_attempts_are_those_of_the
     server, early = Server(delay, longest), EarlyMessages(DelayedRequeues().add)
     server.now += backlog  # before it is delivered for the first time
     message = handled(server, early)
+    assert server.due is not None
     assert server.now * 1000 >= server.due
     assert server.now <= max(server.due / 1000 + 0.01, START + backlog)
     assert message.attempts == 1
@@ -100,6 +107,32 @@ def test_deliveries_of_a_refused_requeue_are_not_counted() -> None:
     assert handled(server, early).attempts == 1
     assert server.attempts == 11
     assert handled(server, early).attempts == 2
+
+
+@given(
+    delays=st.lists(st.floats(0.01, 20 * DAY), max_size=4),
+    longest=st.sampled_from([900.0, 3600.0, DAY, 3 * DAY]),
+    published=st.none() | st.floats(1.0, 10 * DAY),
+)
+def test_a_requeue_that_is_longer_than_servers_accept_is_continued(
+    delays: list[float], longest: float, published: float | None
+) -> None:
+    server, early = Server(published, longest), EarlyMessages(DelayedRequeues().add)
+    message = handled(server, early)
+    for attempts, delay in enumerate(delays, 2):
+        due = server.now + delay
+        server.fail(early, message, delay)
+        message = handled(server, early)
+        assert message.attempts == attempts
+        assert due - 0.001 <= server.now <= due + 0.01 * len(server.requeues)
+
+
+def test_what_was_postponed_and_came_in_time_is_forgotten() -> None:
+    server, early = Server(None), EarlyMessages(DelayedRequeues().add)
+    server.fail(early, handled(server, early), 1000.0)
+    assert early.postponed
+    handled(server, early)
+    assert not early.postponed
 
 
 def test_on_an_ordered_channel_it_stays_in_flight_until_due() -> None:

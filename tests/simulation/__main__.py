@@ -112,7 +112,7 @@ def run_plan(plan: Plan, *, keep_trace: bool = False) -> Run:
         network=plan.network,
         keep_trace=keep_trace,
         most_turns=MOST_TURNS,
-        disk=plan.disk,
+        disk=plan.disk or False,
         real_http=plan.real_http,
     )
 

@@ -93,7 +93,7 @@ def like_chaos(seed: int, size: Size, faults: int) -> Plan:
         doomed=False,
         faults=tuple(draw_faults(seed, options, NODES, LOOKUPDS)),
         latency=0.0015,
-        disk=False,
+        disk=None,
         real_http=False,
         habits=(),
         come_and_go=False,

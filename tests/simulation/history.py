@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from attrs import define, field
@@ -33,6 +34,7 @@ class Publish:
         batch: number of its batch; 0 if it was published alone.
         tag: its tag; empty without one.
         headers: its headers.
+        unsynced: it was stored shortly before a loss of power, and may be lost with it.
         patience: seconds by which the publish may take longer than its timeout: batches before it.
     """
 
@@ -50,6 +52,7 @@ class Publish:
     batch: int = 0
     tag: str = ""
     headers: dict[str, str] = field(factory=dict)
+    unsynced: bool = False
     patience: float = 0.0
 
 
@@ -224,6 +227,19 @@ class History:
         """Return whether a publish went to the topic that was created again, when it was not deleted any more."""
         after = self.healed is not None and publish.begin >= self.healed
         return after and self.recreated and publish.topic == "recreated"
+
+    def forget_unsynced(self, power_losses: Sequence[float], interval: float) -> None:
+        """Take publishes that were stored shortly before a loss of power for publishes of unknown outcome.
+
+        Args:
+            power_losses: when a node lost its power.
+            interval: seconds between two syncs of its files.
+        """
+        for publish in self.publishes:
+            lost = any(publish.begin <= cut <= publish.end + 2 * interval for cut in power_losses)
+            if lost and publish.outcome == "stored":
+                publish.outcome, publish.message_id, publish.offset, publish.unsynced = "unknown", None, None, True
+                self.due = {place: None for place in self.due if publish.body not in place}
 
     def stored(self, publish: Publish) -> None:
         """Note that a publish returned: every channel of its topic has to handle it."""

@@ -265,6 +265,11 @@ def _keep_queue_of_tag(right: Any, self: Any, client: Any) -> None:
 _CLIENT = "nsqext.client"
 _BROKER = "nsqext.broker"
 
+
+def _never_sync(right: Any, self: Any) -> None:
+    self._dirty = False
+
+
 _ALL = (
     Mutation(
         "unknown outcomes count as not stored",
@@ -410,6 +415,11 @@ _ALL = (
         "records are acknowledged before they are on the disk",
         f"{_BROKER}.engine.storage.segments:SegmentStore.append",
         _always(_append_without_sync),
+    ),
+    Mutation(
+        "files with fsync=interval are never synced",
+        f"{_BROKER}.engine.storage.segments:SegmentStore.sync",
+        _always(_never_sync),
     ),
     Mutation(
         "a batcher acknowledges before it publishes",

@@ -12,6 +12,7 @@ from typing import Literal
 
 from attrs import evolve, frozen
 
+from nsqext.broker.engine.storage.segments import DiskOptions
 from nsqext.testing.simulation import Fault, FaultOptions, NetworkOptions
 from nsqext.testing.simulation.faults import KINDS, draw_faults
 
@@ -37,6 +38,11 @@ TRIPLES = 0.25
 """Share of the schedules in which faults of three kinds last at the same time: see `Plan.features`."""
 _SETTLED = 21.0
 """Virtual seconds after which publishes must succeed."""
+
+FILES = (100 << 20, 100 << 20, 3000, 300)
+"""Sizes at which nodes start a new file."""
+SYNC_INTERVALS = (0.05, 0.05, 0.5)
+FSYNC = ("always", "always", "interval", "never")
 
 DISK_FAULTS = frozenset({"power", "disk_full", "disk_failing", "disk_slow"})
 _TOPICS_OF_FAULTS = {"upgrade": "upgraded", "recreate": "recreated"}
@@ -66,7 +72,7 @@ class Plan:
         doomed: a client process publishes and consumes until it is killed.
         faults: the faults.
         latency: longest usual delay of a segment, in seconds.
-        disk: nodes store messages on a disk.
+        disk: how nodes store messages on a disk; None keeps them in memory.
         real_http: HTTP runs in httpx and uvicorn.
         shared_lookup: producers and consumers share a `Lookup`.
         habits: ``headers`` adds headers to messages, ``delays`` requeues some with a delay, ``failing`` lets a fifth of
@@ -95,7 +101,7 @@ class Plan:
     doomed: bool
     faults: tuple[Fault, ...]
     latency: float
-    disk: bool
+    disk: DiskOptions | None
     real_http: bool
     habits: tuple[str, ...]
     shared_lookup: bool
@@ -131,7 +137,9 @@ def draw_plan(
 
 
 def _draw_long(seed: int, random: Random, faults: Sequence[Fault] | None, features: tuple[str, ...]) -> Plan:
-    options = FaultOptions(count=(0, 12), seconds=(0.05, 6.0))
+    disk = _draw_disk(seed, Random(f"disk {seed}").random() < DISK)
+    kinds = [kind for kind in KINDS if kind not in _not_injected(disk)]
+    options = FaultOptions(kinds=kinds, count=(0, 12), seconds=(0.05, 6.0))
     drawn = draw_faults(seed, options, NODES, LOOKUPDS)
     topics = (*TOPICS, *(topic for feature, topic in _TOPICS_OF.items() if feature in features))
     batches = ("plain", "lanes", "keyed", "ordered")
@@ -147,12 +155,12 @@ def _draw_long(seed: int, random: Random, faults: Sequence[Fault] | None, featur
         rest=_SETTLED,
         pause=0.3,
         partitions=2,
-        replicas=random.choice((1, 2, 2, 3)),
+        replicas=_draw_replicas(random, disk),
         guests=True,
         doomed=random.random() < 0.5,
         faults=drawn if faults is None else tuple(faults),
         latency=random.choice((0.0015, 0.0015, 0.02, 0.1)),
-        disk=random.random() < DISK,
+        disk=disk,
         real_http=random.random() < REAL_HTTP,
         habits=_draw_habits(seed),
         shared_lookup=Random(f"lookup {seed}").random() < SHARED_LOOKUP,
@@ -168,7 +176,7 @@ def _draw_short(seed: int, random: Random, faults: Sequence[Fault] | None, featu
     batchers = (batches or topics) if "batcher" in features else ()
     seconds = random.uniform(1.0, 3.0)
     partitions = random.choice((1, 2))
-    disk = random.random() < DISK
+    disk = _draw_disk(seed, random.random() < DISK)
     options = FaultOptions(
         kinds=_draw_kinds(random, topics, disk),
         count=random.choice(((0, 1), (2, 5), (3, 6), (4, 9))),
@@ -189,7 +197,7 @@ def _draw_short(seed: int, random: Random, faults: Sequence[Fault] | None, featu
         rest=_SETTLED if random.random() < 0.3 else random.uniform(0.5, 4.0),
         pause=random.choice((0.1, 0.2, 0.4)),
         partitions=partitions,
-        replicas=random.choice((1, 2, 2, 3)),
+        replicas=_draw_replicas(random, disk),
         guests=random.random() < 0.2,
         doomed="plain" in topics and random.random() < 0.3,
         faults=drawn if faults is None else tuple(faults),
@@ -226,8 +234,9 @@ def _draw_habits(seed: int) -> tuple[str, ...]:
 def _with_triple(plan: Plan) -> Plan:
     """Replace the first three faults by three of different kinds that last at the same time."""
     random = Random(f"triple {plan.seed}")
-    useless = frozenset() if plan.disk else DISK_FAULTS
-    useless |= {fault for fault, topic in _TOPICS_OF_FAULTS.items() if topic not in plan.topics}
+    useless = _not_injected(plan.disk) | {
+        fault for fault, topic in _TOPICS_OF_FAULTS.items() if topic not in plan.topics
+    }
     at = random.uniform(0.0, 0.9 * plan.seconds)
     faults = list(plan.faults[3:])
     for kind in random.sample([kind for kind in KINDS if kind not in useless], 3):
@@ -237,10 +246,33 @@ def _with_triple(plan: Plan) -> Plan:
     return evolve(plan, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
 
 
-def _draw_kinds(random: Random, topics: Sequence[str], disk: bool) -> tuple[str, ...]:
+def _draw_disk(seed: int, used: bool) -> DiskOptions | None:
+    random = Random(f"files {seed}")
+    options = DiskOptions(random.choice(FSYNC), random.choice(SYNC_INTERVALS), random.choice(FILES))
+    return options if used else None
+
+
+def _draw_replicas(random: Random, disk: DiskOptions | None) -> int:
+    """Return the number of replicas; other copies would hide what an interval between syncs loses."""
+    drawn = random.choice((1, 2, 2, 3))
+    return 1 if disk is not None and disk.fsync == "interval" else drawn
+
+
+def _not_injected(disk: DiskOptions | None) -> frozenset[str]:
+    """Return the faults that need a disk, or after which more is lost than the checkers know."""
+    if disk is None:
+        return DISK_FAULTS
+    return {"always": frozenset[str](), "interval": frozenset({"disk_failing"}), "never": frozenset({"power"})}[
+        disk.fsync
+    ]
+
+
+def _draw_kinds(random: Random, topics: Sequence[str], disk: DiskOptions | None) -> tuple[str, ...]:
     """Return a few kinds of faults that can happen together; one of them makes another node the leader."""
-    useless = _TOPICS_OF_FAULTS.keys() | (set() if disk else DISK_FAULTS)
+    useless = _TOPICS_OF_FAULTS.keys() | _not_injected(disk)
     kinds = random.sample([kind for kind in KINDS if kind not in useless], random.randint(1, 4))
-    kinds.append(random.choice(("kill", "freeze", "isolate", "separate", "move", "power" if disk else "terminate")))
+    kinds.append(
+        random.choice(("kill", "freeze", "isolate", "separate", "move", "terminate" if "power" in useless else "power"))
+    )
     kinds += [fault for fault, topic in _TOPICS_OF_FAULTS.items() if topic in topics]
     return tuple(kinds)

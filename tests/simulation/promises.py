@@ -108,11 +108,17 @@ class _Topic:
                 continue  # it was deleted
             known.setdefault((delivery.channel, delivery.partition, delivery.message_id), []).append(delivery)
         for place, row in known.items():
-            if row[0].body not in handled and not any(delivery.outcome == "returned" for delivery in row):
+            due = self._is_kept(row[0]) and row[0].body not in handled
+            if due and not any(delivery.outcome == "returned" for delivery in row):
                 yield f"'A message is finished after its handler returned, never before': {place} was not handled again"
             for before, again in pairwise(row):
                 if before.outcome == "returned" and not self._has_cause(before, again):
                     yield f"'A message is redelivered when …': {again.body!r} at {again.begin:.3f} s without a cause"
+
+    def _is_kept(self, delivery: Delivery) -> bool:
+        """Return whether no loss of power may have removed a message; the next one has its id then."""
+        publish = self.publishes.get(delivery.body)
+        return publish is None or not publish.unsynced
 
     def tags(self) -> Iterator[str]:
         """Check *a consumer with a tag receives messages of that tag and no others*; `checkers` has the reverse."""
@@ -133,7 +139,7 @@ class _Topic:
         for channel in self.history.channels:
             if channel.topic != self.name or not channel.order:
                 continue
-            mine = [delivery for delivery in self.deliveries if delivery.channel == channel.name]
+            mine = [found for found in self.deliveries if found.channel == channel.name and self._is_kept(found)]
             yield from self._first_time_in_order(mine, channel.order)
             if channel.order == "partition":
                 yield from self._one_at_a_time(mine)

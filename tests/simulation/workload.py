@@ -114,7 +114,9 @@ class Schedule:
 
     async def _drain(self, operators: Operators) -> None:
         """Wait until all messages are handled; give up when nothing was handled for DRAIN seconds."""
-        history, world = self.history, self.world
+        history, world, disk = self.history, self.world, self.world.cluster.disk
+        if disk is not None and self.plan.disk is not None and self.plan.disk.fsync == "interval":
+            history.forget_unsynced(disk.power_losses, self.plan.disk.sync_interval)
         fewest, since, late = len(history.due), world.now, world.now + _LATE_PAUSE
         while history.due and world.now < since + DRAIN:
             await anyio.sleep(0.25)

@@ -41,10 +41,12 @@ def as_server() -> Iterator[None]:
 
 
 class _Runtime(RuntimeHa):
-    """Servers whose files survive a loss of power: each publish is synced."""
+    """Servers that use their disks as the simulation says."""
+
+    files: DiskOptions
 
     def _node_options(self, name: str) -> NodeOptions:
-        return evolve(super()._node_options(name), disk=DiskOptions(fsync="always"))
+        return evolve(super()._node_options(name), disk=self.files)
 
 
 class SimulatedCluster:
@@ -55,6 +57,7 @@ class SimulatedCluster:
         lookupds: number of nsqlookupd, named l1, l2 and so on.
         seed: of what is random at the real server.
         disk: where messages are stored; None keeps them in memory.
+        files: how the disk is used; by default each publish is synced, and so survives a loss of power.
 
     Attributes:
         runtime: the servers.
@@ -65,9 +68,13 @@ class SimulatedCluster:
         upgraded: topics that the fault ``upgrade`` may turn into extend topics.
     """
 
-    def __init__(self, nodes: int, lookupds: int, seed: int, disk: SimulatedDisk | None = None) -> None:
+    def __init__(
+        self, nodes: int, lookupds: int, seed: int, disk: SimulatedDisk | None = None, files: DiskOptions | None = None
+    ) -> None:
         shape = ClusterShape(nodes, lookupds, "ha", disk.root if disk is not None else None)
-        self.runtime: RuntimeHa = _Runtime(shape, ClusterOptions(seed=seed))
+        runtime = _Runtime(shape, ClusterOptions(seed=seed))
+        runtime.files = files or DiskOptions(fsync="always")
+        self.runtime: RuntimeHa = runtime
         self.disk: SimulatedDisk | None = disk
         self.topics: dict[str, int] = {}
         self.down: set[str] = set()

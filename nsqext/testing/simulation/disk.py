@@ -55,12 +55,14 @@ class SimulatedDisk:
         full: nodes whose disk takes nothing more.
         failing: nodes whose disk fails to write.
         slow: longest time of an fsync, in seconds, by node.
+        power_losses: virtual times at which a node lost its power.
     """
 
     def __init__(self, network: Network, random: Random) -> None:
         self.full: set[str] = set()
         self.failing: set[str] = set()
         self.slow: dict[str, float] = {}
+        self.power_losses: list[float] = []
         self._network = network
         self._random = random
         self._files: dict[str, _File] = {}
@@ -110,6 +112,7 @@ class SimulatedDisk:
         for fd in [fd for fd, (path, _) in self._open.items() if path.startswith(begin)]:
             del self._open[fd]
         self._network.note(f"power lost {node}")
+        self.power_losses.append(self._network.now)
 
     def _left(self, file: _File, random: Random) -> bytes:
         if file.data == file.durable or random.random() >= _TORN:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from attrs import frozen
 
+from nsqext.broker.engine.storage.segments import DiskOptions
 from nsqext.testing.simulation.cluster import SimulatedCluster, as_server
 from nsqext.testing.simulation.disk import SimulatedDisk
 from nsqext.testing.simulation.faults import Fault, FaultOptions, draw_faults
@@ -160,7 +161,7 @@ def run_seed(
     time_limit: float = 600.0,
     keep_trace: bool = False,
     most_turns: int = 2_000_000,
-    disk: bool = False,
+    disk: bool | DiskOptions = False,
     real_http: bool = False,
 ) -> Run:
     """Run a scenario with one seed and given faults; an exception of the scenario is in the result.
@@ -175,7 +176,7 @@ def run_seed(
         time_limit: virtual seconds after which the run fails.
         keep_trace: keep the last events as text.
         most_turns: turns of the event loop after which the run fails.
-        disk: nodes store messages on a simulated disk, and sync each publish.
+        disk: nodes store messages on a simulated disk, and sync each publish, or use it as these options say.
         real_http: HTTP runs in httpx and uvicorn.
     """
     wires = Network(Random(f"network {seed}"), network, keep_trace=keep_trace)
@@ -187,7 +188,8 @@ def run_seed(
         unhandled: list[BaseException] = []
         loop.set_exception_handler(lambda _, context: _note(unhandled, context))
         try:
-            cluster = SimulatedCluster(nodes, lookupds, seed, files)
+            how = disk if isinstance(disk, DiskOptions) else None
+            cluster = SimulatedCluster(nodes, lookupds, seed, files, how)
             main = _main(scenario, seed, tuple(faults), loop, clock, cluster, time_limit)
             loop.run_until_complete(main)
         except (Exception, SimulationStuck) as found:

@@ -147,6 +147,14 @@ def test_of_equal_epochs_the_latest_change_is_preferred() -> None:
     assert leaders(table) == {0: "n2"}, "repeated stale answers are not preferred"
 
 
+def test_a_leader_of_an_equal_epoch_does_not_replace_the_known_one_that_is_not_named_this_time() -> None:
+    for known, other in (("n1", "n2"), ("n2", "n1")):
+        both = [listing("a", {0: known}, num=1, epoch=3), listing("c", {0: known}, num=1, epoch=3)]
+        stale = listing("b", {0: other}, num=1, epoch=3)
+        table = table_of([*both, stale], [failed("a"), failed("c"), stale])
+        assert leaders(table) == {0: known}, "what the others said before is as new"
+
+
 def test_of_equal_answers_the_majority_is_preferred() -> None:
     answers = [listing("a", {0: "n1"}, num=1), listing("b", {0: "n2"}, num=1), listing("c", {0: "n1"}, num=1)]
     assert leaders(table_of(answers)) == {0: "n1"}

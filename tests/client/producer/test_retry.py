@@ -39,6 +39,13 @@ def test_every_code_is_decided(code: str) -> None:
     )
 
 
+@pytest.mark.parametrize("before", [1, 2, 40])
+def test_an_unknown_outcome_is_final_in_any_attempt_if_requested(before: int) -> None:
+    errors = [NotLeader("x")] * before + [ConnectionLost("x")]
+    assert AttemptErrors(ProducerOptions(on_unknown="raise"), errors).final
+    assert not AttemptErrors(ProducerOptions(), errors).final
+
+
 def test_an_unknown_code_is_not_retried() -> None:
     assert AttemptErrors(ProducerOptions(), [ServerError("E_NEW")]).final
 

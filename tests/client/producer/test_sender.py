@@ -163,6 +163,22 @@ async def test_an_unknown_outcome_is_raised_if_requested() -> None:
         await producer.publish("t", b"y")
 
 
+async def test_an_unknown_outcome_of_a_later_attempt_is_raised_if_requested() -> None:
+    async def hang_up(peer: Any) -> None:
+        await peer.next()
+        await peer.raw(error("E_FAILED_ON_NOT_LEADER"))
+        await peer.next()
+        await peer.close()
+
+    for key in (None, "k"):
+        async with bounded(), scripted_lookup() as lookup, scripted_node(hang_up) as node:
+            lookup.set_leaders({0: node}, num=1)
+            async with Producer(str(lookup), **quick(on_unknown="raise")) as producer:
+                with pytest.raises(DeliveryUnknown):
+                    await producer.publish("t", b"x", key=key)
+            assert len(bodies(node)) == 2
+
+
 async def test_no_answer_in_time_is_an_unknown_outcome() -> None:
     options = quick(timeout=0.3, close_timeout=0.0)
 

@@ -8,8 +8,10 @@ import anyio
 import pytest
 from anyio import create_task_group
 
-from nsqext import Producer
+from nsqext import Producer, Reject
 from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
+from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues, FailurePolicy
+from nsqext.client.consumer.options import FailureOptions
 from nsqext.errors import InvalidState, NsqError
 from nsqext.protocol.trace_reply import encode_trace_reply
 from tests.support.fake_nsqd import PLAIN, error, obey, ok, scripted_lookup, scripted_node
@@ -72,6 +74,21 @@ async def test_a_refusal_is_raised() -> None:
         with pytest.raises(BaseExceptionGroup) as caught:
             await bury(make_message(RecordingOwner()), node)
         assert caught.group_contains(NsqError)
+
+
+async def test_a_message_whose_dead_letter_has_an_unknown_outcome_is_requeued() -> None:
+    """It is not known to be stored, so the message is kept: a second letter is better than none."""
+    owner = RecordingOwner()
+    async with scripted_node(obey({"PUB": None}), granted=PLAIN) as node:
+        dead_letters = DeadLetterTopic("dead", "ch", Producer(nsqd=str(node), timeout=0.3, close_timeout=0.0))
+        policy = FailurePolicy(FailureOptions(requeue_delay=0.0), dead_letters.publish, DelayedRequeues())
+        async with create_task_group() as tasks:
+            tasks.start_soon(dead_letters.run)
+            with anyio.fail_after(25):
+                await policy.failed(make_message(owner), Reject("no"))
+            tasks.cancel_scope.cancel()
+        assert sent(node) == [(b"PUB", b"body")]
+    assert owner.commands == ["REQ 1 0!"]
 
 
 async def test_a_dead_letter_is_not_published_to_its_own_topic() -> None:

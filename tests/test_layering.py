@@ -52,7 +52,7 @@ ALLOWED: dict[str, set[str]] = {
     "spark": PUBLIC | {"sync"},
     "testing": PUBLIC | {"broker", "sync"},
     "integrations": PUBLIC | {"sync"},
-    "web": PUBLIC | {"broker"},
+    "web": PUBLIC | {"broker", "delays"},
     "cli": PUBLIC | {"app", "broker", "delays", "observability", "spark", "sync", "testing", "web"},
 }
 

@@ -60,16 +60,19 @@ class DelayStore:
     message that is received again is not published again.
 
     Args:
-        path: the file; it is created if it does not exist. Its folder must keep files when a machine restarts.
+        path: the file. Its folder must keep files when a machine restarts.
+        create: create the file if it does not exist.
 
     Raises:
-        InvalidSetting: the file cannot be opened, or is no such store.
+        InvalidSetting: the file does not exist, cannot be opened, or is no such store.
 
     Attributes:
         name: name of this store among those of other machines.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, create: bool = True) -> None:
+        if not create and not Path(path).is_file():
+            raise InvalidSetting(f"{path} does not exist", hint="name the file of a relay")
         self._lock = threading.Lock()
         try:
             self._database = sqlite3.connect(

@@ -128,6 +128,7 @@ class WebPage:
                 self._route("/topics/{topic}/messages", pages.messages, live=False),
                 self._route("/topics/{topic}/channels/{channel}", pages.channel),
                 self._route("/nodes/{node}", pages.node),
+                *([self._route("/delayed", pages.delayed)] if self._options.delay_store else []),
                 Route("/topics/{topic}/messages", self._watch, methods=["POST"]),
                 Route("/actions/{name}", self._act, methods=["POST"]),
                 Mount("/static", StaticFiles(directory=_HERE / "static")),
@@ -181,6 +182,7 @@ class WebPage:
             "user": user,
             "token": self._security.token(user) if self._options.write else "",
             "embedded": self._cluster is not None,
+            "delayed": self._options.delay_store is not None,
             "path": request.url.path,
             "done": ACTIONS[done].done if (done := request.query_params.get("done")) in ACTIONS else "",
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from anyio import to_thread
 from attrs import frozen
 
 from nsqext.client.settings import consumer_settings, settings_for
@@ -93,6 +94,7 @@ class Pages:
         self._admin = admin
         self._settings = settings_for(consumer_settings(), options.settings)
         self._cluster = cluster
+        self._delay_store = options.delay_store
 
     def node_rows(self, snapshot: Snapshot) -> tuple[NodeRow, ...]:
         """Return the nodes that lookup lists and those of an embedded cluster, sorted by name and address."""
@@ -124,6 +126,13 @@ class Pages:
     async def overview(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
         """Return the page of all topics and nodes."""
         return Page("overview.html", "Overview", {"nodes": self.node_rows(snapshot)})
+
+    async def delayed(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
+        """Return the page of the messages that wait in the store of a relay."""
+        store = self._delay_store
+        messages = [] if store is None else await to_thread.run_sync(store.waiting, None, _MOST_PEEKED)
+        count = 0 if store is None else await to_thread.run_sync(store.count)
+        return Page("delayed.html", "Delayed messages", {"messages": messages, "count": count})
 
     async def topic(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
         """Return the page of a topic.

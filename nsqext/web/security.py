@@ -18,6 +18,8 @@ from nsqext.errors import InvalidSetting
 if TYPE_CHECKING:
     from starlette.datastructures import Headers
 
+    from nsqext.delays import DelayStore
+
 __all__ = ("Refused", "Security", "WebOptions")
 
 _HEADERS = {
@@ -51,6 +53,7 @@ class WebOptions:
         basic_auth: ``user:password`` for HTTP basic authentication; never shown.
         proxy_header: header in which a reverse proxy names the signed-in user; requests without it are refused. Only
             safe if no request can bypass the proxy.
+        delay_store: store of a relay whose waiting messages are shown.
         settings: settings of connections and of the lookup client, by name.
     """
 
@@ -59,6 +62,7 @@ class WebOptions:
     http_hosts: tuple[str, ...] = ()
     basic_auth: str | None = field(default=None, repr=False)
     proxy_header: str | None = None
+    delay_store: DelayStore | None = None
     settings: Mapping[str, Any] = field(factory=dict, repr=False)
 
     def __attrs_post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,8 @@ import pytest
 
 from nsqext import Admin, Consumer, Producer
 from nsqext.broker import Cluster
+from nsqext.delays import DelayStore
+from nsqext.protocol.delay_record import DelayedMessage
 from tests.support.web_pages import browsing, page_with
 
 if TYPE_CHECKING:
@@ -191,3 +194,21 @@ async def test_a_topic_without_any_leader_is_still_shown() -> None:
             assert "What happened" not in text
             overview = await page_with(browser, "/", lambda text: "0 of 1 led" in text)
     assert "0 of 1" in overview and "state down" in overview
+
+
+async def test_the_messages_of_a_relay_are_shown_if_it_has_a_store(ha: Cluster, tmp_path: Path) -> None:
+    async with browsing(ha) as browser:
+        assert (await browser.get("/delayed")).status_code == 404
+        assert "Delayed messages" not in (await browser.get("/")).text
+    with DelayStore(tmp_path / "store") as store:
+        async with browsing(ha, delay_store=store) as browser:
+            assert "No message waits" in (await browser.get("/delayed")).text
+            for number in range(201):
+                store.add([(DelayedMessage(identity=f"<id-{number}>", topic="orders", due=2**41 + number), b"x")])
+            store.failed("<id-0>", "no leader", 2e9, alone=True)
+            text = (await browser.get("/delayed")).text
+            assert '<a href="/delayed">Delayed messages</a>' in (await browser.get("/")).text
+    assert "&lt;id-0&gt;" in text
+    assert "2039-09-07 15:47:35.552" in text
+    assert "no leader" in text
+    assert "1 more are due later" in text

@@ -12,7 +12,6 @@ import typer
 from nsqext.cli.command import examples, perform
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.output import counted
-from nsqext.errors import InvalidSetting
 
 __all__ = ("app",)
 
@@ -79,7 +78,7 @@ def show(
     """List the messages that wait in the store of a relay."""
     from nsqext.delays import DelayStore
 
-    with DelayStore(_existing(store)) as opened:
+    with DelayStore(store, create=False) as opened:
         messages = opened.waiting(topic, limit)
     connection = Connection(None, {}, json)
     records = [
@@ -104,16 +103,9 @@ def cancel(
     """Cancel a message in the store of a relay; exit with 1 if it does not wait there."""
     from nsqext.delays import DelayStore
 
-    with DelayStore(_existing(store)) as opened:
+    with DelayStore(store, create=False) as opened:
         done = opened.cancel(identity)
     text = "cancelled" if done else "does not wait: unknown, published or cancelled before"
     Connection(None, {}, json).show({"identity": identity, "cancelled": done}, f"{identity} {text}")
     if not done:
         raise typer.Exit(1)
-
-
-def _existing(store: Path) -> Path:
-    """Return the path of a store; raise `InvalidSetting` if there is no file, which would be created."""
-    if not store.is_file():
-        raise InvalidSetting(f"{store} does not exist", hint="give --store, the file of a relay")
-    return store

@@ -54,6 +54,9 @@ def run(
         typer.Option(help="Header in which a reverse proxy names the signed-in user, such as X-Forwarded-User."),
     ] = None,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two samples of the cluster.")] = 1.0,
+    delay_store: Annotated[
+        Path | None, typer.Option(help="Store of `nsqext delay run` on this machine, whose messages are shown.")
+    ] = None,
 ) -> None:
     """Serve the web page of a cluster: topics, channels, consumers and nodes with live numbers.
 
@@ -69,6 +72,10 @@ def run(
     )
     given = load_settings(url, {"lookupd": lookupd} if lookupd else {})
     options = evolve(options, settings=given.values)
+    if delay_store is not None:
+        from nsqext.delays import DelayStore
+
+        options = evolve(options, delay_store=DelayStore(delay_store, create=False))
     addresses = lookup_addresses(url, lookupd, _USUAL)
     anyio.run(_serve_until_signal, addresses, options, Address(host, port))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -104,6 +105,7 @@ class ConsumerSession:
         self._joined = False
         self._raises = True  # whether an error is raised in the caller: while it opens, and while the caller waits
         self._given_at = 0.0
+        self._flush = partial(self.group.flush_before_wait, self.dispatcher.queue.messages)
         self._batches = BatchCollector(self.dispatcher.queue, self.ended.is_set, self.request_more)
 
     @property
@@ -254,13 +256,7 @@ class ConsumerSession:
         hook = None if isinstance(dead_letters, str) else dead_letters
         if self._dead_letters is not None:
             hook = self._dead_letters.publish
-        self.dispatcher.start_workers(self._tasks, handler, concurrency, hook, self.flush, self._batches)
-
-    def flush(self) -> None:
-        """Send pending answers before the caller waits; raise RDY if no message is queued."""
-        if not self.dispatcher.queue.messages:
-            self.group.grow()
-        self.group.flush()
+        self.dispatcher.start_workers(self._tasks, handler, concurrency, hook, self._flush, self._batches)
 
     async def next(self) -> Message:
         """Return the next message; see `Consumer.__anext__`."""
@@ -269,7 +265,7 @@ class ConsumerSession:
         queue = self.dispatcher.queue
         if queue.messages and _clock() - self._given_at > _SLICE:
             self._tasks.check_event_loop()
-            self.flush()
+            self._flush()
             await checkpoint()
             self._given_at = _clock()
         while True:
@@ -280,7 +276,7 @@ class ConsumerSession:
             if not queue.messages:
                 self._tasks.check_event_loop()
                 self._raises = True
-                self.flush()
+                self._flush()
                 await queue.wait()
                 self._given_at = _clock()
                 continue
@@ -290,7 +286,7 @@ class ConsumerSession:
                 continue
             if message.budget is not None and message.received >= message.owner.horizon and not message.try_unpack():
                 queue.messages.appendleft(message)
-                self.flush()
+                self._flush()
                 await message.budget.wait()
                 continue
             if message.may_begin(_clock()):

@@ -53,6 +53,9 @@ class PartitionReader:
         pending: commands that the next `flush` sends: FIN, REQ, TOUCH.
         extend: whether messages carry an extend header.
         detail: whether messages carry their offset and size.
+        most_in_flight: largest number of messages that the server may have sent and that were neither answered nor
+            timed out, by the largest RDY count. The server may redeliver them shortly before this client notices that
+            they timed out.
         ready: the RDY count that was set last.
         max_ready: largest RDY count: that of the server, or 1 for an ordered subscription.
         msg_timeout: seconds that a message may be in flight.
@@ -69,6 +72,7 @@ class PartitionReader:
         "extend",
         "max_msg_timeout",
         "max_ready",
+        "most_in_flight",
         "msg_timeout",
         "node",
         "pending",
@@ -90,6 +94,7 @@ class PartitionReader:
         self.detail: bool = request.verb != "SUB"
         self._rdy: int | None = None
         self._largest = 0
+        self.most_in_flight: int = _EXCESS
         self._silent_since = 0.0
         self._closing: anyio.Event | None = None
         """Set when CLS was acknowledged, or is not awaited any more; None before CLS."""
@@ -145,6 +150,7 @@ class PartitionReader:
             return False
         self.ready = self._rdy = count
         self._largest = max(self._largest, count)
+        self.most_in_flight = 2 * self._largest + _EXCESS
         return True
 
     def flush(self) -> None:
@@ -176,17 +182,12 @@ class PartitionReader:
         except NsqError as error:
             raise _located(error, self.request) from error.__cause__
 
-    def check_in_flight(self, in_flight: int) -> None:
-        """End the connection if the server sends far more messages than RDY allows; call it after each read.
-
-        The server counts at most ``RDY`` messages as in flight. It may redeliver them shortly before this client
-        notices that they timed out.
+    def flooded(self, in_flight: int) -> None:
+        """End the connection, because the server sent more than ``most_in_flight`` messages.
 
         Args:
             in_flight: messages received that were neither answered nor timed out.
         """
-        if in_flight <= 2 * self._largest + _EXCESS:
-            return
         self.fail(
             ProtocolError(
                 f"the server sent {in_flight} messages that were not answered, with RDY {self.ready}; "

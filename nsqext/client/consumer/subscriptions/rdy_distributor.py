@@ -92,7 +92,8 @@ class RdyDistributor(Generic[K]):
         self._max_bytes = max_bytes
         self._initial = initial_ready
         self._members: dict[K, _Member] = {}
-        self._exhausted: dict[_Member, None] = {}
+        self.exhausted: dict[_Member, None] = {}
+        """Connections whose window limits the consumer; `grow` doubles it."""
         self._turns = 0
         self._extra = 0
 
@@ -133,7 +134,7 @@ class RdyDistributor(Generic[K]):
         """Remove a connection; one that is unknown is ignored."""
         found = self._members.pop(member, None)
         if found is not None:
-            self._exhausted.pop(found, None)
+            self.exhausted.pop(found, None)
 
     def widen(self, held: int) -> None:
         """Raise the total by the number of messages that wait for their key, by ``max_in_flight`` at most."""
@@ -166,17 +167,14 @@ class RdyDistributor(Generic[K]):
         if found.window < self.concurrency:
             _grow(found)
             return True
-        self._exhausted[found] = None
+        self.exhausted[found] = None
         return changed
 
-    def grow(self) -> bool:
-        """Double the windows that were exhausted, because a handler or the caller waits; return whether any was."""
-        if not self._exhausted:
-            return False
-        for member in self._exhausted:
+    def grow(self) -> None:
+        """Double the windows that were exhausted, because a handler or the caller waits."""
+        for member in self.exhausted:
             _grow(member)
-        self._exhausted.clear()
-        return True
+        self.exhausted.clear()
 
     def shares(self, now: float) -> Mapping[K, int]:
         """Return the RDY count of each connection."""

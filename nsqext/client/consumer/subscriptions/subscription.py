@@ -236,7 +236,8 @@ class Subscription:
         if failure is not None:
             reader.fail(failure)
             return
-        reader.check_in_flight(self.in_flight)
+        if self.in_flight > reader.most_in_flight:
+            reader.flooded(self.in_flight)
         self._monitor.received(self, count, size, now)
 
     def _skip(self, start: Position, messages: list[Message]) -> list[Message]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sized
 
     from nsqext.client.consumer.message import UnpackBudget
     from nsqext.client.consumer.subscriptions.backoff import Backoff
@@ -137,8 +137,15 @@ class SubscriptionGroup:
 
     def grow(self) -> None:
         """Raise the RDY counts that limit the consumer, because a handler or the caller waits for messages."""
-        if self._flow.grow():
+        if self._flow.exhausted:
+            self._flow.grow()
             self.rebalance()
+
+    def flush_before_wait(self, waiting: Sized) -> None:
+        """Send pending answers; raise RDY first if no received message waits for a handler or the caller."""
+        if not waiting:
+            self.grow()
+        self.flush()
 
     def rebalance(self) -> None:
         """Set the RDY count of every connection."""

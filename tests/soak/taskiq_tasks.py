@@ -11,7 +11,8 @@ import orjson
 from nsqext.integrations.taskiq import NsqBroker
 
 broker = NsqBroker(
-    os.environ["NSQ_BROKER"].removeprefix("nsq://"),
+    os.environ["NSQ_BROKER"],
+    queues=[os.environ["NSQ_QUEUE"]],
     **{"msg_timeout": 3.0, **orjson.loads(os.environ.get("NSQ_OPTIONS", "{}"))},
 )
 

@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import orjson
@@ -49,13 +50,13 @@ class Framework:
 
     Attributes:
         module: the module of its tasks.
-        queue: its topic and its channel.
+        channel: the channel of a queue; the queue's name without one.
         command: words of a worker with two processes.
         send: sends tasks with the given numbers, each when it may be sent, with its duration in seconds.
     """
 
     module: str
-    queue: str
+    channel: str | None
     command: Callable[[str], list[str]]
     send: Callable[[Any, range, float, MaySend], None]
 
@@ -113,7 +114,7 @@ def _taskiq_command(_: str) -> list[str]:
 _CELERY = "tests.integrations.celery.tasks"
 _TASKIQ = "tests.soak.taskiq_tasks"
 FRAMEWORKS: dict[str, Framework] = {
-    "celery": Framework(_CELERY, "celery", _celery_command, _send_celery),
+    "celery": Framework(_CELERY, None, _celery_command, _send_celery),
     "taskiq": Framework(_TASKIQ, "taskiq", _taskiq_command, _send_taskiq),
 }
 
@@ -142,6 +143,7 @@ class _Workers:
     """Two workers with two processes each."""
 
     framework: Framework
+    queue: str
     env: dict[str, str]
     folder: Path
     processes: dict[str, subprocess.Popen[bytes]]
@@ -182,7 +184,7 @@ def _inject(kind: str, node: str, workers: _Workers, cluster: SoakCluster) -> st
         workers.kill("two")
     else:
         kind = kind if kind in cluster.kinds else cluster.kinds[0]
-        end = cluster.begin(Fault(kind, 0.0, _DOWN, node, 0.0), (workers.framework.queue,))
+        end = cluster.begin(Fault(kind, 0.0, _DOWN, node, 0.0), (workers.queue,))
         time.sleep(max(_DOWN, cluster.shortest))
         end()
         time.sleep(cluster.shortest)  # two replicas must not be down
@@ -216,8 +218,14 @@ def run_tasks(
     cluster.start()
     options = {"topic_replicas": 2 if target in ("embedded", "real") else 1}
     address = ",".join(cluster.lookupd) if framework.module == _TASKIQ else f"nsq://{cluster.lookupd[0]}"
-    own = {"NSQ_BROKER": address, "NSQ_NOTES": str(notes), "NSQ_OPTIONS": orjson.dumps(options).decode()}
-    workers = _Workers(framework, {**os.environ, **own}, folder, {})
+    queue = f"tasks_{token_hex(4)}"  # a real cluster keeps messages of earlier runs
+    own = {
+        "NSQ_QUEUE": queue,
+        "NSQ_BROKER": address,
+        "NSQ_NOTES": str(notes),
+        "NSQ_OPTIONS": orjson.dumps(options).decode(),
+    }
+    workers = _Workers(framework, queue, {**os.environ, **own}, folder, {})
     for name, value in own.items():
         environment(name, value)
     sys.modules.pop(framework.module, None)
@@ -251,19 +259,19 @@ def run_tasks(
                 break
         taken = progress - began
         sender.join(_PATIENT)
-        waiting = _waiting(cluster, framework.queue)
+        waiting = _waiting(cluster, queue, framework.channel or queue)
     finally:
         workers.stop()
         cluster.stop()
     return TaskResult(runs, sorted(set(range(count)) - runs.keys()), waiting, taken, faults)
 
 
-def _waiting(cluster: SoakCluster, queue: str) -> int:
-    """Return the messages of the queue when all that are redelivered have been acknowledged, or at the end of 30 s."""
+def _waiting(cluster: SoakCluster, topic: str, channel: str) -> int:
+    """Return the messages of a channel when all that are redelivered have been acknowledged, or at the end of 30 s."""
     until = time.monotonic() + 30
     with sync.Admin(cluster.lookupd) as admin:
         while True:
-            partitions = admin.stats(queue, queue).partitions
+            partitions = admin.stats(topic, channel).partitions
             count = sum(one.lag for partition in partitions for one in partition.channels.values())
             if not count or time.monotonic() > until:
                 return count

@@ -12,6 +12,7 @@ import orjson
 import nsqext.integrations.celery  # noqa: F401 - registers nsq://
 
 app = celery.Celery("tasks", broker=os.environ["NSQ_BROKER"])
+app.conf.task_default_queue = os.environ.get("NSQ_QUEUE", "celery")
 app.conf.task_acks_late = True
 app.conf.task_reject_on_worker_lost = True
 app.conf.broker_connection_retry_on_startup = True

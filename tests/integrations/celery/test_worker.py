@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import kombu.pools
 import pytest
 
+from nsqext import sync
 from tests.support.blocking_client import eventually
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def tasks(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "notes").touch()
     monkeypatch.setenv("NSQ_BROKER", f"nsq://{cluster.lookupd[0]}")
     monkeypatch.setenv("NSQ_NOTES", str(tmp_path / "notes"))
+    monkeypatch.setenv("NSQ_OPTIONS", '{"heartbeat_interval": 1.0}')
     monkeypatch.syspath_prepend(str(HERE))
     sys.modules.pop("tasks", None)
     module = importlib.import_module("tasks")
@@ -70,6 +72,32 @@ def test_a_worker_runs_tasks_answers_ping_and_drains(tasks: Any, pool: str) -> N
         assert tasks.app.control.inspect(timeout=5).ping() == {"one@test": {"ok": "pong"}}
         process.terminate()
         assert process.wait(25) == 0
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_a_task_longer_than_msg_timeout_and_heartbeats_runs_once(tasks: Any, pool: str) -> None:
+    tasks.note.delay(1, 4.5)  # msg_timeout is 3 s
+    with worker("long", pool):
+        eventually(lambda: notes() == {1}, seconds=60.0)
+        tasks.note.delay(2)
+        eventually(lambda: notes() == {1, 2}, seconds=60.0)
+    assert Path(os.environ["NSQ_NOTES"]).read_text().split() == ["1", "2"]
+
+
+def test_a_worker_holds_as_many_tasks_as_its_prefetch_count(tasks: Any, cluster: Cluster) -> None:
+    for number in range(30):
+        tasks.note.delay(number, 0.3)
+    seen: list[int] = []
+
+    def in_flight() -> bool:
+        (partition,) = admin.stats("celery", "celery").partitions
+        seen.append(partition.channels["celery"].in_flight)
+        return len(notes()) > 10
+
+    with sync.Admin(cluster.lookupd) as admin, worker("prefetch"):
+        eventually(in_flight, seconds=60.0)
+        eventually(lambda: notes() == set(range(30)), seconds=60.0)
+    assert max(seen) == 8  # worker_prefetch_multiplier 4, two processes
 
 
 def test_late_acknowledged_tasks_survive_the_kill_of_a_worker(tasks: Any) -> None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from nsqext import Consumer, Message, Producer, Requeue
+from nsqext import App, Consumer, Message, Producer, Requeue
+from nsqext.delays import DelayRelay, DelayStore
 from nsqext.testing import FaultOptions, simulate
 from nsqext.testing.simulation import run_seed
 
@@ -21,6 +22,7 @@ DAY = 86_400.0
 LONGEST = DAY / 4
 DELAYS = (0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 900.0, 901.0)
 PER_DELAY = 8
+FAULTS = FaultOptions(kinds=["cut", "move", "kill"], count=(1, 4), duration=30.0)
 
 
 class Handled:
@@ -65,7 +67,7 @@ def test_no_message_is_early_or_lost_while_servers_fail() -> None:
     simulate(
         delays_with_faults,
         seeds=3,
-        faults=FaultOptions(kinds=["cut", "move", "kill"], count=(1, 4), duration=30.0),
+        faults=FAULTS,
         time_limit=4000,
     )
 
@@ -92,3 +94,28 @@ async def delays_of_hours(world: World) -> None:
 def test_attempts_are_those_of_the_handler_whatever_the_delay() -> None:
     run = run_seed(delays_of_hours, 1, (), nodes=1, lookupds=1, time_limit=2 * LONGEST, most_turns=20_000_000)
     assert run.error is None
+
+
+async def relayed_with_faults(world: World) -> None:
+    """Delay messages by a relay while connections are cut, leaders move, and nodes are killed."""
+    handled = Handled()
+    with DelayStore(":memory:") as store:
+        relay = DelayRelay(store)
+        await world.cluster.create_topic("orders", replicas=2, channels=["billing"])
+        await world.cluster.create_topic(relay.topic, replicas=2, channels=relay.channels)
+        app = App(world.cluster.lookupd)
+        relay.attach(app)
+        app.handler("orders", "billing")(handled.handle)
+        await app.start()
+        async with Producer(world.cluster.lookupd, delay_via="relay") as producer:
+            async with world.inject_faults():
+                await publish(producer, handled, DELAYS)
+            await anyio.sleep(1500)
+        await app.aclose()
+        assert store.count() == 0
+    assert handled.late.keys() == handled.due.keys()
+    assert min(handled.late.values()) >= 0
+
+
+def test_a_relay_loses_no_message_while_servers_fail() -> None:
+    simulate(relayed_with_faults, seeds=3, faults=FAULTS, time_limit=4000)

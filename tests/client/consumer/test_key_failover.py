@@ -200,6 +200,22 @@ async def test_consumers_that_share_the_keys_use_all_of_their_lanes(cluster: Clu
             consumer.stop()
 
 
+async def test_later_messages_of_a_key_wait_for_a_delayed_one(cluster: Cluster, topic: str) -> None:
+    arrived: list[tuple[bytes, int]] = []
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, dispatch="key_failover")
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        arrived.append((message.body, message.attempts))
+
+    async with consumer, Producer(cluster.lookupd) as producer:
+        await producer.publish(topic, b"delayed", key="k", delay=0.5)
+        await producer.publish(topic, b"behind", key="k")
+        await producer.publish(topic, b"other", key="j")
+        await eventually(lambda: len(arrived) == 3)
+    assert arrived == [(b"other", 1), (b"delayed", 1), (b"behind", 1)]
+
+
 async def test_key_failover_with_positions(cluster: Cluster, topic: str) -> None:
     options = quick(queue_position=True)
     consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, dispatch="key_failover", **options)

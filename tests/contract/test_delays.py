@@ -1,20 +1,22 @@
-"""Messages with a delay, which consumers of the redesigned NSQ requeue until they are due."""
+"""Messages with a delay: consumers of the redesigned NSQ requeue them until they are due, or a relay publishes them."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
-from nsqext import Consumer, Message, Producer
+from nsqext import Admin, App, Consumer, Message, Producer
+from nsqext.delays import DelayRelay, DelayStore
 from nsqext.errors import DelayNotSupported
 from nsqext.middleware import CallNext, Handling, Middleware
 from tests.support.messages import DEADLINE, subscribed
 
 if TYPE_CHECKING:
-    from tests.support.cluster import ClusterUnderTest
+    from tests.support.cluster import ClusterUnderTest, Original
 
 pytestmark = pytest.mark.anyio
 
@@ -150,3 +152,53 @@ async def test_topics_whose_consumers_cannot_delay_are_refused(
     async with Producer(cluster_under_test.lookupd) as producer:
         with pytest.raises(DelayNotSupported):
             await producer.publish(getattr(cluster_under_test, topic), b"x", delay=1, partition=0)
+
+
+async def relayed(lookupd: list[str], topic: str, channel: str, store: DelayStore, **options: Any) -> list[bytes]:
+    """Publish two messages by a relay, of which one is cancelled; return what arrives until the other does."""
+    relay = DelayRelay(store, topic=f"delayed_{channel}")
+    async with Admin(lookupd) as admin:
+        await admin.create_topic(relay.topic, channels=relay.channels)
+        await admin.create_channel(topic, channel)
+    app = App(lookupd)
+    arrived: list[bytes] = []
+    relay.attach(app)
+
+    @app.handler(topic, channel)
+    async def handle(message: Message) -> None:
+        assert time.time() >= due
+        arrived.append(message.body)
+        app.stop()
+
+    try:
+        async with Producer(lookupd, delay_via="relay", delay_topic=relay.topic) as producer:
+            await app.start()
+            due = time.time() + 3
+            await producer.publish(topic, b"later", delay=3, **options)
+            await producer.publish(topic, b"never", delay=2.9, identity="never", **options)
+            await producer.cancel_delayed("never")
+            with anyio.fail_after(DEADLINE):
+                await app.wait()
+    finally:
+        await app.aclose()
+        async with Admin(lookupd) as admin:
+            await admin.delete_topic(relay.topic)
+    return arrived
+
+
+@pytest.mark.parametrize("topic", ["plain", "extend", "ordered"])
+async def test_a_relay_delays_messages_of_every_topic(
+    cluster_under_test: ClusterUnderTest, channel: str, topic: str, tmp_path: Path
+) -> None:
+    name: str = getattr(cluster_under_test, topic)
+    with DelayStore(tmp_path / "store") as store:
+        assert await relayed(cluster_under_test.lookupd, name, channel, store, key="k") == [b"later"]
+        assert store.waiting(name) == []
+
+
+async def test_a_relay_delays_messages_of_the_original_nsq(original: Original, channel: str, tmp_path: Path) -> None:
+    topic = f"orders_{channel}"
+    async with Admin(original.lookupd) as admin:
+        await admin.create_topic(topic)
+    with DelayStore(tmp_path / "store") as store:
+        assert await relayed(original.lookupd, topic, channel, store) == [b"later"]

@@ -88,6 +88,8 @@ class ProducerSettings(ConnectionSettings, LookupSettings, total=False):
     consumers of the redesigned one requeue it until it is due. With ``relay`` it is published to ``delay_topic``, and
     ``nsqext delay run`` publishes it when it is due.
     """
+    max_delay: float
+    """Longest ``delay`` that servers of the original NSQ accept (their ``-max-req-timeout``)."""
     delay_topic: str
     """Topic of the delayed messages for relays."""
     close_timeout: float
@@ -114,6 +116,7 @@ class ProducerOptions:
     forget_after: float = 3600.0
     lookup_timeout: float = 10.0
     delay_via: Literal["consumer", "relay"] = "consumer"
+    max_delay: float = 3600.0
     delay_topic: str = DELAY_TOPIC
     close_timeout: float = 5.0
     connect: bool = False
@@ -127,7 +130,7 @@ class ProducerOptions:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise InvalidSetting(f"{name}={getattr(self, name)!r} is neither {choices[0]!r} nor {choices[1]!r}")
-        for name in (*_POSITIVE, "compression_min", "lookup_timeout", "close_timeout"):
+        for name in (*_POSITIVE, "compression_min", "lookup_timeout", "close_timeout", "max_delay"):
             value, kinds = getattr(self, name), int if name in _COUNTS else (int, float)
             if isinstance(value, bool) or not isinstance(value, kinds):
                 raise InvalidSetting(f"{name}={value!r} is not a {'whole number' if kinds is int else 'number'}")

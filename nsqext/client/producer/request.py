@@ -395,7 +395,16 @@ class MessageRequest(PublishRequest):
         return len(body) + len(header)
 
     def _deferred_command(self, target: Target, delay: float) -> Command:
-        """Return the delayed publish of the original NSQ."""
+        """Return the delayed publish of the original NSQ.
+
+        A delay that it refuses would end the connection, and leave the outcome of other publishes unknown.
+        """
+        if delay > self._options.max_delay:
+            raise DelayNotSupported(
+                f"the original NSQ delays a message for {self._options.max_delay:g} s at most, not {delay:g}",
+                topic=self.topic,
+                hint='let a relay delay it: via="relay"; or set max_delay, if the servers accept more',
+            )
         body, header, trace_id = encode_message(self._options, target.meta, self._message)
         if header or trace_id is not None:
             raise DelayNotSupported(

@@ -241,6 +241,9 @@ async def test_the_original_nsq_delays_publishes_without_headers() -> None:
         assert node.commands[0].words == [b"DPUB", b"t", b"1500"]
         with pytest.raises(DelayNotSupported):
             await producer.publish("t", b"x", delay=1, trace_id=1)
+        with pytest.raises(DelayNotSupported, match="3600 s at most"):
+            await producer.publish("t", b"x", delay=3601)
+        assert len(node.commands) == 1
 
 
 async def test_a_delayed_message_of_the_redesigned_nsq_says_when_it_is_due() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -152,32 +150,18 @@ class NsqBroker(AsyncBroker):
         if self._listening:
             raise InvalidState("the broker listens already", hint="create one broker for each worker process")
         self._listening = True
-        received: asyncio.Queue[Message | None] = asyncio.Queue()
-
-        # not by iteration: only messages that a handler leaves unanswered are touched
-        @self._consumer.handler(auto_finish=False)
-        async def receive(message: Message) -> None:
-            wait = self._wait_of(message)
-            if wait > 0:
-                await message.requeue(min(wait, MAX_DELAY))
-            else:
-                received.put_nowait(message)
-
         await self._consumer.start()
-        ended = asyncio.ensure_future(self._consumer.wait())
-        ended.add_done_callback(lambda _: received.put_nowait(None))
         try:
-            while (message := await received.get()) is not None:
-                if not message.expired:
-                    yield AckableMessage(data=message.body, ack=partial(_finish, message))
-            ended.result()
+            while True:
+                # one by one, and not by iteration: messages that were fetched are touched
+                for message in await self._consumer.fetch(1):
+                    wait = self._wait_of(message)
+                    if wait > 0:
+                        await message.requeue(min(wait, MAX_DELAY))
+                    else:
+                        yield AckableMessage(data=message.body, ack=partial(_finish, message))
         finally:
             self._consumer.pause()
-            while not received.empty():
-                left = received.get_nowait()
-                if left is not None:
-                    with suppress(MessageNotInFlight):
-                        await left.requeue()
 
     def _wait_of(self, message: Message) -> float:
         """Return the seconds until a task is due."""

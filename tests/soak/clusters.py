@@ -269,7 +269,7 @@ class BrokerProcess:
 class OriginalProcesses:
     """Three nsqd and a nsqlookupd of the original NSQ, each a process with files that is killed and started again.
 
-    Their programs are those of this package, or those in the directory NSQEXT_TEST_NSQ_PROGRAMS.
+    Their programs are those of `nsqext`, or those in the directory NSQEXT_TEST_NSQ_PROGRAMS.
     """
 
     kinds: tuple[str, ...] = ("kill", "terminate", "lookup_kill")

@@ -288,8 +288,8 @@ _ALL = (
     ),
     Mutation(
         "on_unknown=raise is ignored",
-        f"{_CLIENT}.producer.retry:RetryPolicy.final",
-        _always(lambda right, self, errors: not errors.last.retryable),
+        f"{_CLIENT}.producer.retry:AttemptErrors.final",
+        _always(lambda right, self: not self.last.retryable),
     ),
     Mutation(
         "partly sent commands lose their rest",

@@ -25,6 +25,8 @@ KEYED = ("lanes", "keyed", "ordered", "rejected")
 TAGS = ("blue", "green", "red")
 """Tags of messages; a consumer of ``green`` joins and leaves, and no consumer wants ``red``."""
 _TAGGED = ("tagged", "rejected")
+_BURST = 4
+"""Publishes of one key that do not wait for each other."""
 _GROUP = 8
 """Messages that are added to a batcher before it is flushed."""
 
@@ -120,7 +122,10 @@ class Publishers:
         random, keyed = self._world.random, topic in KEYED
         producer = producer or random.choice(self.producers)
         while self.working:
-            await self.publish_one(producer, topic, f"{name}{random.randrange(KEYS)}" if keyed else "")
+            key = f"{name}{random.randrange(KEYS)}" if keyed else ""
+            async with anyio.create_task_group() as tasks:
+                for _ in range(random.choice((1, 1, _BURST)) if keyed else 1):
+                    tasks.start_soon(self.publish_one, producer, topic, key)
             await anyio.sleep(random.uniform(0.0, self._plan.pause))
 
     async def publish_one(self, producer: Producer, topic: str, key: str) -> None:

@@ -79,9 +79,8 @@ class AttemptErrors:
         """The latest error."""
         return self._last[-1] if self._last else self._first[-1]
 
-    @property
     def final(self) -> bool:
-        """Whether the latest error ends the publish."""
+        """Return whether the latest error ends the publish."""
         last = self.last
         if self.count == 1 and isinstance(last, TopicNotFound):
             return True  # a name that was never right is reported at once

@@ -311,7 +311,7 @@ class PublishAttempt:
             return await sender.routes.upgraded(topic)
         if isinstance(last, InvalidPartition) and self._request.partition is not None:
             return await sender.routes.upgraded(topic, self._request.partition + 1)
-        if errors.final or (isinstance(last, LookupFailed) and not sender.routes.waits_for_lookup(last)):
+        if errors.final() or (isinstance(last, LookupFailed) and not sender.routes.waits_for_lookup(last)):
             return False
         await anyio.lowlevel.checkpoint_if_cancelled()  # a closed producer does not attempt again
         sender.counters.retries += 1

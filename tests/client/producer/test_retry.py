@@ -33,8 +33,8 @@ def test_errors_after_which_a_message_may_be_stored() -> None:
 @pytest.mark.parametrize("code", sorted(SERVER_ERRORS))
 def test_every_code_is_decided(code: str) -> None:
     error = SERVER_ERRORS[code](code)
-    assert AttemptErrors(ProducerOptions(), [error]).final is not error.retryable
-    assert AttemptErrors(ProducerOptions(on_unknown="raise"), [error]).final is (
+    assert AttemptErrors(ProducerOptions(), [error]).final() is not error.retryable
+    assert AttemptErrors(ProducerOptions(on_unknown="raise"), [error]).final() is (
         not error.retryable or error.maybe_stored
     )
 
@@ -42,20 +42,20 @@ def test_every_code_is_decided(code: str) -> None:
 @pytest.mark.parametrize("before", [1, 2, 40])
 def test_an_unknown_outcome_is_final_in_any_attempt_if_requested(before: int) -> None:
     errors = [NotLeader("x")] * before + [ConnectionLost("x")]
-    assert AttemptErrors(ProducerOptions(on_unknown="raise"), errors).final
-    assert not AttemptErrors(ProducerOptions(), errors).final
+    assert AttemptErrors(ProducerOptions(on_unknown="raise"), errors).final()
+    assert not AttemptErrors(ProducerOptions(), errors).final()
 
 
 def test_an_unknown_code_is_not_retried() -> None:
-    assert AttemptErrors(ProducerOptions(), [ServerError("E_NEW")]).final
+    assert AttemptErrors(ProducerOptions(), [ServerError("E_NEW")]).final()
 
 
 def test_an_unknown_topic_is_final_as_the_first_error_and_retried_after_another_one() -> None:
     options = ProducerOptions()
-    assert AttemptErrors(options, [TopicNotFound("x")]).final
-    assert not AttemptErrors(options, [NotLeader("x"), TopicNotFound("x")]).final
-    assert not AttemptErrors(options, [LookupFailed("x")]).final
-    assert AttemptErrors(options, [NotLookupd("x")]).final
+    assert AttemptErrors(options, [TopicNotFound("x")]).final()
+    assert not AttemptErrors(options, [NotLeader("x"), TopicNotFound("x")]).final()
+    assert not AttemptErrors(options, [LookupFailed("x")]).final()
+    assert AttemptErrors(options, [NotLookupd("x")]).final()
 
 
 @given(st.integers(min_value=1, max_value=10_000), st.booleans())

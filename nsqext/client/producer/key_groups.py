@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import TYPE_CHECKING, TypeGuard
 
 from nsqext.client.producer.batch import Batch
 from nsqext.client.producer.key_lock import Place
 from nsqext.client.producer.retry import outcome_unknown
-from nsqext.errors import DeliveryUnknown, InvalidInput, NsqError
+from nsqext.errors import DeliveryUnknown, InvalidInput, InvalidState, NsqError, PublishFailed
 from nsqext.types import Receipt
 
 if TYPE_CHECKING:
@@ -50,8 +51,21 @@ class _Publish(Place):
         self.outcome: Receipt | NsqError | None = None
 
     def settle(self, outcome: Receipt | NsqError) -> None:
-        self.outcome = outcome
+        """Set the outcome, unless there is one."""
+        self.outcome = self.outcome or outcome
         self.wake()
+
+    async def result(self) -> Receipt:
+        """Wait for the outcome; the group bounds the time.
+
+        Raises:
+            NsqError: it was not stored, or its outcome is unknown.
+        """
+        while self.outcome is None:
+            await self.sleep(inf)
+        if isinstance(self.outcome, Receipt):
+            return self.outcome
+        raise self.outcome
 
 
 Group = tuple["Sequence[_Publish]", Batch, "Route", "Target", "Connection"]
@@ -98,19 +112,27 @@ class KeyGroups:
                 group = self._group(place, key)
                 if group is None:
                     return (await self._sender.publish(request, started))[0]
-                self._start_soon(self._publish_group, *group)
-                leaves = False  # that task releases the key, also when this one is cancelled
-                await place.sleep(started + self._options.timeout - _clock())
+                self._start(group)
+                leaves = False  # the group releases the key, also when this task is cancelled
         finally:
             if leaves:
                 place.leave()
-        return _result(place)
+        return await place.result()
+
+    def _start(self, group: Group) -> None:
+        try:
+            self._start_soon(self._publish_group, *group)
+        except InvalidState:
+            for member in group[0]:
+                member.settle(PublishFailed("not sent: the producer was closed", topic=member.request.topic))
+            raise
 
     def _group(self, first: _Publish, key: TopicKey) -> Group | None:
         """Return a batch of a publish and those behind it; None if it is sent alone."""
         topic = key[0]
         route = self._routes.current(topic)
-        if route is None or not first.request.joinable(route.meta):
+        late = _clock() - first.started > self._options.timeout / 2  # others must not fail with its timeout
+        if route is None or late or not first.request.joinable(route.meta):
             return None
         try:
             target = self._sender.choose(route, first.request)
@@ -153,8 +175,8 @@ class KeyGroups:
                     member.settle(receipt)
         finally:
             members[0].leave()
-            for member in members:
-                member.wake()
+            for member in members:  # those that were cut off when the producer closed
+                member.settle(_cut_off(member.request.topic))
 
     async def _publish_alone(
         self, members: Sequence[_Publish], route: Route, target: Target, failure: NsqError
@@ -176,13 +198,9 @@ def _is_publish(place: Place) -> TypeGuard[_Publish]:
     return isinstance(place, _Publish)
 
 
-def _result(place: _Publish) -> Receipt:
-    if isinstance(place.outcome, Receipt):
-        return place.outcome
-    if place.outcome is not None:
-        raise place.outcome
-    raise DeliveryUnknown(
-        "the message may have been stored: a batch of its key has no response",
-        topic=place.request.topic,
+def _cut_off(topic: str) -> DeliveryUnknown:
+    return DeliveryUnknown(
+        "the message may have been stored: the producer was closed before the response to a batch of its key",
+        topic=topic,
         hint="publishing it again may store it twice",
     )

@@ -16,9 +16,9 @@ import hashlib
 import re
 from collections.abc import Sequence
 
-from attrs import frozen
+from attrs import define, field, frozen
 
-__all__ = ("Binding", "Exchange", "channel_name", "nsq_name", "topic_of")
+__all__ = ("Binding", "Exchange", "QueueSpec", "channel_name", "nsq_name", "topic_of")
 
 _NAME = re.compile(r"[.a-zA-Z0-9_-]{1,64}")
 _INVALID = re.compile(r"[^.a-zA-Z0-9_-]")
@@ -74,6 +74,40 @@ class Binding:
         if self.exchange.type == "topic":
             return _matches(_words(self.routing_key), _words(routing_key))
         return self.exchange.type == "fanout" or routing_key == self.routing_key
+
+
+@define(eq=False)
+class QueueSpec:
+    """A declared queue.
+
+    Attributes:
+        name: its name.
+        transient: whether it ends with its consumer: exclusive or deleted automatically.
+        bindings: its bindings besides that of the default exchange.
+    """
+
+    name: str
+    transient: bool = False
+    bindings: list[Binding] = field(factory=list)
+
+    @property
+    def channel(self) -> str:
+        """The NSQ channel."""
+        return channel_name(self.name, transient=self.transient)
+
+    @property
+    def topics(self) -> list[str]:
+        """The NSQ topics; without one for the default exchange if the queue is transient and has bindings."""
+        found = [binding.topic for binding in self.bindings]
+        if not (self.transient and found):
+            found.append(nsq_name(self.name))
+        return list(dict.fromkeys(found))
+
+    def selects(self, exchange: str, routing_key: str) -> bool:
+        """Return whether a message is for this queue."""
+        if not exchange:
+            return routing_key == self.name
+        return any(binding.selects(exchange, routing_key) for binding in self.bindings)
 
 
 def topic_of(exchange: Exchange, routing_key: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Callable
@@ -10,7 +9,6 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from attrs import define, field
 from kombu.exceptions import ChannelError
 from kombu.transport import virtual
 
@@ -21,7 +19,6 @@ from nsqext.errors import (
     DeliveryUnknown,
     InvalidInput,
     LookupFailed,
-    MessageNotInFlight,
     NsqError,
     OperationNotSupported,
     PartitionUnavailable,
@@ -29,18 +26,16 @@ from nsqext.errors import (
     RequestTimeout,
     ServerError,
 )
-from nsqext.integrations import log_lost
+from nsqext.integrations.celery.deliveries import Deliveries
 from nsqext.integrations.celery.envelope import due_time, encode_message
 from nsqext.integrations.celery.nsq_clients import NsqClients
 from nsqext.integrations.celery.queue_consumer import QueueConsumer
-from nsqext.integrations.celery.routing import Binding, Exchange, channel_name, nsq_name, topic_of
+from nsqext.integrations.celery.routing import Binding, Exchange, QueueSpec, nsq_name, topic_of
 
 if TYPE_CHECKING:
     from nsqext.sync.message import Message
 
 __all__ = ("Channel", "DirectTransport", "Transport")
-
-logger: logging.Logger = logging.getLogger("nsqext.celery")
 
 _UNREACHABLE = (
     ConnectionFailed,
@@ -54,91 +49,6 @@ _UNREACHABLE = (
 )
 """Errors after which kombu connects again and repeats the operation: a publish may be stored twice."""
 _TYPES = ("direct", "fanout", "topic")
-
-
-@define(eq=False)
-class QueueSpec:
-    """A declared queue.
-
-    Attributes:
-        name: its name.
-        transient: whether it ends with its consumer: exclusive or deleted automatically.
-        bindings: its bindings besides that of the default exchange.
-    """
-
-    name: str
-    transient: bool = False
-    bindings: list[Binding] = field(factory=list)
-
-    @property
-    def channel(self) -> str:
-        """The NSQ channel."""
-        return channel_name(self.name, transient=self.transient)
-
-    @property
-    def topics(self) -> list[str]:
-        """The NSQ topics; without one for the default exchange if the queue is transient and has bindings."""
-        found = [binding.topic for binding in self.bindings]
-        if not (self.transient and found):
-            found.append(nsq_name(self.name))
-        return list(dict.fromkeys(found))
-
-    def selects(self, exchange: str, routing_key: str) -> bool:
-        """Return whether a message is for this queue."""
-        if not exchange:
-            return routing_key == self.name
-        return any(binding.selects(exchange, routing_key) for binding in self.bindings)
-
-
-class Deliveries(virtual.QoS):  # type: ignore[misc]
-    """The unacknowledged messages of a channel; acknowledging one finishes it, from any thread."""
-
-    restore_at_shutdown: bool = False  # servers deliver them again when the connection ends
-
-    def __init__(self, channel: Channel, prefetch_count: int = 0) -> None:
-        super().__init__(channel, prefetch_count)
-        self._answers: dict[object, tuple[Message, QueueConsumer]] = {}
-
-    def hold(self, delivery_tag: object, message: Message, source: QueueConsumer) -> None:
-        """Remember which NSQ message a delivery tag stands for, and its consumer."""
-        self._answers[delivery_tag] = (message, source)
-
-    def holds(self, source: QueueConsumer) -> bool:
-        """Return whether a message of a consumer is not acknowledged."""
-        return any(held is source for _, held in self._answers.values())
-
-    def ack(self, delivery_tag: object) -> None:
-        """Finish the message."""
-        self._answer(delivery_tag, lambda message: message.finish())
-
-    def reject(self, delivery_tag: object, requeue: bool = False) -> None:
-        """Requeue or finish the message."""
-        self._answer(delivery_tag, lambda message: message.requeue() if requeue else message.finish())
-
-    def _answer(self, delivery_tag: object, answer: Callable[[Message], None]) -> None:
-        super().ack(delivery_tag)
-        held = self._answers.pop(delivery_tag, None)
-        if held is None:
-            return
-        message, source = held
-        try:
-            answer(message)
-        except MessageNotInFlight as error:
-            log_lost(logger, error, source.queue)
-        if source.single:
-            source.close()
-
-    def restore_unacked(self) -> list[Any]:
-        """Requeue all unacknowledged messages."""
-        for delivery_tag in tuple(self._answers):
-            self.reject(delivery_tag, requeue=True)
-        self._flush()
-        self._delivered.clear()
-        return []
-
-    def restore_unacked_once(self, stderr: object = None) -> None:
-        """Nothing: closing the consumers requeues what is not acknowledged."""
-        self._on_collect.cancel()
 
 
 class Channel(virtual.Channel):  # type: ignore[misc]

@@ -10,6 +10,7 @@ from nsqext.errors import InvalidState, PartitionUnavailable
 from nsqext.spark.cluster.bounds import PartitionBounds
 from nsqext.spark.cluster.ephemeral_channel import setup_mark
 from nsqext.spark.cluster.leader_locator import LeaderLocator
+from nsqext.waits import Doubling
 
 if TYPE_CHECKING:
     from nsqext.spark.cluster.client_config import ClientConfig
@@ -143,14 +144,13 @@ class Admin:
         Raises:
             PartitionUnavailable: the channel has another position after ``timeout`` seconds.
         """
-        position, pause = None, 0.001
+        position, pauses = None, Doubling(0.001, 0.1)
         with anyio.move_on_after(timeout):
             while True:
                 position = await self.leaders.nodes.position(leader, topic, partition, channel)
                 if position is not None and position.count == count:
                     return position
-                await anyio.sleep(pause)
-                pause = min(2 * pause, 0.1)
+                await anyio.sleep(pauses.next())
         found = (
             "does not exist" if position is None else f"is at {position.count}; the partition ends at {position.end}"
         )

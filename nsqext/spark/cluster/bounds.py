@@ -12,6 +12,7 @@ from attrs import frozen
 from nsqext.errors import NsqError
 from nsqext.spark.cluster.ephemeral_channel import ephemeral_name, open_ephemeral
 from nsqext.spark.cluster.gather import gather
+from nsqext.waits import Doubling
 
 if TYPE_CHECKING:
     from nsqext.spark.cluster.leader_locator import LeaderLocator
@@ -141,13 +142,12 @@ class PartitionBounds:
 
     async def _poll(self, leader: Leader, topic: str, partition: int, wanted: int, seconds: float) -> PartitionStats:
         """Ask until ``wanted`` messages are committed, fewer are written, or the time is over."""
-        pause, deadline = 0.001, anyio.current_time() + seconds
+        pauses, deadline = Doubling(0.001, 0.1), anyio.current_time() + seconds
         while True:
             stats = await self._leaders.nodes.stats(leader, topic, partition)
             if stats.committed >= min(wanted, stats.written) or anyio.current_time() >= deadline:
                 return stats
-            await anyio.sleep(pause)
-            pause = min(2 * pause, 0.1)
+            await anyio.sleep(pauses.next())
 
     async def _start(self, leader: Leader, topic: str, partition: int, stats: PartitionStats, end: int) -> int:
         if not stats.start_offset:

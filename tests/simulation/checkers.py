@@ -18,6 +18,8 @@ _CLOSE = 45.0
 """Longest close: ``close_timeout`` of consumers is 30 s."""
 
 _MOMENT = 0.01
+_UNDERWAY = 0.3
+"""Longest time that a message takes from a node to its consumer."""
 _DELIVERED = 100.0
 """Longest time from the end of the faults to the delivery of everything: timeouts of messages are 60 s."""
 _TASKS, _SOCKETS, _SESSIONS = 600, 600, 200
@@ -218,6 +220,33 @@ def redelivered_without_cause(history: History) -> Iterator[str]:
             )
         if delivery.outcome == "returned":
             handled[key] = delivery
+
+
+def redelivered_early(history: History) -> Iterator[str]:
+    """A message that was requeued with a delay is not delivered before it has passed, unless its leader changed."""
+    requeued: dict[tuple[str, str, int, int], Delivery] = {}
+    for delivery in sorted(history.deliveries, key=lambda delivery: delivery.begin):
+        key = delivery.topic, delivery.channel, delivery.partition, delivery.message_id
+        before = requeued.get(key)
+        due = 0.0 if before is None else before.end + before.delay - _MOMENT
+        if before is not None and before.end <= delivery.begin < due and not _disturbed(history, before.end, due):
+            yield (
+                f"{delivery.body!r} was requeued for {before.delay:g} s on {delivery.channel} at {before.end:.3f} s, "
+                f"and delivered again at {delivery.begin:.3f} s"
+            )
+        requeued[key] = delivery
+
+
+def delivered_while_paused(history: History) -> Iterator[str]:
+    """A channel that all nodes have paused delivers nothing; what was sent before may arrive a moment later."""
+    for topic, channel, begin, end in history.pauses:
+        if _faulty(history, begin, end):
+            continue  # a new leader may not know it
+        for delivery in history.deliveries:
+            mine = (delivery.topic, delivery.channel) == (topic, channel)
+            if mine and begin + _UNDERWAY < delivery.received < end:
+                yield f"{delivery.body!r} arrived at {delivery.received:.3f} s, {channel} was paused at {begin:.3f} s"
+                return
 
 
 def _disturbed(history: History, begin: float, end: float) -> bool:
@@ -432,6 +461,8 @@ CHECKERS: dict[str, Checker] = {
         overtaken_while_it_failed,
         receipts,
         redelivered_without_cause,
+        redelivered_early,
+        delivered_while_paused,
         too_many_at_once,
         unbounded_waits,
         late_deliveries,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from random import Random
@@ -209,6 +210,7 @@ class Consumers:
             message.internal_id,
             message.attempts,
             self.world.now,
+            received=self.world.now - (time.monotonic() - message.delivered),
         )
         self.history.begun(delivery)
         self._check_headers(message)
@@ -216,10 +218,10 @@ class Consumers:
             self._check_letter(message)
         return delivery
 
-    def _end(self, deliveries: Sequence[Delivery], outcome: Literal["returned", "raised"]) -> None:
+    def _end(self, deliveries: Sequence[Delivery], outcome: Literal["returned", "raised"], delay: float = 0.0) -> None:
         """Note how messages are answered, before they are."""
         for delivery in deliveries:
-            delivery.end, delivery.outcome = self.world.now, outcome
+            delivery.end, delivery.outcome, delivery.delay = self.world.now, outcome, delay
             if outcome == "returned":
                 self.history.handled(delivery)
 
@@ -275,7 +277,10 @@ class Consumers:
                 await self._work(hangs=hangs)
                 if self._fails(client):
                     self._end([delivery], "raised")
-                    raise self._error(client)
+                    error = self._error(client)
+                    if isinstance(error, Requeue):
+                        delivery.delay = error.delay or 0.0
+                    raise error
                 self._end([delivery], "returned")
             finally:
                 self._cancel([delivery])
@@ -340,11 +345,11 @@ class Consumers:
             case "up to":
                 self._end(deliveries[: first + 1], "returned")
                 await self._answered_or_refused(batch.finish_up_to(random.choice((first, batch[first]))))
-                self._end(deliveries[first + 1 :], "raised")
+                self._end(deliveries[first + 1 :], "raised", delay)
                 await self._answered_or_refused(batch.requeue(delay=delay))
                 return True
             case "requeue":
-                self._end(deliveries[first:], "raised")
+                self._end(deliveries[first:], "raised", delay)
                 await self._answered_or_refused(batch.requeue(batch[first:], delay))
                 self._end(deliveries[:first], "returned")
                 await self._answered_or_refused(batch.finish())

@@ -71,6 +71,8 @@ class Delivery:
         begin: when the handler was called.
         end: when it returned or raised.
         outcome: how it ended.
+        delay: seconds for which it was requeued.
+        received: when the consumer received it.
     """
 
     body: bytes
@@ -83,6 +85,8 @@ class Delivery:
     begin: float
     end: float = ALWAYS
     outcome: DeliveryOutcome = "running"
+    delay: float = 0.0
+    received: float = 0.0
 
 
 @define(eq=False)
@@ -168,6 +172,7 @@ class History:
         misled: lookup named wrong leaders, which idle producers keep. A node without a copy of the partition closes the
             connection, and where a command was not received as a whole, a reset hides the error that it sent.
         close_seconds: longest time that closing a client took.
+        pauses: topic, channel, begin and end of each time for which all nodes had paused a channel.
         left_over: sockets and tasks that existed after everything was closed.
         changed: messages whose headers are not those that were published.
         tags: tag of each consumer that has one, by its name.
@@ -197,6 +202,7 @@ class History:
     half_open: bool = False
     misled: bool = False
     close_seconds: float = 0.0
+    pauses: list[tuple[str, str, float, float]] = field(factory=list)
     left_over: list[str] = field(factory=list)
     changed: list[str] = field(factory=list)
     tags: dict[str, str] = field(factory=dict)

@@ -75,7 +75,9 @@ class Operators:
                 self._paused.append(channel)
                 try:
                     await admin.pause_channel(channel.topic, channel.name)
+                    began = self._world.now
                     await self._rest()
+                    self._history.pauses.append((channel.topic, channel.name, began, self._world.now))
                     await admin.unpause_channel(channel.topic, channel.name)
                 except NsqError:
                     continue  # a node is down

@@ -211,6 +211,16 @@ def _leave_unanswered(history: History) -> None:
     history.unanswered.append("c has 2 messages in flight, and handles 1")
 
 
+def _deliver_early(history: History) -> None:
+    history.deliveries[2].outcome, history.deliveries[2].delay = "raised", 10.0
+    history.deliveries.append(Delivery(b"2", "orders", "billing", "c", 0, 3, 2, 9.0, 9.1, "returned"))
+
+
+def _deliver_while_paused(history: History) -> None:
+    history.pauses.append(("orders", "billing", 1.0, 3.0))
+    history.deliveries[1].received = 2.0
+
+
 BAD: list[tuple[str, Callable[[History], None]]] = [
     ("lost", _lose),
     ("phantom", _fail_stored),
@@ -221,6 +231,8 @@ BAD: list[tuple[str, Callable[[History], None]]] = [
     ("receipts", _other_id),
     ("receipts", _offsets),
     ("redelivered_without_cause", _deliver_again),
+    ("redelivered_early", _deliver_early),
+    ("delivered_while_paused", _deliver_while_paused),
     ("too_many_at_once", _two_at_once),
     ("unbounded_waits", _hang),
     ("unbounded_waits", _slow),

@@ -21,7 +21,7 @@ help:
 	@echo "make chaos       run 200 schedules of faults and print a table of the results"
 	@echo "make hostile     run hostile servers and clients and print their costs"
 	@echo "make simulate    run SEEDS=500 simulated schedules of faults on all cores"
-	@echo "make mutate      insert bugs into client and broker, and count the seeds that find them"
+	@echo "make mutate      insert bugs into client and broker, and count the seeds and the MUTANTS=60 that tests find"
 	@echo "make soak        run real processes under kill -9, SIGSTOP and cut connections for MINUTES=20"
 	@echo "make soak-tasks  10,000 tasks of Celery and Taskiq while workers, nsqd and lookup are killed"
 	@echo "make fuzz        fuzz every parser of untrusted bytes, each for SECONDS=60"
@@ -57,8 +57,10 @@ SEEDS ?= 500
 simulate: $(VENV)/test/.ready
 	$(VENV)/test/bin/python -m tests.simulation --seeds $(SEEDS) $(SIMULATE)
 
+MUTANTS ?= 60
 mutate: $(VENV)/test/.ready
 	$(VENV)/test/bin/python -m tests.simulation.mutate
+	$(VENV)/test/bin/python -m tests.mutation --count $(MUTANTS)
 
 MINUTES ?= 20
 soak: $(VENV)/test/.ready

@@ -1,0 +1,144 @@
+"""Draw bugs from operators over the rooms that hold promises, and run the tests of their room.
+
+``python -m tests.mutation --count 60`` prints what each mutant was found by, and lists the survivors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from queue import Queue
+from random import Random
+
+from attrs import frozen
+
+from tests.mutation.operators import Mutant, mutants_of, source_of
+from tests.mutation.rooms import NAMED, ROOMS, tests_of
+
+ROOT = Path(__file__).parents[2]
+COPIED = ("nsqext", "tests", "docs", "examples", "pyproject.toml", "pyspark_nsqext.py")
+
+
+@frozen
+class Trial:
+    """A module with a bug, and the tests that have to find it.
+
+    Attributes:
+        name: the bug.
+        room: its room.
+        module: path of the module below the package.
+        source: the wrong source.
+        tests: files and folders of tests.
+    """
+
+    name: str
+    room: str
+    module: str
+    source: str
+    tests: tuple[str, ...]
+
+
+def named() -> Iterator[Trial]:
+    """Yield the bugs that were not found once.
+
+    Raises:
+        LookupError: the code that a bug replaces does not exist any more.
+    """
+    for bug in NAMED:
+        source = (ROOT / "nsqext" / bug.module).read_text()
+        if bug.before not in source:
+            raise LookupError(f"{bug.name}: {bug.module} has no {bug.before!r}")
+        changed = source.replace(bug.before, bug.after, 1)
+        if "DeliveryUnknown" in bug.after:
+            changed = changed.replace(
+                "import anyio\n", "import anyio\n\nfrom nsqext.errors import DeliveryUnknown\n", 1
+            )
+        yield Trial(bug.name, "named", bug.module, changed, bug.tests)
+
+
+def drawn(rooms: list[str], count: int, seed: int) -> Iterator[Trial]:
+    """Yield mutants of rooms, the same number of each."""
+    for room in rooms:
+        sources = {
+            str(path.relative_to(ROOT / "nsqext")): path.read_text()
+            for path in sorted((ROOT / "nsqext" / room).rglob("*.py"))
+        }
+        every = [mutant for module, source in sources.items() for mutant in mutants_of(module, source)]
+        chosen: list[Mutant] = Random(f"{room} {seed}").sample(every, min(len(every), -(-count // len(rooms))))
+        for mutant in chosen:
+            source = source_of(mutant, sources[mutant.module])
+            yield Trial(str(mutant), room, mutant.module, source, tuple(tests_of(mutant.module, room, ROOT)))
+
+
+def run(trial: Trial, folders: Queue[Path], limit: float) -> tuple[Trial, str, float]:
+    """Return by what a bug was found: a test, the time limit, or nothing."""
+    folder, began = folders.get(), time.monotonic()
+    path = folder / "nsqext" / trial.module
+    right = path.read_text()
+    path.write_text(trial.source)
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *trial.tests]
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        ended = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=limit, check=False
+        )
+    except subprocess.TimeoutExpired:
+        found = "the time limit"
+    else:
+        lines = [line for line in ended.stdout.splitlines() if line.startswith(("FAILED tests", "ERROR tests"))]
+        found = (lines[0].split(" - ")[0] if lines else "an error of pytest") if ended.returncode else ""
+    finally:
+        path.write_text(right)
+        folders.put(folder)
+    return trial, found, time.monotonic() - began
+
+
+def say(text: str) -> None:
+    """Print a line."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Run the mutants and list the survivors; 1 if one of the named bugs survives."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
+    parser.add_argument("--count", type=int, default=60, help="mutants that are drawn")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--room", action="append", choices=tuple(ROOMS), help="only this room; may be repeated")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds for the tests of a mutant")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    given = parser.parse_args()
+    trials = [*named(), *drawn(given.room or list(ROOMS), given.count, given.seed)]
+    totals: Counter[tuple[str, bool]] = Counter()
+    with tempfile.TemporaryDirectory(prefix="nsqext-mutants-") as temporary:
+        folders: Queue[Path] = Queue()
+        for number in range(given.processes):
+            folder = Path(temporary, str(number))
+            for name in COPIED:
+                copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
+                folder.mkdir(exist_ok=True)
+                copy(ROOT / name, folder / name)
+            folders.put(folder)
+        with ThreadPoolExecutor(given.processes) as pool:
+            for trial, found, seconds in pool.map(partial(run, folders=folders, limit=given.limit), trials):
+                totals[trial.room, bool(found)] += 1
+                say(f"{'found' if found else 'SURVIVED':8} {seconds:6.1f} s  {trial.name}  {found}")
+    for room in ("named", *ROOMS):
+        count = totals[room, True] + totals[room, False]
+        if count:
+            say(f"{room:20} {totals[room, True]} of {count} found")
+    return bool(totals["named", False])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

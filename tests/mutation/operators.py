@@ -1,0 +1,130 @@
+"""Operators that change one place of a module: a comparison, a number, a condition, a statement that is left out."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from copy import deepcopy
+
+from attrs import frozen
+
+__all__ = ("Mutant", "mutants_of", "source_of")
+
+_COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+_WORDS_ONLY = ("logger", "log", "warnings")
+"""What only produces text: a changed log record loses no message."""
+
+
+@frozen
+class Mutant:
+    """One change of one module.
+
+    Attributes:
+        module: path of the module below the package.
+        line: where.
+        number: the place of the changed node in the walk over the module.
+        operator: what is changed.
+        before: the code there.
+    """
+
+    module: str
+    line: int
+    number: int
+    operator: str
+    before: str
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line} {self.operator}: {self.before}"
+
+
+def mutants_of(module: str, source: str) -> Iterator[Mutant]:
+    """Yield every mutant of a module."""
+    for number, node in enumerate(_places(ast.parse(source))):
+        for operator in _operators(node):
+            line = " ".join(ast.unparse(node).split())
+            yield Mutant(module, getattr(node, "lineno", 0), number, operator, line[:90])
+
+
+def source_of(mutant: Mutant, source: str) -> str:
+    """Return the source of a module with one change."""
+    tree = ast.parse(source)
+    node = next(node for number, node in enumerate(_places(tree)) if number == mutant.number)
+    changed = _changed(deepcopy(node), mutant.operator)
+
+    class Replace(ast.NodeTransformer):
+        def visit(self, visited: ast.AST) -> ast.AST:
+            return changed if visited is node else self.generic_visit(visited)
+
+    return ast.unparse(ast.fix_missing_locations(Replace().visit(tree)))
+
+
+def _places(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes that may be changed, without annotations, texts and imports for types."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Raise | ast.Import | ast.ImportFrom | ast.arguments | ast.JoinedStr):
+            continue
+        if isinstance(node, ast.Expr) and _only_words(node.value):
+            continue
+        yield node
+        yield from _places(node.value if isinstance(node, ast.AnnAssign) and node.value is not None else node)
+
+
+def _only_words(value: ast.expr) -> bool:
+    if isinstance(value, ast.Constant):
+        return True
+    call = value.value if isinstance(value, ast.Await) else value
+    return isinstance(call, ast.Call) and ast.unparse(call.func).split(".")[0] in _WORDS_ONLY
+
+
+def _operators(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.Compare(ops=[op]) if type(op) in _COMPARISONS:
+            yield f"{type(op).__name__} to {_COMPARISONS[type(op)].__name__}"
+        case ast.BoolOp(op=op):
+            yield "and to or" if isinstance(op, ast.And) else "or to and"
+        case ast.Constant(value=int() as value) if not isinstance(value, bool):
+            yield "number + 1"
+        case ast.Constant(value=bool()):
+            yield "other bool"
+        case ast.UnaryOp(op=ast.Not()):
+            yield "without not"
+        case ast.If() | ast.While() if not isinstance(node.test, ast.Compare | ast.BoolOp | ast.UnaryOp | ast.Constant):
+            yield "opposite condition"
+        case ast.Expr(value=ast.Call() | ast.Await()) | ast.AugAssign() | ast.Delete():
+            yield "left out"
+        case ast.BinOp(op=ast.Add() | ast.Sub()):
+            yield "plus and minus"
+
+
+def _changed(node: ast.AST, operator: str) -> ast.AST:
+    match node:
+        case ast.Compare():
+            node.ops = [_COMPARISONS[type(node.ops[0])]()]
+        case ast.BoolOp():
+            node.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+        case ast.Constant(value=bool(value)):
+            return ast.Constant(not value)
+        case ast.Constant(value=int(number)):
+            return ast.Constant(number + 1)
+        case ast.UnaryOp():
+            return node.operand
+        case ast.If() | ast.While():
+            node.test = ast.UnaryOp(ast.Not(), node.test)
+        case ast.BinOp():
+            node.op = ast.Sub() if isinstance(node.op, ast.Add) else ast.Add()
+        case _:
+            return ast.Pass()
+    return node

@@ -1,0 +1,78 @@
+"""The rooms of the package that hold promises, and the tests that have to find a bug in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from attrs import frozen
+
+__all__ = ("NAMED", "ROOMS", "Named", "tests_of")
+
+ROOMS = {
+    "client/producer": "tests/client/producer",
+    "client/consumer": "tests/client/consumer",
+    "lookup": "tests/lookup",
+    "dispatch": "tests/dispatch",
+    "broker/engine": "tests/broker/engine",
+    "broker/coordinator": "tests/broker/coordinator",
+    "spark/read": "tests/spark/read",
+}
+"""Folder below the package -> folder of its tests."""
+
+
+@frozen
+class Named:
+    """A bug of independent origin that no test found once.
+
+    Attributes:
+        name: what goes wrong.
+        module: path of the module below the package.
+        before: the right code.
+        after: the wrong code.
+        tests: the files that have to find it.
+    """
+
+    name: str
+    module: str
+    before: str
+    after: str
+    tests: tuple[str, ...]
+
+
+NAMED = (
+    Named(
+        "a dead letter with an unknown outcome counts as stored",
+        "client/consumer/handlers/failure_policy.py",
+        "        except Exception:\n            logger.exception(",
+        "        except DeliveryUnknown:\n            pass\n        except Exception:\n            logger.exception(",
+        ("tests/client/consumer/handlers/test_dead_letter.py",),
+    ),
+    Named(
+        "on_unknown=raise holds for the first attempt only",
+        "client/producer/retry.py",
+        'self._options.on_unknown == "raise" and',
+        'self._options.on_unknown == "raise" and self.count == 1 and',
+        ("tests/client/producer/test_retry.py",),
+    ),
+    Named(
+        "a leader of an equal epoch replaces the known one",
+        "lookup/partition_map.py",
+        "best.epoch > last.epoch",
+        "best.epoch >= last.epoch",
+        ("tests/lookup/test_partition_map.py",),
+    ),
+    Named(
+        "with fsync=interval, full files are not synced",
+        "broker/engine/storage/segments.py",
+        'if self._options.fsync != "never":\n                    os.fsync',
+        'if self._options.fsync == "always":\n                    os.fsync',
+        ("tests/broker/engine/storage/test_partition_disk.py",),
+    ),
+)
+
+
+def tests_of(module: str, room: str, root: Path) -> list[str]:
+    """Return the tests of a module: first the file of its name, then its room."""
+    folder = ROOMS[room]
+    own = sorted(str(path.relative_to(root)) for path in (root / folder).rglob(f"test_{Path(module).stem}.py"))
+    return [*own, folder]

@@ -52,7 +52,7 @@ BAD: list[tuple[str, dict[str, Any], type[InvalidInput]]] = [
     ("extend", {"partition": 2}, InvalidPartition),
     ("extend", {"partition": -1}, InvalidPartition),
     ("extend", {"partition": 0, "key": "k"}, InvalidPartition),
-    ("extend", {"key": 7}, InvalidInput),
+    ("extend", {"key": 7.5}, InvalidInput),
     ("plain", {"headers": {"a": "1"}}, ExtendNotSupported),
     ("plain", {"tag": "canary"}, ExtendNotSupported),
     ("ordered", {"headers": {"a": "1"}, "key": "k"}, ExtendNotSupported),

@@ -171,7 +171,7 @@ def test_a_handler_that_does_not_end_is_cancelled_at_the_timeout(cluster: Cluste
     consumer.run()
     release.set()
     assert ended.wait(30)
-    assert "the consumer cannot be used" in str(late[0])
+    assert len(late) == 1  # the message was requeued; without another open client the event loop has ended too
 
 
 def test_invalid_arguments(cluster: Cluster) -> None:

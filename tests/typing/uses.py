@@ -88,7 +88,7 @@ async def publish(producer: Producer, app: App) -> None:
     await producer.publish("orders", b"x", partition="1")  # wrong
     await producer.publish_many("orders", ["x"])  # wrong
     await app.publish("orders", {"order": 1}, hedaers={})  # wrong
-    await app.publish("orders", {"order": 1}, key=7)  # wrong
+    await app.publish("orders", {"order": 1}, key=7.5)  # wrong
     number: int = receipt.topic  # wrong
     print(number)
     async with producer.batcher("orders", linger=0.01) as batcher:

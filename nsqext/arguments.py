@@ -21,6 +21,7 @@ __all__ = (
     "check_positive",
     "check_time",
     "is_coroutine_function",
+    "is_delay",
     "suggest",
 )
 
@@ -79,6 +80,11 @@ def check_time(name: str, value: object, *, zero: bool = True) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not (value >= 0 if zero else value > 0):
         raise InvalidSetting(f"{name}={value!r} is not a {'' if zero else 'positive '}time in seconds")
+
+
+def is_delay(value: object) -> bool:
+    """Return whether a value is a number of seconds that a message can be delayed, up to 30 years."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e9
 
 
 _KINDS: Mapping[str, tuple[type, ...]] = {

@@ -10,7 +10,6 @@ from attrs import define, field
 
 from nsqext.client.consumer.handlers.batches import MessageBatch
 from nsqext.client.consumer.message import Message  # noqa: TC001 (which of the two Message classes, for the documentation)
-from nsqext.client.producer.request import keys_of
 from nsqext.errors import InvalidSetting, InvalidState
 
 if TYPE_CHECKING:
@@ -67,14 +66,6 @@ class Publishing:
     receipts: Sequence[Receipt] = field(factory=tuple)
     on_topic: list[Callable[[TopicMeta], object]] = field(factory=list)
     entered: Collection[TopicKey] = field(default=(), repr=False)
-
-    def locked_keys(self) -> set[bytes]:
-        """Return the keys that decide partitions.
-
-        Raises:
-            InvalidInput: a key is neither text nor bytes.
-        """
-        return keys_of(self.messages, self.key, self.partition)
 
 
 @define(eq=False)

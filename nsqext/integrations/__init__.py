@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nsqext.client.consumer.handler_signals import ACCEPTED_DELAY
+
 if TYPE_CHECKING:
     import logging
 
     from nsqext.errors import NsqError
+    from nsqext.types import TopicMeta
 
-__all__ = ("MAX_DELAY", "log_lost")
+__all__ = ("kept_delay", "log_lost")
 
-MAX_DELAY = 900.0
-"""Longest delay and requeue that every server accepts, in seconds; a longer one takes several of them."""
+
+def kept_delay(meta: TopicMeta, delay: float) -> float:
+    """Return for how many seconds a task is kept from workers; less than its delay where they have to return it."""
+    if not meta.partition_num:
+        return min(delay, ACCEPTED_DELAY)
+    return delay if meta.extend_support and not meta.ordered else 0.0
 
 
 def log_lost(logger: logging.Logger, error: NsqError, queue: str) -> None:

@@ -6,22 +6,20 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from attrs import evolve
 from taskiq import AckableMessage, AsyncBroker, BrokerMessage
 
 from nsqext import Admin, AppSettings, Consumer, Lookup, Message, Producer
 from nsqext.arguments import check_positive
+from nsqext.client.consumer.handler_signals import ACCEPTED_DELAY
 from nsqext.client.settings import app_schema, consumer_settings, producer_settings, settings_for
 from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight
-from nsqext.integrations import MAX_DELAY, log_lost
+from nsqext.integrations import kept_delay, log_lost
 from nsqext.lookup.lookup import share_lookup
 from nsqext.protocol.headers import DUE_HEADER
 from nsqext.protocol.names import check_channel, check_topic
-
-if TYPE_CHECKING:
-    from nsqext.types import TopicMeta
 
 __all__ = ("NsqBroker",)
 
@@ -129,7 +127,7 @@ class NsqBroker(AsyncBroker):
         key, tag = labels.get("key"), labels.get("tag")
         delay = _delay_of(labels)
         if delay:
-            delay = _kept(await self._producer.meta(queue), delay)
+            delay = kept_delay(await self._producer.meta(queue), delay)
         await self._producer.publish(
             queue,
             message.message,
@@ -157,7 +155,7 @@ class NsqBroker(AsyncBroker):
                 for message in await self._consumer.fetch(1):
                     wait = self._wait_of(message)
                     if wait > 0:
-                        await message.requeue(min(wait, MAX_DELAY))
+                        await message.requeue(min(wait, ACCEPTED_DELAY))
                     else:
                         yield AckableMessage(data=message.body, ack=partial(_finish, message))
         finally:
@@ -179,13 +177,6 @@ async def _finish(message: Message) -> None:
         await message.finish()
     except MessageNotInFlight as error:
         log_lost(logger, error, message.topic)
-
-
-def _kept(meta: TopicMeta, delay: float) -> float:
-    """Return for how many seconds a task is kept from workers; less than its delay where they have to return it."""
-    if not meta.partition_num:
-        return min(delay, MAX_DELAY)
-    return delay if meta.extend_support and not meta.ordered else 0.0
 
 
 def _delay_of(labels: dict[str, Any]) -> float:

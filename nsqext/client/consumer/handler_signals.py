@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from nsqext.arguments import is_delay
 from nsqext.errors import InvalidInput
 
-__all__ = ("MAX_DELAY", "Finish", "HandlerSignal", "Reject", "Requeue", "check_delay")
+__all__ = ("ACCEPTED_DELAY", "MAX_DELAY", "Finish", "HandlerSignal", "Reject", "Requeue", "check_delay")
 
 MAX_DELAY = 3 * 24 * 3600.0
 """Longest delay of a requeue that a server accepts, in seconds; a longer one takes several."""
-_FOREVER = 1e9
+ACCEPTED_DELAY = 900.0
+"""Longest delay of a requeue that every server accepts, in seconds; the original one shortens those above an hour."""
 
 
 def check_delay(delay: float) -> float:
@@ -17,7 +19,7 @@ def check_delay(delay: float) -> float:
     Raises:
         InvalidInput: it is no number of seconds, or negative.
     """
-    if isinstance(delay, bool) or not isinstance(delay, (int, float)) or not 0 <= delay < _FOREVER:
+    if not is_delay(delay):
         raise InvalidInput(f"a requeue delay of {delay!r} is not a number of seconds")
     return delay
 

@@ -62,14 +62,6 @@ class BatchCall:
     started: float
     entered: Collection[TopicKey] = ()
 
-    def locked_keys(self) -> set[bytes]:
-        """Return the keys that decide partitions.
-
-        Raises:
-            InvalidInput: a key is neither text nor bytes.
-        """
-        return keys_of(self.messages, self.key, self.partition)
-
 
 class BatchPublisher:
     """Publishes many messages of one call.
@@ -95,7 +87,7 @@ class BatchPublisher:
         """
         check_choice(call.key, call.partition)
         planner = self._plan_now(call)
-        keys = call.locked_keys() if planner is None else planner.keys
+        keys = keys_of(call.messages, call.key, call.partition) if planner is None else planner.keys
         if not keys:
             return await self._publish_call(call, planner, None)
         # before anything is waited for: a later call must not overtake this one

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, Unpack
 from weakref import WeakSet
@@ -28,6 +27,7 @@ from nsqext.client.producer.request import (
     check_choice,
     encode_parts,
     key_bytes,
+    keys_of,
     message_command,
     read_receipt,
 )
@@ -333,16 +333,11 @@ class Producer:
 
         When it is cancelled, the message may be stored or not.
         """
-        if self._around is not None:
-            message = OutgoingMessage(body, headers, tag, trace_id, key)
-            publishing = Publishing(
-                topic, [message], batch=False, partition=partition, delay=delay, via=via, identity=identity
-            )
-            return (await self._around(publishing))[0]
         # the fast path of nearly every publish: one coroutine, no request object
         data: bytes | None = None
         turn: TopicKey | None = None
-        ready = delay is None and via is None and identity is None and self._tasks.in_event_loop()
+        plain = self._around is None and delay is None and via is None and identity is None
+        ready = plain and self._tasks.in_event_loop()
         target = self._ready_target(topic, body, partition, key) if ready else None
         connection = None if target is None else target.node.connection
         if key is not None and target is not None:
@@ -382,9 +377,10 @@ class Producer:
                 if turn is not None:
                     self._key_lock.leave(turn)
         message = OutgoingMessage(body, headers, tag, trace_id, key)
-        return await self._publish_one(
-            Publishing(topic, [message], batch=False, partition=partition, delay=delay, via=via, identity=identity)
+        publishing = Publishing(
+            topic, [message], batch=False, partition=partition, delay=delay, via=via, identity=identity
         )
+        return await self._publish_one(publishing) if self._around is None else (await self._around(publishing))[0]
 
     def _ready_target(
         self, topic: str, body: bytes, partition: int | None, key: str | bytes | int | None
@@ -470,10 +466,10 @@ class Producer:
             request = MessageRequest(self._options, topic, message, partition=partition, delay=delay)
             request.check()
             return (await self._sender.publish(request, started))[0]
-        request = MessageRequest(self._options, topic, message, key=key_bytes(key), delay=delay)
+        turn = (topic, key_bytes(key))
+        request = MessageRequest(self._options, topic, message, key=turn[1], delay=delay)
         if topic not in self._routes.by_topic:
             request.check()
-        turn = (topic, key_bytes(key))
         if turn in entered:
             return (await self._sender.publish(request, started))[0]
         return await self._key_groups.publish(request, turn, started)
@@ -513,10 +509,7 @@ class Producer:
         When it is cancelled, any of the batches may be stored or not.
         """
         listed = messages if type(messages) is list else _listed(messages, topic)
-        if self._around is not None:
-            given = [one if isinstance(one, OutgoingMessage) else OutgoingMessage(one) for one in listed]
-            return list(await self._around(Publishing(topic, given, batch=True, key=key, partition=partition)))
-        return await self._publish_batch(topic, listed, key, partition)
+        return await self._publish_listed(topic, listed, key, partition)
 
     async def _publish_batch(
         self,
@@ -533,21 +526,33 @@ class Producer:
         finally:
             self._batch_calls -= 1
 
-    async def _publish_collected(
-        self, topic: str, messages: Sequence[bytes | OutgoingMessage], entered: Collection[TopicKey]
+    async def _publish_listed(
+        self,
+        topic: str,
+        messages: Sequence[bytes | OutgoingMessage],
+        key: str | bytes | int | None = None,
+        partition: int | None = None,
+        entered: Collection[TopicKey] = (),
     ) -> list[Receipt]:
-        """Publish a batch of a batcher, which has the locks of its keys."""
+        """Publish a batch through the middleware; ``entered`` are keys whose lock a batcher has."""
         if self._around is None:
-            return await self._publish_batch(topic, messages, entered=entered)
+            return await self._publish_batch(topic, messages, key, partition, entered)
         given = [one if isinstance(one, OutgoingMessage) else OutgoingMessage(one) for one in messages]
-        return list(await self._around(Publishing(topic, given, batch=True, entered=entered)))
+        publishing = Publishing(topic, given, batch=True, key=key, partition=partition, entered=entered)
+        return list(await self._around(publishing))
 
     async def _send(self, publishing: Publishing) -> Sequence[Receipt]:
         """Publish what the middleware passes on."""
         if not publishing.on_topic:
             return await self._send_prepared(publishing)
         topic = publishing.topic
-        keys = {(topic, key) for key in publishing.locked_keys()}.difference(publishing.entered)
+        route = self._routes.current(topic)
+        if route is not None:
+            for call in publishing.on_topic:
+                call(route.view.meta)
+            return await self._send_prepared(publishing)
+        own = keys_of(publishing.messages, publishing.key, publishing.partition)
+        keys = {(topic, key) for key in own}.difference(publishing.entered)
         place = self._key_lock.queue(keys)  # before the wait for lookup
         try:
             meta = await self.meta(topic)
@@ -560,10 +565,9 @@ class Producer:
             place.leave()
 
     async def _send_prepared(self, publishing: Publishing) -> Sequence[Receipt]:
-        topic, messages, entered = publishing.topic, publishing.messages, publishing.entered
         if publishing.batch:
             publishing.receipts = await self._publish_batch(
-                topic, messages, publishing.key, publishing.partition, entered
+                publishing.topic, publishing.messages, publishing.key, publishing.partition, publishing.entered
             )
         else:
             publishing.receipts = (await self._publish_one(publishing),)
@@ -595,7 +599,10 @@ class Producer:
         """
         self._check_open()
         limits = BatcherLimits(linger, max_count, max_bytes, max_pending)
-        publish = partial(self._publish_collected, topic)
+
+        async def publish(messages: Sequence[bytes | OutgoingMessage], entered: Collection[TopicKey]) -> list[Receipt]:
+            return await self._publish_listed(topic, messages, entered=entered)
+
         batcher = Batcher(publish, self._key_lock, self._options, self._tasks.start_soon, topic, limits)
         self._batchers.add(batcher)
         return batcher

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from nsqext.arguments import is_delay
 from nsqext.client.trace_log import trace_log
 from nsqext.errors import DelayNotSupported, ExtendNotSupported, InvalidInput, InvalidPartition, ProtocolError
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER, compress_body
@@ -124,7 +125,7 @@ def check_delay(delay: float, topic: str) -> float:
     Raises:
         InvalidInput: it is no number, negative, or longer than 30 years.
     """
-    if isinstance(delay, bool) or not isinstance(delay, (int, float)) or not 0 <= delay < 1e9:
+    if not is_delay(delay):
         raise InvalidInput(f"delay={delay!r} is not a number of seconds", topic=topic)
     return delay
 
@@ -186,7 +187,7 @@ def encode_message(
         InvalidInput: the message is not valid for any server.
     """
     if not isinstance(message, OutgoingMessage):
-        message = OutgoingMessage(message)
+        return encode_parts(options, meta, message, None, None, None, key, traced=traced, due=due)
     body, headers, tag, trace_id = message.body, message.headers, message.tag, message.trace_id
     return encode_parts(options, meta, body, headers, tag, trace_id, key, traced=traced, due=due)
 

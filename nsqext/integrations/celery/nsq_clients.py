@@ -17,7 +17,7 @@ from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.settings import consumer_settings, producer_settings, settings_for
 from nsqext.errors import InvalidSetting, InvalidState, PartitionUnavailable, TopicNotFound, TopicNotReady
-from nsqext.integrations import MAX_DELAY
+from nsqext.integrations import kept_delay
 from nsqext.lookup.lookup import share_lookup
 from nsqext.settings import Given, build
 
@@ -225,11 +225,8 @@ class NsqClients:
 
     def _delay(self, topic: str, wait: float) -> float | None:
         """Return the delay of a task that is due in so many seconds; None where its consumer has to return it."""
-        meta = self.producer.meta(topic)
-        if wait <= self.topics.eta_hold or (meta.partition_num and (meta.ordered or not meta.extend_support)):
-            return None
-        wait -= self.topics.eta_hold
-        return wait if meta.partition_num else min(wait, MAX_DELAY)
+        meta, wait = self.producer.meta(topic), wait - self.topics.eta_hold
+        return (kept_delay(meta, wait) or None) if wait > 0 else None
 
     def extend_support(self, topic: str) -> bool:
         """Return whether a topic supports extend headers; False for an unknown one."""

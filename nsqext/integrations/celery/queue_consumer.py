@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from nsqext.integrations import MAX_DELAY
+from nsqext.client.consumer.handler_signals import ACCEPTED_DELAY
 from nsqext.integrations.celery.envelope import decode_message, due_time, expires_after, foreign_message
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class QueueConsumer:
         due = due_time(decoded)
         wait = 0.0 if due is None else due - time.time() - self._hold
         if wait > 0:
-            message.requeue(min(wait, MAX_DELAY))
+            message.requeue(min(wait, ACCEPTED_DELAY))
             return
         if message.attempts > 1:
             route["redelivered"] = True

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import time
 from math import ceil
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from nsqext.client.consumer.handler_signals import MAX_DELAY
+from nsqext.client.consumer.handler_signals import ACCEPTED_DELAY, MAX_DELAY
 from nsqext.protocol.headers import DUE_HEADER
 
 if TYPE_CHECKING:
@@ -21,16 +21,15 @@ if TYPE_CHECKING:
 
     from nsqext.client.consumer.message import Message
 
-__all__ = ("EarlyMessages",)
+__all__ = ("DELAYED_MARK", "EarlyMessages")
 
 T = TypeVar("T")
 
 _clock = time.monotonic
-_MARK = DUE_HEADER.encode()
+DELAYED_MARK: Final = DUE_HEADER.encode()
+"""Bytes that the header of a delayed message contains."""
 _MOST_KNOWN = 10_000
 """Messages that are remembered because they may be delivered early again."""
-_ALWAYS_ACCEPTED = 900.0
-"""Seconds of a requeue that every server accepts; the original one shortens a longer one than an hour by default."""
 
 Name = tuple[str, bytes]
 """Topic and id of a message."""
@@ -55,7 +54,7 @@ class EarlyMessages:
     def postpone(self, message: Message, delay: float) -> None:
         """Remember a message that is requeued, if a server may deliver it before so many seconds have passed."""
         name = (message.topic, message.id)
-        if delay > _ALWAYS_ACCEPTED or name in self.postponed:
+        if delay > ACCEPTED_DELAY or name in self.postponed:
             _, early = self.postponed.get(name, (0.0, 0))
             _remember(self.postponed, name, (_clock() + delay, early))
 
@@ -118,7 +117,7 @@ def _remember(known: dict[Name, T], name: Name, value: T) -> None:
 
 def due_time(message: Message) -> float | None:
     """Return when a delayed message is due, in seconds since 1970; None for other messages."""
-    if message.header.find(_MARK) < 0:
+    if message.header.find(DELAYED_MARK) < 0:
         return None
     text = message.header_value(DUE_HEADER)
     return int(text) / 1000 if text is not None and text.isascii() and text.isdigit() and len(text) < 20 else None

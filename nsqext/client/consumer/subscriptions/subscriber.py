@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from nsqext.client.tasks import BackgroundTasks
     from nsqext.lookup.metadata import MetadataCache
     from nsqext.lookup.partition_map import PartitionMap
+    from nsqext.types import TopicMeta
 
 __all__ = ("LONGEST_POLL", "Subscriber", "SubscriberContext", "is_fatal", "is_not_leader", "is_stale_meta")
 
@@ -258,7 +259,7 @@ class Subscriber:
                 self._events.emit(
                     "leader_moved", self._topic, subscription.partition, str(address), f"was {subscription.node}"
                 )
-            elif view.meta.partition_num and not subscription.request.fits(evolve(view.meta, **self._demands)):
+            elif view.meta.partition_num and not subscription.request.fits(self._meta_of(view)):
                 # an upgraded topic sends nothing to a connection without extend support (captured: upgrade_ext)
                 self._log(logging.INFO, self._assignments.get(key), "the topic was changed", subscription.node)
             else:
@@ -344,17 +345,17 @@ class Subscriber:
     async def _subscribe(self, assignment: Assignment, address: Address, view: PartitionMap) -> NsqError | None:
         """Subscribe and read until the connection ends; return why."""
         spec, group = self._spec, self._group
-        meta = evolve(view.meta, **self._demands)
+        meta = self._meta_of(view)
         request = SubscribeRequest(
             self._topic, spec.channel, assignment.partition, address, meta, spec.options.tag, self._options
         )
-        if spec.options.tag is not None and not view.meta.extend_support and not assignment.opened:
+        if spec.options.tag is not None and not meta.extend_support and not assignment.opened:
             logger.warning(
                 "the topic does not support tags: all messages are received",
                 extra={"topic": self._topic, "tag": spec.options.tag},
             )
         failure = self._options.failure
-        if failure.max_attempts and not failure.reject_ordered and view.meta.ordered and not self._ordered_warned:
+        if failure.max_attempts and not failure.reject_ordered and meta.ordered and not self._ordered_warned:
             self._ordered_warned = True
             logger.warning(
                 "the topic is ordered: max_attempts%s has no effect, a message that fails blocks its partition; set "
@@ -385,6 +386,10 @@ class Subscriber:
         finally:
             self._disconnected(assignment, subscription, reason)
         return reason
+
+    def _meta_of(self, view: PartitionMap) -> TopicMeta:
+        """Return the topic's meta by lookup, corrected by what servers demanded."""
+        return evolve(view.meta, **self._demands)
 
     async def _warn_of_others(self, view: PartitionMap, subscription: Subscription) -> None:
         """Warn if other connections share the channel: they receive messages of the same keys."""

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from nsqext.client.consumer.handler_signals import MAX_DELAY
 from nsqext.client.consumer.message import InFlightCount, Message
+from nsqext.client.consumer.subscriptions.early_messages import DELAYED_MARK
 from nsqext.client.consumer.subscriptions.order_check import OrderCheck
 from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
 from nsqext.client.trace_log import trace_log
 from nsqext.errors import ConnectionLost, InvalidState, MessageNotInFlight, NsqError
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER
 from nsqext.protocol.client.commands import req, touch
-from nsqext.protocol.headers import DUE_HEADER
 from nsqext.protocol.messages import decode_into
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ _MANY = 750
 _SPARE_COUNTS = 16
 """Counts of answered messages that are kept, beyond as many as there are messages in flight, until they are dropped."""
 _COMPRESSED = COMPRESS_HEADER.encode()
-_DELAYED = DUE_HEADER.encode()
 
 
 class SubscriptionMonitor(Protocol):
@@ -214,7 +213,7 @@ class Subscription:
                     continue
                 if unpack and message.header.find(_COMPRESSED) >= 0:
                     message.budget = budget
-                if extend and message.header.find(_DELAYED) >= 0:
+                if extend and message.header.find(DELAYED_MARK) >= 0:
                     delayed = True
                 messages.append(message)
         except NsqError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -171,7 +172,8 @@ def test_a_handler_that_does_not_end_is_cancelled_at_the_timeout(cluster: Cluste
     consumer.run()
     release.set()
     assert ended.wait(30)
-    assert len(late) == 1  # the message was requeued; without another open client the event loop has ended too
+    # the event loop has ended, or that of another open client says that closing requeued the message
+    assert re.search(r"the consumer cannot be used|finished or requeued already", str(late[0]))
 
 
 def test_invalid_arguments(cluster: Cluster) -> None:

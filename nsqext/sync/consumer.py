@@ -27,8 +27,7 @@ from nsqext.sync.message import Message, MessageBatch
 if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.batches import MessageBatch as AsyncMessageBatch
     from nsqext.client.consumer.handlers.batches import MessageBatches
-    from nsqext.client.consumer.handlers.message_queue import MessageQueue
-    from nsqext.client.consumer.handlers.workers import Slot
+    from nsqext.client.consumer.handlers.workers import MessageQueue, Slot
     from nsqext.client.consumer.options import ConsumerSettings
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.statistics import ConsumerConnection, ConsumerStatistics
@@ -222,7 +221,7 @@ class Consumer(BlockingClient):
         if portal is None:
             raise InvalidState("the consumer is not open", topic=",".join(self.topics))
         if answers is None or answers.portal is not portal:
-            answers = self._answers = AnswerQueue(portal, self._consumer._session._tasks.loop)
+            answers = self._answers = AnswerQueue(portal, self._consumer._tasks.loop)
         return answers
 
     def run(self, *, signals: bool | None = None) -> None:
@@ -355,7 +354,7 @@ class Consumer(BlockingClient):
         """
         portal = self._portal
         if portal is not None and portal not in shared_loop.orphaned:
-            ready = self._consumer._session.dispatcher.queue.take_ready()
+            ready = self._consumer._dispatcher.queue.take_ready()
             if ready is not None:
                 return Message(ready, self._opened())
         try:

@@ -10,9 +10,9 @@ import pytest
 
 from nsqext.errors import ProtocolError, ServerError
 from nsqext.errors.server import SERVER_ERRORS, server_error
-from nsqext.protocol.client.client_protocol import ClientProtocol, Reply
+from nsqext.protocol.client.client_protocol import ClientProtocol, FrameParser, Reply
 from nsqext.protocol.client.commands import NOP
-from nsqext.protocol.frames import HEARTBEAT, FrameParser, FrameType, encode_frame
+from nsqext.protocol.frames import HEARTBEAT, FrameType, encode_frame
 from nsqext.protocol.identify import Negotiated
 from nsqext.protocol.layers import DeflateLayer, SnappyLayer
 from nsqext.protocol.messages import RawMessage, decode_into, encode_message

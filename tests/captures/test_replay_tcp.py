@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqext.protocol.frames import FrameParser, FrameType
+from nsqext.protocol.client.client_protocol import FrameParser
+from nsqext.protocol.frames import FrameType
 from tests.captures import Conversation, Step, conversations, edge_conversations
 from tests.support.nsqd_sessions import Client, Clock, host, make_node
 

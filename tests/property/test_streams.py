@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.errors import NsqError, ProtocolError, ServerError
-from nsqext.protocol.client.client_protocol import ClientProtocol, Reply
+from nsqext.protocol.client.client_protocol import ClientProtocol, FrameParser, Reply
 from nsqext.protocol.client.commands import NOP
-from nsqext.protocol.frames import HEARTBEAT, FrameParser, encode_frame
+from nsqext.protocol.frames import HEARTBEAT, encode_frame
 from nsqext.protocol.lookupd_tcp import LookupdCommandParser, LookupdResponseParser
 from nsqext.protocol.messages import RawMessage, decode_into
 from nsqext.protocol.record import decode_record

@@ -6,7 +6,8 @@ import tracemalloc
 
 import pytest
 
-from nsqext.protocol.frames import HEARTBEAT, OK, FrameParser, FrameType, encode_frame
+from nsqext.protocol.client.client_protocol import FrameParser
+from nsqext.protocol.frames import HEARTBEAT, OK, FrameType, encode_frame
 
 _TWO = encode_frame(FrameType.RESPONSE, OK) + encode_frame(FrameType.MESSAGE, b"x" * 300)
 

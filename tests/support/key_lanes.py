@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from nsqext.client.consumer.handlers.key_lanes import KeyLanes
-from nsqext.client.consumer.handlers.message_key import key_reader
-from nsqext.client.consumer.message import Message
+from nsqext.client.consumer.message import Message, key_reader
 from nsqext.client.consumer.options import DeliveryOptions
 from nsqext.errors import MessageNotInFlight
 

@@ -8,7 +8,8 @@ from nsqext.broker.nsqd.node import Hosted, Node
 from nsqext.broker.nsqd.options import NodeOptions
 from nsqext.broker.nsqd.server import dialect_of
 from nsqext.broker.nsqd.session import Session
-from nsqext.protocol.frames import FrameParser, FrameType
+from nsqext.protocol.client.client_protocol import FrameParser
+from nsqext.protocol.frames import FrameType
 from nsqext.types import TopicMeta
 
 __all__ = ("Client", "Clock", "host", "make_node", "ready_client", "sized")

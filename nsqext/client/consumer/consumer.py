@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
+import anyio
+
 from nsqext.arguments import check_handler_function, check_time
 from nsqext.client.consumer.handlers.batches import BatchHandler, BatchLimits, MessageBatch, MessageBatches
+from nsqext.client.consumer.handlers.dispatcher import MessageDispatcher
+from nsqext.client.consumer.handlers.iteration import ConsumerState, MessageIteration
 from nsqext.client.consumer.handlers.workers import MessageHandler
 from nsqext.client.consumer.options import ConsumerOptions, ConsumerSettings
-from nsqext.client.consumer.session import ConsumerSession
+from nsqext.client.consumer.statistics import connections_of, statistics_of
 from nsqext.client.consumer.subscriptions.assignment import SubscriptionSpec
-from nsqext.client.consumer.subscriptions.topics import TopicSelection
+from nsqext.client.consumer.subscriptions.backoff import Backoff
+from nsqext.client.consumer.subscriptions.rdy_distributor import RdyDistributor
+from nsqext.client.consumer.subscriptions.subscriber import SubscriberContext
+from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
+from nsqext.client.consumer.subscriptions.topics import TopicSubscriptions, select_topics
 from nsqext.client.consumer.typed.parameters import message_handler
+from nsqext.client.events import ClientEvents
 from nsqext.client.middleware import Middleware, check_middleware, surround_batch_handler, surround_handler
-from nsqext.client.settings import connection_settings, consumer_schema, settings_for
-from nsqext.client.tasks import run_blocking, stop_on_signals, takes_signals
-from nsqext.errors import InvalidSetting, InvalidState
+from nsqext.client.settings import consumer_schema
+from nsqext.client.tasks import BackgroundTasks, run_blocking, stop_on_signals, takes_signals
+from nsqext.errors import InvalidSetting, InvalidState, NsqError
 from nsqext.lookup.lookup import Lookup, metadata_cache, share_lookup, values_of
 from nsqext.protocol.names import check_channel
 from nsqext.settings import build
+from nsqext.transport.event_loop import call_in_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Coroutine, Mapping
     from types import TracebackType
 
     from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
@@ -32,9 +42,8 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.statistics import ConsumerConnection, ConsumerStatistics
-    from nsqext.client.consumer.subscriptions.backoff import Backoff
+    from nsqext.client.consumer.subscriptions.subscription import Subscription
     from nsqext.client.events import ClientEvent
-    from nsqext.settings import Given
 
 __all__ = ("Consumer",)
 
@@ -42,6 +51,9 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 H = TypeVar("H", bound=Callable[..., Awaitable[object]])
 B = TypeVar("B", bound=Callable[[MessageBatch], Awaitable[object]])
+
+_CANCELLED_TIMEOUT = 2.0
+"""Seconds that cancelled handlers have to end before the connections are closed."""
 
 
 class Consumer:
@@ -89,18 +101,43 @@ class Consumer:
         given = schema.collect(lookupd, nsqd, env, settings)
         self._options = build(ConsumerOptions, schema.own, values_of(given))
         self._handler: MessageHandler | BatchHandler | None = None
+        self._dead_letters: DeadLetterTopic | None = None
         if isinstance(self._options.failure.dead_letter, str):
+            from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
+
             given = share_lookup(given)  # with the producer of dead letters
+            self._dead_letters = DeadLetterTopic.of(self._options.failure.dead_letter, channel, given)
         self._metadata = metadata_cache(given, self._options.lookup)
         self._middleware = check_middleware(middleware)
-        self._session = ConsumerSession(
-            self._select(topics),
-            SubscriptionSpec(self.channel, self._options),
-            self._metadata,
-            self._dead_letter_topic(given),
-        )
-        self.backoff: Backoff = self._session.group.backoff
+        self._state = ConsumerState()
+        self._tasks = BackgroundTasks("consumer", self._close)
+        self._events = ClientEvents()
+        self.backoff: Backoff = Backoff(self._options.backoff)
         """The backoff of the consumer, read-only: its level increases while handlers fail."""
+        self._flow: RdyDistributor[Subscription] = RdyDistributor(
+            self._options.max_in_flight,
+            self.backoff,
+            self._options.max_in_flight_bytes,
+            self._options.initial_ready,
+        )
+        self._dispatcher = MessageDispatcher(self._options, self._flow, self._fail)
+        self._group = SubscriptionGroup(
+            self._flow,
+            self.backoff,
+            self._dispatcher.tick,
+            self._events,
+            self._dispatcher.unpack_budget,
+            self._dispatcher.early,
+            self._tasks.check_event_loop,
+            self._metadata.poll_soon,
+        )
+        spec = SubscriptionSpec(self.channel, self._options)
+        self._topics = TopicSubscriptions(
+            select_topics(topics, self._options, has_lookup=self._metadata.has_lookup),
+            SubscriberContext(spec, self._group, self._metadata, self._dispatcher.dispatch, self._events, self._tasks),
+            self._fail,
+        )
+        self._iteration = MessageIteration(self._state, self._tasks, self._dispatcher, self._group)
         for one in self._middleware:
             one.attach(self)
 
@@ -114,19 +151,6 @@ class Consumer:
         """The tag of the messages that it receives; None for all."""
         return self._options.tag
 
-    def _select(self, topics: str | Sequence[str]) -> TopicSelection:
-        options, dead_letter = self._options, self._options.failure.dead_letter
-        selection = TopicSelection(topics, dead_letter if isinstance(dead_letter, str) else None)
-        if selection.patterns and not self._metadata.has_lookup:
-            raise InvalidSetting(
-                f"the pattern {selection.patterns[0]!r} needs a list of topics", hint="give lookupd=... instead of nsqd"
-            )
-        if not selection.single and (options.partitions is not None or isinstance(options.start, Mapping)):
-            raise InvalidSetting(
-                "partitions are chosen, and there are several topics", hint="make a consumer for each such topic"
-            )
-        return selection
-
     @property
     def topics(self) -> tuple[str, ...]:
         """The names and patterns of the topics; may be changed at any time.
@@ -138,26 +162,15 @@ class Consumer:
         Raises:
             InvalidName, InvalidSetting: as for the class; nothing is changed.
         """
-        return self._session.topics.selection.given
+        return self._topics.selection.given
 
     @topics.setter
     def topics(self, topics: str | Sequence[str]) -> None:
-        self._session.topics.select(self._select(topics))
+        self._topics.select(select_topics(topics, self._options, has_lookup=self._metadata.has_lookup))
 
     @property
     def _name(self) -> str:
-        return str(self._session.topics.selection)
-
-    def _dead_letter_topic(self, given: Given) -> DeadLetterTopic | None:
-        topic = self._options.failure.dead_letter
-        if not isinstance(topic, str):
-            return None
-        # a consumer without dead letters does not import the producer's modules
-        from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
-        from nsqext.client.producer.producer import Producer
-
-        connection = settings_for(connection_settings(), given.values)
-        return DeadLetterTopic(topic, self.channel, Producer(given.lookupd, nsqd=given.nsqd, **connection))
+        return str(self._topics.selection)
 
     # Handlers
 
@@ -293,7 +306,18 @@ class Consumer:
 
         Cancellation drains and closes it.
         """
-        await self._session.wait()
+        if self._tasks.loop is None:
+            self._tasks.check()
+        state = self._state
+        if not state.ended.is_set():
+            self._tasks.check_event_loop()
+        state.raises = True
+        try:
+            await state.ended.wait()
+        finally:
+            await self.aclose()
+        if state.error is not None:
+            raise state.error
 
     async def start(self) -> Self:
         """Open the consumer, as ``async with`` does; `aclose` closes it, in this task or another one.
@@ -309,9 +333,52 @@ class Consumer:
         return self
 
     async def _start(self, *background: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        await self._session.open(*background)
+        """Subscribe, and start the handlers.
+
+        Args:
+            background: further tasks, which are cancelled when the consumer has closed.
+        """
+        state, topics = self._state, self._topics
+        await self._tasks.start()
+        try:
+            self._tasks.check()  # `aclose` may have ended it meanwhile, and nothing would release the metadata
+            self._metadata.acquire()
+            state.opened = True
+            tasks = [*background, self._subscribe, self._group.run_flush, self._group.run_timer, self._metadata.run]
+            if self._dead_letters is not None:
+                tasks.append(self._dead_letters.run)
+            for task in tasks:
+                self._tasks.start_soon(task)
+            with anyio.move_on_after(self._options.start_timeout):
+                await topics.started.wait()
+        except BaseException:
+            await self._tasks.aclose()
+            raise
+        if state.error is not None:
+            await self._tasks.aclose()
+            raise state.error
+        state.raises = False
         if self._handler is not None:
-            self._session.work(self._handler, self._options.concurrency)
+            self._start_workers(self._handler)
+
+    async def _subscribe(self) -> None:
+        try:
+            await self._topics.run()
+        except NsqError as error:
+            self._fail(error)
+
+    def _start_workers(self, handler: MessageHandler | BatchHandler) -> None:
+        options = self._options
+        per_call = handler.limits.max_count if isinstance(handler, BatchHandler) else 1
+        self._flow.concurrency = options.concurrency * per_call
+        dead_letter = options.failure.dead_letter
+        hook = None if isinstance(dead_letter, str) else dead_letter
+        if self._dead_letters is not None:
+            hook = self._dead_letters.publish
+        iteration = self._iteration
+        self._dispatcher.start_workers(
+            self._tasks, handler, options.concurrency, hook, iteration.flush, iteration.collect
+        )
 
     async def _stop_on_signals(self) -> None:
         await stop_on_signals(self.stop, logger)
@@ -325,7 +392,11 @@ class Consumer:
         Raises:
             InvalidState: called from another event loop.
         """
-        await self._session.close()
+        if self._state.opened and self._tasks.in_event_loop():
+            self._stop_receiving()
+            # the caller does not answer the batches that it holds while it waits
+            self._dispatcher.held.requeue(anyio.get_current_task().id)
+        await self._tasks.aclose()
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -340,27 +411,86 @@ class Consumer:
 
         Returns immediately.
         """
-        self._session.stop()
+        call_in_loop(self._tasks.loop, self._stop)
+
+    def _stop(self) -> None:
+        self._dispatcher.stop()
+        self._topics.started.set()  # nothing waits for subscriptions any more
+        self._state.ended.set()
+
+    def _fail(self, error: NsqError) -> None:
+        """End because the consumer cannot continue; the first error is kept.
+
+        An error that prevents the start is logged only if it is not raised in the caller.
+        """
+        state, started = self._state, self._topics.started
+        if state.error is None:
+            state.error = error
+            if started.is_set() or not state.raises:
+                logger.error("the consumer cannot continue: %s", error, extra={"topic": self._name})
+        started.set()
+        self._dispatcher.queue.wake()
+        self._dispatcher.unpack_budget.wake()
+        state.ended.set()
+
+    async def _close(self) -> None:
+        """Drain and close; runs in the host of the background tasks."""
+        if not self._state.opened:
+            return
+        try:
+            await self._drain()
+        finally:
+            self._dispatcher.cancel()
+            self._topics.forget()
+            await self._metadata.release()
+        logger.info("drained and closed %s/%s", self._name, self.channel, extra={"topic": self._name})
+
+    async def _drain(self) -> None:
+        """Send RDY 0, wait for handlers or cancel them, send answers, requeue what was not handled, send CLS."""
+        dispatcher, timeout = self._dispatcher, self._options.close_timeout
+        self._stop_receiving()
+        self._stop()
+        dispatcher.requeue_unstarted()
+        with anyio.move_on_after(timeout) as scope:
+            await dispatcher.wait()
+        if scope.cancelled_caught:
+            logger.warning(
+                "handlers did not end, or messages were not answered, within %g s", timeout, extra={"topic": self._name}
+            )
+            dispatcher.cancel()
+            # while the connections are open, so that their messages are delivered again at once
+            with anyio.move_on_after(_CANCELLED_TIMEOUT):
+                await dispatcher.wait_for_handlers()
+        dispatcher.requeue_remaining()
+        await self._topics.close()
+
+    def _stop_receiving(self) -> None:
+        """Send RDY 0 before messages are requeued: the server would deliver them to this consumer again."""
+        self.pause()
+        self._group.flush()
 
     # Control and statistics
 
     def pause(self) -> None:
         """Request no further messages until `resume`; received messages are still handled."""
-        self._session.pause()
+        self._flow.paused = True
+        self._group.rebalance()
 
     def resume(self) -> None:
-        """Request messages again."""
-        self._session.resume()
+        """Request messages again, unless the consumer was stopped."""
+        if not self._dispatcher.stopped:
+            self._flow.paused = False
+            self._group.rebalance()
 
     @property
     def paused(self) -> bool:
         """Whether no further messages are requested."""
-        return self._session.paused
+        return self._flow.paused
 
     @property
     def subscribed(self) -> bool:
         """Whether the consumer is open and has subscribed to all partitions of its topics once."""
-        return self._session.subscribed
+        return self._state.opened and self._topics.started.is_set() and not self._state.ended.is_set()
 
     @property
     def max_in_flight(self) -> int:
@@ -369,16 +499,17 @@ class Consumer:
         Raises:
             InvalidSetting: the value is not a positive number.
         """
-        return self._session.max_in_flight
+        return self._flow.max_in_flight
 
     @max_in_flight.setter
     def max_in_flight(self, count: int) -> None:
-        self._session.max_in_flight = count
+        self._flow.max_in_flight = count
+        self._group.rebalance()
 
     @property
     def connections(self) -> tuple[ConsumerConnection, ...]:
         """The open connections."""
-        return self._session.connections
+        return connections_of(self._group)
 
     def statistics(self) -> ConsumerStatistics:
         """Return the open connections and the counters since the consumer was opened.
@@ -386,14 +517,16 @@ class Consumer:
         Raises:
             InvalidState: the consumer was not opened yet, or is used from another event loop.
         """
-        return self._session.statistics()
+        if not self._state.opened:
+            self._tasks.check()
+        return statistics_of(self._group, self._metadata)
 
     def on_event(self, callback: Callable[[ClientEvent], object]) -> Callable[[ClientEvent], object]:
         """Decorator: call a function when a partition is connected or disconnected, a leader moves, a backoff changes.
 
         It is called in the event loop and must not block; its errors are logged.
         """
-        self._session.events.add(callback)
+        self._events.add(callback)
         return callback
 
     async def seek(
@@ -417,7 +550,14 @@ class Consumer:
 
         It waits for partitions without a leader. Cancellation does not revoke the move, which continues later.
         """
-        await self._session.seek(position, partitions, topic)
+        self._tasks.check()
+        # imported lazily: it pulls in the HTTP client
+        from nsqext.client.consumer.position import check_position
+
+        check_position(position)
+        if self._dispatcher.stopped:
+            raise InvalidState("the consumer is closed", topic=self._name)
+        await self._topics.seek(position, partitions, topic)
 
     # Iteration
 
@@ -432,7 +572,7 @@ class Consumer:
             InvalidState: the consumer is not open.
             NsqError: the consumer cannot continue.
         """
-        return self._session.next()  # not a coroutine function: this is called for every message
+        return self._iteration.next()  # not a coroutine function: this is called for every message
 
     def batches(self, *, max_count: int = 500, max_wait: float = 0.2) -> MessageBatches:
         """Return an asynchronous iterator over batches of messages, in the order received.
@@ -451,9 +591,8 @@ class Consumer:
         Raises:
             InvalidSetting: a limit is invalid, or the options require the order of keys.
         """
-        session = self._session
         limits = self._batch_limits(max_count, max_wait)
-        return MessageBatches(partial(session.next_batch, limits), lambda: session.in_event_loop)
+        return MessageBatches(partial(self._iteration.next_batch, limits), self._tasks.in_event_loop)
 
     async def fetch(self, n: int, timeout: float | None = None) -> MessageBatch:
         """Return the next messages, up to a number of them; an empty batch after the timeout.
@@ -474,6 +613,6 @@ class Consumer:
         if timeout is not None:
             check_time("timeout", timeout)
         try:
-            return await self._session.next_batch(limits, timeout)
+            return await self._iteration.next_batch(limits, timeout)
         except StopAsyncIteration:
             raise InvalidState("the consumer was stopped", topic=self._name) from None

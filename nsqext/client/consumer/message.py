@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import anyio
@@ -21,13 +22,15 @@ from nsqext.protocol.messages import EXT_JSON, EXT_TAG, RawMessage
 from nsqext.protocol.names import topic_and_partition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-__all__ = ("InFlightCount", "Message", "Owner", "UnpackBudget", "check_requeue_delay")
+__all__ = ("InFlightCount", "KeyOf", "Message", "Owner", "UnpackBudget", "check_requeue_delay", "key_reader")
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 T = TypeVar("T")
+KeyOf = Callable[["Message"], str | bytes | None]
+"""A function of the user that reads the key of a message."""
 
 
 class Owner(Protocol):
@@ -422,3 +425,28 @@ def check_requeue_delay(message: Message, delay: float) -> None:
             topic=message.topic,
             partition=message.partition,
         )
+
+
+def key_reader(key: str | KeyOf) -> Callable[[Message], bytes]:
+    """Return a function that reads the key of a message from a header, or by the user's function.
+
+    The key of a message without one is its id. If the user's function fails, `InvalidInput` is raised.
+    """
+
+    def read(message: Message) -> bytes:
+        try:
+            found = message.header_value(key) if isinstance(key, str) else message.with_unpacked_body(key)
+            if found is None:
+                return message.id
+            return found.encode("utf-8", "surrogatepass") if isinstance(found, str) else bytes(found)
+        except ProtocolError:  # a header that servers refuse to store
+            return message.id
+        except Exception as error:
+            raise InvalidInput(
+                f"the key function failed for {message!r}: {error!r}",
+                topic=message.topic,
+                partition=message.partition,
+                hint="the function key= must return str, bytes or None",
+            ) from error
+
+    return read

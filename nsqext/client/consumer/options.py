@@ -27,7 +27,7 @@ from nsqext.waits import check_wait
 if TYPE_CHECKING:
     from tenacity.wait import wait_base
 
-    from nsqext.client.consumer.message import Message
+    from nsqext.client.consumer.message import KeyOf, Message
     from nsqext.client.consumer.position import Position
 
 __all__ = (
@@ -37,14 +37,12 @@ __all__ = (
     "DeliveryOptions",
     "FailureOptions",
     "HandlerSettings",
-    "KeyOf",
 )
 
 _MAX_RECONNECT_WAIT = 5.0
 
 DeadLetterHook = Callable[["Message", Exception | None], Awaitable[object]]
 
-KeyOf = Callable[["Message"], str | bytes | None]
 """Returns the key of a message, None for a message without one."""
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from attrs import frozen
 
-__all__ = ("ConsumerConnection", "ConsumerStatistics")
+if TYPE_CHECKING:
+    from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
+    from nsqext.lookup.metadata import MetadataCache
+
+__all__ = ("ConsumerConnection", "ConsumerStatistics", "connections_of", "statistics_of")
 
 
 @frozen
@@ -55,3 +61,36 @@ class ConsumerStatistics:
     bytes_received: int
     lookup_age: float | None
     lookup_failures: int
+
+
+def connections_of(group: SubscriptionGroup) -> tuple[ConsumerConnection, ...]:
+    """Return the open connections of a consumer."""
+    return tuple(
+        ConsumerConnection(one.topic, one.partition, one.node, one.ready, one.in_flight, one.backoff.level)
+        for one in group.subscriptions
+    )
+
+
+def statistics_of(group: SubscriptionGroup, metadata: MetadataCache) -> ConsumerStatistics:
+    """Return the counters of a consumer, of the subscriptions that ended too."""
+    received, requeued, lost, size = group.closed_counts
+    in_flight = 0
+    for subscription in tuple(group.live):
+        received += subscription.received
+        requeued += subscription.requeued
+        lost += subscription.timed_out
+        in_flight += subscription.in_flight
+        size += subscription.received_bytes
+    return ConsumerStatistics(
+        connections=connections_of(group),
+        reconnects=group.reconnects,
+        received=received,
+        # every received message is in one of these states: counted without work per message
+        finished=received - requeued - lost - in_flight,
+        requeued=requeued,
+        lost=lost,
+        in_flight=in_flight,
+        bytes_received=size,
+        lookup_age=metadata.answer_age,
+        lookup_failures=metadata.failures,
+    )

@@ -12,7 +12,8 @@ from nsqext.broker.fault_injection import NodeFaults
 from nsqext.broker.nsqd.connection import Connection
 from nsqext.broker.nsqd.server import dialect_of
 from nsqext.broker.nsqd.session import Session
-from nsqext.protocol.frames import FrameParser, FrameType
+from nsqext.protocol.client.client_protocol import FrameParser
+from nsqext.protocol.frames import FrameType
 from tests.support.nsqd_sessions import Client, host, make_node, sized
 
 if TYPE_CHECKING:

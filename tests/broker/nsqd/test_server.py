@@ -21,8 +21,9 @@ from nsqext.broker.nsqd.node import Node
 from nsqext.broker.nsqd.options import NodeOptions
 from nsqext.broker.nsqd.server import NsqdServer
 from nsqext.broker.nsqd.session import Session
+from nsqext.protocol.client.client_protocol import FrameParser
 from nsqext.protocol.client.commands import identify
-from nsqext.protocol.frames import HEARTBEAT, FrameParser
+from nsqext.protocol.frames import HEARTBEAT
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.protocol.server.request_error import RequestError
 from nsqext.protocol.tls_layer import TlsLayer

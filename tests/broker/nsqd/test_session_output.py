@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
-from nsqext.protocol.frames import FrameParser, FrameType, encode_frame
+from nsqext.protocol.client.client_protocol import FrameParser
+from nsqext.protocol.frames import FrameType, encode_frame
 from nsqext.protocol.layers import DeflateLayer
 from nsqext.protocol.server.negotiate import ServerLimits
 from tests.support.nsqd_sessions import Client, Clock, host, make_node, ready_client, sized

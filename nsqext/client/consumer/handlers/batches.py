@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar, overload
+from typing import Protocol, Self, TypeVar, overload
 
-import anyio
 from attrs import frozen
 
 from nsqext.arguments import check_positive, check_time
@@ -16,11 +15,7 @@ from nsqext.client.consumer.handlers.in_flight import requeue_unanswered
 from nsqext.client.consumer.message import Message, check_requeue_delay
 from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight
 
-if TYPE_CHECKING:
-    from nsqext.client.consumer.handlers.message_queue import MessageQueue
-
 __all__ = (
-    "BatchCollector",
     "BatchFunction",
     "BatchHandler",
     "BatchLimits",
@@ -231,59 +226,6 @@ def _report_lost(messages: Sequence[Message], error: MessageNotInFlight) -> None
     for message in lost:
         message.mark_answered()
     logger.info("%s", text, extra={"topic": error.topic})
-
-
-class BatchCollector:
-    """Takes messages from a queue when they make a batch.
-
-    Messages stay in the queue until then: cancelling `collect` loses none.
-
-    Args:
-        queue: the queue.
-        ended: whether no further batch is handed out.
-        request_more: sends answers and raises RDY; returns for how many seconds to wait for more messages.
-    """
-
-    def __init__(self, queue: MessageQueue, ended: Callable[[], bool], request_more: Callable[[], float]) -> None:
-        self._queue = queue
-        self._ended = ended
-        self._request_more = request_more
-        self._turn = anyio.Lock()
-
-    async def collect(self, limits: BatchLimits, deadline: float = float("inf")) -> list[Message]:
-        """Return the next messages; none at the end of the consumer or at the deadline.
-
-        A batch is handed out early when all messages that may be in flight were received. Concurrent calls take turns.
-
-        Args:
-            limits: when the batch is complete.
-            deadline: time of the monotonic clock at which the messages received so far are returned.
-        """
-        queue, messages = self._queue, self._queue.messages
-        async with self._turn:
-            while not self._ended():
-                if len(messages) < limits.max_count and await self._wait(limits, deadline):
-                    continue
-                taken = queue.take(limits.max_count)
-                if taken or _clock() >= deadline:
-                    return taken
-                if messages and (budget := messages[0].budget) is not None:
-                    self._request_more()
-                    with anyio.move_on_after(deadline - _clock()):
-                        await budget.wait()
-        return []
-
-    async def _wait(self, limits: BatchLimits, deadline: float) -> bool:
-        """Wait for further messages; return False if the batch should not wait longer."""
-        patience, now, messages = self._request_more(), _clock(), self._queue.messages
-        pause = deadline - now
-        if messages:
-            pause = min(pause, messages[0].delivered + limits.max_wait - now, patience)
-        if pause <= 0:
-            return False
-        with anyio.move_on_after(pause) as scope:
-            await self._queue.wait()
-        return not scope.cancelled_caught
 
 
 class MessageBatches:

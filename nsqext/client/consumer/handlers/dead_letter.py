@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from nsqext.client.consumer.handlers.failure_policy import text_of
+from nsqext.client.settings import connection_settings, settings_for
 from nsqext.errors import (
     ExtendNotSupported,
     InvalidHeader,
@@ -22,6 +23,7 @@ from nsqext.errors.server import ExtendRefused
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
     from nsqext.client.producer.producer import Producer
+    from nsqext.settings import Given
 
 __all__ = ("DEAD_LETTER_PREFIX", "DeadLetterTopic")
 
@@ -53,6 +55,15 @@ class DeadLetterTopic:
         self._channel = channel
         self._producer = producer
         self._open = anyio.Event()
+
+    @classmethod
+    def of(cls, topic: str, channel: str, given: Given) -> DeadLetterTopic:
+        """Return the topic for dead letters of a consumer with the given settings, whose connections it shares."""
+        # imported lazily: a consumer without dead letters does not need the producer's modules
+        from nsqext.client.producer.producer import Producer
+
+        connection = settings_for(connection_settings(), given.values)
+        return cls(topic, channel, Producer(given.lookupd, nsqd=given.nsqd, **connection))
 
     async def run(self) -> None:
         """Keep the producer open until cancelled."""

@@ -12,12 +12,9 @@ from nsqext.client.consumer.handlers.batches import BatchHandler
 from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues, FailurePolicy
 from nsqext.client.consumer.handlers.in_flight import HeldMessages, touch_due
 from nsqext.client.consumer.handlers.key_lanes import KeyLanes
-from nsqext.client.consumer.handlers.lane_owner import KeyLaneOwner
-from nsqext.client.consumer.handlers.message_key import key_reader
-from nsqext.client.consumer.handlers.message_queue import MessageQueue
-from nsqext.client.consumer.handlers.stall import StallWatch
-from nsqext.client.consumer.handlers.workers import Workers
-from nsqext.client.consumer.message import UnpackBudget
+from nsqext.client.consumer.handlers.partition_order import KeyLaneOwner
+from nsqext.client.consumer.handlers.workers import MessageQueue, StallWatch, Workers
+from nsqext.client.consumer.message import UnpackBudget, key_reader
 from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
 from nsqext.errors import InvalidInput
 from nsqext.protocol.identify import KEY_FAILOVER
@@ -28,8 +25,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from nsqext.client.consumer.handlers.batches import BatchCollector
-    from nsqext.client.consumer.handlers.workers import MessageHandler
+    from nsqext.client.consumer.handlers.workers import CollectBatch, MessageHandler
     from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.options import ConsumerOptions, DeadLetterHook
     from nsqext.client.consumer.subscriptions.rdy_distributor import RdyDistributor
@@ -162,7 +158,7 @@ class MessageDispatcher:
         concurrency: int,
         dead_letters: DeadLetterHook | None,
         flush: Callable[[], None],
-        collector: BatchCollector,
+        collect: CollectBatch,
     ) -> None:
         """Start the workers.
 
@@ -172,7 +168,7 @@ class MessageDispatcher:
             concurrency: how many there are.
             dead_letters: receives rejected messages.
             flush: sends all answers.
-            collector: collects the messages of batches.
+            collect: returns the messages of the next batch.
         """
         options, function = self._options, handler.function
         name = getattr(function, "__qualname__", type(function).__qualname__)
@@ -181,7 +177,7 @@ class MessageDispatcher:
         self._iterated.clear()  # the workers have the messages
         self._workers = Workers(policy, self._stall, self.held, flush, self._expired)
         if isinstance(handler, BatchHandler):
-            self._workers.start_batches(tasks, handler, collector, concurrency)
+            self._workers.start_batches(tasks, handler, collect, concurrency)
         else:
             queues = self._queues(concurrency)
             if self._lanes is not None:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from nsqext.client.consumer.handler_signals import Finish, HandlerSignal, Reject, Requeue
-from nsqext.client.consumer.handlers.message_key import key_reader
-from nsqext.client.consumer.message import Message
+from nsqext.client.consumer.message import Message, key_reader
 from nsqext.protocol.headers import KEY_HEADER
 
 if TYPE_CHECKING:

@@ -11,13 +11,12 @@ from __future__ import annotations
 import logging
 from math import inf
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 from nsqext.client.consumer.handlers.in_flight import touch_due
-from nsqext.client.consumer.handlers.lane_owner import KeyLaneOwner, owner_of
-from nsqext.client.consumer.handlers.message_key import lane_number
-from nsqext.client.consumer.handlers.message_queue import MessageQueue
-from nsqext.client.consumer.handlers.partition_order import PartitionOrder, is_lost
+from nsqext.client.consumer.handlers.partition_order import KeyLaneOwner, PartitionOrder, is_lost, owner_of
 from nsqext.client.consumer.handlers.waiting_keys import Wait, WaitingKeys, WaitName
+from nsqext.client.consumer.handlers.workers import MessageQueue
 from nsqext.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message, Owner
     from nsqext.client.consumer.options import DeliveryOptions
 
-__all__ = ("KeyLanes",)
+__all__ = ("KeyLanes", "lane_number")
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
@@ -413,3 +412,12 @@ class KeyLanes:
 def _is_gone(message: Message) -> bool:
     """Return whether a message is lost, and does not arrive again because it was requeued."""
     return is_lost(message) and message.id not in owner_of(message).order.returned
+
+
+def lane_number(key: bytes, count: int) -> int:
+    """Return the lane of a key.
+
+    The hash is independent of the one that divides keys among consumers (MurmurHash3). Otherwise a consumer whose keys
+    are a range of hashes would use only a part of its lanes.
+    """
+    return (crc32(key) * 0x9E3779B1 >> 8) % count

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
-from nsqext.client.consumer.handlers.lane_owner import owner_of
+from nsqext.client.consumer.handlers.partition_order import owner_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from nsqext.client.consumer.handlers.message_queue import MessageQueue
     from nsqext.client.consumer.handlers.partition_order import PartitionOrder
+    from nsqext.client.consumer.handlers.workers import MessageQueue
     from nsqext.client.consumer.message import Message
 
 __all__ = ("Wait", "WaitName", "WaitingKeys", "take")

@@ -1,9 +1,12 @@
-"""Run the handler for received messages or batches, in a fixed number of tasks."""
+"""Queue received messages, and run the handler for them, or for batches, in a fixed number of tasks."""
 
 from __future__ import annotations
 
+import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,27 +16,108 @@ from anyio.lowlevel import checkpoint
 from attrs import frozen
 
 from nsqext.arguments import check_kinds
-from nsqext.client.consumer.handlers.batches import BatchHandler, MessageBatch
+from nsqext.client.consumer.handlers.batches import BatchHandler, BatchLimits, MessageBatch
 from nsqext.client.consumer.message import Message
 from nsqext.errors import InvalidState
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
-    from nsqext.client.consumer.handlers.batches import BatchCollector
     from nsqext.client.consumer.handlers.failure_policy import FailurePolicy
     from nsqext.client.consumer.handlers.in_flight import HeldMessages
-    from nsqext.client.consumer.handlers.message_queue import MessageQueue
-    from nsqext.client.consumer.handlers.stall import StallWatch
     from nsqext.client.tasks import BackgroundTasks
 
-__all__ = ("Handler", "MessageHandler", "Slot", "Workers")
+__all__ = ("CollectBatch", "Handler", "MessageHandler", "MessageQueue", "Slot", "StallWatch", "Workers")
+
+logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 Handler = Callable[[Message], Awaitable[object]]
+CollectBatch = Callable[[BatchLimits], Awaitable[list[Message]]]
+"""Returns the messages of the next batch; none at the end of the consumer."""
 
 _clock = time.monotonic
 _SLICE = 0.02
 """Seconds after which a worker whose handlers never wait yields to the event loop, and sends its answers."""
+_MOST_NAMED = 3
+"""Messages that a report of a blocked event loop names, at most."""
+
+
+class MessageQueue:
+    """A queue that any number of tasks take messages from.
+
+    Attributes:
+        messages: oldest first.
+        stopped: no further message is handed out.
+    """
+
+    __slots__ = ("_wake", "messages", "stopped")
+
+    def __init__(self) -> None:
+        self.messages: deque[Message] = deque()
+        self.stopped: bool = False
+        self._wake = anyio.Event()
+
+    def put(self, messages: list[Message]) -> None:
+        """Append messages; discards them after the stop, the server redelivers them."""
+        if not self.stopped:
+            self.messages.extend(messages)
+            self._wake.set()
+
+    def take_ready(self) -> Message | None:
+        """Remove and return the next message if it can be handed out at once; for any thread.
+
+        None if it has expired, must be unpacked, or was delivered before: the event loop decides about it.
+        """
+        messages = self.messages
+        try:
+            first = messages[0]
+            if self.stopped or first.budget is not None or first.attempts > 1 or not first.may_begin(_clock()):
+                return None
+            message = messages.popleft()
+        except IndexError:
+            return None
+        if message is not first:  # another thread was quicker
+            messages.appendleft(message)
+            return None
+        return message
+
+    def take_all(self, count: int | None = None) -> list[Message]:
+        """Remove and return up to a number of messages, or all, while threads may take some of them."""
+        messages = self.messages
+        taken: list[Message] = []
+        most = len(messages) if count is None else min(count, len(messages))
+        with suppress(IndexError):  # the list keeps those before
+            taken.extend(messages.popleft() for _ in range(most))
+        return taken
+
+    def take(self, count: int) -> list[Message]:
+        """Remove up to a number of messages and return those that are in flight, with unpacked bodies.
+
+        Those that do not fit into the budget for unpacked bytes stay.
+        """
+        messages, now = self.messages, _clock()
+        taken = [message for message in self.take_all(count) if message.may_begin(now)]
+        for number, message in enumerate(taken):
+            if message.budget is not None and not message.try_unpack():
+                messages.extendleft(reversed(taken[number:]))
+                return taken[:number]
+        return taken
+
+    def stop(self) -> None:
+        """Hand out no further message, and wake all waiting tasks."""
+        self.stopped = True
+        self.messages.clear()
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Wake all waiting tasks."""
+        self._wake.set()
+
+    async def wait(self) -> None:
+        """Wait for the next call of `put`, `wake` or `stop`; return immediately if there was one since."""
+        if self._wake.is_set():
+            self._wake = anyio.Event()
+        await self._wake.wait()
 
 
 class Slot:
@@ -66,6 +150,58 @@ class MessageHandler:
 
     def __attrs_post_init__(self) -> None:
         check_kinds(self)
+
+
+class StallWatch:
+    """Compares the delay of a timer with the durations of handlers.
+
+    Args:
+        limit: seconds of delay that are reported; 0 for never.
+        name: what handles the messages, for the log.
+    """
+
+    __slots__ = ("_limit", "_name", "_slow")
+
+    def __init__(self, limit: float, name: str) -> None:
+        self._limit = limit
+        self._name = name
+        self._slow: list[tuple[float, str]] = []
+
+    def took(self, messages: Sequence[Message], seconds: float) -> None:
+        """Record how long the handler of one message, or of a batch, took."""
+        if self._limit and seconds > self._limit / 2:
+            self._slow.append((seconds, _names(messages)))
+
+    def tick(self, late: float, running: Sequence[Message]) -> None:
+        """Report the delay of the timer if it is above the limit.
+
+        Args:
+            late: the delay, in seconds.
+            running: messages whose handlers run.
+        """
+        slow, self._slow = self._slow, []
+        if not self._limit or late < self._limit:
+            return
+        handled = [text for seconds, text in slow if seconds > late / 2][:_MOST_NAMED]
+        if not handled and running:
+            handled = [_names(running)]
+        if handled:
+            reason = f"{self._name} was handling {', '.join(handled)}"
+        else:
+            reason = "no handler of this consumer was running"
+        logger.warning(
+            "the event loop was blocked for %.1f s; %s; heartbeats cannot be answered meanwhile: "
+            "give blocking work to a thread (anyio.to_thread.run_sync)",
+            late,
+            reason,
+            extra={"seconds": late},
+        )
+
+
+def _names(messages: Sequence[Message]) -> str:
+    named = ", ".join(map(repr, messages[:_MOST_NAMED]))
+    further = len(messages) - _MOST_NAMED
+    return f"{named} and {further} further messages" if further > 0 else named
 
 
 class Workers:
@@ -105,11 +241,11 @@ class Workers:
             self._start(tasks, partial(self._work, handler=handler, queue=queue))
 
     def start_batches(
-        self, tasks: TaskGroup | BackgroundTasks, handler: BatchHandler, collector: BatchCollector, count: int
+        self, tasks: TaskGroup | BackgroundTasks, handler: BatchHandler, collect: CollectBatch, count: int
     ) -> None:
         """Start a number of workers that handle batches; only `cancel` ends them early."""
         for _ in range(count):
-            self._start(tasks, partial(self._work_batches, handler=handler, collector=collector))
+            self._start(tasks, partial(self._work_batches, handler=handler, collect=collect))
 
     def _start(self, tasks: TaskGroup | BackgroundTasks, work: Callable[[Slot], Awaitable[None]]) -> None:
         slot = Slot()
@@ -213,8 +349,8 @@ class Workers:
             await message.budget.wait()
         return message.may_begin(_clock())
 
-    async def _work_batches(self, slot: Slot, handler: BatchHandler, collector: BatchCollector) -> None:
-        while messages := await collector.collect(handler.limits):
+    async def _work_batches(self, slot: Slot, handler: BatchHandler, collect: CollectBatch) -> None:
+        while messages := await collect(handler.limits):
             slot.batch = messages
             slot.batch = await self._without_exhausted(messages)
             if slot.batch:

@@ -47,6 +47,7 @@ class SubscriptionGroup:
         look_up: looks a topic up again soon.
 
     Attributes:
+        flow: distributes RDY.
         live: open subscriptions, of all topics.
         backoff: backoff of the consumer.
         opened: how many subscriptions were opened.
@@ -72,7 +73,7 @@ class SubscriptionGroup:
         self.opened: int = 0
         self.reconnects: int = 0
         self.closed_counts: tuple[int, int, int, int] = (0, 0, 0, 0)
-        self._flow = flow
+        self.flow: RdyDistributor[Subscription] = flow
         self._ticked = ticked
         self._events = events
         self._check_event_loop = check_event_loop
@@ -96,7 +97,7 @@ class SubscriptionGroup:
         """Add a subscription that was opened."""
         self.live[subscription] = None
         self.opened += 1
-        self._flow.add(subscription, subscription.max_ready, subscription.backoff, _clock())
+        self.flow.add(subscription, subscription.max_ready, subscription.backoff, _clock())
         self.rebalance()
         self._all_due = 0.0  # its message timeout may be shorter than the current pause
         self._wake_timer()
@@ -113,14 +114,14 @@ class SubscriptionGroup:
             lost + subscription.timed_out + subscription.in_flight,
             size + subscription.received_bytes,
         )
-        self._flow.remove(subscription)
+        self.flow.remove(subscription)
         self.rebalance()
         return added
 
     def retire(self, subscriptions: Iterable[Subscription]) -> None:
         """Request no further messages of subscriptions that are about to be closed."""
         for subscription in subscriptions:
-            self._flow.remove(subscription)
+            self.flow.remove(subscription)
             subscription.set_ready(0)
         self.rebalance()
 
@@ -132,13 +133,13 @@ class SubscriptionGroup:
         if self._idle:
             self._idle = False
             self._wake_timer()
-        if count and self._flow.received(subscription, count, size, subscription.in_flight, now):
+        if count and self.flow.received(subscription, count, size, subscription.in_flight, now):
             self.rebalance()
 
     def grow(self) -> None:
         """Raise the RDY counts that limit the consumer, because a handler or the caller waits for messages."""
-        if self._flow.exhausted:
-            self._flow.grow()
+        if self.flow.exhausted:
+            self.flow.grow()
             self.rebalance()
 
     def flush_before_wait(self, waiting: Sized) -> None:
@@ -150,7 +151,7 @@ class SubscriptionGroup:
     def rebalance(self) -> None:
         """Set the RDY count of every connection."""
         now = _clock()
-        for subscription, share in self._flow.shares(now).items():
+        for subscription, share in self.flow.shares(now).items():
             subscription.set_ready(share)
         if self._note_backoffs() and self._until_probe(now) < _TICK:
             self._wake_timer()
@@ -244,7 +245,7 @@ class SubscriptionGroup:
         wakes the timer.
         """
         busy = now - self._received_at < _TICK or any(subscription.busy for subscription in self.live)
-        self._idle = not (busy or self._flow.takes_turns or any(backoff.level for backoff in self._backoffs()))
+        self._idle = not (busy or self.flow.takes_turns or any(backoff.level for backoff in self._backoffs()))
         return self._longest_pause() if self._idle else _TICK
 
     def _longest_pause(self) -> float:

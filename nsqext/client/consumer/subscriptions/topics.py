@@ -20,10 +20,11 @@ from nsqext.waits import pause_after
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from nsqext.client.consumer.options import ConsumerOptions
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.subscriptions.subscriber import SubscriberContext
 
-__all__ = ("TopicSelection", "TopicSubscriptions")
+__all__ = ("TopicSelection", "TopicSubscriptions", "select_topics")
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
@@ -72,6 +73,25 @@ class TopicSelection:
 
     def __str__(self) -> str:
         return ",".join(self.given)
+
+
+def select_topics(topics: str | Iterable[str], options: ConsumerOptions, *, has_lookup: bool) -> TopicSelection:
+    """Return the topics of a consumer.
+
+    Raises:
+        InvalidName, InvalidSetting: as for `TopicSelection`; a pattern without lookup; partitions of several topics.
+    """
+    dead_letter = options.failure.dead_letter
+    selection = TopicSelection(topics, dead_letter if isinstance(dead_letter, str) else None)
+    if selection.patterns and not has_lookup:
+        raise InvalidSetting(
+            f"the pattern {selection.patterns[0]!r} needs a list of topics", hint="give lookupd=... instead of nsqd"
+        )
+    if not selection.single and (options.partitions is not None or isinstance(options.start, Mapping)):
+        raise InvalidSetting(
+            "partitions are chosen, and there are several topics", hint="make a consumer for each such topic"
+        )
+    return selection
 
 
 class TopicSubscriptions:

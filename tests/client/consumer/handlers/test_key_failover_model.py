@@ -24,8 +24,7 @@ from nsqext.broker.engine.partition import Partition
 from nsqext.broker.engine.publish import NewMessage
 from nsqext.client.consumer.handlers.in_flight import touch_due
 from nsqext.client.consumer.handlers.key_lanes import KeyLanes
-from nsqext.client.consumer.handlers.message_key import key_reader
-from nsqext.client.consumer.message import Message
+from nsqext.client.consumer.message import Message, key_reader
 from nsqext.client.consumer.options import DeliveryOptions
 from nsqext.errors import MessageNotInFlight
 from nsqext.protocol.identify import KEY_FAILOVER

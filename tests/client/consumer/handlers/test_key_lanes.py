@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 from nsqext.client.consumer.handlers.key_lanes import KeyLanes
-from nsqext.client.consumer.handlers.message_key import key_reader
 from nsqext.client.consumer.handlers.partition_order import is_lost
+from nsqext.client.consumer.message import key_reader
 from nsqext.client.consumer.options import DeliveryOptions
 from nsqext.errors import InvalidInput
 from tests.support.key_lanes import Bench, Owner, at_place, cut

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from nsqext.client.consumer.handlers.key_lanes import KeyLanes
-from nsqext.client.consumer.handlers.message_key import key_reader
 from nsqext.client.consumer.handlers.partition_order import is_lost
-from nsqext.client.consumer.message import Message
+from nsqext.client.consumer.message import Message, key_reader
 from nsqext.client.consumer.options import DeliveryOptions
 from nsqext.errors import MessageNotInFlight
 

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from nsqext import Consumer, Message
-from nsqext.client.consumer.handlers.stall import StallWatch
+from nsqext.client.consumer.handlers.workers import StallWatch
 from tests.support.consumers import eventually, quick, running
 from tests.support.fake_nsqd import PLAIN, message, scripted_node
 from tests.support.machine_pauses import PauseWatch

@@ -257,7 +257,7 @@ async def test_a_node_of_the_original_that_leaves_lookup_is_forgotten() -> None:
             await eventually(lambda: consumer._metadata.cached("t", "r").nodes == (one.address,))  # type: ignore[union-attr]
             for peer in two.peers:
                 await peer.close()
-            await eventually(lambda: len(consumer._session.topics._subscribers["t"]._assignments) == 1)
+            await eventually(lambda: len(consumer._topics._subscribers["t"]._assignments) == 1)
             assert [place.node for place in consumer.connections] == [str(one)]
 
 
@@ -364,11 +364,11 @@ class _ClosingMetadata:
 
 
 async def test_metadata_that_is_closed_with_the_consumer_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
-    session = Consumer("t", "ch", lookupd="127.0.0.1:1", **QUICK)._session
+    consumer = Consumer("t", "ch", lookupd="127.0.0.1:1", **QUICK)
     metadata = _ClosingMetadata()
     spec = SubscriptionSpec("ch", ConsumerOptions())
-    shared: Any = (spec, session.group, metadata, list, session.events, session._tasks)
-    metadata.subscriber = subscriber = Subscriber("t", SubscriberContext(*shared), session.fail)
+    shared: Any = (spec, consumer._group, metadata, list, consumer._events, consumer._tasks)
+    metadata.subscriber = subscriber = Subscriber("t", SubscriberContext(*shared), consumer._fail)
     await subscriber.run()
     subscriber.closing = False
     await subscriber._refresh(Assignment(0), PartitionMap("t", "r"), 0, None)

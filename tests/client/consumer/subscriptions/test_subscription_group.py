@@ -57,7 +57,7 @@ async def test_connections_without_messages_are_ticked_rarely_while_they_take_tu
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with two_connections() as (consumer, peers):
-        group = consumer._session.group
+        group = consumer._group
         busy, rest = group.subscriptions
         ticked: list[Subscription] = []
         monkeypatch.setattr(Subscription, "tick", lambda self, now: ticked.append(self))

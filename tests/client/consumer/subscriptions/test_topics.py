@@ -113,7 +113,7 @@ async def test_new_topics_are_consumed_and_deleted_ones_are_not(cluster: Cluster
         assert sorted(await take(consumer, 3)) == [name.encode() for name in names]
         async with Admin(cluster.lookupd) as admin:
             await admin.delete_topic(names[0])
-        await eventually(lambda: set(consumer._session.topics._subscribers) == set(names[1:]))
+        await eventually(lambda: set(consumer._topics._subscribers) == set(names[1:]))
         assert topics_of(consumer) == set(names[1:])
         async with Producer(cluster.lookupd) as producer:
             await producer.ping()

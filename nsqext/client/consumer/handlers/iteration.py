@@ -1,0 +1,204 @@
+"""Hand out messages to the caller, one by one or in batches, and batches to the workers."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio.lowlevel import checkpoint
+from attrs import define, field
+
+from nsqext.client.consumer.handlers.batches import MessageBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nsqext.client.consumer.handlers.batches import BatchLimits
+    from nsqext.client.consumer.handlers.dispatcher import MessageDispatcher
+    from nsqext.client.consumer.handlers.workers import CollectBatch, MessageQueue
+    from nsqext.client.consumer.message import Message
+    from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
+    from nsqext.client.tasks import BackgroundTasks
+    from nsqext.errors import NsqError
+
+__all__ = ("BatchCollector", "ConsumerState", "MessageIteration")
+
+_clock = time.monotonic
+_SLICE = 0.02
+"""Seconds after which an iteration that never waits yields to the event loop."""
+_FULL_WAIT = 0.005
+"""Seconds that a batch waits for other connections after one has used up its RDY."""
+
+
+@define(eq=False)
+class ConsumerState:
+    """Whether a consumer is open, and why it ended.
+
+    Attributes:
+        opened: whether it was opened.
+        ended: set when no further message will be delivered.
+        error: why; None if the consumer was stopped.
+        raises: whether an error is raised in the caller: while it opens, and while the caller waits.
+    """
+
+    opened: bool = False
+    ended: anyio.Event = field(factory=lambda: anyio.Event())
+    error: NsqError | None = None
+    raises: bool = True
+
+
+class BatchCollector:
+    """Takes messages from a queue when they make a batch.
+
+    Messages stay in the queue until then: cancelling `collect` loses none.
+
+    Args:
+        queue: the queue.
+        ended: whether no further batch is handed out.
+        request_more: sends answers and raises RDY; returns for how many seconds to wait for more messages.
+    """
+
+    def __init__(self, queue: MessageQueue, ended: Callable[[], bool], request_more: Callable[[], float]) -> None:
+        self._queue = queue
+        self._ended = ended
+        self._request_more = request_more
+        self._turn = anyio.Lock()
+
+    async def collect(self, limits: BatchLimits, deadline: float = float("inf")) -> list[Message]:
+        """Return the next messages; none at the end of the consumer or at the deadline.
+
+        A batch is handed out early when all messages that may be in flight were received. Concurrent calls take turns.
+
+        Args:
+            limits: when the batch is complete.
+            deadline: time of the monotonic clock at which the messages received so far are returned.
+        """
+        queue, messages = self._queue, self._queue.messages
+        async with self._turn:
+            while not self._ended():
+                if len(messages) < limits.max_count and await self._wait(limits, deadline):
+                    continue
+                taken = queue.take(limits.max_count)
+                if taken or _clock() >= deadline:
+                    return taken
+                if messages and (budget := messages[0].budget) is not None:
+                    self._request_more()
+                    with anyio.move_on_after(deadline - _clock()):
+                        await budget.wait()
+        return []
+
+    async def _wait(self, limits: BatchLimits, deadline: float) -> bool:
+        """Wait for further messages; return False if the batch should not wait longer."""
+        patience, now, messages = self._request_more(), _clock(), self._queue.messages
+        pause = deadline - now
+        if messages:
+            pause = min(pause, messages[0].delivered + limits.max_wait - now, patience)
+        if pause <= 0:
+            return False
+        with anyio.move_on_after(pause) as scope:
+            await self._queue.wait()
+        return not scope.cancelled_caught
+
+
+class MessageIteration:
+    """What the iteration over a consumer, its batches, and the workers of a batch handler take messages from.
+
+    Args:
+        state: of the consumer.
+        tasks: of the consumer.
+        dispatcher: queues the messages.
+        group: the open subscriptions.
+
+    Attributes:
+        collect: returns the messages of the next batch, for workers.
+        flush: sends pending answers before a worker or the caller waits.
+    """
+
+    def __init__(
+        self, state: ConsumerState, tasks: BackgroundTasks, dispatcher: MessageDispatcher, group: SubscriptionGroup
+    ) -> None:
+        self._state = state
+        self._tasks = tasks
+        self._dispatcher = dispatcher
+        self._queue = dispatcher.queue
+        self._group = group
+        self._given_at = 0.0
+        self._batches = BatchCollector(self._queue, state.ended.is_set, self._request_more)
+        self.collect: CollectBatch = self._batches.collect
+        self.flush: Callable[[], None] = partial(group.flush_before_wait, self._queue.messages)
+
+    async def next(self) -> Message:
+        """Return the next message; see `Consumer.__anext__`."""
+        state, queue = self._state, self._queue
+        if not state.opened:
+            self._tasks.check()
+        if queue.messages and _clock() - self._given_at > _SLICE:
+            self._tasks.check_event_loop()
+            self.flush()
+            await checkpoint()
+            self._given_at = _clock()
+        while True:
+            if state.error is not None:
+                raise state.error
+            if queue.stopped:
+                raise StopAsyncIteration
+            if not queue.messages:
+                self._tasks.check_event_loop()
+                state.raises = True
+                self.flush()
+                await queue.wait()
+                self._given_at = _clock()
+                continue
+            try:
+                message = queue.messages.popleft()
+            except IndexError:  # a thread of the blocking client has taken it
+                continue
+            if message.budget is not None and message.received >= message.owner.horizon and not message.try_unpack():
+                queue.messages.appendleft(message)
+                self.flush()
+                await message.budget.wait()
+                continue
+            if message.may_begin(_clock()):
+                return message
+
+    async def next_batch(self, limits: BatchLimits, timeout: float | None = None) -> MessageBatch:
+        """Return the next messages as a batch; empty after the timeout.
+
+        Raises:
+            StopAsyncIteration: the consumer was stopped.
+            InvalidState: the consumer is not open.
+            NsqError: the consumer cannot continue.
+        """
+        state, flow = self._state, self._group.flow
+        if not state.opened:
+            self._tasks.check()
+        self._tasks.check_event_loop()
+        flow.concurrency = max(flow.concurrency, limits.max_count)
+        state.raises = True
+        messages = await self._batches.collect(limits, float("inf") if timeout is None else _clock() + timeout)
+        if not messages:
+            if state.error is not None:
+                raise state.error
+            if state.ended.is_set():
+                raise StopAsyncIteration
+        self._dispatcher.held.add(messages, anyio.get_current_task().id)
+        return MessageBatch(messages)
+
+    def _request_more(self) -> float:
+        """Send answers, raise RDY, and return for how many seconds a batch should wait for more messages.
+
+        A connection that has used up its RDY receives nothing before messages are answered. So a batch waits only
+        briefly for the other connections.
+        """
+        group = self._group
+        group.grow()
+        group.flush()
+        subscriptions = group.subscriptions
+        full = sum(0 < subscription.ready <= subscription.in_flight for subscription in subscriptions)
+        if not full and group.backoff.state == "running" and not group.flow.paused:
+            return float("inf")
+        ready = sum(subscription.ready for subscription in subscriptions)
+        # the counters of the subscriptions include messages that timed out
+        return _FULL_WAIT if self._dispatcher.count_in_flight() < ready else 0.0

@@ -36,7 +36,7 @@ def encodable(text: str) -> str:
 
 
 class UnreadableHeader(ValueError):
-    """The server cannot parse the header; the text is the one of its error."""
+    """The server cannot parse the header; its error has this text."""
 
 
 def read_header(header: bytes, name: str) -> dict[str, Any]:

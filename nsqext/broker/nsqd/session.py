@@ -254,7 +254,7 @@ class Session:
         self.output.end_segment()
 
     def refuse(self, error: RequestError) -> None:
-        """Send an error, and close the connection after it when it is fatal; one without a code closes silently."""
+        """Send an error; a fatal one closes the connection, and one without a code closes it without a response."""
         if error.code:
             self.write(error.frame())
         if error.fatal:

@@ -30,7 +30,7 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 T = TypeVar("T")
 KeyOf = Callable[["Message"], str | bytes | None]
-"""A function of the user that reads the key of a message."""
+"""Returns the key of a message, None for a message without one."""
 
 
 class Owner(Protocol):

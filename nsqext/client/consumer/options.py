@@ -43,8 +43,6 @@ _MAX_RECONNECT_WAIT = 5.0
 
 DeadLetterHook = Callable[["Message", Exception | None], Awaitable[object]]
 
-"""Returns the key of a message, None for a message without one."""
-
 
 def _check_times(settings: object, *names: str, zero: bool = True) -> None:
     for name in names:

@@ -97,7 +97,7 @@ class TruncationCheck:
         return kept | {key: message for key, message in found.items() if message.count == wanted[key] - 1}
 
     async def divergences(self, known: LastMessages, states: Mapping[Key, PartitionState]) -> dict[Key, int]:
-        """Return the number of the first message that is newer than the last one that was read, of changed logs.
+        """Return, for each log that has changed, the number of the first message that was not read.
 
         Without ``failOnDataLoss`` this is where a changed log has to be read: its earlier messages were read.
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterable, Mapping
 from types import NoneType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import attrs
 
-from nsqext.errors import InvalidSetting
+from nsqext.errors import InvalidInput, InvalidSetting
 
 if TYPE_CHECKING:
     from attrs import AttrsInstance
@@ -18,10 +19,13 @@ __all__ = (
     "check_groups",
     "check_handler_function",
     "check_kinds",
+    "check_number",
     "check_positive",
     "check_time",
     "is_coroutine_function",
     "is_delay",
+    "is_number",
+    "is_whole",
     "suggest",
 )
 
@@ -57,14 +61,46 @@ def check_groups(options: AttrsInstance) -> None:
             raise InvalidSetting(f"{member.name}={value!r} is not a {kind.__name__}")
 
 
+def is_number(value: object, least: float = 0, most: float = math.inf) -> TypeGuard[float]:
+    """Return whether a value is a number within bounds; True and False are no numbers."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
+
+
+def is_whole(value: object, least: float = 0, most: float = math.inf) -> TypeGuard[int]:
+    """Return whether a value is a whole number within bounds."""
+    return isinstance(value, int) and is_number(value, least, most)
+
+
+def check_number(
+    name: str, value: object, least: int = 0, most: float = math.inf, error: type[InvalidInput] = InvalidSetting
+) -> int:
+    """Return a whole number within bounds.
+
+    Args:
+        name: name of the setting or argument, for the error.
+        value: its value.
+        least: the lower bound.
+        most: the upper bound.
+        error: class of the error.
+
+    Raises:
+        InvalidInput: it is another value; of the given class.
+    """
+    if is_whole(value, least, most):
+        return value
+    if most < math.inf:
+        raise error(f"{name}={value!r} is not within {least}..{most}", hint="give a whole number")
+    what = "a positive number" if least == 1 else "a number" if least == 0 else f"{least} or more"
+    raise error(f"{name}={value!r} is not {what}", hint=f"give a whole number of {least} or more")
+
+
 def check_positive(name: str, value: object) -> None:
     """Check that a setting is a whole number of 1 or more.
 
     Raises:
         InvalidSetting: it is not.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidSetting(f"{name}={value!r} is not a positive number", hint="give a whole number of 1 or more")
+    check_number(name, value, 1)
 
 
 def check_time(name: str, value: object, *, zero: bool = True) -> None:
@@ -78,13 +114,13 @@ def check_time(name: str, value: object, *, zero: bool = True) -> None:
     Raises:
         InvalidSetting: it is not.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (value >= 0 if zero else value > 0):
+    if not is_number(value) or not (zero or value):
         raise InvalidSetting(f"{name}={value!r} is not a {'' if zero else 'positive '}time in seconds")
 
 
 def is_delay(value: object) -> bool:
     """Return whether a value is a number of seconds that a message can be delayed, up to 30 years."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e9
+    return is_number(value) and value < 1e9
 
 
 _KINDS: Mapping[str, tuple[type, ...]] = {

@@ -6,8 +6,10 @@ Tenacity is imported with the first failure, or with the first strategy.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
+from nsqext.arguments import is_number
 from nsqext.errors import InvalidSetting
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ def check_wait(name: str, value: object, bound_name: str, bound: float, default_
     Raises:
         InvalidSetting: it is neither, or the bound is given for a strategy, which has its own.
     """
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if is_number(value, -math.inf):
         if not value > 0:
             raise InvalidSetting(f"{name}={value!r} is not positive")
         return

@@ -21,9 +21,9 @@ import nsqext
 PACKAGE = Path(nsqext.__file__).parent
 ROOT = "nsqext"  # the package itself: its public names
 
-BASE = {"errors", "types"}
+BASE = {"arguments", "errors", "types"}
 PROTOCOL = BASE | {"protocol"}
-TRANSPORT = PROTOCOL | {"arguments", "transport"}
+TRANSPORT = PROTOCOL | {"transport"}
 LOOKUP = TRANSPORT | {"lookup", "settings"}
 CLIENT = LOOKUP | {"client", "dispatch", "waits"}
 PUBLIC = CLIENT | {"admin", ROOT}
@@ -36,11 +36,11 @@ ALLOWED: dict[str, set[str]] = {
     "types": {"errors"},
     "dispatch": {"errors", "protocol"},  # one hash for partitions and key ranges: nsqext.protocol.hashing, see below
     "protocol": BASE,
-    "transport": PROTOCOL | {"arguments"},
-    "arguments": BASE,
+    "transport": PROTOCOL,
+    "arguments": {"errors"},
     "waits": BASE,
     "lookup": TRANSPORT | {"settings"},
-    "settings": BASE | {"arguments"},
+    "settings": BASE,
     "client": CLIENT,
     "admin": CLIENT,
     "broker": PROTOCOL | {"dispatch"},
@@ -62,6 +62,7 @@ CORE = {"anyio", "attrs", "httpx", "msgspec", "orjson", "tenacity"}
 THIRD_PARTY: dict[str, set[str]] = {
     "errors": set(),
     "types": {"attrs"},
+    "arguments": {"attrs"},
     "dispatch": set(),
     "protocol": {"attrs", "msgspec", "orjson"},
     "broker": CORE | {"re2", "starlette", "uvicorn"},

@@ -183,7 +183,7 @@ def test_tls(tmp_path: Path) -> None:
         (None, {"lookupd": "a:1", "nsqd": "b:1"}, {}, "both lookupd and nsqd"),
         (None, {}, {"NSQEXT_LOOKUPD": "a:1", "NSQEXT_NSQD": "b:1"}, "both lookupd and nsqd"),
         ("nsq://h?snappy=1&deflate_level=3", {}, {}, "cannot be used together"),
-        ("nsq://h?timeout=-1", {}, {}, "not positive"),
+        ("nsq://h?timeout=-1", {}, {}, "not a positive time"),
         ("nsq://h/topic", {}, {}, "neither path nor fragment"),
         ("nsq://[::1", {}, {}, "cannot be read"),
         ("nsq://me:hush@h", {}, {}, "no user names"),

@@ -10,11 +10,11 @@ from anyio.lowlevel import current_token
 
 from nsqext.admin.options import AdminOptions, AdminSettings, admin_schema
 from nsqext.admin.peek import newest_messages
-from nsqext.admin.requests import ClusterRequests, generation_of, http_of, unsupported, within
+from nsqext.admin.requests import ClusterRequests, generation_of, http_of, unsupported
 from nsqext.admin.results import NodeStatus, StoredMessage, TopicInfo, TopicStats
 from nsqext.admin.stats import cluster_stats, in_sync_replicas, node_statuses, topic_stats
 from nsqext.admin.topic_creation import NewTopic, create_topic, expand_topic, wait_offered, wait_writable
-from nsqext.arguments import check_time
+from nsqext.arguments import check_number, check_time
 from nsqext.errors import InvalidInput, InvalidState, PartitionUnavailable, TopicNotFound
 from nsqext.lookup.client import LookupClient
 from nsqext.lookup.metadata import topic_changed
@@ -179,8 +179,8 @@ class Admin:
             raise InvalidInput("channels are created once the topic has leaders", topic=topic, hint="give wait > 0")
         new = NewTopic(
             check_topic(topic),
-            within("partitions", partitions, MAX_PARTITIONS),
-            within("replicas", replicas, 5),
+            check_number("partitions", partitions, 1, MAX_PARTITIONS, InvalidInput),
+            check_number("replicas", replicas, 1, 5, InvalidInput),
             extend=extend,
             ordered=ordered,
             multipart=multipart,
@@ -281,11 +281,11 @@ class Admin:
         """
         params: dict[str, str | int] = {"topic": topic}
         if replicas is not None:
-            params["replicator"] = within("replicas", replicas, 5)
+            params["replicator"] = check_number("replicas", replicas, 1, 5, InvalidInput)
         if retention_days is not None:
-            params["retention"] = within("retention_days", retention_days, _MAX_RETENTION_DAYS)
+            params["retention"] = check_number("retention_days", retention_days, 1, _MAX_RETENTION_DAYS, InvalidInput)
         if sync_every is not None:
-            params["syncdisk"] = within("sync_every", sync_every, _MAX_SYNC_EVERY)
+            params["syncdisk"] = check_number("sync_every", sync_every, 1, _MAX_SYNC_EVERY, InvalidInput)
         if registered_channels_only is not None:
             params["disable_channel_auto_create"] = "true" if registered_channels_only else "false"
         if len(params) == 1:
@@ -326,7 +326,7 @@ class Admin:
             PartitionUnavailable: the cluster was not stable in time, or the topic was expanded and a new partition did
                 not accept publishes in time. The same call can be repeated.
         """
-        number = within("partitions", partitions, MAX_PARTITIONS)
+        number = check_number("partitions", partitions, 1, MAX_PARTITIONS, InvalidInput)
         check_time("wait", wait)
         requests = self._open()
         where, channels = await requests.find_with_channels(topic)
@@ -594,7 +594,7 @@ class Admin:
             PartitionUnavailable: a partition has no leader.
             ConnectionFailed: a leader does not respond.
         """
-        wanted = within("count", count, 1000)
+        wanted = check_number("count", count, 1, 1000, InvalidInput)
         requests = self._open()
         where = await requests.led(topic)
         if where.nodes:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nsqext.lookup.responses import NodeInfo
     from nsqext.types import Address
 
-__all__ = ("ClusterRequests", "generation_of", "generation_of_node", "http_of", "unsupported", "within")
+__all__ = ("ClusterRequests", "generation_of", "generation_of_node", "http_of", "unsupported")
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -295,10 +295,3 @@ def generation_of_node(info: NodeInfo) -> Generation:
 def unsupported(operation: str, reason: str, topic: str) -> NsqError:
     """Return the error of an operation that the topic's generation does not support."""
     return OperationNotSupported(f"{operation} is not supported: {reason}", topic=topic)
-
-
-def within(name: str, value: int, most: int) -> int:
-    """Return a number from 1 to a limit; raise `InvalidInput` for any other value of the argument."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise InvalidInput(f"{name}={value!r} is not within 1..{most}")
-    return value

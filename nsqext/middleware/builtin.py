@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from nsqext.arguments import check_number, check_time, is_number
 from nsqext.client.consumer.handler_signals import Reject
 from nsqext.client.consumer.handlers.batches import MessageBatch
 from nsqext.client.middleware import CallNext, Handling, Middleware
@@ -24,11 +25,6 @@ _clock = time.monotonic
 _Entry = tuple[str, object]
 
 
-def _check_positive(name: str, value: float) -> None:
-    if not value > 0:
-        raise InvalidSetting(f"{name}={value!r} is not positive")
-
-
 class HandlerTimeout(Middleware):
     """Cancels a handler that runs too long and raises `TimeoutError`, so that its message is requeued.
 
@@ -37,7 +33,7 @@ class HandlerTimeout(Middleware):
     """
 
     def __init__(self, seconds: float) -> None:
-        _check_positive("seconds", seconds)
+        check_time("seconds", seconds, zero=False)
         self._seconds = seconds
 
     async def handle(self, handling: Handling, call_next: CallNext) -> object:
@@ -59,8 +55,9 @@ class RateLimit(Middleware):
     """
 
     def __init__(self, per_second: float, *, burst: int = 1) -> None:
-        _check_positive("per_second", per_second)
-        _check_positive("burst", burst)
+        if not is_number(per_second) or not per_second:
+            raise InvalidSetting(f"per_second={per_second!r} is not a positive number")
+        check_number("burst", burst, 1)
         self._interval = 1 / per_second
         self._allowance = (burst - 1) * self._interval
         self._next = 0.0
@@ -94,8 +91,8 @@ class Deduplicate(Middleware):
     def __init__(
         self, window: int = 100_000, *, seconds: float = 3600.0, key: Callable[[Message], object] = _place_and_id
     ) -> None:
-        _check_positive("window", window)
-        _check_positive("seconds", seconds)
+        check_number("window", window, 1)
+        check_time("seconds", seconds, zero=False)
         self._window = window
         self._seconds = seconds
         self._key = key
@@ -143,7 +140,7 @@ class Decompress(Middleware):
     """
 
     def __init__(self, *, max_size: int = 64 << 20) -> None:
-        _check_positive("max_size", max_size)
+        check_number("max_size", max_size, 1)
         self._max_size = max_size
 
     async def handle(self, handling: Handling, call_next: CallNext) -> object:

@@ -11,6 +11,7 @@ import orjson
 from attrs import field, frozen
 
 from nsqext._version import __version__
+from nsqext.arguments import is_number
 from nsqext.errors import InvalidSetting, ProtocolError
 from nsqext.protocol.go_structs import UnreadableFields, read_fields
 
@@ -90,7 +91,7 @@ class ExtFilter:
 def _milliseconds(name: str, seconds: float | None) -> int | None:
     if seconds is None:
         return None
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < _FOREVER:
+    if not is_number(seconds) or seconds >= _FOREVER:
         raise InvalidSetting(f"{name}={seconds!r} is not a time in seconds")
     return round(seconds * 1000)
 

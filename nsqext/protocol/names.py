@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from nsqext.arguments import is_whole
 from nsqext.errors import InvalidInput, InvalidName, InvalidPartition
 
 __all__ = (
@@ -109,14 +110,14 @@ def check_tag(tag: str) -> str:
 
 def check_partition(partition: int) -> int:
     """Return the partition; raise `InvalidPartition` if no topic can have it."""
-    if isinstance(partition, bool) or not isinstance(partition, int) or not 0 <= partition <= MAX_PARTITION:
+    if not is_whole(partition, 0, MAX_PARTITION):
         raise InvalidPartition(f"partition {partition!r} is not valid", hint=f"use a number from 0 to {MAX_PARTITION}")
     return partition
 
 
 def check_trace_id(trace_id: int) -> int:
     """Return the trace id; raise `InvalidInput` unless it is an unsigned 64-bit number."""
-    if isinstance(trace_id, bool) or not isinstance(trace_id, int) or not 0 <= trace_id < 1 << 64:
+    if not is_whole(trace_id, 0, (1 << 64) - 1):
         raise InvalidInput(f"trace id {trace_id!r} is not valid", hint="use a number from 0 to 2**64 - 1")
     return trace_id
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from attrs import field, frozen
 
-from nsqext.arguments import check_kinds, check_positive, check_time
+from nsqext.arguments import check_kinds, check_number, check_positive, check_time
 from nsqext.errors import InvalidSetting
 from nsqext.protocol.frames import DEFAULT_MAX_FRAME_SIZE
 from nsqext.protocol.layers import MAX_DECODED
@@ -114,9 +114,7 @@ class ConnectionOptions:
         check_time("heartbeat_interval", self.heartbeat_interval)
         if not 1 <= self.heartbeat_interval <= 60:
             raise InvalidSetting(f"heartbeat_interval={self.heartbeat_interval!r} is not within 1..60 seconds")
-        level = self.deflate_level
-        if isinstance(level, bool) or not isinstance(level, int) or not 0 <= level <= 9:
-            raise InvalidSetting(f"deflate_level={self.deflate_level!r} is not within 0..9")
+        check_number("deflate_level", self.deflate_level, 0, 9)
         if self.snappy and self.deflate_level:
             raise InvalidSetting("snappy and deflate cannot be used together", hint="choose one")
         if self.auth_secret == "":

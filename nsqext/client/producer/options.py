@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from attrs import field, frozen
 
-from nsqext.arguments import check_groups
+from nsqext.arguments import check_groups, check_kinds, check_number, check_time
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import LookupOptions, LookupSettings
 from nsqext.protocol.client.body_compression import Codec, check_codec
@@ -28,15 +28,6 @@ _CHOICES = {
     "balance": ("round_robin", "least_pending"),
     "delay_via": ("consumer", "relay"),
 }
-_POSITIVE = (
-    "timeout",
-    "max_message_size",
-    "max_batch_size",
-    "max_batch_count",
-    "max_retry_wait",
-    "forget_after",
-)
-_COUNTS = ("max_message_size", "max_batch_size", "max_batch_count", "compression_min")
 
 
 class ProducerSettings(ConnectionSettings, LookupSettings, total=False):
@@ -130,13 +121,13 @@ class ProducerOptions:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise InvalidSetting(f"{name}={getattr(self, name)!r} is neither {choices[0]!r} nor {choices[1]!r}")
-        for name in (*_POSITIVE, "compression_min", "lookup_timeout", "close_timeout", "max_delay"):
-            value, kinds = getattr(self, name), int if name in _COUNTS else (int, float)
-            if isinstance(value, bool) or not isinstance(value, kinds):
-                raise InvalidSetting(f"{name}={value!r} is not a {'whole number' if kinds is int else 'number'}")
-            if not value >= 0 or (name in _POSITIVE and not value):
-                raise InvalidSetting(f"{name}={value!r} is {'not positive' if name in _POSITIVE else 'negative'}")
+        for name in ("max_message_size", "max_batch_size", "max_batch_count"):
+            check_number(name, getattr(self, name), 1)
+        check_number("compression_min", self.compression_min)
+        for name in ("timeout", "max_retry_wait", "forget_after"):
+            check_time(name, getattr(self, name), zero=False)
+        for name in ("lookup_timeout", "close_timeout", "max_delay"):
+            check_time(name, getattr(self, name))
         check_wait("retry_wait", self.retry_wait, "max_retry_wait", self.max_retry_wait, _MAX_RETRY_WAIT)
-        if not isinstance(self.connect, bool):
-            raise InvalidSetting(f"connect={self.connect!r} is not True or False")
+        check_kinds(self)
         check_groups(self)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import orjson
 from attrs import field, frozen
 
+from nsqext.arguments import is_whole
 from nsqext.errors import InvalidInput, InvalidName, InvalidSetting
 from nsqext.protocol.names import MAX_PARTITION, check_topic
 
@@ -208,7 +209,7 @@ def _partition(key: str | int) -> int:
 
 
 def _count(count: object, lowest: int) -> int:
-    if isinstance(count, bool) or not isinstance(count, int) or count < lowest:
+    if not is_whole(count, lowest):
         raise ValueError(f"{count!r} is not a valid number")
     return count
 

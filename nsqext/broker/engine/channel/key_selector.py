@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nsqext.broker.engine.channel.tag_selector import TagSelector
 from nsqext.dispatch import KeyRanges, position_of
 from nsqext.errors import ProtocolError
-from nsqext.protocol.headers import decode_headers, tag_of
+from nsqext.protocol.headers import decode_headers, header_text, tag_of
 from nsqext.protocol.messages import EXT_JSON
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ def key_of(delivery: Delivery, header: str) -> bytes:
         except ProtocolError:
             headers = {}
         delivery.tag = tag_of(headers) or ""
-        value = headers.get(header)
-        if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "":
-            return str(value).encode("utf-8", "surrogatepass")
+        value = header_text(headers, header)
+        if value is not None:
+            return value.encode("utf-8", "surrogatepass")
     return b"\0id\0%d" % record.internal_id
 
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import gc
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from nsqext.broker.go_format import NANOSECONDS, build
 from nsqext.broker.http.api import Call, route
-from nsqext.broker.nsqd.http.request_args import RequestArgs
-from nsqext.broker.nsqd.http.stats import client_state, connected_text, consumer_text, go_duration
+from nsqext.broker.nsqd.http.stats import (
+    StatsPage,
+    channel_line,
+    client_members,
+    connected_text,
+    consumer_text,
+    topic_line,
+)
 
 if TYPE_CHECKING:
     from starlette.routing import Route
 
     from nsqext.broker.engine.channel.channel import Channel
     from nsqext.broker.engine.channel.client import ClientStats
+    from nsqext.broker.nsqd.http.request_args import RequestArgs
     from nsqext.broker.nsqd.node import ConnectedClient, Hosted
 
 __all__ = ("classic_stats_routes",)
@@ -41,44 +46,18 @@ def _memory() -> dict[str, int]:
 
 
 def _client(session: ConnectedClient, stats: ClientStats | None, topic: str) -> dict[str, Any]:
-    settings = session.settings
-    found: dict[str, Any] = {
-        "client_id": settings.client_id,
-        "hostname": settings.hostname,
-        "version": "V2",
-        "remote_address": session.peer,
-        "state": client_state(session),
-        "ready_count": session.ready,
-        "in_flight_count": stats.in_flight if stats else 0,
-        "message_count": stats.messages if stats else 0,
-        "finish_count": stats.finished if stats else 0,
-        "requeue_count": stats.requeued if stats else 0,
-        "connect_ts": session.connected // NANOSECONDS,
-        "sample_rate": settings.sample_rate,
-        "deflate": settings.deflate,
-        "snappy": settings.snappy,
-        "user_agent": settings.user_agent,
-    }
-    if session.authorizations is not None:
-        found |= session.authorizations.summary()
-    found |= {name: settings.raw.get(name, "") for name in ("topology_zone", "topology_region")}
+    own: dict[str, Any] = {name: session.settings.raw.get(name, "") for name in ("topology_zone", "topology_region")}
     counts = [
         {"topic": name, "count": publisher.published}
         for name, publisher in session.published.items()
         if topic in ("", name)
     ]
     if counts:
-        found["pub_counts"] = counts[:1]  # the real server shows only one topic of each client, too
-    return found | {
-        "tls": settings.tls,
-        "tls_cipher_suite": "",
-        "tls_version": session.tls_version,
-        "tls_negotiated_protocol": "",
-        "tls_negotiated_protocol_is_mutual": settings.tls,
-    }
+        own["pub_counts"] = counts[:1]  # the real server shows only one topic of each client, too
+    return client_members(session, stats, {}, own)
 
 
-class _Stats(RequestArgs):
+class _Stats(StatsPage):
     def stats(self, call: Call) -> object:
         topic, channel = call.arg("topic"), call.arg("channel")
         clients = _BOOLEANS.get(call.arg("include_clients"), True)
@@ -90,12 +69,7 @@ class _Stats(RequestArgs):
             ] or None
         if call.arg("format") != "json":
             return self._text(topics or [], producers or [], memory)
-        answer: dict[str, Any] = {
-            "version": self.node.limits.version,
-            "health": "OK",
-            "start_time": self.node.started // NANOSECONDS,
-            "topics": topics,
-        }
+        answer = self.answer(topics)
         if memory is not None:
             answer["memory"] = memory
         return answer | {"producers": producers}
@@ -155,44 +129,20 @@ class _Stats(RequestArgs):
         self, topics: list[dict[str, Any]], producers: list[dict[str, Any]], memory: dict[str, int] | None
     ) -> str:
         now = self.node.options.wall()
-        started = datetime.fromtimestamp(self.node.started // NANOSECONDS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        lines = [
-            f"nsqd v{build(self.node.limits.version)}",
-            f"start_time {started}",
-            f"uptime {go_duration(now - self.node.started)}",
-            "",
-            "Health: OK",
-        ]
+        lines = [*self.heading(now), "", "Health: OK"]
         if memory is not None:
             lines += ["", "Memory:", *(f"   {name:<25}\t{value}" for name, value in memory.items())]
         lines += ["", "Topics:"] if topics else ["", "Topics: None"]
         for index, topic in enumerate(topics):
             if index:
                 lines.append("")
-            lines.append(_topic_line(topic))
+            lines.append(topic_line(topic))
             for channel in topic["channels"]:
-                lines.append(_channel_line(channel))
+                lines.append(channel_line(channel))
                 lines += [f"        {_client_line(client, now)}" for client in channel["clients"] or ()]
         lines += ["", "Producers:" if producers else "Producers: None"]
         lines += [f"   {_client_line(client, now)}" for client in producers]
         return "\n".join([*lines, ""])
-
-
-def _topic_line(topic: dict[str, Any]) -> str:
-    return (
-        f"{'*P ' if topic['paused'] else '   '}[{topic['topic_name']:<15}] depth: {topic['depth']:<5} "
-        f"be-depth: {topic['backend_depth']:<5} msgs: {topic['message_count']:<8} e2e%: "
-    )
-
-
-def _channel_line(channel: dict[str, Any]) -> str:
-    return (
-        f"{'   *P ' if channel['paused'] else '      '}[{channel['channel_name']:<25}] "
-        f"depth: {channel['depth']:<5} be-depth: {channel['backend_depth']:<5} "
-        f"inflt: {channel['in_flight_count']:<4} def: {channel['deferred_count']:<4} "
-        f"re-q: {channel['requeue_count']:<5} timeout: {channel['timeout_count']:<5} "
-        f"msgs: {channel['message_count']:<8} e2e%: "
-    )
 
 
 def _client_line(client: dict[str, Any], now: int) -> str:

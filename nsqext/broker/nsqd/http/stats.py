@@ -12,6 +12,8 @@ from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.protocol.server.connection_state import State
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from starlette.routing import Route
 
     from nsqext.broker.engine.channel.client import ClientStats
@@ -19,15 +21,18 @@ if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import ConnectedClient, Hosted
     from nsqext.broker.nsqd.publish_stats import PublishStats
 
-__all__ = ("client_state", "connected_text", "consumer_text", "go_duration", "stats_routes")
+__all__ = (
+    "StatsPage",
+    "channel_line",
+    "client_members",
+    "connected_text",
+    "consumer_text",
+    "stats_routes",
+    "topic_line",
+)
 
 _NO_LATENCY = {"count": 0, "percentiles": None}
 _STATES = {State.INIT: 0, State.SUBSCRIBED: 3, State.CLOSING: 4}
-
-
-def client_state(session: ConnectedClient) -> int:
-    """Return the number by which the servers know the state of a connection."""
-    return _STATES[session.state]
 
 
 def go_time(nanoseconds: int) -> str:
@@ -54,37 +59,51 @@ def _filter(wanted: Any) -> dict[str, Any]:
     return {name: wanted[name] for name in names if wanted.get(name)}
 
 
-def _client(stats: ClientStats, session: ConnectedClient) -> dict[str, Any]:
+def client_members(
+    session: ConnectedClient, stats: ClientStats | None, counts: Mapping[str, int], own: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what /stats tells of a client of both generations.
+
+    Args:
+        session: its connection.
+        stats: its counters in a channel; None for a publisher.
+        counts: further counters of the generation.
+        own: members of the generation before those of TLS.
+    """
     settings = session.settings
-    found: dict[str, Any] = {
-        "name": settings.client_id,
+    return {
         "client_id": settings.client_id,
         "hostname": settings.hostname,
         "version": "V2",
-        "remote_address": stats.name,
-        "state": client_state(session),
+        "remote_address": session.peer,
+        "state": _STATES[session.state],
         "ready_count": session.ready,
-        "in_flight_count": stats.in_flight,
-        "message_count": stats.messages,
-        "finish_count": stats.finished,
-        "requeue_count": stats.requeued,
-        "timeout_count": stats.timed_out,
-        "deferred_count": 0,
+        "in_flight_count": stats.in_flight if stats else 0,
+        "message_count": stats.messages if stats else 0,
+        "finish_count": stats.finished if stats else 0,
+        "requeue_count": stats.requeued if stats else 0,
+        **counts,
         "connect_ts": session.connected // NANOSECONDS,
         "sample_rate": settings.sample_rate,
         "deflate": settings.deflate,
         "snappy": settings.snappy,
         "user_agent": settings.user_agent,
-    }
-    if session.authorizations is not None:
-        found |= session.authorizations.summary()
-    return found | {
-        "desired_tag": settings.desired_tag,
+        **(session.authorizations.summary() if session.authorizations is not None else {}),
+        **own,
         "tls": settings.tls,
         "tls_cipher_suite": "",
         "tls_version": session.tls_version,
         "tls_negotiated_protocol": "",
         "tls_negotiated_protocol_is_mutual": settings.tls,
+    }
+
+
+def _client(stats: ClientStats, session: ConnectedClient) -> dict[str, Any]:
+    settings = session.settings
+    counts = {"timeout_count": stats.timed_out, "deferred_count": 0}
+    return {
+        "name": settings.client_id,
+        **client_members(session, stats, counts, {"desired_tag": settings.desired_tag}),
         "output_buffer_size": settings.output_buffer_size,
         "output_buffer_timeout": round(settings.output_buffer_timeout * NANOSECONDS),
         "msg_timeout": round(settings.msg_timeout * NANOSECONDS),
@@ -129,7 +148,29 @@ def _publishers(traffic: PublishStats) -> list[dict[str, Any]]:
     ]
 
 
-class _Stats(RequestArgs):
+class StatsPage(RequestArgs):
+    """What /stats of both generations has in common."""
+
+    def answer(self, topics: object) -> dict[str, Any]:
+        """Return the page as JSON members."""
+        return {
+            "version": self.node.limits.version,
+            "health": "OK",
+            "start_time": self.node.started // NANOSECONDS,
+            "topics": topics,
+        }
+
+    def heading(self, now: int) -> list[str]:
+        """Return the first lines of the page as text; ``now`` in nanoseconds since 1970."""
+        started = datetime.fromtimestamp(self.node.started // NANOSECONDS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return [
+            f"nsqd v{build(self.node.limits.version)}",
+            f"start_time {started}",
+            f"uptime {go_duration(now - self.node.started)}",
+        ]
+
+
+class _Stats(StatsPage):
     def stats(self, call: Call) -> object:
         topic, channel, partition = call.arg("topic"), call.arg("channel"), call.arg("partition")
         clients = call.arg("needClients")
@@ -141,12 +182,7 @@ class _Stats(RequestArgs):
         ]
         if call.arg("format") != "json":
             return self._text(found)
-        return {
-            "version": self.node.limits.version,
-            "health": "OK",
-            "start_time": self.node.started // NANOSECONDS,
-            "topics": found,
-        }
+        return self.answer(found)
 
     def _selected(self, call: Call) -> list[Hosted]:
         topic = call.arg("topic")
@@ -230,19 +266,14 @@ class _Stats(RequestArgs):
 
     def _text(self, topics: list[dict[str, Any]]) -> str:
         now = self.node.options.wall()
-        started = datetime.fromtimestamp(self.node.started // NANOSECONDS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        lines = [
-            f"nsqd v{build(self.node.limits.version)}",
-            f"start_time {started}",
-            f"uptime {go_duration(now - self.node.started)}",
-        ]
+        lines = self.heading(now)
         if not topics:
             return "\n".join([*lines, "", "NO_TOPICS", ""])
         lines += ["", "Health: OK"]
         for topic in topics:
-            lines += ["", _topic_line(topic)]
+            lines += ["", topic_line(topic)]
             for channel in topic["channels"]:
-                lines.append(_channel_line(channel))
+                lines.append(channel_line(channel))
                 lines += [_client_line(client, now) for client in channel["clients"] or ()]
         return "\n".join([*lines, ""])
 
@@ -288,20 +319,22 @@ class _Stats(RequestArgs):
         return {"hourly_pub_size": hosted.traffic.hours(now)}
 
 
-def _topic_line(topic: dict[str, Any]) -> str:
+def topic_line(topic: dict[str, Any]) -> str:
+    """Return a topic in the text form of /stats; the redesigned generation does not pause topics."""
     return (
-        f"   [{topic['topic_name']:<15}] depth: {topic['depth']:<5} be-depth: {topic['backend_depth']:<5} "
-        f"msgs: {topic['message_count']:<8} e2e%: "
+        f"{'*P ' if topic.get('paused') else '   '}[{topic['topic_name']:<15}] depth: {topic['depth']:<5} "
+        f"be-depth: {topic['backend_depth']:<5} msgs: {topic['message_count']:<8} e2e%: "
     )
 
 
-def _channel_line(channel: dict[str, Any]) -> str:
-    prefix = "   *P " if channel["paused"] else "      "
+def channel_line(channel: dict[str, Any]) -> str:
+    """Return a channel in the text form of /stats."""
     return (
-        f"{prefix}[{channel['channel_name']:<25}] depth: {channel['depth']:<5} "
-        f"be-depth: {channel['backend_depth']:<5} inflt: {channel['in_flight_count']:<4} "
-        f"def: {channel['deferred_count']:<4} re-q: {channel['requeue_count']:<5} "
-        f"timeout: {channel['timeout_count']:<5} msgs: {channel['message_count']:<8} e2e%: "
+        f"{'   *P ' if channel['paused'] else '      '}[{channel['channel_name']:<25}] "
+        f"depth: {channel['depth']:<5} be-depth: {channel['backend_depth']:<5} "
+        f"inflt: {channel['in_flight_count']:<4} def: {channel['deferred_count']:<4} "
+        f"re-q: {channel['requeue_count']:<5} timeout: {channel['timeout_count']:<5} "
+        f"msgs: {channel['message_count']:<8} e2e%: "
     )
 
 

@@ -22,7 +22,7 @@ _LAYERS = (
     ("middleware",),
     ("client",),
     ("lookup", "transport"),
-    ("protocol", "dispatch"),
+    ("protocol", "dispatch", "http"),
     ("arguments", "settings", "waits", "errors", "types"),
 )
 """The layers, highest first; a package that is not listed belongs to the highest."""
@@ -36,6 +36,7 @@ _ROLES = {
     "delays": "relay, store",
     "dispatch": "key ranges",
     "errors": "one tree, with flags",
+    "http": "servers, requests",
     "integrations": "Celery, Taskiq",
     "lookup": "leaders of partitions",
     "middleware": "around publishes and handlers",
@@ -81,7 +82,7 @@ def _layers(edges: dict[str, set[str]]) -> list[list[str]]:
     number = {room: next((n for n, names in enumerate(_LAYERS) if room in names), 0) for room in edges}
     for room, names in edges.items():
         for name in names - {"broker"}:
-            if room == "broker" and number[name] < _LAYERS.index(("protocol", "dispatch")):
+            if room == "broker" and number[name] < _LAYERS.index(("protocol", "dispatch", "http")):
                 raise ValueError(f"the broker imports {name}")
             if room != "broker" and number[name] < number[room]:
                 raise ValueError(f"{room} imports {name}, which is in a higher layer")

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from attrs import define, field
 
-from nsqext.broker.http.uvicorn_server import HttpServer
 from nsqext.broker.listeners import listen
 from nsqext.broker.lookupd.tcp_server import LookupTcpServer
 from nsqext.broker.nsqd.server import NsqdServer
+from nsqext.http.uvicorn_server import HttpServer
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
     from starlette.applications import Starlette
 
     from nsqext.broker.coordinator.members import Member
-    from nsqext.broker.http.guard import HttpGuard
     from nsqext.broker.lookupd.classic import ClassicLookupd
     from nsqext.broker.lookupd.lookup_node import LookupNode
     from nsqext.broker.lookupd.registration_client import RegistrationClient
+    from nsqext.http.guard import HttpGuard
     from nsqext.types import Address
 
 __all__ = ("ManagedLookupd", "ManagedNode")

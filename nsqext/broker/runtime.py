@@ -14,12 +14,12 @@ from nsqext.broker.clock import Clock
 from nsqext.broker.coordinator.members import Member
 from nsqext.broker.data_lock import locked
 from nsqext.broker.fault_injection import NodeFaults
-from nsqext.broker.http.guard import HttpGuard
 from nsqext.broker.listeners import Ports, split_address
 from nsqext.broker.managed_servers import ManagedLookupd, ManagedNode
 from nsqext.broker.nsqd.node import Node
 from nsqext.broker.nsqd.options import NodeOptions
 from nsqext.errors import InvalidInput, InvalidState
+from nsqext.http.guard import HttpGuard
 from nsqext.types import Address
 
 if TYPE_CHECKING:

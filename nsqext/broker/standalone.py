@@ -14,10 +14,10 @@ import anyio
 from attrs import evolve, field, frozen
 
 from nsqext.broker.data_lock import locked
-from nsqext.broker.go_format import build
-from nsqext.broker.http.guard import HttpGuard
 from nsqext.broker.listeners import split_address
 from nsqext.errors import InvalidSetting
+from nsqext.http.guard import HttpGuard
+from nsqext.protocol.server.go_format import build
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.types import Address
 
@@ -128,7 +128,7 @@ class NsqdSettings:
         data_path: folder of the queues.
         mem_queue_size: messages that are counted as in memory.
         limits: members of `ServerLimits` that differ from the generation's.
-        http_guard: refuse HTTP requests that a foreign web page caused; see `nsqext.broker.http.guard`.
+        http_guard: refuse HTTP requests that a foreign web page caused; see `nsqext.http.guard`.
         http_hosts: host names that HTTP clients use, besides addresses, ``localhost`` and this machine's name.
         tls: certificates.
         tls_required: ``true``, ``false`` or ``tcp-https``.
@@ -285,12 +285,12 @@ async def run_lookupd(settings: LookupdSettings) -> None:
         InvalidSetting: a setting is invalid.
         OSError: an address cannot be bound.
     """
-    from nsqext.broker.http.uvicorn_server import HttpServer
     from nsqext.broker.listeners import listen
     from nsqext.broker.lookupd.classic import ClassicLookupd, classic_app
     from nsqext.broker.lookupd.registry import Registry
     from nsqext.broker.lookupd.standalone import standalone_app
     from nsqext.broker.lookupd.tcp_server import LookupTcpServer
+    from nsqext.http.uvicorn_server import HttpServer
 
     ha = _is_redesigned(settings.generation)
     tcp = listen(settings.tcp)

@@ -21,10 +21,10 @@ from starlette.staticfiles import StaticFiles
 from nsqext._version import __version__
 from nsqext.admin import Admin
 from nsqext.admin.options import admin_settings
-from nsqext.broker.http.api import Call, HttpFault, first_values
 from nsqext.client.producer.producer import Producer
 from nsqext.client.settings import producer_settings, settings_for
 from nsqext.errors import InvalidInput, NsqError, TopicNotFound
+from nsqext.http.api import Call, HttpFault, first_values
 from nsqext.web import drawings
 from nsqext.web.actions import ACTIONS, Action, Form, Target, topic_page
 from nsqext.web.monitor import Monitor, Snapshot

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
-from nsqext.broker.http.guard import HttpGuard
 from nsqext.errors import InvalidSetting
+from nsqext.http.guard import HttpGuard
 
 if TYPE_CHECKING:
     from starlette.datastructures import Headers

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio.from_thread import start_blocking_portal
 
-from nsqext.broker.http.uvicorn_server import HttpServer
 from nsqext.errors import InvalidSetting
+from nsqext.http.uvicorn_server import HttpServer
 from nsqext.types import Address
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 from starlette.applications import Starlette
 
 from nsqext.broker import Cluster
-from nsqext.broker.http import api as web
+from nsqext.http import api as web
 from tests.support import plain_http
 from tests.support.programs import ROOT
 

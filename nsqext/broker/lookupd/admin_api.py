@@ -6,9 +6,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.coordinator import admin_ops as admin
-from nsqext.broker.http.api import Call, Form, HttpFault, route, set_block_rate
 from nsqext.broker.lookupd.params import read_log_level, read_ranged
 from nsqext.broker.lookupd.registry import NEVER
+from nsqext.http.api import Call, Form, HttpFault, route, set_block_rate
 
 if TYPE_CHECKING:
     from starlette.routing import Route

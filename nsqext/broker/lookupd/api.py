@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.coordinator import admin_ops as admin
-from nsqext.broker.http.api import Call, Form, HttpFault, application, route
 from nsqext.broker.lookupd.admin_api import AdminApi, must_lead
 from nsqext.broker.lookupd.lookup_route import channels_of, lookup
 from nsqext.broker.lookupd.metrics import view_metrics
@@ -18,6 +17,7 @@ from nsqext.broker.lookupd.params import (
     read_ranged,
     read_topic,
 )
+from nsqext.http.api import Call, Form, HttpFault, application, route
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 
-from nsqext.broker.http.api import Call, Form, Handler, HttpFault, application, route
 from nsqext.broker.lookupd.lookup_node import LookupNode
 from nsqext.broker.lookupd.metrics import registry_metrics
 from nsqext.broker.lookupd.registry import NEVER, Registration, Registry
+from nsqext.http.api import Call, Form, Handler, HttpFault, application, route
 from nsqext.protocol.lookupd_tcp import PeerInfo
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
 

@@ -11,7 +11,7 @@ from attrs import define
 from nsqext.types import Address
 
 if TYPE_CHECKING:
-    from nsqext.broker.http.api import Call, Handler
+    from nsqext.http.api import Call, Handler
 
 __all__ = ("LookupNode",)
 

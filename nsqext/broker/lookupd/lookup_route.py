@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.coordinator.admin_ops import KEY_NOT_FOUND
 from nsqext.broker.coordinator.topics import TopicSpec
-from nsqext.broker.go_format import parse_int
-from nsqext.broker.http.api import Call, HttpFault
+from nsqext.http.api import Call, HttpFault
+from nsqext.protocol.server.go_format import parse_int
 
 if TYPE_CHECKING:
     from nsqext.broker.lookupd.cluster_view import TopicView

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 
-from nsqext.broker.http.metrics import METRICS_TYPE, Metric, render_metrics
+from nsqext.http.metrics import METRICS_TYPE, Metric, render_metrics
 
 if TYPE_CHECKING:
     from nsqext.broker.lookupd.cluster_view import ClusterView

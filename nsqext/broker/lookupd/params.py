@@ -8,12 +8,12 @@ from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.broker.engine.channel.kind import ChannelKind, make_kind
 from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.go_format import parse_int
-from nsqext.broker.http.api import HttpFault
+from nsqext.http.api import HttpFault
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
+from nsqext.protocol.server.go_format import parse_int
 
 if TYPE_CHECKING:
-    from nsqext.broker.http.api import Call
+    from nsqext.http.api import Call
 
 __all__ = ("read_channel", "read_deletion", "read_kind", "read_log_level", "read_number", "read_ranged", "read_topic")
 

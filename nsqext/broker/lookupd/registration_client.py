@@ -13,9 +13,9 @@ import anyio
 import orjson
 from attrs import define, field
 
-from nsqext.broker.http.client import HttpClient, HttpRequestFailed
 from nsqext.broker.listeners import split_address
 from nsqext.errors import NsqError
+from nsqext.http.client import HttpClient, HttpRequestFailed
 from nsqext.protocol.lookupd_tcp import (
     MAGIC,
     PING,

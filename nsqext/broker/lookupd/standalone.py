@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nsqext.broker.http.api import Call, Form, Handler, HttpFault, application, route
 from nsqext.broker.lookupd.lookup_route import NO_CHANNEL
 from nsqext.broker.lookupd.params import read_channel, read_deletion, read_log_level, read_topic
 from nsqext.broker.lookupd.registry import NEVER, Producer
+from nsqext.http.api import Call, Form, Handler, HttpFault, application, route
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

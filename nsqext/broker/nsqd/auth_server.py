@@ -10,10 +10,10 @@ from urllib.parse import urlencode, urljoin
 from attrs import field, frozen
 
 from nsqext.broker.engine.filters.go_regexp import InvalidExpression, compile_regexp
-from nsqext.broker.go_format import decode
-from nsqext.broker.http.api import dump
-from nsqext.broker.http.client import HttpClient, HttpReply, HttpRequestFailed
+from nsqext.http.api import dump
+from nsqext.http.client import HttpClient, HttpReply, HttpRequestFailed
 from nsqext.protocol.go_structs import Schema, UnreadableFields, read_fields
+from nsqext.protocol.server.go_format import decode
 
 if TYPE_CHECKING:
     from nsqext.broker.nsqd.options import NodeOptions

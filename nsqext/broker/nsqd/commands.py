@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nsqext.broker.go_format import decode, parse_bool, parse_int
 from nsqext.broker.nsqd import consume_commands as consume
 from nsqext.broker.nsqd import publish_commands as publish
 from nsqext.broker.nsqd.auth import auth, check_auth
@@ -16,6 +15,7 @@ from nsqext.protocol.extjson import quote
 from nsqext.protocol.frames import OK
 from nsqext.protocol.layers import DeflateLayer, SnappyLayer
 from nsqext.protocol.names import is_valid_topic
+from nsqext.protocol.server.go_format import decode, parse_bool, parse_int
 from nsqext.protocol.server.negotiate import identify_reply, negotiate
 from nsqext.protocol.server.request_error import RequestError
 from nsqext.protocol.tls_layer import TlsLayer

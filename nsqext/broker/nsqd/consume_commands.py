@@ -10,13 +10,13 @@ from nsqext.broker.engine.channel.kind import make_kind
 from nsqext.broker.engine.channel_types import admit
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.start_position import StartPosition
-from nsqext.broker.go_format import base10, byte_list, decode, parse_int, wrap
 from nsqext.broker.nsqd.auth import check_auth, recheck_auth
 from nsqext.broker.nsqd.subscriber import SessionSubscriber
 from nsqext.protocol.extjson import quote
 from nsqext.protocol.frames import CLOSE_WAIT, OK
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
 from nsqext.protocol.server.connection_state import State, check_state
+from nsqext.protocol.server.go_format import base10, byte_list, decode, parse_int, wrap
 from nsqext.protocol.server.request_error import RequestError
 
 if TYPE_CHECKING:

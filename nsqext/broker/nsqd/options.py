@@ -15,7 +15,7 @@ from nsqext.broker.engine.storage.segments import DiskOptions
 from nsqext.protocol.server.negotiate import ServerLimits
 
 if TYPE_CHECKING:
-    from nsqext.broker.http.guard import HttpGuard
+    from nsqext.http.guard import HttpGuard
 
 __all__ = ("MIB", "NodeOptions")
 

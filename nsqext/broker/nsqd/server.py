@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from anyio.lowlevel import current_token
 
-from nsqext.broker.http.api import at_first_request
-from nsqext.broker.http.uvicorn_server import HttpServer
 from nsqext.broker.listeners import listen, peer_name
 from nsqext.broker.nsqd.classic.commands import CLASSIC
 from nsqext.broker.nsqd.commands import REDESIGNED
@@ -21,6 +19,8 @@ from nsqext.broker.nsqd.connection import Connection
 from nsqext.broker.nsqd.http.routes import application
 from nsqext.broker.nsqd.node import SHORTEST_TICK
 from nsqext.broker.nsqd.session import Dialect, Session
+from nsqext.http.api import at_first_request
+from nsqext.http.uvicorn_server import HttpServer
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
-from nsqext.broker.go_format import decode, parse_int, word_lists
 from nsqext.broker.nsqd.auth import AuthClient, check_auth
 from nsqext.protocol.server.connection_state import State, check_state
+from nsqext.protocol.server.go_format import decode, parse_int, word_lists
 from nsqext.protocol.server.publish_bodies import BATCH_VERBS, BatchReader, Target, check_publish_size, check_room
 from nsqext.protocol.server.request_error import RequestError
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nsqext.broker.go_format import NANOSECONDS
-
 __all__ = ("reported",)
 
 _NAMES = {
@@ -61,7 +59,7 @@ def reported(flags: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, An
         if value is None or (name.startswith("broadcast-") and value == 0):
             continue
         if kinds[name] == "duration":
-            value = round(value * NANOSECONDS)
+            value = round(value * 1_000_000_000)  # durations are written in nanoseconds
         if name == "e2e-processing-latency-percentile":
             value = [float(text) for text in value]
         found[_NAMES.get(name, name.replace("-", "_"))] = value

@@ -88,7 +88,7 @@ class Supervisor:
                 if watch is not None:
                     tasks.start_soon(self._watch, watch)
                 if listener is not None:
-                    from nsqext.broker.http.uvicorn_server import HttpServer
+                    from nsqext.http.uvicorn_server import HttpServer
 
                     await tasks.start(HttpServer(StatusPage(self.ask_workers)).serve, listener)
                 async with anyio.create_task_group() as workers:

@@ -41,7 +41,7 @@ _PRODUCT = (
     "nsqext.admin",
     "nsqext.broker.runtime_ha",
     "nsqext.lookup.http",
-    "nsqext.broker.http.client",
+    "nsqext.http.client",
     "httpx",
 )
 
@@ -236,14 +236,14 @@ def _files(disk: SimulatedDisk) -> Iterator[Replacement]:
 
 def _http(*, real: bool) -> Iterator[Replacement]:
     # as if the certificates were loaded: the first simulation of a process would load them in a thread
-    yield import_module("nsqext.broker.http.client"), "_contexts", [SSLContext(PROTOCOL_TLS_CLIENT)]
+    yield import_module("nsqext.http.client"), "_contexts", [SSLContext(PROTOCOL_TLS_CLIENT)]
     if real:
         return
     http = import_module("nsqext.testing.simulation.http")  # loads httpx
     client = import_module("nsqext.lookup.http")
     yield client, "_make_transport", lambda context: http.SimulatedHttpTransport()
     yield client, "_make_request", http.SimulatedRequest
-    yield import_module("nsqext.broker.http.uvicorn_server"), "H11Protocol", http.SimulatedHttpServer
+    yield import_module("nsqext.http.uvicorn_server"), "H11Protocol", http.SimulatedHttpServer
 
 
 @cache

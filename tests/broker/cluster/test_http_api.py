@@ -13,10 +13,10 @@ import anyio.lowlevel
 import httpx
 import pytest
 
-from nsqext.broker.http.api import Call, Form, HttpFault, HttpPanic, application, route
-from nsqext.broker.http.guard import HttpGuard
-from nsqext.broker.http.uvicorn_server import HttpServer
 from nsqext.broker.listeners import listen
+from nsqext.http.api import Call, Form, HttpFault, HttpPanic, application, route
+from nsqext.http.guard import HttpGuard
+from nsqext.http.uvicorn_server import HttpServer
 
 V1 = {"Accept": "application/vnd.nsq; version=1.0"}
 

@@ -9,9 +9,9 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from nsqext.broker.http.metrics import Metric, render_metrics
 from nsqext.broker.nsqd.http.go_json import write_json
 from nsqext.broker.nsqd.http.routes import application
+from nsqext.http.metrics import Metric, render_metrics
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.protocol.server.request_error import RequestError
 from tests.support.nsqd_sessions import Client, Clock, host, make_node, sized

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.publish import NewMessage
-from nsqext.broker.go_format import decode
 from nsqext.broker.nsqd.auth import auth, check_auth, recheck_auth
 from nsqext.broker.nsqd.batch_store import Deferred, is_large, store_in_parts
 from nsqext.broker.nsqd.classic.validation import ClassicValidator, parse_delay
@@ -18,6 +17,7 @@ from nsqext.broker.nsqd.session import Dialect
 from nsqext.broker.nsqd.subscriber import MESSAGE_HEAD, MESSAGE_TYPE, SessionSubscriber
 from nsqext.protocol.frames import OK
 from nsqext.protocol.server.connection_state import State, check_state
+from nsqext.protocol.server.go_format import decode
 from nsqext.protocol.server.request_error import RequestError
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from starlette.routing import Route
 
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.publish import NewMessage
-from nsqext.broker.go_format import NANOSECONDS, parse_int, wrap
-from nsqext.broker.http.api import Call, Form, HttpFault, HttpPanic, check_block_rate, route
 from nsqext.broker.listeners import split_address
 from nsqext.broker.nsqd.batch_store import store_in_parts
 from nsqext.broker.nsqd.http.publish import read_batch
 from nsqext.broker.nsqd.http.request_args import RequestArgs
+from nsqext.http.api import Call, Form, HttpFault, HttpPanic, check_block_rate, route
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
+from nsqext.protocol.server.go_format import NANOSECONDS, parse_int, wrap
 from nsqext.protocol.server.publish_bodies import PublishItem
 
 if TYPE_CHECKING:

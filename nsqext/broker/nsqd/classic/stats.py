@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING, Any
 
-from nsqext.broker.http.api import Call, route
 from nsqext.broker.nsqd.http.stats import (
     StatsPage,
     channel_line,
@@ -14,6 +13,7 @@ from nsqext.broker.nsqd.http.stats import (
     consumer_text,
     topic_line,
 )
+from nsqext.http.api import Call, route
 
 if TYPE_CHECKING:
     from starlette.routing import Route

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from nsqext.broker.go_format import MASK_64, base10, decode, wrap
 from nsqext.broker.nsqd.auth import check_auth
 from nsqext.broker.nsqd.validation import CommandValidator
 from nsqext.protocol.extjson import quote
 from nsqext.protocol.names import is_valid_topic
+from nsqext.protocol.server.go_format import MASK_64, base10, decode, wrap
 from nsqext.protocol.server.publish_bodies import BATCH_VERBS, BatchReader, Target
 from nsqext.protocol.server.request_error import RequestError
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsqext.broker.go_format import NANOSECONDS, parse_int
-from nsqext.broker.http.api import Call, Form, HttpFault, route, set_block_rate
 from nsqext.broker.listeners import split_address
 from nsqext.broker.nsqd.http.request_args import RequestArgs
+from nsqext.http.api import Call, Form, HttpFault, route, set_block_rate
+from nsqext.protocol.server.go_format import NANOSECONDS, parse_int
 
 if TYPE_CHECKING:
     from starlette.routing import Route

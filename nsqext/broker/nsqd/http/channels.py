@@ -10,9 +10,9 @@ from nsqext.broker.engine.channel.kind import make_kind
 from nsqext.broker.engine.channel_types import admit
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.start_position import StartPosition
-from nsqext.broker.go_format import decode, parse_int
-from nsqext.broker.http.api import Call, HttpFault, HttpPanic, route
 from nsqext.broker.nsqd.http.request_args import RequestArgs, refuse
+from nsqext.http.api import Call, HttpFault, HttpPanic, route
+from nsqext.protocol.server.go_format import decode, parse_int
 
 if TYPE_CHECKING:
     from starlette.routing import Route

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from nsqext.broker.engine.options import ChannelRules
-from nsqext.broker.go_format import NANOSECONDS
-from nsqext.broker.http.api import Call, HttpFault, null, route
 from nsqext.broker.listeners import split_address
 from nsqext.broker.nsqd.http.request_args import Addresses, RequestArgs
+from nsqext.http.api import Call, HttpFault, null, route
+from nsqext.protocol.server.go_format import NANOSECONDS
 
 if TYPE_CHECKING:
     from starlette.routing import Route

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from nsqext.broker.http.api import HttpFault
+from nsqext.http.api import HttpFault
 from nsqext.protocol.extjson import encodable
 
 __all__ = ("read_object", "write_json")

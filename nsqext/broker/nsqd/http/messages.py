@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.start_position import StartPosition
-from nsqext.broker.go_format import parse_int
-from nsqext.broker.http.api import Call, HttpFault, route
 from nsqext.broker.nsqd.http.request_args import RequestArgs
+from nsqext.http.api import Call, HttpFault, route
 from nsqext.protocol.record import COUNTER_BITS
+from nsqext.protocol.server.go_format import parse_int
 
 if TYPE_CHECKING:
     from starlette.routing import Route

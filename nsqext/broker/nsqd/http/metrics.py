@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from nsqext.broker.go_format import NANOSECONDS
-from nsqext.broker.http.api import Call, route
-from nsqext.broker.http.metrics import METRICS_TYPE, Metric, render_metrics
 from nsqext.broker.nsqd.http.request_args import RequestArgs
+from nsqext.http.api import Call, route
+from nsqext.http.metrics import METRICS_TYPE, Metric, render_metrics
+from nsqext.protocol.server.go_format import NANOSECONDS
 
 if TYPE_CHECKING:
     from starlette.routing import Route

@@ -8,14 +8,14 @@ from urllib.parse import unquote_to_bytes
 
 from anyio import to_thread
 
-from nsqext.broker.go_format import parse_unsigned
-from nsqext.broker.http.api import Call, Form, HttpFault, HttpPanic, route
 from nsqext.broker.nsqd.batch_store import store_in_parts
 from nsqext.broker.nsqd.http.go_json import read_object, write_json
 from nsqext.broker.nsqd.http.request_args import NOT_LEADER, NOT_WRITABLE, RequestArgs
 from nsqext.broker.nsqd.publish_commands import commit, store
+from nsqext.http.api import Call, Form, HttpFault, HttpPanic, route
 from nsqext.protocol.headers import TRACE_ID_HEADER
 from nsqext.protocol.messages import EXT_JSON
+from nsqext.protocol.server.go_format import parse_unsigned
 from nsqext.protocol.server.publish_bodies import PublishItem, Target, parse_publish
 from nsqext.protocol.server.request_error import RequestError
 

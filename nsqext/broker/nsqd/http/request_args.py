@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
-from nsqext.broker.go_format import parse_int
-from nsqext.broker.http.api import Call, HttpFault
+from nsqext.http.api import Call, HttpFault
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
+from nsqext.protocol.server.go_format import parse_int
 
 if TYPE_CHECKING:
     from nsqext.broker.engine.channel.channel import Channel

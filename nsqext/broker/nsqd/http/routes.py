@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsqext.broker.http import api as web
 from nsqext.broker.nsqd.classic.http_routes import classic_routes, refusing_routes
 from nsqext.broker.nsqd.classic.stats import classic_stats_routes
 from nsqext.broker.nsqd.http.admin import admin_routes
@@ -15,6 +14,7 @@ from nsqext.broker.nsqd.http.metrics import metrics_routes
 from nsqext.broker.nsqd.http.publish import publish_routes
 from nsqext.broker.nsqd.http.request_args import Addresses, RequestArgs
 from nsqext.broker.nsqd.http.stats import stats_routes
+from nsqext.http import api as web
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from nsqext.broker.go_format import NANOSECONDS, build, parse_bool, parse_int
-from nsqext.broker.http.api import Call, Form, HttpFault, route
 from nsqext.broker.nsqd.http.request_args import RequestArgs
+from nsqext.http.api import Call, Form, HttpFault, route
 from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.protocol.server.connection_state import State
+from nsqext.protocol.server.go_format import NANOSECONDS, build, parse_bool, parse_int
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from nsqext.broker.http.api import Call, Form, application, at_first_request, route
+from nsqext.http.api import Call, Form, application, at_first_request, route
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

@@ -30,7 +30,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 
-from nsqext.broker.go_format import parse_int
+from nsqext.protocol.server.go_format import parse_int
 
 if TYPE_CHECKING:
     from starlette.requests import Request

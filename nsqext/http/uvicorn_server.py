@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
-    from nsqext.broker.http.guard import HttpGuard
+    from nsqext.http.guard import HttpGuard
 
 __all__ = ("HttpServer",)
 

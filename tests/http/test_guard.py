@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsqext.broker.http.guard import HttpGuard
+from nsqext.http.guard import HttpGuard
 
 OWN = "127.0.0.1:4151"
 

@@ -9,8 +9,8 @@ import threading
 import anyio
 import pytest
 
-from nsqext.broker.http import client as http_client
-from nsqext.broker.http.client import HttpClient, HttpRequestFailed
+from nsqext.http import client as http_client
+from nsqext.http.client import HttpClient, HttpRequestFailed
 
 CLOSED = "http://127.0.0.1:1/auth?secret=hunter2"
 

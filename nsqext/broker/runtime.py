@@ -18,7 +18,7 @@ from nsqext.broker.listeners import Ports, split_address
 from nsqext.broker.managed_servers import ManagedLookupd, ManagedNode
 from nsqext.broker.nsqd.node import Node
 from nsqext.broker.nsqd.options import NodeOptions
-from nsqext.errors import InvalidInput, InvalidState
+from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
 from nsqext.http.guard import HttpGuard
 from nsqext.types import Address
 
@@ -50,9 +50,17 @@ class Runtime(ABC):
         shape: number of servers, generation and data path.
         options: further settings.
         limits: limits of the nodes.
+
+    Raises:
+        InvalidSetting: the limits are those of the other generation.
     """
 
     def __init__(self, shape: ClusterShape, options: ClusterOptions, limits: ServerLimits) -> None:
+        if limits.generation != shape.generation:
+            raise InvalidSetting(
+                f"the limits are those of the generation {limits.generation!r}, the nodes of {shape.generation!r}",
+                hint="ServerLimits.original() has those of the original NSQ, ServerLimits() those of the redesigned",
+            )
         self.shape = shape
         self.options = options
         self.limits: ServerLimits = evolve(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import threading
 import traceback
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +26,8 @@ from nsqext.errors import NsqError
 from nsqext.observability import LogObserver
 from nsqext.observability.otel import OpenTelemetry
 from nsqext.observability.prometheus import Prometheus
-from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.web import WebOptions, WebPage
+from tests.support.auth_server import auth_server
 
 GOOD = "planted-good-secret"
 WRONG = "planted-wrong-secret"
@@ -38,40 +36,12 @@ MARK = "planted-"
 """Prefix of every secret in this file."""
 
 
-class _Authority(BaseHTTPRequestHandler):
-    """Auth server that grants all permissions for the right secret."""
-
-    def do_GET(self) -> None:
-        good = f"secret={GOOD}" in self.path
-        body = (
-            b'{"ttl":60,"identity":"tests","identity_url":"","authorizations":'
-            b'[{"permissions":["subscribe","publish"],"topic":".*","channels":[".*"]}]}'
-        )
-        self.send_response(200 if good else 403)
-        self.send_header("Content-Length", str(len(body) if good else 0))
-        self.end_headers()
-        if good:
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing."""
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A node that requires AUTH."""
-    server = HTTPServer(("127.0.0.1", 0), _Authority)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        address = f"127.0.0.1:{server.server_port}"
-        with Cluster(1, options=ClusterOptions(auth_addresses=(address,), limits=ServerLimits(auth=True))) as cluster:
-            cluster.create_topic("orders", channels=["ch"], extend=True)
-            yield cluster
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with auth_server(GOOD) as address, Cluster(1, options=ClusterOptions(auth_addresses=(address,))) as cluster:
+        cluster.create_topic("orders", channels=["ch"], extend=True)
+        yield cluster
 
 
 class Findings:

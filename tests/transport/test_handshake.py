@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ssl
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import anyio
@@ -25,32 +23,13 @@ from nsqext.errors import (
 from nsqext.errors.server import AuthFailed, AuthRequired
 from nsqext.protocol.client.commands import sized, sub
 from nsqext.protocol.identify import IdentifyRequest
-from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.transport.handshake import open_connection, subscribe
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address
+from tests.support.auth_server import auth_server
 from tests.support.fake_nsqd import REDESIGNED, Peer, error, obey, ok, scripted_node
 
 pytestmark = pytest.mark.anyio
-
-
-class _Auth(BaseHTTPRequestHandler):
-    """Auth server that grants all permissions for the right secret."""
-
-    def do_GET(self) -> None:
-        good = "secret=open-sesame" in self.path
-        body = (
-            b'{"ttl":60,"identity":"tests","identity_url":"","authorizations":'
-            b'[{"permissions":["subscribe","publish"],"topic":".*","channels":[".*"]}]}'
-        )
-        self.send_response(200 if good else 403)
-        self.send_header("Content-Length", str(len(body) if good else 0))
-        self.end_headers()
-        if good:
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        return
 
 
 @pytest.fixture(scope="module")
@@ -63,22 +42,11 @@ def secured(authority: trustme.CA) -> Iterator[Cluster]:
     """A node with TLS, compression and AUTH."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1", "localhost").configure_cert(context)
-    server = HTTPServer(("127.0.0.1", 0), _Auth)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        options = ClusterOptions(
-            tls=context,
-            auth_addresses=(f"127.0.0.1:{server.server_port}",),
-            limits=ServerLimits(tls=True, auth=True),
-        )
+    with auth_server("open-sesame") as address:
+        options = ClusterOptions(tls=context, auth_addresses=(address,))
         with Cluster(1, options=options) as cluster:
             cluster.create_topic("t", channels=["ch"])
             yield cluster
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def _trusting(authority: trustme.CA) -> ssl.SSLContext:

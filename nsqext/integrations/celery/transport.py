@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,14 @@ if TYPE_CHECKING:
 
 __all__ = ("Channel", "DirectTransport", "Transport")
 
-_UNREACHABLE = (
+
+def _with_subclasses(base: type[NsqError]) -> Iterator[type[NsqError]]:
+    yield base
+    for found in base.__subclasses__():
+        yield from _with_subclasses(found)
+
+
+_UNREACHABLE: tuple[type[NsqError], ...] = (
     ConnectionFailed,
     ConnectionLost,
     DeliveryUnknown,
@@ -45,7 +52,7 @@ _UNREACHABLE = (
     PartitionUnavailable,
     PublishFailed,
     RequestTimeout,
-    ServerError,
+    *(refusal for refusal in _with_subclasses(ServerError) if refusal.retryable),
 )
 """Errors after which kombu connects again and repeats the operation: a publish may be stored twice."""
 _TYPES = ("direct", "fanout", "topic")

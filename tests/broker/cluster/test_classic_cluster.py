@@ -9,7 +9,8 @@ import pytest
 
 from nsqext.broker import Cluster, ClusterOptions
 from nsqext.broker.lookupd.registration_client import RegistrationClient
-from nsqext.errors import InvalidInput, InvalidState, TopicNotFound
+from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, TopicNotFound
+from nsqext.protocol.server.negotiate import ServerLimits
 from tests.support import plain_http
 from tests.support.blocking_client import BlockingClient, eventually, lookup
 
@@ -132,3 +133,10 @@ def test_operations_that_the_original_nsq_does_not_support() -> None:
                 cluster.create_topic("t", **options)
         with pytest.raises(InvalidState, match="no partition leaders"):
             cluster.leader("t")
+
+
+@pytest.mark.parametrize(("generation", "limits"), [("nsq", ServerLimits()), ("ha", ServerLimits.original())])
+def test_limits_of_the_other_generation_are_refused(generation: str, limits: ServerLimits) -> None:
+    cluster = Cluster(1, generation=generation, options=ClusterOptions(limits=limits))
+    with pytest.raises(InvalidSetting, match="the limits are those of the generation"):
+        cluster.start()

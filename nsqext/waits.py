@@ -1,4 +1,4 @@
-"""Pauses between attempts: numbers, or strategies of tenacity.
+"""Pauses between attempts: numbers, or strategies of tenacity; and events that occur more than once.
 
 A number is the first pause; it doubles up to a bound, with full jitter, as `tenacity.wait_random_exponential` does.
 Tenacity is imported with the first failure, or with the first strategy.
@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import anyio
+
 from nsqext.arguments import is_number
 from nsqext.errors import InvalidSetting
 
 if TYPE_CHECKING:
     from tenacity.wait import wait_base
 
-__all__ = ("Doubling", "check_wait", "pause_after")
+__all__ = ("Doubling", "Waiters", "Wakeup", "check_wait", "pause_after")
 
 
 def check_wait(name: str, value: object, bound_name: str, bound: float, default_bound: float) -> None:
@@ -90,3 +92,35 @@ class Doubling:
 
         self._count += 1
         return _ask(wait_exponential(multiplier=self._first, max=self._longest), self._count)
+
+
+class Waiters:
+    """Wakes all tasks that wait at the moment, more than once."""
+
+    def __init__(self) -> None:
+        self._event = anyio.Event()
+
+    def wake(self) -> None:
+        """Wake the tasks that wait; those that begin to wait later wait for the next call."""
+        event, self._event = self._event, anyio.Event()
+        event.set()
+
+    async def wait(self) -> None:
+        """Wait for the next call of `wake`."""
+        await self._event.wait()
+
+
+class Wakeup:
+    """Wakes one task, at once or as soon as it waits: a call of `wake` is never missed."""
+
+    def __init__(self) -> None:
+        self._event = anyio.Event()
+
+    def wake(self) -> None:
+        """Wake the task."""
+        self._event.set()
+
+    async def wait(self) -> None:
+        """Wait for a call of `wake`; return immediately if there was one since the last wait ended."""
+        await self._event.wait()
+        self._event = anyio.Event()

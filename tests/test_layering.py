@@ -44,7 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     "client": CLIENT,
     "admin": CLIENT,
     "http": PROTOCOL,
-    "broker": PROTOCOL | {"dispatch", "http"},
+    "broker": PROTOCOL | {"dispatch", "http", "waits"},
     "sync": PUBLIC,
     "middleware": PUBLIC,
     "observability": PUBLIC | {"middleware"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import anyio
 import pytest
 import tenacity
 from hypothesis import given
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from nsqext import Consumer, Producer
 from nsqext.broker import Cluster
 from nsqext.errors import ConnectionLost, InvalidSetting, PublishFailed
-from nsqext.waits import Doubling, pause_after
+from nsqext.waits import Doubling, Waiters, Wakeup, pause_after
 
 
 @given(st.floats(0.001, 10), st.floats(0.001, 100), st.integers(0, 100))
@@ -86,3 +87,39 @@ class _Called(tenacity.wait.wait_base):
     def __call__(self, retry_state: tenacity.RetryCallState) -> float:
         found: float = self._function(retry_state)
         return found
+
+
+@pytest.mark.anyio
+async def test_a_wakeup_is_not_missed_and_occurs_once() -> None:
+    wakeup = Wakeup()
+    wakeup.wake()
+    wakeup.wake()
+    await wakeup.wait()
+    with anyio.move_on_after(0.01) as scope:
+        await wakeup.wait()
+    assert scope.cancelled_caught
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wakeup.wait)
+        await anyio.wait_all_tasks_blocked()
+        wakeup.wake()
+
+
+@pytest.mark.anyio
+async def test_waiters_are_woken_together_and_later_ones_wait_for_the_next_call() -> None:
+    waiters, woken = Waiters(), []
+
+    async def wait(name: str) -> None:
+        await waiters.wait()
+        woken.append(name)
+
+    waiters.wake()  # no task waits yet
+    async with anyio.create_task_group() as tasks:
+        for name in ("a", "b"):
+            tasks.start_soon(wait, name)
+        await anyio.wait_all_tasks_blocked()
+        assert woken == []
+        waiters.wake()
+        tasks.start_soon(wait, "c")
+        await anyio.wait_all_tasks_blocked()
+        assert sorted(woken) == ["a", "b"]
+        waiters.wake()

@@ -10,7 +10,7 @@ from anyio.lowlevel import current_token
 
 from nsqext.admin.options import AdminOptions, AdminSettings, admin_schema
 from nsqext.admin.peek import newest_messages
-from nsqext.admin.requests import ClusterRequests, generation_of, http_of, unsupported
+from nsqext.admin.requests import ClusterRequests, ask_all, generation_of, http_of, unsupported
 from nsqext.admin.results import NodeStatus, StoredMessage, TopicInfo, TopicStats
 from nsqext.admin.stats import cluster_stats, in_sync_replicas, node_statuses, topic_stats
 from nsqext.admin.topic_creation import NewTopic, create_topic, expand_topic, wait_offered, wait_writable
@@ -111,7 +111,7 @@ class Admin:
         """
         requests = self._open()
         names = await requests.client.topics()
-        found, failed = await requests.ask_all(names, self.topic)
+        found, failed = await ask_all(names, self.topic)
         for error in failed.values():
             if not isinstance(error, TopicNotFound):  # deleted since it was listed
                 raise error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from nsqext.admin.requests import ask_all
 from nsqext.admin.results import StoredMessage
 from nsqext.errors import ProtocolError
 from nsqext.lookup.responses import unwrap
@@ -42,7 +43,7 @@ async def newest_messages(
         for number, http, messages in partitions
         for position in range(messages, max(messages - count, 0), -1)
     )
-    messages, failed = await requests.ask_all(wanted, read)
+    messages, failed = await ask_all(wanted, read)
     for error in failed.values():
         raise error
     # by partition and offset: for any message of a batch, real servers return the first one

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nsqext.lookup.responses import NodeInfo
     from nsqext.types import Address
 
-__all__ = ("ClusterRequests", "generation_of", "generation_of_node", "http_of", "unsupported")
+__all__ = ("ClusterRequests", "ask_all", "generation_of", "generation_of_node", "http_of", "unsupported")
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -244,25 +244,24 @@ class ClusterRequests:
             raise PartitionUnavailable("no node holds the topic", topic=topic)
         return where
 
-    async def ask_all(
-        self, items: Iterable[K], ask: Callable[[K], Awaitable[T]]
-    ) -> tuple[dict[K, T], dict[K, NsqError]]:
-        """Send requests about nodes, topics or positions concurrently; return results and errors by item."""
-        found: dict[K, T] = {}
-        failed: dict[K, NsqError] = {}
-        limit = anyio.Semaphore(_AT_ONCE)
 
-        async def ask_one(item: K) -> None:
-            async with limit:
-                try:
-                    found[item] = await ask(item)
-                except NsqError as error:
-                    failed[item] = error
+async def ask_all(items: Iterable[K], ask: Callable[[K], Awaitable[T]]) -> tuple[dict[K, T], dict[K, NsqError]]:
+    """Send requests about nodes, topics or positions concurrently; return results and errors by item."""
+    found: dict[K, T] = {}
+    failed: dict[K, NsqError] = {}
+    limit = anyio.Semaphore(_AT_ONCE)
 
-        async with anyio.create_task_group() as tasks:
-            for item in dict.fromkeys(items):
-                tasks.start_soon(ask_one, item)
-        return found, failed
+    async def ask_one(item: K) -> None:
+        async with limit:
+            try:
+                found[item] = await ask(item)
+            except NsqError as error:
+                failed[item] = error
+
+    async with anyio.create_task_group() as tasks:
+        for item in dict.fromkeys(items):
+            tasks.start_soon(ask_one, item)
+    return found, failed
 
 
 def _refusal(body: bytes) -> str:

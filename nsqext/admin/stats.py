@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from nsqext.admin.requests import generation_of, generation_of_node, http_of
+from nsqext.admin.requests import ask_all, generation_of, generation_of_node, http_of
 from nsqext.admin.results import (
     ChannelStats,
     ClientStats,
@@ -171,7 +171,7 @@ async def topic_stats(requests: ClusterRequests, where: PartitionMap, channel: s
         params = {"format": "json", "topic": topic}
         return read_stats(await requests.get(http_of(where, node), "/stats", params), node).get(topic, [])
 
-    found, failed = await requests.ask_all(holders, ask)
+    found, failed = await ask_all(holders, ask)
     if failed and not found:
         raise next(iter(failed.values()))
     partitions = [_only(part, channel) for parts in found.values() for part in parts]
@@ -196,7 +196,7 @@ async def cluster_stats(requests: ClusterRequests) -> dict[str, TopicStats]:
         params = {"format": "json", "leaderOnly": "true", "needClients": "true"}
         return read_stats(await requests.get(http, "/stats", params), node)
 
-    found, failed = await requests.ask_all(infos, ask)
+    found, failed = await ask_all(infos, ask)
     generation: Generation = "ha" if any(generation_of_node(info) == "ha" for info in infos.values()) else "nsq"
     parts: dict[str, list[PartitionStats]] = {name: [] for name in names}
     for topics in found.values():
@@ -220,7 +220,7 @@ async def node_statuses(requests: ClusterRequests) -> tuple[NodeStatus, ...]:
         await requests.get(http, "/info", {})
         return True
 
-    answered, _ = await requests.ask_all(by_address, ping)
+    answered, _ = await ask_all(by_address, ping)
     return tuple(
         NodeStatus(
             tcp=info.tcp,

@@ -9,7 +9,6 @@ from struct import pack
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
-import anyio
 from attrs import frozen
 
 from nsqext.arguments import check_positive
@@ -23,6 +22,7 @@ from nsqext.protocol.headers import KEY_HEADER, encode_headers
 from nsqext.protocol.messages import EXT_JSON, EXT_NONE
 from nsqext.protocol.names import check_trace_id
 from nsqext.types import Receipt
+from nsqext.waits import Waiters
 
 if TYPE_CHECKING:
     from nsqext.app.router import HandlerSpec, LifespanManager
@@ -63,7 +63,7 @@ class _Recorder(Middleware):
 
     def __init__(self, *, send: bool) -> None:
         self.published: list[Published] = []
-        self.changed: anyio.Event = anyio.Event()
+        self.changed: Waiters = Waiters()
         self._send = send
 
     async def publish(self, publishing: Publishing, send_next: SendNext) -> Sequence[Receipt]:
@@ -75,8 +75,7 @@ class _Recorder(Middleware):
                 MessageRequest(_OPTIONS, publishing.topic, message, delay=publishing.delay).check()
             receipts = [Receipt(publishing.topic, 0, "test") for _ in publishing.messages]
         self.published += [Published(publishing.topic, message) for message in publishing.messages]
-        self.changed.set()
-        self.changed = anyio.Event()
+        self.changed.wake()
         return receipts
 
 

@@ -112,7 +112,7 @@ class RuntimeHa(Runtime):
                 except Refusal as refusal:
                     raise InvalidInput(refusal.text, topic=name) from refusal
             while not self.coordinator.writable(replicas):
-                await replicas.wait()
+                await replicas.changes.wait()
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic."""
@@ -140,7 +140,7 @@ class RuntimeHa(Runtime):
         replicas = self.replicas(topic, partition)
         with anyio.move_on_after(timeout):
             while not self.coordinator.writable(replicas):
-                await replicas.wait()
+                await replicas.changes.wait()
             return replicas.state.leader
         raise PartitionUnavailable(f"no writes accepted within {timeout} s", topic=topic, partition=partition)
 

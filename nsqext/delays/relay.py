@@ -16,6 +16,7 @@ from nsqext.client.producer.options import DELAY_TOPIC
 from nsqext.errors import InvalidInput, NsqError, ProtocolError
 from nsqext.protocol.delay_record import DelayCancel, DelayedMessage, DelayRecord, decode_delay
 from nsqext.protocol.names import check_channel, check_topic
+from nsqext.waits import Wakeup
 
 if TYPE_CHECKING:
     from nsqext import MessageBatch, Producer
@@ -68,7 +69,7 @@ class DelayRelay:
         self.channels: tuple[str, str] = (check_channel(channel), check_channel(f"{channel}-cancel-{store.name}"))
         self._store = store
         self._keep = keep
-        self._changed = anyio.Event()
+        self._changed = Wakeup()
         self._publishing = 0
         self._published: list[str] = []
         """Identities of messages that were published, and that the store does not know of yet."""
@@ -112,14 +113,13 @@ class DelayRelay:
                 records.append(record)
         if records:
             await to_thread.run_sync(self._store.add, records)
-            self._changed.set()
+            self._changed.wake()
 
     async def _publish_due(self, producer: Producer) -> None:
         store, published = self._store, self._published
         lease = float(str(producer.settings["timeout"])) + _LEASE
         async with anyio.create_task_group() as tasks:
             while True:
-                self._changed = anyio.Event()
                 count = len(published)
                 free = _AT_ONCE - self._publishing
                 taken = await to_thread.run_sync(store.take, published[:count], free, time.time(), lease)
@@ -146,7 +146,7 @@ class DelayRelay:
             await to_thread.run_sync(partial(self._store.failed, identity, str(error), again, alone=alone))
         finally:
             self._publishing -= 1
-            self._changed.set()
+            self._changed.wake()
 
     async def _forget_old(self) -> None:
         while True:

@@ -11,8 +11,10 @@ from attrs import define, evolve, field, frozen
 
 from nsqext.admin import Admin, NodeStatus, TopicInfo, TopicStats
 from nsqext.admin.options import admin_settings
+from nsqext.admin.requests import ask_all
 from nsqext.client.settings import settings_for
 from nsqext.errors import NsqError, TopicNotFound
+from nsqext.waits import Waiters, Wakeup
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,7 +27,6 @@ _KEPT = 60  # points of a sparkline
 _AVERAGED = 5  # points of the rate that is shown as a number
 _WATCHED = 30.0  # seconds after the last request for which sampling continues
 _LOOKED_UP = 32  # unchanged topics that each sample looks up
-_AT_ONCE = 16
 # short, because a frozen node delays the numbers of all others
 _REQUEST_TIMEOUT, _STRAGGLER_TIMEOUT = 1.5, 0.5
 
@@ -161,15 +162,14 @@ class Monitor:
         self._begun = float("-inf")
         self._viewed = float("-inf")
         self._sampling = anyio.Lock()
-        self._wanted = anyio.Event()
-        self._changed = anyio.Event()
+        self._wanted = Wakeup()
+        self._changed = Waiters()
 
     async def run(self) -> None:
         """Sample until cancelled, except while no page is open; then close the connections."""
         try:
             while True:
                 if time.monotonic() - self._viewed > _WATCHED:
-                    self._wanted = anyio.Event()
                     await self._wanted.wait()
                 await self._sample()
                 await anyio.sleep(self._interval)
@@ -212,7 +212,7 @@ class Monitor:
 
     def _view(self) -> None:
         self._viewed = time.monotonic()
-        self._wanted.set()
+        self._wanted.wake()
 
     async def _sample(self) -> None:
         """Take a sample; callers that wait at the same time share the next one.
@@ -230,8 +230,7 @@ class Monitor:
                 old = self._latest or Snapshot(0.0, {}, {}, (), {}, {})
                 self._latest = evolve(old, error=error)
                 self._sampled = time.monotonic()
-            changed, self._changed = self._changed, anyio.Event()
-            changed.set()
+            self._changed.wake()
 
     async def _read(self) -> Snapshot:
         stats = await self._admin.all_stats()
@@ -283,23 +282,12 @@ class Monitor:
         Raises:
             NsqError: the lookup service did not respond.
         """
-        failed: list[NsqError] = []
-        limit = anyio.Semaphore(_AT_ONCE)
-
-        async def one(name: str) -> None:
-            async with limit:
-                try:
-                    self._known[name] = await self._admin.topic(name)
-                except TopicNotFound:  # no partition has a leader, or it was deleted
-                    self._known.pop(name, None)
-                except NsqError as error:
-                    failed.append(error)
-
-        async with anyio.create_task_group() as tasks:
-            for name in names:
-                tasks.start_soon(one, name)
-        if failed:
-            raise failed[0]
+        found, failed = await ask_all(names, self._admin.topic)
+        self._known |= found
+        for name, error in failed.items():
+            if not isinstance(error, TopicNotFound):
+                raise error
+            self._known.pop(name, None)  # no partition has a leader, or it was deleted
 
     def _leaderless(self, name: str) -> TopicInfo:
         """Describe a topic that lookup lists but does not find, because no partition has a leader at the moment."""

@@ -81,7 +81,7 @@ async def until(coordinator: Coordinator, done: str, topic: str = "t", partition
                 return
             if key == "sync" and sorted(state.in_sync) == value.split(","):
                 return
-            await replicas.wait()
+            await replicas.changes.wait()
 
 
 def counted(coordinator: Coordinator) -> dict[str, tuple[int, int]]:

@@ -299,7 +299,7 @@ async def move_partition(
     try:
         with anyio.move_on_after(_MOVE_TIMEOUT):
             while exists() and target not in state.in_sync and target in state.replicas:
-                await replicas.wait()
+                await replicas.changes.wait()
     finally:
         ready = exists() and target in state.in_sync
         if ready:

@@ -228,7 +228,7 @@ class Coordinator:
                 self.unhost(replicas, name)
             self._count(replicas)
             replicas.state.epoch += 1
-            replicas.notify()
+            replicas.changes.wake()
         del self.topics[topic.name]
         self.notify_watchers(topic.name)
 
@@ -265,7 +265,7 @@ class Coordinator:
                 hosted.partition.resume()
             elif led and not hosted.leader:
                 hosted.partition.suspend()
-        replicas.notify()
+        replicas.changes.wake()
         self.start_catch_ups(replicas)
         self.notify_watchers(replicas.topic)
 
@@ -280,7 +280,7 @@ class Coordinator:
     async def _commit_later(self, replicas: ReplicaSet) -> None:
         epoch = replicas.state.epoch
         while not replicas.push():
-            await replicas.wait()
+            await replicas.changes.wait()
             if replicas.state.epoch != epoch or replicas.state.resigned:
                 return
         commit_all(replicas.leader)

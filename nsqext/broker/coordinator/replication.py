@@ -6,13 +6,13 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import anyio
 from attrs import define, field
 
 from nsqext.broker.engine.channel_types import set_kind
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.publish import Stored
 from nsqext.protocol.server.request_error import RequestError
+from nsqext.waits import Waiters
 
 if TYPE_CHECKING:
     from nsqext.broker.coordinator.topics import PartitionState
@@ -113,6 +113,7 @@ class ReplicaSet:
         state: leader, replicas and in-sync replicas, as the coordinator decided.
         hosts: the replica of each node.
         reachable: tells whether a node answers another one; both are given by name, first the one that asks.
+        changes: wakes tasks that wait for a change.
     """
 
     topic: str
@@ -122,22 +123,13 @@ class ReplicaSet:
     hosts: dict[str, Hosted] = field(factory=dict)
     _aligned: dict[str, int] = field(factory=dict, alias="aligned")
     _mirrored: dict[str, tuple[str, int, int]] = field(factory=dict, alias="mirrored")
-    _changed: anyio.Event = field(factory=anyio.Event, alias="changed")
+    changes: Waiters = field(factory=Waiters, init=False)
     _refused: str = field(default="", init=False)
 
     @property
     def leader(self) -> Partition:
         """The leader's replica."""
         return self.hosts[self.state.leader].partition
-
-    def notify(self) -> None:
-        """Wake every task that waits for a change."""
-        self._changed.set()
-        self._changed = anyio.Event()
-
-    async def wait(self) -> None:
-        """Return after the next change."""
-        await self._changed.wait()
 
     def push(self, stored: Stored | None = None) -> bool:
         """Copy missing records to every in-sync follower; return whether all of them are complete.
@@ -214,6 +206,6 @@ class ReplicaSet:
         while not self.push(stored):
             if self._refused:
                 raise Refusal(self._refused)
-            await self.wait()
+            await self.changes.wait()
             if self.state.epoch != epoch or self.state.resigned:
                 raise RequestError("E_FAILED_ON_NOT_WRITABLE", "", fatal=False)

@@ -27,6 +27,7 @@ from nsqext.protocol.lookupd_tcp import (
     unregister,
 )
 from nsqext.protocol.names import is_ephemeral
+from nsqext.waits import Wakeup
 
 if TYPE_CHECKING:
     from anyio.abc import SocketStream, TaskGroup
@@ -137,7 +138,7 @@ class RegistrationClient:
         )
         self._connections: dict[str, _LookupConnection] = {}
         self._commands: list[bytes] = []
-        self._wake = anyio.Event()
+        self._wakeup = Wakeup()
         self._tasks: TaskGroup | None = None
         self._http = HttpClient(_TIMEOUT)
         self._questions = anyio.CapacityLimiter(_QUESTIONS)
@@ -151,7 +152,7 @@ class RegistrationClient:
 
     def _queue(self, command: bytes) -> None:
         self._commands.append(command)
-        self._wake.set()
+        self._wakeup.wake()
 
     def _channel_changed(self, encode: _Encode, topic: str, partition: int, channel: str) -> None:
         self._queue(encode(topic, channel, self._partition(partition)))
@@ -180,8 +181,7 @@ class RegistrationClient:
                         self._commands.insert(0, PING)
                     await self._send_commands()
                     with anyio.move_on_after(min(due - anyio.current_time(), _POLL)):
-                        await self._wake.wait()
-                    self._wake = anyio.Event()
+                        await self._wakeup.wait()
         finally:
             with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSE_TIMEOUT):
                 await self._http.aclose()

@@ -21,6 +21,7 @@ from nsqext.broker.nsqd.node import SHORTEST_TICK
 from nsqext.broker.nsqd.session import Dialect, Session
 from nsqext.http.api import at_first_request
 from nsqext.http.uvicorn_server import HttpServer
+from nsqext.waits import Wakeup
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
@@ -74,7 +75,7 @@ class NsqdServer:
         self._connections: dict[int, Connection] = {}
         self._https: list[HttpServer] = []
         self._scope = anyio.CancelScope()
-        self._flushing = anyio.Event()
+        self._flushing = Wakeup()
         self._tasks: TaskGroup | None = None
         self._loop: Any = None
         self._output_timer: Any = None
@@ -201,13 +202,12 @@ class NsqdServer:
 
     def _wake(self) -> None:
         if not self.busy:
-            self._flushing.set()
+            self._flushing.wake()
 
     async def _flush_late(self) -> None:
         """Send output that was not caused by the connection itself: by HTTP, replicas, or the coordinator."""
         while True:
             await self._flushing.wait()
-            self._flushing = anyio.Event()
             self.flush()
 
     def _wake_at(self, due: float) -> None:

@@ -23,6 +23,7 @@ from nsqext.cli.workers.worker import CANNOT_START, LOG_FORMAT
 from nsqext.client.tasks import REPEATED
 from nsqext.errors import InvalidSetting
 from nsqext.types import Address
+from nsqext.waits import Waiters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -68,10 +69,10 @@ class Supervisor:
         self._processes: dict[int, Process] = {}
         self._ready: set[int] = set()
         self._stopping = False
-        self._wake = anyio.Event()
+        self._waiting = Waiters()
         self._status = 0
         self._statuses: dict[int, WorkerStatus] = {}
-        self._reported = anyio.Event()
+        self._reported = Waiters()
 
     async def run(self, watch: Path | None = None, listener: socket.socket | None = None) -> int:
         """Run until a signal, or until all workers have exited with status 0; return the exit status.
@@ -115,7 +116,7 @@ class Supervisor:
             pause = _FIRST_PAUSE if time.monotonic() - started > _STABLE else pause
             logger.error("worker %d exited with status %d; restarting it in %g s", number, status, pause)
             with anyio.move_on_after(pause):
-                await self._wake.wait()
+                await self._waiting.wait()
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def _run_once(self, number: int) -> int:
@@ -167,8 +168,7 @@ class Supervisor:
             self._statuses[number] = WorkerStatus(
                 report["live"], report["health"], tuple(report["reasons"]), report["metrics"]
             )
-            self._reported.set()
-            self._reported = anyio.Event()
+            self._reported.wake()
             return
         if report["ready"]:
             logger.info("worker %d is ready, pid %d", number, self._processes[number].pid)
@@ -215,8 +215,7 @@ class Supervisor:
 
     def _end_workers(self) -> None:
         self._signal_workers(signal.SIGTERM)
-        self._wake.set()
-        self._wake = anyio.Event()
+        self._waiting.wake()
 
     def _signal_workers(self, number: signal.Signals) -> None:
         for process in self._processes.values():

@@ -22,6 +22,7 @@ from nsqext.errors import (
 )
 from nsqext.protocol.names import check_topic
 from nsqext.types import Receipt, TopicMeta
+from nsqext.waits import Waiters
 
 if TYPE_CHECKING:
     from nsqext.client.producer.key_lock import KeyLock, Place
@@ -116,7 +117,7 @@ class Batcher:
         self._open = False
         self._begun = False
         self._work = anyio.Event()
-        self._progress = anyio.Event()
+        self._progress = Waiters()
 
     @property
     def pending(self) -> int:
@@ -202,7 +203,7 @@ class Batcher:
     def take_failed(self) -> list[tuple[bytes | OutgoingMessage, NsqError]]:
         """Return the messages that failed and their errors, oldest first, and forget them."""
         failed, self._failed = self._failed, []
-        self._wake()
+        self._progress.wake()
         return failed
 
     def _raise_failed(self) -> None:
@@ -244,7 +245,7 @@ class Batcher:
                 await self._progress.wait()
         finally:
             self._line.remove(number)
-            self._wake()
+            self._progress.wake()
 
     def _turn_of(self, message: bytes | OutgoingMessage) -> _Turn | None:
         """Return the place of a message with a key; messages of a key share it while no other publish is behind it."""
@@ -356,7 +357,7 @@ class Batcher:
             elif isinstance(outcome, NsqError):
                 self._failed.append((entry.message, outcome))
         self._done += len(batch)
-        self._wake()
+        self._progress.wake()
 
     def _give_up(self) -> None:
         """Settle the messages that were pending when the producer was closed."""
@@ -368,10 +369,6 @@ class Batcher:
 
     def _unsent(self) -> PublishFailed:
         return PublishFailed("not published before the producer was closed", topic=self._topic)
-
-    def _wake(self) -> None:
-        progress, self._progress = self._progress, anyio.Event()
-        progress.set()
 
     async def _settled(self, number: int) -> None:
         self._flushing += 1

@@ -151,7 +151,7 @@ async def test_a_frozen_leader_loses_leadership_and_unreplicated_messages() -> N
         hosted(coordinator, leader).partition.put([NewMessage(b"lost")])
         await until(coordinator, "writable")
         while coordinator.replica_sets["t", 0].state.leader == leader:
-            await coordinator.replica_sets["t", 0].wait()
+            await coordinator.replica_sets["t", 0].changes.wait()
         await publish(coordinator, b"two")
         member.node.faults.thaw()
         membership.thawed(coordinator, member)
@@ -234,7 +234,7 @@ async def test_a_node_that_stays_down_is_replaced() -> None:
         kill(coordinator, gone)
         await until(coordinator, "writable")
         while gone in coordinator.replica_sets["t", 0].state.replicas:
-            await coordinator.replica_sets["t", 0].wait()
+            await coordinator.replica_sets["t", 0].changes.wait()
         await until(coordinator, "writable")
         await publish(coordinator, b"two")
         restart(coordinator, gone)

@@ -43,7 +43,7 @@ class Schedule:
             replicas = self.coordinator.replica_sets["t", 0]
             found = hosted(self.coordinator, replicas.state.leader)
             if not (found.leader and found.writable) or not self.coordinator.reachable(replicas.state.leader):
-                await replicas.wait()
+                await replicas.changes.wait()
                 continue
             self.sent += 1
             body = b"%d" % self.sent
@@ -106,7 +106,7 @@ async def test_acknowledged_messages_are_never_lost(seed: int) -> None:
         replicas = coordinator.replica_sets["t", 0]
         with anyio.fail_after(25):
             while sorted(replicas.state.in_sync) != sorted(replicas.state.replicas):
-                await replicas.wait()
+                await replicas.changes.wait()
         await publish(coordinator, b"last")
         kept = bodies(coordinator, replicas.state.leader)
         promised = set(schedule.acknowledged)

@@ -136,7 +136,7 @@ async def test_a_removed_node_is_emptied() -> None:
         assert answer.status_code == 200
         with anyio.fail_after(25):
             while gone in coordinator.replica_sets["t", 0].state.replicas:
-                await coordinator.replica_sets["t", 0].wait()
+                await coordinator.replica_sets["t", 0].changes.wait()
         await until(coordinator, "writable")
         await create(client, "u", "partition_num=1&replicator=2")
         assert gone not in coordinator.replica_sets["u", 0].state.replicas

@@ -115,6 +115,7 @@ def _typer_app(chosen: str | None) -> Callable[..., object]:
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
+        rich_markup_mode="rich" if sys.stdout.isatty() else None,
         help="NSQ: cluster, client and tools; `nsqd` and `nsqlookupd` replace the original programs.",
         epilog="\n\n".join(" ".join(paragraph.split("\n")) for paragraph in _EPILOG.split("\n\n")),
     )

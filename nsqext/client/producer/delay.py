@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from nsqext.client.producer.request import check_delay, due_after, encode_message, key_bytes
 from nsqext.errors import ExtendNotSupported, InvalidInput, InvalidPartition
-from nsqext.protocol.delay_record import DelayCancel, DelayedMessage, encode_delay
 from nsqext.protocol.names import check_topic
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.types import TopicMeta
 
-__all__ = ("MAX_IDENTITY", "cancellation", "check_for_topic", "check_way", "delayed_message")
+__all__ = ("MAX_IDENTITY", "cancellation", "check_for_topic", "check_way", "delayed_body")
 
 MAX_IDENTITY = 200
 """Characters of the longest identity of a delayed message."""
@@ -41,14 +40,16 @@ def check_identity(identity: str) -> str:
     return identity
 
 
-def delayed_message(publishing: Publishing, delay: float) -> DelayedMessage:
-    """Return the record of a message that a relay publishes after a delay in seconds.
+def delayed_body(publishing: Publishing, delay: float) -> bytes:
+    """Return the body that makes a relay publish a message after a delay in seconds.
 
     Raises:
         InvalidInput: the topic, the delay, the identity or the key is not valid.
     """
+    from nsqext.protocol.delay_record import DelayedMessage, encode_delay
+
     message, identity = publishing.messages[0], publishing.identity
-    return DelayedMessage(
+    record = DelayedMessage(
         identity=os.urandom(16).hex() if identity is None else check_identity(identity),
         topic=check_topic(publishing.topic),
         due=due_after(check_delay(delay, publishing.topic)),
@@ -58,6 +59,7 @@ def delayed_message(publishing: Publishing, delay: float) -> DelayedMessage:
         key=None if message.key is None else key_bytes(message.key),
         partition=publishing.partition,
     )
+    return encode_delay(record, message.body)
 
 
 def check_for_topic(options: ProducerOptions, meta: TopicMeta, publishing: Publishing) -> None:
@@ -80,4 +82,6 @@ def cancellation(identity: str) -> bytes:
     Raises:
         InvalidInput: it is no identity.
     """
+    from nsqext.protocol.delay_record import DelayCancel, encode_delay
+
     return encode_delay(DelayCancel(identity=check_identity(identity), time=round(time.time() * 1000)))

@@ -17,7 +17,7 @@ from nsqext.client.middleware import Middleware, Publishing, check_middleware, s
 from nsqext.client.producer.batch_publisher import BatchCall, BatchPublisher
 from nsqext.client.producer.batcher import Batcher, BatcherLimits
 from nsqext.client.producer.connection_pool import ConnectionPool
-from nsqext.client.producer.delay import cancellation, check_for_topic, check_way, delayed_message
+from nsqext.client.producer.delay import cancellation, check_for_topic, check_way, delayed_body
 from nsqext.client.producer.key_groups import KeyGroups
 from nsqext.client.producer.key_lock import KeyLock
 from nsqext.client.producer.options import ProducerOptions, ProducerSettings
@@ -45,7 +45,6 @@ from nsqext.errors import (
     ProtocolError,
 )
 from nsqext.lookup.lookup import Lookup, metadata_cache, values_of
-from nsqext.protocol.delay_record import encode_delay
 from nsqext.settings import build
 
 if TYPE_CHECKING:
@@ -432,9 +431,8 @@ class Producer:
         if not delay or way == "consumer":
             return await self._publish_slowly(topic, message, partition, delay, publishing.entered)
         check_choice(message.key, partition)
-        record = delayed_message(publishing, delay)
+        body = delayed_body(publishing, delay)
         check_for_topic(self._options, await self.meta(topic), publishing)
-        body = encode_delay(record, message.body)
         return await self._publish_slowly(self._options.delay_topic, OutgoingMessage(body))
 
     async def cancel_delayed(self, identity: str) -> Receipt:

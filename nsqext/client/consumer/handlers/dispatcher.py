@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from itertools import chain
+from math import inf
 from typing import TYPE_CHECKING
 
 from attrs import evolve
 
 from nsqext.client.consumer.handlers.batches import BatchHandler
 from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues, FailurePolicy
-from nsqext.client.consumer.handlers.in_flight import HeldMessages, touch_due
+from nsqext.client.consumer.handlers.in_flight import TOUCHES, HeldMessages, touch_due
 from nsqext.client.consumer.handlers.key_lanes import KeyLanes
 from nsqext.client.consumer.handlers.partition_order import KeyLaneOwner
 from nsqext.client.consumer.handlers.workers import MessageQueue, StallWatch, Workers
@@ -70,6 +71,9 @@ class MessageDispatcher:
         self._flow = flow
         self._failed = failed
         self._delays = DelayedRequeues()
+        self._shortest = inf
+        """The shortest message timeout of any subscription so far."""
+        self._touch_at = 0.0
         self.early: EarlyMessages = EarlyMessages(self._delays.add)
         self._stall = StallWatch(options.delivery.block_warning, "the loop over the consumer")
         self._lanes: KeyLanes | None = None
@@ -82,6 +86,10 @@ class MessageDispatcher:
 
     def dispatch(self, messages: list[Message]) -> None:
         """Queue the messages of one read of a subscription."""
+        if messages:
+            timeout = messages[0].owner.msg_timeout
+            if timeout < self._shortest:
+                self._shortest, self._touch_at = timeout, 0.0
         if self.queue.stopped:
             self._keep_unstarted(messages)
         elif self._lanes is not None:
@@ -137,7 +145,6 @@ class MessageDispatcher:
         """
         running = self._running()
         self._delays.tick(now)
-        held = self.held.unanswered()
         self.unpack_budget.release_expired()
         lanes = self._lanes
         if lanes is not None:
@@ -146,9 +153,10 @@ class MessageDispatcher:
             except InvalidInput as error:
                 self._failed(error)
             self._flow.widen(lanes.waiting)
-        if self._options.delivery.auto_touch:
+        if now >= self._touch_at and self._options.delivery.auto_touch:
             queued = lanes.queued() if lanes is not None else self.queue.messages
-            touch_due((*running, *held, *self._delays.waiting, *queued), now)
+            touch_due((*running, *self.held.unanswered(), *self._delays.waiting, *queued), now)
+            self._touch_at = now + self._shortest / TOUCHES
         self._stall.tick(late, running)
 
     def start_workers(

@@ -1,4 +1,4 @@
-"""Decide about messages whose handler raised: requeue them, publish dead letters, or do what the handler asked for."""
+"""Decide about messages whose handler raised: requeue them, send them to the dead letters, or do what it asked for."""
 
 from __future__ import annotations
 

@@ -14,17 +14,22 @@ if TYPE_CHECKING:
 
     from nsqext.client.consumer.message import Message
 
-__all__ = ("HeldMessages", "requeue_unanswered", "touch_due")
+__all__ = ("TOUCHES", "HeldMessages", "requeue_unanswered", "touch_due")
+
+TOUCHES = 16
+"""Looks at the messages in flight within a timeout: a message is touched when half to 9/16 of it have passed."""
 
 _DRAIN_LOOK = 0.01
 """Seconds between two looks whether all held messages were answered, while the consumer closes."""
+_SPARE_HOLDINGS = 16
+"""Holdings that are kept, beyond twice those with unanswered messages, until the others are forgotten."""
 
 
 def touch_due(messages: Iterable[Message], now: float) -> int:
     """Touch the messages of which half the timeout has passed; return how many.
 
-    Call it several times within half of the shortest timeout (one second). A message is not touched beyond the total
-    time that its server allows (``max_msg_timeout``).
+    Call it `TOUCHES` times within the shortest timeout. A message is not touched beyond the total time that its server
+    allows (``max_msg_timeout``).
 
     Args:
         messages: messages in flight; answered ones are skipped.
@@ -62,6 +67,7 @@ class HeldMessages:
 
     def __init__(self) -> None:
         self._holdings: list[_Holding] = []
+        self._limit = _SPARE_HOLDINGS
 
     def add(self, messages: Sequence[Message], task: int | None = None) -> None:
         """Add messages.
@@ -71,6 +77,9 @@ class HeldMessages:
             task: id of the task that received them; None for messages of handlers.
         """
         self._holdings.append(_Holding(messages, task))
+        if len(self._holdings) > self._limit:
+            self.unanswered()
+            self._limit = 2 * len(self._holdings) + _SPARE_HOLDINGS
 
     def unanswered(self) -> list[Message]:
         """Return the messages that are in flight and not answered; forget the others."""

@@ -37,6 +37,54 @@ def test_messages_wait_in_one_queue() -> None:
     assert failed == []
 
 
+@pytest.mark.parametrize("timeout", [1.0, 60.0])
+def test_messages_are_touched_in_time_by_few_looks(timeout: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, owner, slow = dispatcher([]), RecordingOwner(), RecordingOwner()
+    owner.msg_timeout, slow.msg_timeout, tick = timeout, 900.0, timeout / 60
+    here.tick(0.0, 0.0)
+    here.dispatch([make_message(slow, 1)])
+    here.tick(tick, 0.0)
+    message = make_message(owner, 2)
+    message.received = message.delivered = 2 * tick
+    here.dispatch([message])
+    held = here.queue.take_all()
+    here.held.add(held)
+    looks = 0
+    unanswered = here.held.unanswered
+
+    def counted() -> list[Message]:
+        nonlocal looks
+        looks += 1
+        return unanswered()
+
+    monkeypatch.setattr(here.held, "unanswered", counted)
+    for number in range(2, 602):
+        now = number * tick
+        before = len(owner.commands)
+        here.tick(now, 0.0)
+        assert now - message.received < 0.6 * timeout
+        if len(owner.commands) > before:
+            assert now - message.received >= 0.5 * timeout
+            message.received = now
+    assert 16 <= len(owner.commands) <= 20
+    assert looks <= 200
+
+
+def test_answered_messages_are_not_kept() -> None:
+    here, owner = dispatcher([]), RecordingOwner()
+    for number in range(1000):
+        message = make_message(owner, number)
+        message.answered = number > 0
+        here.held.add([message])
+    assert [message.internal_id for message in here.held.unanswered()] == [0]
+    assert len(here.held._holdings) == 1
+    for number in range(1000):
+        message = make_message(owner, number)
+        message.answered = True
+        here.held.add([message])
+    assert len(here.held._holdings) < 50
+
+
 def test_nothing_is_accepted_after_the_stop() -> None:
     here = dispatcher([])
     here.dispatch([make_message(RecordingOwner(), 1)])

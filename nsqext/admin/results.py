@@ -120,7 +120,7 @@ class KeyRange:
         high: end of the range.
         client: ``host:port`` of the consumer of these keys.
         tag: dispatch tag of the consumer, or None.
-        rate: messages per second that the consumer received recently.
+        rate: messages per second that were read for the consumer recently.
         waiting: number of messages that wait for this consumer.
     """
 

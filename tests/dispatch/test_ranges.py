@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from fractions import Fraction
+from itertools import accumulate
+from typing import TypeVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.dispatch import KeyRanges, position_of
-from nsqext.dispatch.ranges import SlidingWindow
+from nsqext.dispatch.load import CELL_BITS, SPACE, KeyLoad
 from nsqext.errors import InvalidInput, InvalidSetting
+
+C = TypeVar("C")
 
 
 class Clock:
@@ -21,6 +26,13 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def record(ranges: KeyRanges[C], consumer: C, count: int) -> None:
+    """Record messages spread over the range of a consumer."""
+    [(low, high)] = [(low, high) for low, high, owner in ranges.ranges() if owner == consumer]
+    for number in range(8):
+        ranges.record(int((low + (high - low) * number / 8) * SPACE), (count + number) // 8)
 
 
 def key_at(low: float, high: float) -> bytes:
@@ -35,19 +47,19 @@ def test_the_timeline_of_the_note() -> None:
     ranges.add_consumer("C1")
     assert ranges.ranges() == [(0.0, 1.0, "C1")]
     assert ranges.get_consumer(b"any") == "C1"
-    ranges.record_dispatch("C1", 100)
+    record(ranges, "C1", 100)
     # T1: the second consumer receives half of the range
     clock.now += 20
     ranges.add_consumer("C2")
     assert ranges.ranges() == [(0.0, 0.5, "C1"), (0.5, 1.0, "C2")]
     # T2: C2 is busier than C1, so its range is split
-    ranges.record_dispatch("C1", 10)
-    ranges.record_dispatch("C2", 30)
+    record(ranges, "C1", 80)
+    record(ranges, "C2", 240)
     clock.now += 1
     ranges.add_consumer("C3")
     assert ranges.ranges() == [(0.0, 0.5, "C1"), (0.5, 0.75, "C2"), (0.75, 1.0, "C3")]
     # T3: C1 is removed; C2 is its only neighbour
-    ranges.record_dispatch("C2", 1000)
+    record(ranges, "C2", 1000)
     ranges.remove_consumer("C1")
     assert ranges.ranges() == [(0.0, 0.75, "C2"), (0.75, 1.0, "C3")]
     # T4: C2 is removed; C3 serves the whole space
@@ -78,10 +90,10 @@ def test_the_less_busy_neighbour_inherits() -> None:
         ranges = KeyRanges[str](clock=Clock())
         ranges.add_consumer("C1")
         ranges.add_consumer("C3")
-        ranges.record_dispatch("C1", 2)
+        record(ranges, "C1", 2)
         ranges.add_consumer("C2")
-        ranges.record_dispatch(busy, 50)
-        ranges.record_dispatch(heir, 5)
+        record(ranges, busy, 50)
+        record(ranges, heir, 5)
         ranges.remove_consumer("C2")
         assert [owner for _, _, owner in ranges.ranges()] == ["C1", "C3"]
         assert ranges.ranges()[0].high == (0.5 if heir == "C1" else 0.25)
@@ -93,44 +105,96 @@ def test_the_line_is_no_ring() -> None:
     for number in range(4):
         ranges.add_consumer(number)
     owners = [owner for _, _, owner in ranges.ranges()]
-    ranges.record_dispatch(owners[1], 1000)
+    record(ranges, owners[1], 1000)
     ranges.remove_consumer(owners[0])
     assert ranges.ranges()[0] == (0.0, 0.5, owners[1])
 
 
 def test_rates_are_of_the_window_only() -> None:
     clock = Clock()
-    ranges = KeyRanges[str](clock=clock, window=5.0)
+    ranges = KeyRanges[str](clock=clock, window=8.0)
     ranges.add_consumer("C1")
     ranges.add_consumer("C2")
-    ranges.record_dispatch("C1", 100)
-    clock.now += 3
-    ranges.record_dispatch("C2", 10)
-    assert (ranges.rate("C1"), ranges.rate("C2")) == (20, 2)
-    clock.now += 3
-    assert (ranges.rate("C1"), ranges.rate("C2")) == (0, 2)
-    ranges.add_consumer("C3")
-    assert [owner for _, _, owner in ranges.ranges()] == ["C1", "C2", "C3"]
+    record(ranges, "C1", 80)
+    clock.now += 4
+    record(ranges, "C2", 40)
+    assert (ranges.rate("C1"), ranges.rate("C2")) == (20, 10)
+    clock.now += 4
+    assert (ranges.rate("C1"), ranges.rate("C2")) == (0, 10)
+    clock.now += 8
+    assert (ranges.rate("C1"), ranges.rate("C2")) == (0, 0)
 
 
 def test_consecutive_newcomers_share_the_range_of_a_busy_consumer() -> None:
-    ranges = KeyRanges[int](clock=Clock())
+    ranges = KeyRanges[int](clock=Clock(), window=2.0)
     ranges.add_consumer(0)
-    ranges.record_dispatch(0, 800)
+    record(ranges, 0, 800)
     for number in range(1, 8):
         ranges.add_consumer(number)
     assert {high - low for low, high, _ in ranges.ranges()} == {0.125}
-    assert {ranges.rate(number) for number in range(8)} == {10}
+    assert {ranges.rate(number) for number in range(8)} == {100}
 
 
-def test_a_new_owner_counts_inherited_messages() -> None:
-    ranges = KeyRanges[str](clock=Clock())
+def test_a_few_messages_do_not_decide() -> None:
+    ranges = KeyRanges[int](clock=Clock())
+    for number in range(8):
+        ranges.record(SPACE - 1)
+        ranges.add_consumer(number)
+    assert {high - low for low, high, _ in ranges.ranges()} == {0.125}
+
+
+def test_a_new_owner_has_the_messages_of_its_range() -> None:
+    ranges = KeyRanges[str](clock=Clock(), window=2.0)
     for name in ("C1", "C2"):
         ranges.add_consumer(name)
-    ranges.record_dispatch("C1", 30)
-    ranges.record_dispatch("C2", 10)
+    record(ranges, "C1", 32)
+    record(ranges, "C2", 16)
     ranges.remove_consumer("C1")
-    assert ranges.rate("C2") == 4
+    assert ranges.rate("C2") == 48
+
+
+# Balance
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 13])
+def test_without_messages_every_consumer_gets_the_same_part(count: int) -> None:
+    ranges = KeyRanges[int](clock=Clock())
+    for number in range(count):
+        ranges.add_consumer(number)
+    assert ranges.balance() == bool(count & (count - 1))
+    assert max(ranges.share(number) for number in range(count)) * count < 1.01
+    assert not ranges.balance()
+
+
+@given(st.integers(2, 12), st.floats(0, 1.5), st.integers(0, 5000), st.integers(0, 1 << 32))
+def test_balance_comes_near_the_fair_share_or_is_stopped_by_one_key(
+    count: int, skew: float, messages: int, seed: int
+) -> None:
+    """Keys are drawn by a Zipf distribution; what one cell has cannot be divided."""
+    chance = random.Random(seed)
+    ranges = KeyRanges[int](clock=Clock())
+    keys = [chance.randrange(SPACE) for _ in range(500)]
+    drawn = chance.choices(keys, cum_weights=list(accumulate(rank**-skew for rank in range(1, 501))), k=messages)
+    for number in range(count):
+        ranges.add_consumer(number)
+    for key in drawn:
+        ranges.record(key)
+    before = max(ranges.share(number) for number in range(count))
+    order = [owner for _, _, owner in ranges.ranges()]
+    moved = ranges.balance()
+    found = ranges.ranges()
+    assert [owner for _, _, owner in found] == order
+    assert [low for low, _, _ in found] == [0.0, *(high for _, high, _ in found[:-1])]
+    assert all(low < high for low, high, _ in found)
+    after = max(ranges.share(number) for number in range(count))
+    cells = [sum(key >> CELL_BITS == cell for key in drawn) for cell in {key >> CELL_BITS for key in drawn}]
+    heaviest = max(cells, default=0) / (messages + 50 * count)
+    if moved:
+        assert after <= 0.9 * before + 1e-9
+    else:
+        assert after == before
+        assert before * count <= 1.2 + 1e-9 or heaviest * count > 0.3
+    assert not ranges.balance()
 
 
 def test_refusals() -> None:
@@ -138,7 +202,7 @@ def test_refusals() -> None:
     ranges.add_consumer("C1")
     with pytest.raises(InvalidInput, match="has a range already"):
         ranges.add_consumer("C1")
-    for call in (ranges.remove_consumer, ranges.record_dispatch, ranges.rate):
+    for call in (ranges.remove_consumer, ranges.share, ranges.rate):
         with pytest.raises(InvalidInput, match="has no range"):
             call("C2")
     assert ("C1" in ranges, "C2" in ranges, len(ranges)) == (True, False, 1)
@@ -151,6 +215,7 @@ EVENTS = st.lists(
         st.tuples(st.just("add"), st.integers(0, 12), st.just(0.0)),
         st.tuples(st.just("remove"), st.integers(0, 12), st.just(0.0)),
         st.tuples(st.just("dispatch"), st.integers(0, 12), st.floats(0, 8)),
+        st.tuples(st.just("balance"), st.just(0), st.just(0.0)),
     ),
     max_size=60,
 )
@@ -172,15 +237,15 @@ def check_cover(ranges: KeyRanges[int], members: set[int]) -> dict[int, Fraction
     return widths
 
 
-def check_add(before: dict[int, Fraction], after: dict[int, Fraction], rates: dict[int, float], new: int) -> None:
+def check_add(before: dict[int, Fraction], after: dict[int, Fraction], shares: dict[int, float], new: int) -> None:
     """Assert that the busiest range was split in half, and among equally busy ones the widest."""
     changed = [consumer for consumer in before if after[consumer] != before[consumer]]
     if not before:
         assert after == {new: 1}
         return
     [giver] = changed
-    assert rates[giver] == max(rates.values())
-    assert before[giver] == max(before[consumer] for consumer, rate in rates.items() if rate == rates[giver])
+    assert shares[giver] == max(shares.values())
+    assert before[giver] == max(before[consumer] for consumer, share in shares.items() if share == shares[giver])
     assert after[new] == after[giver] == before[giver] / 2
 
 
@@ -203,22 +268,25 @@ def test_the_cover_is_exact_disjoint_and_as_balanced_as_the_rule_allows(events: 
     ranges = KeyRanges[int](clock=clock)
     widths: dict[int, Fraction] = {}
     for event, number, pause in events:
-        rates = {consumer: ranges.rate(consumer) for consumer in widths}
+        shares = {consumer: ranges.share(consumer) for consumer in widths}
         order = [consumer for _, _, consumer in ranges.ranges()]
         before = dict(widths)
         if event == "add" and number not in widths:
             ranges.add_consumer(number)
             widths = check_cover(ranges, {*before, number})
-            check_add(before, widths, rates, number)
+            check_add(before, widths, shares, number)
         elif event == "remove" and number in widths:
             ranges.remove_consumer(number)
             widths = check_cover(ranges, {*before} - {number})
             heirs = check_remove(order, before, widths, number)
-            assert heirs == [] or rates[heirs[0]] == min(rates[consumer] for consumer in heirs)
+            assert heirs == [] or shares[heirs[0]] == min(shares[consumer] for consumer in heirs)
         elif event == "dispatch" and number in widths:
-            ranges.record_dispatch(number, 1 + number)
+            record(ranges, number, 1 + number)
             clock.now += pause
             assert check_cover(ranges, set(before)) == before
+        elif event == "balance":
+            ranges.balance()
+            widths = check_cover(ranges, set(before))
 
 
 @given(st.integers(1, 200))
@@ -242,54 +310,40 @@ def test_every_key_has_exactly_one_consumer_and_keeps_it(keys: list[bytes], coun
         assert ranges.get_consumer(key) == owner
 
 
-def test_a_range_of_one_value_is_not_split() -> None:
+# Load
+
+
+def test_messages_are_counted_by_place() -> None:
+    load = KeyLoad(Clock(), 10.0)
+    load.add(0, 8)
+    load.add(SPACE - 1, 4)
+    cell = 1 << CELL_BITS
+    assert (load.between(0, SPACE), load.between(0, cell), load.between(cell, SPACE)) == (12, 8, 4)
+    assert (load.between(0, cell // 4), load.between(cell // 4, cell // 2), load.between(5, 5)) == (2, 2, 0)
+    assert (sum(load.cells()), load.cells()[0], load.cells()[-1]) == (12, 8, 4)
+
+
+def test_the_older_half_is_dropped() -> None:
     clock = Clock()
-    ranges = KeyRanges[int](clock=clock)
-    ranges.add_consumer(0)
-    for number in range(1, 40):
-        ranges.record_dispatch(0, 1 << 40)
-        ranges.add_consumer(number)
-    widths = [high - low for low, high, _ in ranges.ranges()]
-    assert min(widths) == 1 / (1 << 32)
-    assert sum(widths) == 1.0
+    load = KeyLoad(clock, 10.0)
+    load.add(7, 10)
+    clock.now += 5
+    load.add(7, 20)
+    assert load.between(0, SPACE) == 30
+    clock.now += 4.9
+    assert load.between(0, SPACE) == 30
+    clock.now += 0.1
+    assert load.between(0, SPACE) == 20
+    clock.now += 100
+    assert (load.between(0, SPACE), sum(load.cells())) == (0, 0)
 
 
-# Sliding windows
-
-
-def test_a_rate_is_taken_over_the_whole_window() -> None:
-    window = SlidingWindow(10.0)
-    assert window.rate(100.0) == 0
-    window.add(100.0, 20)
-    assert window.rate(100.0) == 2
-    window.add(105.0, 10)
-    assert window.rate(105.0) == 3
-
-
-def test_old_counts_are_dropped() -> None:
-    window = SlidingWindow(10.0)
-    window.add(100.0, 20)
-    window.add(105.0, 10)
-    assert window.rate(109.9) == 3
-    assert window.rate(110.5) == 1
-    assert window.rate(200.0) == 0
-
-
-def test_halves_add_up_and_expire_like_the_sum() -> None:
-    window = SlidingWindow(10.0)
-    window.add(100.0, 20)
-    window.add(105.0, 11)
-    other = window.halve()
-    assert window.rate(105.0) == other.rate(105.0) == pytest.approx(1.55)
-    other.add(106.0, 10)
-    window.merge(other)
-    assert window.rate(106.0) == pytest.approx(4.1)
-    assert window.rate(111.0) == pytest.approx(2.1)
-
-
-def test_a_stopped_clock_fills_one_slot() -> None:
-    window = SlidingWindow(1.0)
-    for _ in range(1000):
-        window.add(5.0, 1)
-    assert window.rate(5.0) == 1000
-    assert window.rate(6.1) == 0
+@pytest.mark.parametrize("pause", [0.1, 0.7, 3.0])
+def test_an_even_flow_has_an_even_rate(pause: float) -> None:
+    clock = Clock()
+    load = KeyLoad(clock, 10.0)
+    for turn in range(200):
+        load.add(turn << 20, 10)
+        clock.now += pause
+        if turn * pause > 10:
+            assert load.rate(0, SPACE) * pause == pytest.approx(10, rel=pause / 5 + 0.01)

@@ -145,11 +145,17 @@ class KeyFailoverChannel(Channel):
         while client.in_flight < client.window and (delivery := keys.next_for(client)) is not None:
             self._deliver(client, delivery)
             if delivery.owner is client:
-                keys.delivered(client, delivery)
+                keys.delivered(delivery)
             else:
                 keys.release(delivery)
             if client.stalled:  # the topic was upgraded: the keys of this client go to others
                 keys.remove(client)
+
+    def tick(self) -> float:
+        """Move keys from clients that are busier than others, then as in other channels."""
+        if self.keys.balance_due <= self._clock():
+            self.keys.balance()
+        return min(super().tick(), self.keys.balance_due)
 
     def stats(self) -> ChannelStats:
         """Return the counters."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heappop, heappush
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.engine.channel.tag_selector import TagSelector
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.channel.in_flight import Delivery
 
 __all__ = ("KeyQueue", "KeySelector", "key_of")
+
+_BALANCE = 2.0
+"""Seconds after a change of the ranges, or after the last look, until a consumer that is too busy gives keys away."""
 
 
 def key_of(delivery: Delivery, header: str) -> bytes:
@@ -93,13 +97,15 @@ class KeySelector(TagSelector):
         header: extend header that carries the key.
 
     Attributes:
+        balance_due: clock time at which `balance` is to be called; infinity while nothing changes.
         waiting: messages in the replay set.
     """
 
-    __slots__ = ("_clock", "_free", "_header", "_heaps", "_key_queues", "_ranges", "_ready", "waiting")
+    __slots__ = ("_clock", "_free", "_header", "_heaps", "_key_queues", "_ranges", "_ready", "balance_due", "waiting")
 
     def __init__(self, clock: Callable[[], float], header: str) -> None:
         super().__init__()
+        self.balance_due: float = inf
         self.waiting: int = 0
         self._clock = clock
         self._header = header
@@ -116,6 +122,7 @@ class KeySelector(TagSelector):
         self._heaps[client] = []
         self._ranges.setdefault(client.tag, KeyRanges(clock=self._clock)).add_consumer(client)
         self._ranges_changed()
+        self._balance_later()
         self.offer(client)
 
     def remove(self, client: Client) -> None:
@@ -129,6 +136,17 @@ class KeySelector(TagSelector):
         if not ranges:
             del self._ranges[client.tag]
         self._ranges_changed()
+        self._balance_later()
+
+    def balance(self) -> None:
+        """Move keys from clients that are busier than others."""
+        self.balance_due = inf
+        moved = [ranges.balance() for ranges in self._ranges.values()]
+        if any(moved):
+            self._ranges_changed()
+
+    def _balance_later(self) -> None:
+        self.balance_due = self._clock() + _BALANCE if len(self._heaps) > 1 else inf
 
     def _ranges_changed(self) -> None:
         self.tagged: bool = any(self._ranges)
@@ -168,26 +186,38 @@ class KeySelector(TagSelector):
 
     def client_for(self, delivery: Delivery, queue: KeyQueue) -> Client | None:
         """Return the client for a message of a key; None while only clients with other tags are connected."""
-        ranges = self._ranges.get(delivery.tag) if self.tagged else None
-        if ranges is None:
-            ranges = self._ranges.get("")
+        ranges = self._ranges_for(delivery)
         return None if ranges is None else ranges.at(queue.position)
+
+    def _ranges_for(self, delivery: Delivery) -> KeyRanges[Client] | None:
+        ranges = self._ranges.get(delivery.tag) if self.tagged else None
+        return self._ranges.get("") if ranges is None else ranges
 
     # Messages
 
     def put(self, delivery: Delivery) -> None:
         """Add a message to the replay set, after it was read or requeued."""
-        key = delivery.key
+        key, is_new = delivery.key, delivery.key is None
         if key is None:
             key = delivery.key = key_of(delivery, self._header)
         queue = self._key_queues.get(key)
         if queue is None:
             queue = self._key_queues[key] = KeyQueue(key)
         queue.put(delivery)
+        if is_new:
+            self._count(delivery, queue)
         self.waiting += 1
         if queue.pending[0] is delivery:
             queue.queued = None  # it may be for another client than the message behind it
         self._enqueue(queue)
+
+    def _count(self, delivery: Delivery, queue: KeyQueue) -> None:
+        """Count a message that was read: what is sent would depend on how many messages a new client may have."""
+        ranges = self._ranges_for(delivery)
+        if ranges is not None:
+            ranges.record(queue.position)
+            if self.balance_due == inf:
+                self._balance_later()
 
     def _enqueue(self, queue: KeyQueue) -> None:
         if queue.queued is not None or not queue.is_deliverable:
@@ -217,11 +247,8 @@ class KeySelector(TagSelector):
             return delivery
         return None
 
-    def delivered(self, client: Client, delivery: Delivery) -> None:
-        """Record that a message was sent to the client, and queue the next one of its key."""
-        ranges = self._ranges.get(client.tag)
-        if ranges is not None and client in ranges:
-            ranges.record_dispatch(client)
+    def delivered(self, delivery: Delivery) -> None:
+        """Queue the next message of the key of one that was sent."""
         queue = self._queue_of(delivery)
         if queue is not None:
             self._settle(queue)

@@ -58,7 +58,7 @@ class KeyRangeStats:
         tag: dispatch tag of the client; each tag has ranges of its own.
         client: number of the client in its node.
         name: ``host:port``.
-        rate: messages per second delivered recently.
+        rate: messages per second that were read for it recently.
         waiting: messages of the replay set that wait for this client.
     """
 

@@ -6,6 +6,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 import anyio
@@ -39,20 +40,19 @@ class DelayedRequeues:
 
     def __init__(self) -> None:
         self.waiting: dict[Message, None] = {}
-        self._due: list[tuple[float, Message]] = []
+        self._due: list[tuple[float, int, Message]] = []
+        self._added = 0
 
     def add(self, message: Message, due: float) -> None:
         """Requeue a message at a time of the monotonic clock."""
         self.waiting[message] = None
-        self._due.append((due, message))
+        self._added += 1
+        heappush(self._due, (due, self._added, message))
 
     def tick(self, now: float) -> None:
         """Requeue what is due."""
-        if not self._due:
-            return
-        ready = [message for due, message in self._due if due <= now]
-        self._due = [entry for entry in self._due if entry[0] > now]
-        for message in ready:
+        while self._due and self._due[0][0] <= now:
+            message = heappop(self._due)[2]
             self.waiting.pop(message, None)
             if not message.answered:
                 message.requeue_now(0.0, backoff=False)

@@ -10,11 +10,12 @@ from typing import Any
 
 import anyio
 import pytest
-from taskiq import AckableMessage, TaskiqMessage
+from taskiq import AckableMessage, TaskiqMessage, TaskiqScheduler
 from taskiq.exceptions import SendTaskError
 from taskiq.receiver import Receiver
+from taskiq.schedule_sources import LabelScheduleSource
 
-from nsqext import Admin, Lookup, Producer
+from nsqext import Admin, Consumer, Lookup, Producer
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidInput, InvalidSetting
 from nsqext.integrations.taskiq import NsqBroker
@@ -87,12 +88,33 @@ async def test_labels_choose_queue_and_delay(cluster: Cluster, opened: Opened) -
         await note.kicker().with_labels(queue=queues[1]).kiq(1)
         assert [task.args[0] for task, _ in await take(broker, 2)] == [1, 2]
         if cluster.generation == "ha":  # the original NSQ has neither keys nor tags
-            await note.kicker().with_labels(key="k", tag="canary").kiq(3)
+            async with Consumer(queues[0], broker.channel, cluster.lookupd, tag="canary") as consumer:
+                await note.kicker().with_labels(key="k", tag="canary").kiq(3)
+                with anyio.fail_after(25):
+                    message = await anext(consumer)
+                assert (message.key, message.tag) == ("k", "canary")
+                await message.finish()
         for labels, reason in (({"queue": "other"}, "has the queue 'other'"), ({"delay": "soon"}, "delay='soon'")):
             with pytest.raises(SendTaskError) as caught:
                 await note.kicker().with_labels(**labels).kiq(1)
             assert isinstance(caught.value.__cause__, InvalidInput)
             assert reason in str(caught.value.__cause__)
+
+
+async def test_a_schedule_sends_its_tasks(opened: Opened) -> None:
+    async with opened() as broker:
+
+        @broker.task(task_name="report", schedule=[{"cron": "* * * * *", "args": [7]}])
+        async def report(number: int) -> None:
+            """Never called."""
+
+        source = LabelScheduleSource(broker)
+        scheduler = TaskiqScheduler(broker, [source])
+        await source.startup()
+        (due,) = await source.get_schedules()
+        await scheduler.on_ready(source, due)
+        ((task, _),) = await take(broker, 1)
+        assert (task.task_name, task.args) == ("report", [7])
 
 
 def test_settings_are_those_of_the_clients(cluster: Cluster) -> None:

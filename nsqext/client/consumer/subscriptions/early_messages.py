@@ -39,8 +39,8 @@ class EarlyMessages:
     """Requeues messages that are not due, and corrects the attempts of the others.
 
     Args:
-        requeue_at: keeps a message of an ordered channel, where servers ignore the delay of a requeue, and requeues it
-            at a time of the monotonic clock.
+        requeue_at: keeps a message in flight, and requeues it at a time of the monotonic clock: one of an ordered
+            channel, where servers ignore the delay of a requeue, or of a new channel.
     """
 
     def __init__(self, requeue_at: Callable[[Message, float], None]) -> None:
@@ -58,12 +58,16 @@ class EarlyMessages:
             _, early = self.postponed.get(name, (0.0, 0))
             _remember(self.postponed, name, (_clock() + delay, early))
 
-    def without_early(self, messages: list[Message], send_requeue: Callable[[Message, float], None]) -> list[Message]:
+    def without_early(
+        self, messages: list[Message], send_requeue: Callable[[Message, float], None], keep_until: float = 0.0
+    ) -> list[Message]:
         """Return the messages that are due; requeue the others until then.
 
         Args:
             messages: received messages.
             send_requeue: sends REQ with a delay in seconds, without an effect on the backoff.
+            keep_until: time of the monotonic clock; messages that are due before are requeued without a delay when they
+                are due, because the server does not look at the delays of a new channel yet.
         """
         now = time.time()
         ready = []
@@ -71,7 +75,7 @@ class EarlyMessages:
             left = self._time_left(message, now)
             if left is None:
                 ready.append(message)
-            elif message.in_order:
+            elif message.in_order or (left and _clock() + left < keep_until):
                 self._requeue_at(message, _clock() + left)
             else:
                 send_requeue(message, left)

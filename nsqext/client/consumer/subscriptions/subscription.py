@@ -35,6 +35,9 @@ _MANY = 750
 """Answers that are sent without waiting for the end of the turn of the event loop."""
 _SPARE_COUNTS = 16
 """Counts of answered messages that are kept, beyond as many as there are messages in flight, until they are dropped."""
+_UNSCANNED = 6.0
+"""Seconds for which the redesigned server may not look at the delays of a new channel: its
+``-queue-scan-refresh-interval`` (5 s), and one interval of the scan."""
 _COMPRESSED = COMPRESS_HEADER.encode()
 
 
@@ -48,6 +51,10 @@ class SubscriptionMonitor(Protocol):
 
     unpack_budget: UnpackBudget
     early: EarlyMessages
+
+    @property
+    def share(self) -> int:
+        """Messages that each connection may have in flight if all receive equally many; 2 or more."""
 
     def received(self, subscription: Subscription, count: int, size: int, now: float) -> None:
         """Record the number and the bytes of the messages of one read, after they were queued."""
@@ -79,6 +86,7 @@ class Subscription:
         "_order",
         "_pending",
         "_reader",
+        "_scanned_at",
         "backoff",
         "horizon",
         "ignore_lost",
@@ -144,6 +152,8 @@ class Subscription:
         self._order = OrderCheck(request.options.failure.report_attempts) if request.ordered else None
         self._pending: list[bytes] = []
         self._reader: PartitionReader | None = None
+        self._scanned_at = 0.0
+        """Until when messages that are not due are kept in flight, because the channel may be new."""
         self._counts: deque[InFlightCount] = deque()
         """Of the messages in flight, oldest first."""
 
@@ -158,6 +168,7 @@ class Subscription:
         self.max_ready = reader.max_ready
         self.msg_timeout = reader.msg_timeout
         self.max_msg_timeout = reader.max_msg_timeout
+        self._scanned_at = _clock() + _UNSCANNED if self.partition >= 0 else 0.0
         self.live = True
 
     def skip_to(self, position: Position) -> None:
@@ -230,7 +241,8 @@ class Subscription:
             trace_log.consumed(messages, request.channel, reader.local_address)
         early = self._monitor.early
         if delayed or early.postponed:
-            messages = early.without_early(messages, self.defer)
+            kept = self._scanned_at if 2 * self.in_flight <= self._monitor.share else 0.0
+            messages = early.without_early(messages, self.defer, kept)
         self._deliver(messages)
         if failure is not None:
             reader.fail(failure)

@@ -127,6 +127,11 @@ class SubscriptionGroup:
 
     # RDY
 
+    @property
+    def share(self) -> int:
+        """Messages that each connection may have in flight if all receive equally many; 2 or more."""
+        return max(2, self.flow.max_in_flight // max(1, len(self.live)))
+
     def received(self, subscription: Subscription, count: int, size: int, now: float) -> None:
         """Record the messages of one read."""
         self._received_at = now

@@ -149,6 +149,18 @@ def test_on_an_ordered_channel_it_stays_in_flight_until_due() -> None:
     assert owner.commands == ["REQ 1 0"]
 
 
+@pytest.mark.parametrize(("due", "kept"), [(2.0, True), (9.0, False), (-1.0, False)])
+def test_in_a_new_channel_a_message_that_is_due_soon_stays_in_flight(due: float, kept: bool) -> None:
+    requeues, sent = DelayedRequeues(), list[float]()
+    message = make_message(RecordingOwner(), timestamp=round((START - 5) * 1e9), due=round((START + due) * 1000))
+    clock = SimpleNamespace(time=lambda: START, monotonic=lambda: 0.0)
+    with patch.object(early_messages, "time", clock), patch.object(early_messages, "_clock", clock.monotonic):
+        early = EarlyMessages(requeues.add)
+        assert early.without_early([message], lambda _, delay: sent.append(delay), keep_until=6.0) == []
+    assert list(requeues.waiting) == ([message] if kept else [])
+    assert sent == ([] if kept else [max(due, 0.0)])
+
+
 @pytest.mark.parametrize("value", ["", "soon", "-5", "1e9", "1" * 20, "١٢"])
 def test_another_value_is_no_due_time(value: str) -> None:
     message = make_message(RecordingOwner(), due=value)

@@ -29,8 +29,8 @@ from nsqext import Consumer, Lookup, NsqError, Producer
 from nsqext.lookup.metadata import MetadataCache
 from nsqext.lookup.options import LookupOptions
 from nsqext.protocol.frames import HEARTBEAT, encode_frame
-from nsqext.testing.simulation.loop import SimulatedLoop
 from nsqext.testing.simulation.network import Network, NetworkOptions, current_host
+from nsqext.testing.simulation.private_parts import SimulatedLoop
 from nsqext.testing.simulation.seams import SimulatedClock, simulated_machine
 
 _OK = encode_frame(0, b"OK")

@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from nsqext.client.consumer.handlers.batches import MessageSequence
 from nsqext.errors import InvalidInput
 from nsqext.sync.loop import call
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from nsqext.client.consumer.handlers.batches import MessageBatch as AsyncMessageBatch
     from nsqext.client.consumer.message import Message as AsyncMessage
     from nsqext.sync.answers import AnswerQueue
 
 __all__ = ("Message", "MessageBatch")
 
+T = TypeVar("T")
+
+
+class _Same(Generic[T]):
+    """A member that has the value and the meaning of the asynchronous message's member of the same name."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.__doc__ = f"See `nsqext.Message.{name}`."
+        self._read: Callable[[AsyncMessage], T] = attrgetter(name)
+
+    @overload
+    def __get__(self, message: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, message: Message, owner: type) -> T: ...
+
+    def __get__(self, message: Message | None, owner: type) -> T | Self:
+        return self if message is None else self._read(message._message)
+
 
 class Message:
-    """A received message; see `nsqext.Message`.
+    """A received message, with the members of `nsqext.Message`.
 
     Each message is answered once, by `finish` or `requeue`, or by the return or exception of its handler.
     """
@@ -32,99 +50,28 @@ class Message:
         self._message = message
         self._answers = answers
 
-    @property
-    def topic(self) -> str:
-        """Topic of the message."""
-        return self._message.topic
-
-    @property
-    def partition(self) -> int:
-        """Partition of the message; -1 on the original NSQ."""
-        return self._message.partition
-
-    @property
-    def node(self) -> str:
-        """``host:port`` of the node that delivered it."""
-        return self._message.node
-
-    @property
-    def in_order(self) -> bool:
-        """Whether the next message of its partition waits for the answer to this one."""
-        return self._message.in_order
-
-    @property
-    def body(self) -> bytes:
-        """The published bytes."""
-        return self._message.body
-
-    @property
-    def headers(self) -> Mapping[str, Any]:
-        """Extend headers without the reserved ones; empty if it has no headers."""
-        return self._message.headers
-
-    @property
-    def reserved_headers(self) -> Mapping[str, Any]:
-        """Extend headers whose names begin with ``##``."""
-        return self._message.reserved_headers
+    topic = _Same[str]()
+    partition = _Same[int]()
+    node = _Same[str]()
+    in_order = _Same[bool]()
+    body = _Same[bytes]()
+    headers = _Same[Mapping[str, Any]]()
+    reserved_headers = _Same[Mapping[str, Any]]()
+    key = _Same[str | None]()
+    tag = _Same[str | None]()
+    attempts = _Same[int]()
+    timestamp = _Same[int]()
+    id = _Same[bytes]()
+    internal_id = _Same[int]()
+    trace_id = _Same[int]()
+    offset = _Same[int]()
+    size = _Same[int]()
+    answered = _Same[bool]()
+    expired = _Same[bool]()
 
     def header_value(self, name: str) -> str | None:
         """Return an extend header, a reserved one too; None unless it is text or a whole number."""
         return self._message.header_value(name)
-
-    @property
-    def key(self) -> str | None:
-        """Key of the publish; None on topics without extend support."""
-        return self._message.key
-
-    @property
-    def tag(self) -> str | None:
-        """Tag of the publish."""
-        return self._message.tag
-
-    @property
-    def attempts(self) -> int:
-        """Number of deliveries, including this one."""
-        return self._message.attempts
-
-    @property
-    def timestamp(self) -> int:
-        """Time when the server stored it, in nanoseconds since 1970."""
-        return self._message.timestamp
-
-    @property
-    def id(self) -> bytes:
-        """The 16 bytes of its id."""
-        return self._message.id
-
-    @property
-    def internal_id(self) -> int:
-        """The first half of its id as a number; grows within a partition."""
-        return self._message.internal_id
-
-    @property
-    def trace_id(self) -> int:
-        """Trace id of the publish; 0 without one."""
-        return self._message.trace_id
-
-    @property
-    def offset(self) -> int:
-        """Byte offset in the partition's queue; -1 if the subscription does not report it."""
-        return self._message.offset
-
-    @property
-    def size(self) -> int:
-        """Bytes of its record in the queue; 0 if the subscription does not report it."""
-        return self._message.size
-
-    @property
-    def answered(self) -> bool:
-        """Whether it was finished or requeued."""
-        return self._message.answered
-
-    @property
-    def expired(self) -> bool:
-        """Whether it timed out or lost its connection, so that the server redelivers it."""
-        return self._message.expired
 
     def finish(self) -> None:
         """Acknowledge the message, so that it is not redelivered; raises the errors of `nsqext.Message.finish`."""

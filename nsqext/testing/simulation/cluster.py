@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from anyio._core._eventloop import reset_current_async_library, set_current_async_library
 from attrs import evolve
 
 from nsqext.broker.coordinator.topics import TopicSpec
@@ -15,6 +14,7 @@ from nsqext.broker.options import ClusterOptions, ClusterShape
 from nsqext.broker.runtime_ha import RuntimeHa
 from nsqext.errors import NsqError
 from nsqext.testing.simulation.network import current_host
+from nsqext.testing.simulation.private_parts import run_by_anyio
 
 if TYPE_CHECKING:
     from nsqext.broker.nsqd.options import NodeOptions
@@ -31,13 +31,11 @@ COORDINATOR = "coordinator"
 def as_server() -> Iterator[None]:
     """Run a part of a task as the servers' process: sockets and tasks that it makes are the servers'."""
     host = current_host.set("server")
-    # as in a process that `anyio.run` started; clients run as under `asyncio.run`, which does not set it
-    library = set_current_async_library("asyncio")
     try:
-        yield
+        with run_by_anyio():
+            yield
     finally:
         current_host.reset(host)
-        reset_current_async_library(library)
 
 
 class _Runtime(RuntimeHa):

@@ -18,9 +18,9 @@ from nsqext.testing.simulation.cluster import COORDINATOR, as_server
 if TYPE_CHECKING:
     from nsqext.testing.simulation.cluster import SimulatedCluster
     from nsqext.testing.simulation.disk import SimulatedDisk
-    from nsqext.testing.simulation.loop import SimulatedSelector
     from nsqext.testing.simulation.network import Network
     from nsqext.testing.simulation.seams import SimulatedClock
+    from nsqext.testing.simulation.selector import SimulatedSelector
 
 __all__ = ("KINDS", "Fault", "FaultOptions", "Injector", "draw_faults")
 

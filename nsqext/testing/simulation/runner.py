@@ -14,9 +14,10 @@ from nsqext.broker.engine.storage.segments import DiskOptions
 from nsqext.testing.simulation.cluster import SimulatedCluster, as_server
 from nsqext.testing.simulation.disk import SimulatedDisk
 from nsqext.testing.simulation.faults import Fault, FaultOptions, draw_faults
-from nsqext.testing.simulation.loop import SimulatedLoop, SimulationStuck
 from nsqext.testing.simulation.network import Network, NetworkOptions
+from nsqext.testing.simulation.private_parts import SimulatedLoop
 from nsqext.testing.simulation.seams import SimulatedClock, simulated_machine
+from nsqext.testing.simulation.selector import SimulationStuck
 from nsqext.testing.simulation.world import World
 
 if TYPE_CHECKING:

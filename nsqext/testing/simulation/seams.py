@@ -6,7 +6,6 @@ nothing for them: it calls the functions of the standard library.
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import random
@@ -18,13 +17,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, lru_cache
 from importlib import import_module
-from itertools import count
 from ssl import PROTOCOL_TLS_CLIENT, SSLContext
 from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from anyio.lowlevel import checkpoint
+from nsqext.testing.simulation.private_parts import HTTPX_URL, Replacement, check_versions, parts_of_anyio
 
 if TYPE_CHECKING:
     from nsqext.testing.simulation.disk import SimulatedDisk
@@ -48,7 +46,7 @@ _PRODUCT = (
 # pure functions that the clients and servers of every simulation call with the same arguments
 _PURE = (
     ("starlette.routing", "compile_path"),
-    ("httpx._urls", "urlparse"),
+    HTTPX_URL,
     ("nsqext.broker.nsqd.node", "find_spec"),
 )
 
@@ -84,25 +82,6 @@ class SimulatedClock:
         return int(EPOCH) * 1_000_000_000 + round((self._network.now + self.jumped) * 1e9)
 
 
-def _current_library(sniffio: Any) -> Callable[[], str | None]:
-    """Return a stand-in for anyio's `current_async_library`, with the same results for asyncio in less time."""
-    local, variable = sniffio.thread_local, sniffio.current_async_library_cvar
-
-    def current_async_library() -> str | None:
-        found = local.name or variable.get()
-        return found if found is not None or _current_task() is None else "asyncio"
-
-    return current_async_library
-
-
-def _current_task() -> asyncio.Task[Any] | None:
-    """Return the running task, None without one or without an event loop; asyncio's is slow before Python 3.12."""
-    if sys.version_info < (3, 12):
-        running: dict[Any, asyncio.Task[Any]] = asyncio.tasks._current_tasks  # type: ignore[attr-defined]
-        return running.get(asyncio._get_running_loop())
-    return asyncio.current_task() if asyncio._get_running_loop() is not None else None
-
-
 def _only_this_thread(real: Callable[..., Any], simulated: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that calls ``simulated`` in the thread of the simulation while it runs, and ``real`` else."""
     owner = threading.get_ident()
@@ -119,29 +98,6 @@ def _only_this_thread(real: Callable[..., Any], simulated: Callable[..., Any]) -
 _running: list[object | None] = [None]
 
 
-def _numbered_scope(backend: Any) -> type:
-    """Return anyio's cancel scope with a hash that does not depend on its address."""
-    serials = count(1)
-
-    class CancelScope(backend.CancelScope):  # type: ignore[misc]
-        __slots__ = ("_serial",)
-
-        def __init__(self, *args: Any, **settings: Any) -> None:
-            self._serial = next(serials)
-            super().__init__(*args, **settings)
-
-        def __hash__(self) -> int:
-            return self._serial
-
-    return CancelScope
-
-
-async def _run_at_once(function: Callable[..., Any], args: tuple[Any, ...], *_: Any, **__: Any) -> Any:
-    """Stand for a worker thread."""
-    await checkpoint()
-    return function(*args)
-
-
 @contextmanager
 def simulated_machine(
     network: Network, clock: SimulatedClock, seed: int, *, disk: SimulatedDisk | None = None, real_http: bool = False
@@ -155,6 +111,7 @@ def simulated_machine(
         disk: its disk; None without files.
         real_http: HTTP runs in httpx and uvicorn, on simulated sockets.
     """
+    check_versions()
     _load_product()
     before = random.getstate()
     collecting = gc.isenabled()
@@ -165,7 +122,7 @@ def simulated_machine(
                 _functions_of_the_machine(clock, random.Random(f"entropy {seed}")),
                 _pure_functions(),
                 _sockets(network),
-                _parts_of_anyio(),
+                parts_of_anyio(),
                 () if disk is None else _files(disk),
                 _http(real=real_http),
             ):
@@ -179,10 +136,6 @@ def simulated_machine(
         random.setstate(before)
         if collecting:
             gc.enable()
-
-
-Replacement = tuple[Any, str, Any]
-"""A module or class, the name of one of its attributes, and the value of it during a simulation."""
 
 
 def _functions_of_the_machine(clock: SimulatedClock, entropy: random.Random) -> Iterator[Replacement]:
@@ -215,17 +168,6 @@ def _pure_functions() -> Iterator[Replacement]:
 def _sockets(network: Network) -> Iterator[Replacement]:
     for user in ("nsqext.transport.sockets", "nsqext.broker.listeners"):
         yield import_module(user), "make_socket", network.socket
-
-
-def _parts_of_anyio() -> Iterator[Replacement]:
-    """Replace what depends on addresses and threads, and what is slow."""
-    backend = import_module("anyio._backends._asyncio")
-    yield backend, "CancelScope", _numbered_scope(backend)
-    yield backend, "current_task", _current_task
-    yield backend.AsyncIOBackend, "run_sync_in_worker_thread", staticmethod(_run_at_once)
-    sniffio = sys.modules.get("sniffio")  # an optional dependency of anyio
-    if sniffio is not None:
-        yield import_module("anyio._core._eventloop"), "current_async_library", _current_library(sniffio)
 
 
 def _files(disk: SimulatedDisk) -> Iterator[Replacement]:

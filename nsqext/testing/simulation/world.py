@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from nsqext.testing.simulation.cluster import SimulatedCluster
-    from nsqext.testing.simulation.loop import SimulatedLoop
     from nsqext.testing.simulation.network import Network
+    from nsqext.testing.simulation.private_parts import SimulatedLoop
     from nsqext.testing.simulation.seams import SimulatedClock
 
 __all__ = ("ClientProcess", "World")

@@ -1,37 +1,81 @@
-"""An asyncio event loop with virtual time, whose sockets are those of a `Network`.
+"""The private parts of asyncio, anyio and httpx that a simulation replaces, all in this file.
 
-Callbacks of ``call_soon`` run in their order, and timers in the order of their times, as asyncio promises. The order of
-sockets that are ready at the same time, which of them are reported, and how late timers are, is drawn from the seed.
+They may change with any release: a simulation refuses to run with other versions than `TESTED`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import selectors
+import re
 import socket
+import sys
 from asyncio.selector_events import BaseSelectorEventLoop
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import Context, copy_context
+from functools import cache
 from heapq import heappop, heappush
+from importlib import import_module
+from importlib.metadata import version
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
+from anyio.lowlevel import checkpoint
+
+from nsqext.errors import InvalidState
+from nsqext.testing.simulation.selector import SimulatedSelector
 from nsqext.testing.simulation.sockets import HOST
 
 if TYPE_CHECKING:
     from nsqext.testing.simulation.network import Network
 
-__all__ = ("SimulatedLoop", "SimulationStuck")
+__all__ = (
+    "HTTPX_URL",
+    "TESTED",
+    "Replacement",
+    "SimulatedLoop",
+    "check_versions",
+    "parts_of_anyio",
+    "run_by_anyio",
+)
 
-_TURN = 0.00002
-"""Virtual seconds that a turn of the loop takes, at most."""
-_MISS = 0.1
-"""Share of ready sockets that a turn does not report."""
+TESTED = {"anyio": ("4.12", "4.16"), "httpx": ("0.27", "0.28"), "uvicorn": ("0.34", "0.54")}
+"""The lowest and the highest version of each package that the project's tests run simulations with."""
+_PYTHONS = ((3, 11), (3, 14))
+
+HTTPX_URL = ("httpx._urls", "urlparse")
+"""A pure function, which is slow."""
+
+Replacement = tuple[Any, str, Any]
+"""A module or class, the name of one of its attributes, and the value of it during a simulation."""
 
 
-class SimulationStuck(BaseException):
-    """The simulation made no progress: too many turns of the loop, or nothing to wait for."""
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
+
+
+@cache
+def check_versions() -> None:
+    """Check that the installed versions are those whose private parts are known.
+
+    Raises:
+        InvalidState: another version of Python or of a package.
+    """
+    if not _PYTHONS[0] <= sys.version_info[:2] <= _PYTHONS[1]:
+        raise InvalidState(
+            f"simulations replace private parts of asyncio, and were not tested with Python {sys.version.split()[0]}",
+            hint=f"use Python {'.'.join(map(str, _PYTHONS[0]))} to {'.'.join(map(str, _PYTHONS[1]))}",
+        )
+    for package, (lowest, highest) in TESTED.items():
+        if not _numbers(lowest) <= _numbers(found := version(package)) <= _numbers(highest):
+            raise InvalidState(
+                f"simulations replace private parts of {package}, and were not tested with version {found}",
+                hint=f"install {package} {lowest} to {highest}, or a newer nsqext",
+            )
+
+
+# asyncio
 
 
 class SimulatedTask(asyncio.Task[Any]):
@@ -66,137 +110,6 @@ class _Callback(asyncio.Handle):
         self._context = copy_context() if context is None else context
         self._cancelled = False
         self._repr = self._source_traceback = None
-
-
-class SimulatedSelector(selectors.BaseSelector):
-    """Reports simulated sockets, and moves the time of the network forward instead of waiting.
-
-    Args:
-        network: the network.
-        most_turns: turns after which `SimulationStuck` is raised.
-
-    Attributes:
-        turns: turns so far.
-    """
-
-    def __init__(self, network: Network, most_turns: int) -> None:
-        self.turns: int = 0
-        self._network = network
-        self._most = most_turns
-        self._keys: dict[int, selectors.SelectorKey] = {}
-        self._writers: dict[int, None] = {}
-        self._paused: float = 0.0
-
-    def pause(self, seconds: float) -> None:
-        """Let the machine do nothing for a while, from the next turn on."""
-        self._paused = max(self._paused, seconds)
-
-    def allow(self, turns: int) -> None:
-        """Allow some more turns."""
-        self._most = self.turns + turns
-
-    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        """Report a socket."""
-        fd = fileobj if isinstance(fileobj, int) else fileobj.fileno()
-        if fd not in self._network.sockets:
-            raise ValueError(f"{fileobj!r} is not an open socket of the simulation")
-        key = selectors.SelectorKey(fileobj, fd, events, data)
-        if fd in self._keys:
-            raise KeyError(f"{fileobj!r} (FD {fd}) is already registered")
-        self._set(fd, key)
-        return key
-
-    def _set(self, fd: int, key: selectors.SelectorKey) -> None:
-        self._keys[fd] = key
-        if key.events & selectors.EVENT_WRITE:
-            self._writers[fd] = None
-        else:
-            self._writers.pop(fd, None)
-        if key.events & selectors.EVENT_READ and self._network.sockets[fd].readable:
-            self._network.readable[fd] = None
-
-    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        """Report a socket no more."""
-        fd = fileobj if isinstance(fileobj, int) else fileobj.fileno()
-        self._writers.pop(fd, None)
-        return self._keys.pop(fd)
-
-    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        """Change what is reported of a socket."""
-        fd = fileobj if isinstance(fileobj, int) else fileobj.fileno()
-        key = self._keys[fd]._replace(events=events, data=data)
-        self._set(fd, key)
-        return key
-
-    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
-        """Return the registered sockets."""
-        return self._keys
-
-    def get_key(self, fileobj: Any) -> selectors.SelectorKey:
-        """Return the registration of a socket."""
-        return self._keys[fileobj if isinstance(fileobj, int) else fileobj.fileno()]
-
-    def close(self) -> None:
-        """Forget everything."""
-        self._keys.clear()
-        self._writers.clear()
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Return the ready sockets; without any, move the time to the next event or to the end of the timeout."""
-        network = self._network
-        self.turns += 1
-        if self.turns > self._most:
-            raise SimulationStuck(f"no end after {self._most} turns of the event loop, {network.now:.1f} s")
-        network.now += network.random.random() * _TURN
-        if self._paused:
-            network.note(f"pause {self._paused:.3f}")
-            network.now += self._paused
-            self._paused = 0.0
-        if network.events and network.events[0][0] <= network.now:
-            network.run_due()
-        found = self._ready() if network.readable or self._writers else []
-        if found or timeout == 0:
-            return found
-        limit = None if timeout is None else network.now + max(timeout, 0.0)
-        if limit is not None and network.random.random() < network.options.late:
-            limit += network.random.random() * network.options.late_seconds
-        while not found:
-            due = network.events[0][0] if network.events else None
-            if due is None or (limit is not None and limit < due):
-                if limit is None:
-                    raise SimulationStuck(f"every task waits and nothing can happen any more, {network.now:.1f} s")
-                network.now = limit
-                return found
-            network.now = max(network.now, due)
-            network.run_due()
-            found = self._ready()
-        return found
-
-    def _ready(self) -> list[tuple[selectors.SelectorKey, int]]:
-        network = self._network
-        sockets, keys = network.sockets, self._keys
-        masks: dict[int, int] = {}
-        for fd in list(network.readable):
-            sock, key = sockets.get(fd), keys.get(fd)
-            if sock is None or not (sock.buffer or sock.readable) or sock.host in network.dead:
-                del network.readable[fd]
-            elif key is not None and key.events & selectors.EVENT_READ:
-                masks[fd] = selectors.EVENT_READ
-            else:
-                del network.readable[fd]  # `_set` adds it again
-        for fd in self._writers:
-            sock = sockets.get(fd)
-            if sock is not None and sock.writable and sock.host not in network.dead:
-                masks[fd] = masks.get(fd, 0) | selectors.EVENT_WRITE
-        if network.stalled:
-            masks = {fd: mask for fd, mask in masks.items() if sockets[fd].host not in network.stalled}
-        found = [(keys[fd], mask) for fd, mask in masks.items()]
-        if len(found) > 1:
-            random = network.random
-            random.shuffle(found)
-            if random.random() < _MISS:
-                del found[random.randrange(1, len(found)) :]
-        return found
 
 
 class SimulatedLoop(BaseSelectorEventLoop):
@@ -329,3 +242,70 @@ class SimulatedLoop(BaseSelectorEventLoop):
             sock = self.network.socket()
             sock.bind((HOST, port or 0))
         return await super().create_server(protocol_factory, sock=sock, **settings)
+
+
+# anyio
+
+
+@contextmanager
+def run_by_anyio() -> Iterator[None]:
+    """Run a part of a task as in a process that `anyio.run` started; ``asyncio.run`` does not set the library."""
+    eventloop = import_module("anyio._core._eventloop")
+    library = eventloop.set_current_async_library("asyncio")
+    try:
+        yield
+    finally:
+        eventloop.reset_current_async_library(library)
+
+
+def _current_library(sniffio: Any) -> Callable[[], str | None]:
+    """Return a stand-in for anyio's `current_async_library`, with the same results for asyncio in less time."""
+    local, variable = sniffio.thread_local, sniffio.current_async_library_cvar
+
+    def current_async_library() -> str | None:
+        found = local.name or variable.get()
+        return found if found is not None or _current_task() is None else "asyncio"
+
+    return current_async_library
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    """Return the running task, None without one or without an event loop; asyncio's is slow before Python 3.12."""
+    if sys.version_info < (3, 12):
+        running: dict[Any, asyncio.Task[Any]] = asyncio.tasks._current_tasks  # type: ignore[attr-defined]
+        return running.get(asyncio._get_running_loop())
+    return asyncio.current_task() if asyncio._get_running_loop() is not None else None
+
+
+def _numbered_scope(backend: Any) -> type:
+    """Return anyio's cancel scope with a hash that does not depend on its address."""
+    serials = count(1)
+
+    class CancelScope(backend.CancelScope):  # type: ignore[misc]
+        __slots__ = ("_serial",)
+
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            self._serial = next(serials)
+            super().__init__(*args, **settings)
+
+        def __hash__(self) -> int:
+            return self._serial
+
+    return CancelScope
+
+
+async def _run_at_once(function: Callable[..., Any], args: tuple[Any, ...], *_: Any, **__: Any) -> Any:
+    """Stand for a worker thread."""
+    await checkpoint()
+    return function(*args)
+
+
+def parts_of_anyio() -> Iterator[Replacement]:
+    """Replace what depends on addresses and threads, and what is slow."""
+    backend = import_module("anyio._backends._asyncio")
+    yield backend, "CancelScope", _numbered_scope(backend)
+    yield backend, "current_task", _current_task
+    yield backend.AsyncIOBackend, "run_sync_in_worker_thread", staticmethod(_run_at_once)
+    sniffio = sys.modules.get("sniffio")  # an optional dependency of anyio
+    if sniffio is not None:
+        yield import_module("anyio._core._eventloop"), "current_async_library", _current_library(sniffio)

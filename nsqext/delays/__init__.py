@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from nsqext.delays.relay import DelayRelay
-from nsqext.delays.store import DelayStore, StoredMessage
+from nsqext.delays.store import DelayStore, WaitingMessage
 
-__all__ = ("DelayRelay", "DelayStore", "StoredMessage")
+__all__ = ("DelayRelay", "DelayStore", "WaitingMessage")

@@ -17,7 +17,7 @@ from attrs import frozen
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.protocol.delay_record import DelayCancel, DelayRecord, encode_delay
 
-__all__ = ("DelayStore", "StoredMessage")
+__all__ = ("DelayStore", "WaitingMessage")
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS store (name TEXT NOT NULL);
@@ -37,7 +37,7 @@ _BUSY = 30.0
 
 
 @frozen
-class StoredMessage:
+class WaitingMessage:
     """A delayed message that waits.
 
     Attributes:
@@ -202,7 +202,7 @@ class DelayStore:
         with self._transaction() as run:
             return int(run.execute("SELECT count(*) FROM delayed WHERE next IS NOT NULL").fetchone()[0])
 
-    def waiting(self, topic: str | None = None, count: int = 1000) -> list[StoredMessage]:
+    def waiting(self, topic: str | None = None, count: int = 1000) -> list[WaitingMessage]:
         """Return messages that wait, the first due ones.
 
         Args:
@@ -215,4 +215,4 @@ class DelayStore:
                 "ORDER BY due LIMIT ?",
                 (topic, topic, count),
             ).fetchall()
-        return [StoredMessage(identity, where, due / 1000, error) for identity, where, due, error in found]
+        return [WaitingMessage(identity, where, due / 1000, error) for identity, where, due, error in found]

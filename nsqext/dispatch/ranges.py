@@ -16,7 +16,7 @@ from nsqext.dispatch.load import CELL_BITS, CELLS, SPACE, KeyLoad
 from nsqext.errors import InvalidInput, InvalidSetting
 from nsqext.protocol.hashing import murmur3_32
 
-__all__ = ("KeyRange", "KeyRanges", "position_of")
+__all__ = ("KeyRanges", "OwnedRange", "position_of")
 
 C = TypeVar("C", bound=Hashable)
 
@@ -34,7 +34,7 @@ def position_of(key: bytes) -> int:
     return murmur3_32(key)
 
 
-class KeyRange(NamedTuple, Generic[C]):
+class OwnedRange(NamedTuple, Generic[C]):
     """A range of the hash space and the consumer that serves it.
 
     Attributes:
@@ -179,11 +179,11 @@ class KeyRanges(Generic[C]):
         place = self._place_of(consumer)
         return self._weight(place) / sum(map(self._weight, range(len(self._owners))))
 
-    def ranges(self) -> list[KeyRange[C]]:
+    def ranges(self) -> list[OwnedRange[C]]:
         """Return all ranges in order; together they are [0, 1), or empty without consumers."""
         stops = [*self._starts[1:], SPACE]
         return [
-            KeyRange(start / SPACE, stop / SPACE, owner)
+            OwnedRange(start / SPACE, stop / SPACE, owner)
             for start, stop, owner in zip(self._starts, stops, self._owners, strict=bool(self._owners))
         ]
 

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from nsqext.delays import DelayStore, StoredMessage
+from nsqext.delays import DelayStore, WaitingMessage
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.protocol.delay_record import DelayCancel, DelayedMessage, decode_delay
 
@@ -38,7 +38,7 @@ def test_messages_are_taken_when_due_and_survive_a_restart(tmp_path: Path) -> No
         ((identity, data),) = store.take([], 9, 10.0, LEASE)
         assert (identity, decode_delay(data)[1]) == ("a", b"A\n")
         assert store.take(["a"], 9, 10.0, LEASE) == []
-        assert store.waiting() == [StoredMessage("b", "t", 20.0)]
+        assert store.waiting() == [WaitingMessage("b", "t", 20.0)]
         assert identities(store, 100.0) == ["b"]
 
 

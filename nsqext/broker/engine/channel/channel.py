@@ -12,7 +12,7 @@ from nsqext.broker.engine.channel.client import Client, Subscriber
 from nsqext.broker.engine.channel.cursor import Cursor
 from nsqext.broker.engine.channel.kind import PLAIN
 from nsqext.broker.engine.channel.requeue_rules import NOT_IN_FLIGHT, RequeueRules, not_owned
-from nsqext.broker.engine.channel.stats import ChannelStats, Latencies
+from nsqext.broker.engine.channel.stats import ChannelCounters, Latencies
 from nsqext.broker.engine.channel.tag_selector import TagSelector
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.start_position import AT_END, StartPosition
@@ -528,7 +528,7 @@ class Channel:
             self.read_ahead = None
         self.cursor.cut(offset, count)
 
-    def stats(self) -> ChannelStats:
+    def stats(self) -> ChannelCounters:
         """Return the counters."""
         stats = self.cursor.stats()
         stats.timeout_count = self.timeouts

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nsqext.broker.engine.channel.channel import Channel
 from nsqext.broker.engine.channel.cursor import Cursor
 from nsqext.broker.engine.channel.in_flight import Delivery
-from nsqext.broker.engine.channel.stats import ChannelStats
+from nsqext.broker.engine.channel.stats import ChannelCounters
 from nsqext.broker.engine.errors import Refusal
 
 if TYPE_CHECKING:
@@ -252,12 +252,12 @@ class ClassicChannel(Channel):
         self.cursor.jump(self._partition.readable_offset, self._partition.readable)
         self.pump()
 
-    def stats(self) -> ChannelStats:
+    def stats(self) -> ChannelCounters:
         """Return the counters."""
         cursor, partition = self.cursor, self._partition
         acked, in_flight = cursor.acked, cursor.in_flight
         depth, memory = self.depth, self._options.mem_queue_size
-        return ChannelStats(
+        return ChannelCounters(
             self.name,
             depth=depth,
             backend_depth=0 if self.ephemeral else max(depth - memory, self.stored_depth, 0),

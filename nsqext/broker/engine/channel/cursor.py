@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from nsqext.broker.engine.channel.ack_tracker import AckTracker
 from nsqext.broker.engine.channel.in_flight import Delivery, InFlight
-from nsqext.broker.engine.channel.stats import ChannelStats
+from nsqext.broker.engine.channel.stats import ChannelCounters
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.storage.delayed_queue import Delayed, DelayedQueue, Journal
 from nsqext.protocol.names import is_ephemeral
@@ -303,11 +303,11 @@ class Cursor:
                 self.delayed.remove(internal_id)
         self._apply_rewind(False)
 
-    def stats(self) -> ChannelStats:
+    def stats(self) -> ChannelCounters:
         """Return the counters of the queue and of what is in flight."""
         partition, acked, in_flight, delayed = self._partition, self.acked, self.in_flight, self.delayed
         depth = partition.readable - acked.count
-        return ChannelStats(
+        return ChannelCounters(
             self.channel,
             depth=depth,
             depth_size=partition.readable_offset - acked.offset,

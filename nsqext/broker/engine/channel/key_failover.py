@@ -8,7 +8,7 @@ from nsqext.broker.engine.channel.channel import Channel
 from nsqext.broker.engine.channel.cursor import Cursor
 from nsqext.broker.engine.channel.key_selector import KeySelector
 from nsqext.broker.engine.channel.requeue_rules import RequeueRules
-from nsqext.broker.engine.channel.stats import ChannelStats, KeyRangeStats
+from nsqext.broker.engine.channel.stats import ChannelCounters, KeyRangeStats
 from nsqext.broker.engine.errors import Refusal
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class KeyFailoverChannel(Channel):
             self.keys.balance()
         return min(super().tick(), self.keys.balance_due)
 
-    def stats(self) -> ChannelStats:
+    def stats(self) -> ChannelCounters:
         """Return the counters."""
         stats, keys = super().stats(), self.keys
         waiting = keys.waiting_for()

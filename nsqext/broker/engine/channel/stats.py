@@ -12,7 +12,7 @@ from nsqext.protocol.identify import SHARED
 if TYPE_CHECKING:
     from nsqext.broker.engine.channel.client import ClientStats
 
-__all__ = ("ChannelStats", "KeyRangeStats", "Latencies")
+__all__ = ("ChannelCounters", "KeyRangeStats", "Latencies")
 
 _BUCKETS = 12
 
@@ -72,7 +72,7 @@ class KeyRangeStats:
 
 
 @define
-class ChannelStats:
+class ChannelCounters:
     """Counters of one channel; offsets and sizes in bytes, times in nanoseconds since 1970.
 
     Attributes:

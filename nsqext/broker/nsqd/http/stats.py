@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from starlette.routing import Route
 
     from nsqext.broker.engine.channel.client import ClientStats
-    from nsqext.broker.engine.channel.stats import ChannelStats
+    from nsqext.broker.engine.channel.stats import ChannelCounters
     from nsqext.broker.nsqd.node import ConnectedClient, Hosted
     from nsqext.broker.nsqd.publish_stats import PublishStats
 
@@ -112,7 +112,7 @@ def _client(stats: ClientStats, session: ConnectedClient) -> dict[str, Any]:
     }
 
 
-def _keys(stats: ChannelStats) -> dict[str, Any]:
+def _keys(stats: ChannelCounters) -> dict[str, Any]:
     """Return what only channels of type key_failover have; the real server knows none of it."""
     return {
         "dispatch": stats.dispatch,
@@ -233,7 +233,7 @@ class _Stats(StatsPage):
             "e2e_processing_latency": _NO_LATENCY,
         }
 
-    def _channel(self, stats: ChannelStats, *, with_clients: bool) -> dict[str, Any]:
+    def _channel(self, stats: ChannelCounters, *, with_clients: bool) -> dict[str, Any]:
         sessions = self.node.sessions
         clients = [_client(client, sessions[client.id]) for client in stats.clients if client.id in sessions]
         return {

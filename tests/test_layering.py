@@ -24,7 +24,7 @@ ROOT = "nsqext"  # the package itself: its public names
 BASE = {"arguments", "errors", "types"}
 PROTOCOL = BASE | {"protocol"}
 TRANSPORT = PROTOCOL | {"transport"}
-LOOKUP = TRANSPORT | {"lookup", "settings"}
+LOOKUP = TRANSPORT | {"http", "lookup", "settings"}
 CLIENT = LOOKUP | {"client", "dispatch", "waits"}
 PUBLIC = CLIENT | {"admin", ROOT}
 
@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "transport": PROTOCOL,
     "arguments": {"errors"},
     "waits": BASE,
-    "lookup": TRANSPORT | {"settings"},
+    "lookup": TRANSPORT | {"http", "settings"},
     "settings": BASE,
     "client": CLIENT,
     "admin": CLIENT,
@@ -53,8 +53,8 @@ ALLOWED: dict[str, set[str]] = {
     "spark": PUBLIC | {"sync"},
     "testing": PUBLIC | {"broker", "sync"},
     "integrations": PUBLIC | {"sync"},
-    "web": PUBLIC | {"broker", "delays", "http"},
-    "cli": PUBLIC | {"app", "broker", "delays", "http", "observability", "spark", "sync", "testing", "web"},
+    "web": PUBLIC | {"broker", "delays"},
+    "cli": PUBLIC | {"app", "broker", "delays", "observability", "spark", "sync", "testing", "web"},
 }
 
 CORE = {"anyio", "attrs", "httpx", "msgspec", "orjson", "tenacity"}

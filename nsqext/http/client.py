@@ -1,16 +1,21 @@
-"""HTTP requests from a server to another one: the auth server, and nsqlookupd.
+"""HTTP requests that are bounded in time and size: to lookup nodes and nodes, and from one server to another.
 
-The first request imports httpx and loads the certificates of authorities in a thread: both take 0.2 s, in which the
-event loop has to serve. Requests bypass `httpx.AsyncClient`, which logs each URL at INFO: the URL of an auth request
-contains the client's secret.
+Requests use httpx's transport directly: its client would log the URL of every request at INFO, and the URL of an auth
+request contains a secret. The loggers of httpcore are unchanged: they log at DEBUG only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
+import anyio
 from anyio import to_thread
+
+from nsqext._version import __version__
 
 if TYPE_CHECKING:
     import ssl
@@ -19,65 +24,199 @@ if TYPE_CHECKING:
 
 __all__ = ("HttpClient", "HttpReply", "HttpRequestFailed")
 
-_contexts: list[ssl.SSLContext] = []
+Reason = Literal["closed", "invalid", "not HTTP", "too long", "unreachable", "untrusted", "compressed"]
 
-
-def _load() -> ssl.SSLContext:
-    import httpx
-
-    return httpx.create_ssl_context(trust_env=False)
+_KEPT_ALIVE = 16
+_REPLIES = 4
+"""Responses of the largest size that may be received at the same time."""
+_MOST_BYTES = 16 << 20
+_MAX_TEXT = 500
+"""Characters that are quoted of a transport's error, which may contain the response."""
+# identity keeps Content-Length equal to the body's size
+_HEADERS = {"Accept-Encoding": "identity", "User-Agent": f"nsqext/{__version__}"}
+_SOCKET_MEMBERS = ("family", "getpeername", "getsockname", "setsockopt")
 
 
 class HttpRequestFailed(Exception):
-    """No answer to a request. The text names neither the URL nor the body."""
+    """No usable response.
+
+    Attributes:
+        reason: why.
+        text: the same in words; names neither the URL nor the body.
+    """
+
+    def __init__(self, reason: Reason, text: str) -> None:
+        super().__init__(reason, text)
+        self.reason: Reason = reason
+        self.text: str = text
 
 
 class HttpReply(NamedTuple):
-    """An answer; the location is where a redirect leads to."""
+    """A response; the names of its headers are looked up without regard to case."""
 
     status: int
     content: bytes
-    location: str = ""
+    headers: Mapping[str, str]
 
 
 class HttpClient:
-    """Connections to other servers. Environment variables for proxies are ignored.
+    """Connections to servers. Environment variables for proxies are ignored, and redirects are not followed.
 
     Args:
-        timeout: seconds for each of connecting, sending and receiving.
+        timeout: seconds for a request, with its connection and its response.
+        most: largest body of a response, in bytes; together, those received at a time may have four times as many.
+        tls: makes the context for ``https``; by default, the certificates of the system are trusted.
+        transport: httpx transport to use, closed by the caller; None to create one.
     """
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(
+        self,
+        timeout: float,
+        *,
+        most: int = _MOST_BYTES,
+        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
         self._timeout = timeout
-        self._transport: httpx.AsyncHTTPTransport | None = None
+        self._most = most
+        self._tls = tls
+        self._own = transport is None
+        self._transport = transport
+        self._secure = transport
+        self._closed = False
+        self._buffered = 0
+        """Bytes of responses that are not complete."""
+        self._pending: set[anyio.CancelScope] = set()
 
     async def request(
         self, method: str, url: str, *, headers: Mapping[str, str] | None = None, content: bytes = b""
     ) -> HttpReply:
-        """Send a request and return the answer. Redirects are not followed. Cancellation waits for the import.
+        """Send a request and return the response. Cancellation waits for the import of httpx by the first request.
 
         Raises:
-            HttpRequestFailed: the URL is invalid, the server cannot be reached, or its answer is not HTTP.
+            HttpRequestFailed: no usable response, or the client was closed.
         """
-        if not _contexts:
-            _contexts.append(await to_thread.run_sync(_load))
+        if self._closed:
+            raise HttpRequestFailed("closed", "the client is closed")
+        if "httpx" not in sys.modules:
+            await to_thread.run_sync(import_module, "httpx")  # takes 0.1 s, in which the event loop has to run
         import httpx
 
-        if self._transport is None:
-            self._transport = httpx.AsyncHTTPTransport(verify=_contexts[0])
         try:
-            limits = {"timeout": httpx.Timeout(self._timeout).as_dict()}
-            request = httpx.Request(method, url, headers=headers, content=content, extensions=limits)
-            response = await self._transport.handle_async_request(request)
-            try:
-                return HttpReply(response.status_code, await response.aread(), response.headers.get("location", ""))
-            finally:
-                await response.aclose()
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise HttpRequestFailed(type(error).__name__) from None
+            with anyio.fail_after(self._timeout) as scope:
+                self._pending.add(scope)
+                try:
+                    request = _make_request(method, url, {**_HEADERS, **(headers or {})}, content)
+                    transport = await self._transport_for(url)
+                    response = await transport.handle_async_request(request)
+                    try:
+                        return HttpReply(response.status_code, await self._read(response), response.headers)
+                    finally:
+                        await response.aclose()
+                finally:
+                    self._pending.discard(scope)
+        except (TimeoutError, httpx.TimeoutException) as error:
+            raise HttpRequestFailed("unreachable", f"no response within {self._timeout:g} s") from error
+        except httpx.RemoteProtocolError as error:
+            if "disconnected" in str(error) or "closed" in str(error):  # the server stopped
+                raise HttpRequestFailed("unreachable", f"no response: {error}") from error
+            raise HttpRequestFailed("not HTTP", f"the response is not HTTP: {_text(error)}") from error
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError) as error:
+            raise HttpRequestFailed("invalid", f"no response: {type(error).__name__}") from None
+        except (httpx.HTTPError, OSError) as error:
+            if "CERTIFICATE_VERIFY_FAILED" in _text(error):
+                raise HttpRequestFailed("untrusted", f"its certificate is not trusted: {_text(error)}") from error
+            raise HttpRequestFailed("unreachable", f"no response: {_text(error)}") from error
+        except AttributeError as error:
+            # anyio asks the socket of a uvloop transport for its peer; the socket is None if the peer reset the
+            # connection while it was made
+            if error.obj is not None or error.name not in _SOCKET_MEMBERS:
+                raise
+            raise HttpRequestFailed("unreachable", "the connection was reset") from error
+        raise HttpRequestFailed("closed", "the client was closed before a response was received")
+
+    async def _transport_for(self, url: str) -> httpx.AsyncBaseTransport:
+        if url.startswith("https:"):
+            if self._secure is None:
+                # the certificates of the system take 0.1 s to load, in which the event loop has to run
+                given = self._tls()
+                context = await to_thread.run_sync(_system_certificates) if given is None else given
+                self._secure = self._secure or _make_transport(context)
+            return self._secure
+        self._transport = self._transport or _make_transport(_without_certificates())
+        return self._transport
+
+    async def _read(self, response: httpx.Response) -> bytes:
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise HttpRequestFailed("compressed", "the response is compressed, which was not requested")
+        most = self._most
+        size = int(response.headers.get("content-length", 0))
+        body = bytearray()
+        crowded = False
+        try:
+            if size <= most:
+                async for chunk in cast("httpx.AsyncByteStream", response.stream):
+                    size = max(size, len(body) + len(chunk))
+                    crowded = crowded or self._buffered + len(chunk) > _REPLIES * most
+                    if size <= most and not crowded:
+                        # the rest is read and discarded, until the timeout: some event loops warn about iterators
+                        # that are not exhausted
+                        self._buffered += len(chunk)
+                        body += chunk
+            if size > most:
+                raise HttpRequestFailed("too long", f"the response is longer than {most} bytes")
+            if crowded:
+                text = f"responses received at the same time are longer than {_REPLIES * most} bytes together"
+                raise HttpRequestFailed("too long", text)
+            return bytes(body)
+        finally:
+            self._buffered -= len(body)
 
     async def aclose(self) -> None:
-        """Close the connections."""
-        transport, self._transport = self._transport, None
-        if transport is not None:
-            await transport.aclose()
+        """Cancel pending requests and close the connections, also when it is cancelled."""
+        self._closed = True
+        for scope in tuple(self._pending):
+            scope.cancel()
+        if self._own:
+            with anyio.CancelScope(shield=True):
+                for transport in (self._transport, self._secure):
+                    if transport is not None:
+                        await transport.aclose()
+
+
+def _text(error: BaseException) -> str:
+    """Return the text of an error, or of the first of its causes that has one."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if str(cause):
+            return str(cause)[:_MAX_TEXT]
+        cause = cause.__cause__ or cause.__context__
+    return type(error).__name__
+
+
+@cache
+def _without_certificates() -> ssl.SSLContext:
+    """Return a context for HTTP without TLS, which avoids the slow load of the system's certificates."""
+    import ssl
+
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+@cache
+def _system_certificates() -> ssl.SSLContext:
+    import ssl
+
+    return ssl.create_default_context()
+
+
+def _make_request(method: str, url: str, headers: Mapping[str, str], body: bytes) -> httpx.Request:
+    import httpx
+
+    return httpx.Request(method, url, headers=headers, content=body or None)
+
+
+def _make_transport(context: ssl.SSLContext) -> httpx.AsyncHTTPTransport:
+    import httpx
+
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=_KEPT_ALIVE)
+    return httpx.AsyncHTTPTransport(verify=context, trust_env=False, limits=limits)

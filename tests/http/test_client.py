@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import ssl
 import threading
+from types import SimpleNamespace
 
 import anyio
 import pytest
@@ -16,29 +17,31 @@ CLOSED = "http://127.0.0.1:1/auth?secret=hunter2"
 
 
 @pytest.mark.anyio
-async def test_the_loop_runs_while_the_http_client_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("url", [CLOSED, CLOSED.replace("http:", "https:")])
+async def test_the_loop_runs_while_httpx_and_certificates_are_loaded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     served, loaded = threading.Event(), []
 
-    def slow() -> ssl.SSLContext:
-        assert served.wait(20), "the loop was blocked by the import"
+    def load(*_: object) -> ssl.SSLContext:
+        assert served.wait(20), "the loop was blocked"
         loaded.append(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
         return loaded[-1]
 
-    monkeypatch.setattr(http_client, "_contexts", [])
-    monkeypatch.setattr(http_client, "_load", slow)
+    if url == CLOSED:
+        monkeypatch.setattr(http_client, "sys", SimpleNamespace(modules={}))
+        monkeypatch.setattr(http_client, "import_module", load)
+    monkeypatch.setattr(http_client, "_system_certificates", load)
+    client = HttpClient(5)
 
     async def ask() -> None:
-        client = HttpClient(5)
         with pytest.raises(HttpRequestFailed):
-            await client.request("GET", CLOSED)
-        await client.aclose()
+            await client.request("GET", url)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask)
         await anyio.wait_all_tasks_blocked()
         served.set()
-    await ask()
     assert len(loaded) == 1
+    await client.aclose()
 
 
 @pytest.mark.anyio

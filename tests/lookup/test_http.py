@@ -240,7 +240,7 @@ async def test_responses_that_are_received_at_the_same_time_share_a_bound() -> N
             await finish.wait()
             await stream.send(rest)
         else:
-            await eventually(lambda: client._buffered > 3600)
+            await eventually(lambda: client._client._buffered > 3600)
             await stream.send(head + rest)
 
     client = LookupHttp(LookupOptions(max_answer_size=1000))

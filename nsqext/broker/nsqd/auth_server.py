@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Authorizations", "query_auth")
 
-_TIMEOUT = 5.0  # seconds for each of connecting, sending and receiving
+_TIMEOUT = 5.0  # seconds of a request
 _OK = 200
 _ACCEPT = {"Accept": "application/vnd.nsq; version=1.0"}
 _JSON = {**_ACCEPT, "Content-Type": "application/json"}
@@ -115,12 +115,13 @@ async def _request(client: HttpClient, method: str, url: str, content: bytes = b
     for _ in range(_MOST_REQUESTS):
         headers = _JSON if method == "POST" else _ACCEPT
         reply = await client.request(method, url, headers=headers, content=content)
-        if reply.status not in _REDIRECTS or not reply.location:
+        location = reply.headers.get("location", "")
+        if reply.status not in _REDIRECTS or not location:
             return reply
-        url = urljoin(url, reply.location)
+        url = urljoin(url, location)
         if reply.status not in _KEEP_METHOD:
             method, content = "GET", b""
-    raise HttpRequestFailed("too many redirects")
+    raise HttpRequestFailed("invalid", "too many redirects")
 
 
 async def query_auth(

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, lru_cache
 from importlib import import_module
-from ssl import PROTOCOL_TLS_CLIENT, SSLContext
 from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -38,7 +37,6 @@ _PRODUCT = (
     "nsqext",
     "nsqext.admin",
     "nsqext.broker.runtime_ha",
-    "nsqext.lookup.http",
     "nsqext.http.client",
     "httpx",
 )
@@ -177,12 +175,10 @@ def _files(disk: SimulatedDisk) -> Iterator[Replacement]:
 
 
 def _http(*, real: bool) -> Iterator[Replacement]:
-    # as if the certificates were loaded: the first simulation of a process would load them in a thread
-    yield import_module("nsqext.http.client"), "_contexts", [SSLContext(PROTOCOL_TLS_CLIENT)]
     if real:
         return
     http = import_module("nsqext.testing.simulation.http")  # loads httpx
-    client = import_module("nsqext.lookup.http")
+    client = import_module("nsqext.http.client")
     yield client, "_make_transport", lambda context: http.SimulatedHttpTransport()
     yield client, "_make_request", http.SimulatedRequest
     yield import_module("nsqext.http.uvicorn_server"), "H11Protocol", http.SimulatedHttpServer

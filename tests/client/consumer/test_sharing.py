@@ -15,6 +15,7 @@ from anyio.lowlevel import checkpoint
 from nsqext import App, Consumer, Lookup, Message, Producer
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidSetting
+from nsqext.http import client as http_client
 from nsqext.lookup import http
 from tests.support.consumers import depth, eventually, publish, quick, quick_sharing, take
 
@@ -49,7 +50,7 @@ class Asked:
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     """Start counting."""
     counted = Asked()
-    fetch, make, close = http.LookupHttp.fetch, http._make_transport, http.LookupHttp.aclose
+    fetch, make, close = http.LookupHttp.fetch, http_client._make_transport, http.LookupHttp.aclose
 
     async def count(self: http.LookupHttp, address: Address, path: str, params: dict[str, Any], *rest: Any) -> Any:
         counted.questions[path, params.get("topic", ""), params.get("access", "")] += 1
@@ -61,13 +62,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
         return make(*given)
 
     async def count_close(self: http.LookupHttp) -> None:
-        if self._transport is not None and not self._closed:
+        if self._client._transport is not None and not self._client._closed:
             counted.open_pools -= 1
         await close(self)
 
     monkeypatch.setattr(http.LookupHttp, "fetch", count)
     monkeypatch.setattr(http.LookupHttp, "aclose", count_close)
-    monkeypatch.setattr(http, "_make_transport", count_pool)
+    monkeypatch.setattr(http_client, "_make_transport", count_pool)
     return counted
 
 

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import logging
+from math import inf
 from typing import TYPE_CHECKING, Self
 
 import anyio
@@ -37,6 +38,8 @@ _READ_SIZE = 65536
 _CLOSE_TIMEOUT = 2.0
 _HEARTBEAT_LATE = 1.0
 """Seconds after which a heartbeat is missing."""
+_PAST_DUE = 0.05
+"""Seconds by which a tick follows such a time."""
 _EXCESS = 16
 """Messages in flight beyond twice the RDY count that are accepted: the server restarts its count at 0 when an
 administrator empties or moves the channel."""
@@ -210,6 +213,15 @@ class PartitionReader:
         texts = [str(notice) for notice in notices]
         notices.clear()
         return texts
+
+    @property
+    def silence_due(self) -> float:
+        """When a heartbeat will be missing, or the connection ends for want of them; infinity without heartbeats."""
+        received, interval = self._connection.received_at, self._connection.heartbeat_interval
+        if not interval:
+            return inf
+        missing = received != self._silent_since
+        return received + (interval + _HEARTBEAT_LATE if missing else 2 * interval + _HEARTBEAT_LATE) + _PAST_DUE
 
     def misses_heartbeat(self, now: float) -> bool:
         """Return, once in a silence, whether the server is silent for longer than a heartbeat interval."""

@@ -12,11 +12,11 @@ from nsqext.arguments import check_positive
 if TYPE_CHECKING:
     from nsqext.client.consumer.subscriptions.backoff import Backoff
 
-__all__ = ("RdyDistributor",)
+__all__ = ("IDLE", "RdyDistributor")
 
 K = TypeVar("K", bound=Hashable)
 
-_IDLE = 10.0
+IDLE = 10.0
 """Seconds without a message after which a connection has RDY 1 in favour of busier ones, and its window is reset."""
 _TURN = 5.0
 """Longest turn of a busy connection while others wait for one."""
@@ -153,7 +153,7 @@ class RdyDistributor(Generic[K]):
         found = self._members.get(member)
         if found is None:
             return False
-        changed = now - found.received > _IDLE
+        changed = now - found.received > IDLE
         found.received = now
         mean = size / count
         found.size = max(mean, found.size + (mean - found.size) / 16)
@@ -194,7 +194,7 @@ class RdyDistributor(Generic[K]):
         idle: list[K] = []
         for key, member in self._members.items():
             member.turn = None
-            if now - member.received > _IDLE:
+            if now - member.received > IDLE:
                 member.window = self._initial
                 idle.append(key)
         idle = [key for key in idle if key in able]

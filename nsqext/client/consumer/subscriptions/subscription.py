@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 from nsqext.client.consumer.handler_signals import MAX_DELAY
@@ -394,6 +395,11 @@ class Subscription:
                 extra={"topic": self.topic, "partition": self.partition, "node": self.node},
             )
 
+    @property
+    def silence_due(self) -> float:
+        """When it has to be ticked, unless anything is received until then; infinity without heartbeats."""
+        return self._reader.silence_due if self._reader is not None and self.live else inf
+
     def misses_heartbeat(self, now: float) -> bool:
         """Return, once in a silence, whether the server is silent for longer than a heartbeat interval.
 
@@ -420,6 +426,6 @@ class Subscription:
     def end(self) -> None:
         """Close the connection at once; its messages are not in flight any more."""
         self.live = False
-        self.horizon = float("inf")
+        self.horizon = inf
         if self._reader is not None:
             self._reader.abort()

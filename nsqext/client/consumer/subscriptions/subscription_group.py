@@ -8,6 +8,9 @@ from math import inf
 from typing import TYPE_CHECKING
 
 import anyio
+from anyio.lowlevel import RunVar
+
+from nsqext.client.consumer.subscriptions.rdy_distributor import IDLE, RdyDistributor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sized
@@ -15,21 +18,61 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.message import UnpackBudget
     from nsqext.client.consumer.subscriptions.backoff import Backoff
     from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
-    from nsqext.client.consumer.subscriptions.rdy_distributor import RdyDistributor
     from nsqext.client.consumer.subscriptions.subscription import Subscription
     from nsqext.client.events import ClientEvents
 
-__all__ = ("SubscriptionGroup",)
+__all__ = ("Pulse", "SubscriptionGroup")
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _TICK = 0.25
 """Seconds between two ticks while messages are received or something is unsent."""
 _IDLE_TICK = 5.0
-"""Longest time between two ticks while nothing is in flight: only heartbeats need them."""
+"""Longest time between two ticks of a `Pulse`, and of a connection without messages while others have some."""
+_LONGEST_REST = 60.0
+"""Longest time between two ticks while nothing is in flight and nothing is due."""
 _TICKS_PER_TIMEOUT = 8
 
 _clock = time.monotonic
+
+
+class Pulse:
+    """Notices for all consumers of an event loop that the process or the event loop stood still.
+
+    One timer, that of the first consumer, is enough: the others wake only when something is due.
+
+    Attributes:
+        groups: the open consumers, first the one whose timer never rests long.
+        ticked_at: when that timer ticked last.
+        due_at: when its next tick is due.
+    """
+
+    def __init__(self) -> None:
+        self.groups: dict[SubscriptionGroup, None] = {}  # a set that keeps the order
+        self.ticked_at: float = 0.0
+        self.due_at: float = inf
+
+    def limit(self, group: SubscriptionGroup, pause: float, now: float) -> float:
+        """Return the pause of a timer, which is short for the first one."""
+        first = next(iter(self.groups))
+        if first is not group:
+            if now + group.longest_pause() < self.due_at:
+                first.wake_timer()
+            return pause
+        pause = min(pause, *(other.longest_pause() for other in self.groups))
+        self.ticked_at, self.due_at = now, now + pause
+        return pause
+
+    def leave(self, group: SubscriptionGroup) -> None:
+        """Remove a consumer that ends; the next one keeps the time."""
+        del self.groups[group]
+        self.due_at = inf
+        for first in self.groups:
+            first.wake_timer()
+            break
+
+
+_pulse: RunVar[Pulse] = RunVar("nsqext_pulse")
 
 
 class SubscriptionGroup:
@@ -83,6 +126,7 @@ class SubscriptionGroup:
         self._tick_due = anyio.Event()
         self._ticked_at = 0.0
         self._due_at = inf
+        self._pulse = Pulse()
         self._all_due = 0.0
         self._idle = False
         self._received_at = 0.0
@@ -100,7 +144,7 @@ class SubscriptionGroup:
         self.flow.add(subscription, subscription.max_ready, subscription.backoff, _clock())
         self.rebalance()
         self._all_due = 0.0  # its message timeout may be shorter than the current pause
-        self._wake_timer()
+        self.wake_timer()
 
     def remove(self, subscription: Subscription) -> bool:
         """Remove a subscription that ended; return whether it had been added."""
@@ -137,7 +181,7 @@ class SubscriptionGroup:
         self._received_at = now
         if self._idle:
             self._idle = False
-            self._wake_timer()
+            self.wake_timer()
         if count and self.flow.received(subscription, count, size, subscription.in_flight, now):
             self.rebalance()
 
@@ -159,7 +203,7 @@ class SubscriptionGroup:
         for subscription, share in self.flow.shares(now).items():
             subscription.set_ready(share)
         if self._note_backoffs() and self._until_probe(now) < _TICK:
-            self._wake_timer()
+            self.wake_timer()
 
     def _note_backoffs(self) -> bool:
         """Report changed backoff levels; return whether any backoff is active."""
@@ -182,7 +226,10 @@ class SubscriptionGroup:
 
         If the timer is late, the process or its event loop stood still: servers may have sent them since the last tick.
         """
-        return now if now - self._due_at < _TICK else self._ticked_at
+        pulse = self._pulse
+        if now - self._due_at >= _TICK:
+            return self._ticked_at
+        return now if now - pulse.due_at < _TICK else pulse.ticked_at
 
     # Sending
 
@@ -212,17 +259,23 @@ class SubscriptionGroup:
     # Timer
 
     async def run_timer(self) -> None:
-        """Tick for ever: a few times a second while messages are in flight, rarely while the consumer is idle."""
-        while True:
-            self._ticked_at = started = _clock()
-            pause = min(self._pause(started), self._until_probe(started))
-            self._tick_due, self._due_at = anyio.Event(), started + pause
-            with anyio.move_on_after(pause):
-                await self._tick_due.wait()
-            now = _clock()
-            self._tick(now, max(0.0, now - self._due_at))
+        """Tick for ever: a few times a second while messages are in flight, when something is due while it is idle."""
+        self._pulse = pulse = _pulse.get(None) or Pulse()
+        _pulse.set(pulse)
+        pulse.groups[self] = None
+        try:
+            while True:
+                self._ticked_at = started = _clock()
+                pause = pulse.limit(self, min(self._pause(started), self._until_probe(started)), started)
+                self._tick_due, self._due_at = anyio.Event(), started + pause
+                with anyio.move_on_after(pause):
+                    await self._tick_due.wait()
+                now = _clock()
+                self._tick(now, max(0.0, now - self._due_at))
+        finally:
+            pulse.leave(self)
 
-    def _wake_timer(self) -> None:
+    def wake_timer(self) -> None:
         """Tick in the next turn of the event loop."""
         if not self._tick_due.is_set():
             self._due_at = min(self._due_at, _clock())
@@ -231,7 +284,7 @@ class SubscriptionGroup:
     def _tick(self, now: float, late: float) -> None:
         every = now >= self._all_due
         if every:
-            self._all_due = now + self._longest_pause()
+            self._all_due = now + self.longest_pause()
         for subscription in self.subscriptions:
             if every or subscription.busy:
                 subscription.tick(now)
@@ -251,9 +304,17 @@ class SubscriptionGroup:
         """
         busy = now - self._received_at < _TICK or any(subscription.busy for subscription in self.live)
         self._idle = not (busy or self.flow.takes_turns or any(backoff.level for backoff in self._backoffs()))
-        return self._longest_pause() if self._idle else _TICK
+        return self._rest(now) if self._idle else _TICK
 
-    def _longest_pause(self) -> float:
+    def _rest(self, now: float) -> float:
+        """Return the seconds until an idle consumer has to tick: a heartbeat is missing, or windows are reset."""
+        due = min((subscription.silence_due for subscription in self.live), default=inf)
+        reset = self._received_at + IDLE
+        if now < reset:
+            due = min(due, reset + _TICK)
+        return max(_TICK, min(due - now, _LONGEST_REST))
+
+    def longest_pause(self) -> float:
         """Return the seconds between two ticks of a subscription without messages in flight."""
         shortest = min(
             (
@@ -269,4 +330,4 @@ class SubscriptionGroup:
 
     def _until_probe(self, now: float) -> float:
         """Return the seconds until the pause of a backoff ends."""
-        return min((max(0.0, backoff.until - now) for backoff in self._backoffs() if backoff.until), default=_IDLE_TICK)
+        return min((max(0.0, backoff.until - now) for backoff in self._backoffs() if backoff.until), default=inf)

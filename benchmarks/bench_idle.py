@@ -26,7 +26,7 @@ def main() -> None:
         f"{given.partitions:,} subscribed partitions without messages, default settings, {given.seconds:g} s: "
         f"{found['cpu']:.1f} ms of CPU a second ({found['cpu'] / 10:.2f} % of a core), {found['tasks']:,} tasks, "
         f"{found['memory']:.1f} KiB of memory for each partition. There are more partitions than messages that may be "
-        "in flight, so RDY takes turns over them four times a second, which is most of it; the rest is heartbeats (one "
+        "in flight, so RDY takes turns over them once a second, which is most of it; the rest is heartbeats (one "
         "every 30 s and connection). The task of a partition waits and is not woken. Profile, with the profiler's own "
         "cost:\n\n"
     )

@@ -12,7 +12,7 @@ from nsqext.arguments import check_positive
 if TYPE_CHECKING:
     from nsqext.client.consumer.subscriptions.backoff import Backoff
 
-__all__ = ("IDLE", "RdyDistributor")
+__all__ = ("IDLE", "IDLE_TURN", "RdyDistributor")
 
 K = TypeVar("K", bound=Hashable)
 
@@ -20,7 +20,7 @@ IDLE = 10.0
 """Seconds without a message after which a connection has RDY 1 in favour of busier ones, and its window is reset."""
 _TURN = 5.0
 """Longest turn of a busy connection while others wait for one."""
-_IDLE_TURN = 1.0
+IDLE_TURN = 1.0
 """Longest turn of a connection that receives nothing."""
 _TURNOVER = 0.05
 """Seconds within which a window was exhausted if as many messages were received."""
@@ -221,7 +221,7 @@ class RdyDistributor(Generic[K]):
         for member in self._members.values():
             if member.turn is not None:
                 quiet = now - max(member.received, member.turn)
-                over = now - member.turn > _TURN or quiet > _IDLE_TURN
+                over = now - member.turn > _TURN or quiet > IDLE_TURN
                 if over or not member.most:
                     member.turn = None
         having = [member for member in able.values() if member.turn is not None]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio.lowlevel import RunVar
 
-from nsqext.client.consumer.subscriptions.rdy_distributor import IDLE, RdyDistributor
+from nsqext.client.consumer.subscriptions.rdy_distributor import IDLE, IDLE_TURN, RdyDistributor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sized
@@ -29,6 +29,8 @@ _TICK = 0.25
 """Seconds between two ticks while messages are received or something is unsent."""
 _IDLE_TICK = 5.0
 """Longest time between two ticks of a `Pulse`, and of a connection without messages while others have some."""
+_PAST_DUE = 0.01
+"""Seconds by which a tick follows a time that has to have passed."""
 _LONGEST_REST = 60.0
 """Longest time between two ticks while nothing is in flight and nothing is due."""
 _TICKS_PER_TIMEOUT = 8
@@ -303,15 +305,17 @@ class SubscriptionGroup:
         wakes the timer.
         """
         busy = now - self._received_at < _TICK or any(subscription.busy for subscription in self.live)
-        self._idle = not (busy or self.flow.takes_turns or any(backoff.level for backoff in self._backoffs()))
+        self._idle = not (busy or any(backoff.level for backoff in self._backoffs()))
         return self._rest(now) if self._idle else _TICK
 
     def _rest(self, now: float) -> float:
-        """Return the seconds until an idle consumer has to tick: a heartbeat is missing, or windows are reset."""
+        """Return the seconds until an idle consumer has to tick: turns end, windows are reset, a heartbeat is missing."""
         due = min((subscription.silence_due for subscription in self.live), default=inf)
+        if self.flow.takes_turns:
+            due = min(due, now + IDLE_TURN + _PAST_DUE)
         reset = self._received_at + IDLE
         if now < reset:
-            due = min(due, reset + _TICK)
+            due = min(due, reset + _PAST_DUE)
         return max(_TICK, min(due - now, _LONGEST_REST))
 
     def longest_pause(self) -> float:

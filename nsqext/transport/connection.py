@@ -58,6 +58,7 @@ class Connection:
         heartbeat_interval: seconds between two heartbeats of the server; 0 when it sends none.
         on_messages: called with the data of the message frames of each read. Messages that are received without it end
             the connection.
+        on_request: called before each request is sent.
         read_size: bytes that one read takes at most.
     """
 
@@ -84,6 +85,7 @@ class Connection:
         "closed",
         "heartbeat_interval",
         "on_messages",
+        "on_request",
         "protocol",
         "read_size",
     )
@@ -97,6 +99,7 @@ class Connection:
         self.protocol.read_ahead(False)
         self.heartbeat_interval: float = 0.0
         self.on_messages: Callable[[list[bytes]], None] | None = None
+        self.on_request: Callable[[], None] | None = None
         self.read_size: int = _READ_SIZE
         self._sock = sock
         self._layers: tuple[Layer, ...] = ()
@@ -188,6 +191,8 @@ class Connection:
         protocol = self.protocol
         if protocol.error is not None or self.closed:
             raise protocol.loss()
+        if self.on_request is not None:
+            self.on_request()
         reply = Reply(deadline, breaks)
         if self._detached or not (protocol.pending or self._out or self._burst):
             self._send_alone(data, reply)

@@ -33,6 +33,8 @@ _TICK = 0.25
 _IDLE_TICK = 5.0
 """Longest time between two checks of a connection without a request in flight: only heartbeats need them."""
 _TICKS_PER_HEARTBEAT = 8
+_QUIET = 1.0
+"""Seconds without a response after which a connection counts as unused."""
 _FIRST_REST = 0.1
 _LONGEST_REST = 5.0
 _LAST = 1.0
@@ -129,6 +131,8 @@ class ConnectionPool:
         self._events = events
         self._nodes: dict[Address, PooledNode] = {}
         self._closed = False
+        self._used = anyio.Event()
+        """Set by a request, and by a connection that opens, while the pool rests."""
 
     def node(self, address: Address) -> PooledNode:
         """Return a node, without connecting to it."""
@@ -180,6 +184,7 @@ class ConnectionPool:
                 connection.close()
                 raise InvalidState("the producer was closed", node=node.node)
             node.connection = connection
+            self._used.set()
             node.failures = 0
             node.rest_until = 0.0
             node.reported = True
@@ -226,11 +231,32 @@ class ConnectionPool:
         rest = min(_IDLE_TICK, self._options.heartbeat_interval / _TICKS_PER_HEARTBEAT)
         idle_due = _clock() + rest
         while True:
+            if self._quiet():
+                await self._rest(idle_due - _clock())
             await anyio.sleep(_TICK)
             idle = _clock() >= idle_due
             if idle:
                 idle_due = _clock() + rest
             self.tick(idle=idle)
+
+    def _quiet(self) -> bool:
+        """Return whether no connection is in use, so that none has a timeout to enforce."""
+        now = _clock()
+        connections = [node.connection for node in self._nodes.values() if node.connection is not None]
+        return not any(connection.busy or now - connection.received_at < _QUIET for connection in connections)
+
+    async def _rest(self, longest: float) -> None:
+        """Wait for a request, a new connection, or some seconds."""
+        self._used = used = anyio.Event()
+        resting = [node.connection for node in self._nodes.values() if node.connection is not None]
+        for connection in resting:
+            connection.on_request = used.set
+        try:
+            with anyio.move_on_after(longest):
+                await used.wait()
+        finally:
+            for connection in resting:
+                connection.on_request = None
 
     def tick(self, *, idle: bool = True) -> None:
         """Check connections: heartbeats, silent servers, expired requests.

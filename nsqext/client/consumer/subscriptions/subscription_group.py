@@ -309,7 +309,7 @@ class SubscriptionGroup:
         return self._rest(now) if self._idle else _TICK
 
     def _rest(self, now: float) -> float:
-        """Return the seconds until an idle consumer has to tick: turns end, windows are reset, a heartbeat is missing."""
+        """Return the seconds until an idle consumer ticks: turns end, windows are reset, a heartbeat is missing."""
         due = min((subscription.silence_due for subscription in self.live), default=inf)
         if self.flow.takes_turns:
             due = min(due, now + IDLE_TURN + _PAST_DUE)

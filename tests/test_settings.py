@@ -316,7 +316,7 @@ def test_names_are_unambiguous_and_complete() -> None:
             members += len(attrs.fields(factory)) if factory is not None and attrs.has(factory) else 1
         assert len(settings) == members
     shared = producer_settings().keys() & consumer_settings().keys()
-    shared -= {"close_timeout", "lookup_timeout"}  # of both, with a default for each
+    shared -= {"close_timeout", "lookup_timeout", "key_tags"}  # of both, with a default for each
     assert all(producer_settings()[name].owner is consumer_settings()[name].owner for name in shared)
     text_only_by_keyword = {name for name, setting in consumer_settings().items() if setting.read is None}
     assert text_only_by_keyword == {"ext_filter"}
@@ -403,6 +403,7 @@ _NEEDED = {
     "lookup_auth_secret": "lookup_auth_over_http=true",
     "dead_letter": "max_attempts=3",
     "reject_ordered": "max_attempts=3",
+    "key_tags": "dispatch=key_failover",
 }
 """Settings without which another one is not valid."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from attrs import frozen
+
 from nsqext.errors import LookupFailed, NsqError, PartitionUnavailable
 from nsqext.lookup.responses import unwrap
 
@@ -11,10 +13,25 @@ if TYPE_CHECKING:
     from nsqext.lookup.http import LookupHttp
     from nsqext.types import Address
 
-__all__ = ("NodeChannels",)
+__all__ = ("ChannelConnections", "NodeChannels")
 
 _EMPTY = "commit log end of file"
 _SHOWN = 200
+
+
+@frozen
+class ChannelConnections:
+    """Who is subscribed to a channel at a partition, and what waits there.
+
+    Attributes:
+        clients: client id and dispatch tag of each connection; the tag is empty without one.
+        depth: messages that are not finished.
+        in_flight: messages in flight.
+    """
+
+    clients: tuple[tuple[str, str], ...] = ()
+    depth: int = 0
+    in_flight: int = 0
 
 
 class NodeChannels:
@@ -70,6 +87,18 @@ class NodeChannels:
             if found.get("channel_name") == channel:
                 return int(found.get("client_num") or found.get("client_count") or len(found.get("clients") or ()))
         return 0
+
+    async def connections(self, node: Address, topic: str, partition: int, channel: str) -> ChannelConnections:
+        """Return the connections of a channel; see `clients`."""
+        for found in await self._channels(node, topic, partition):
+            if found.get("channel_name") == channel:
+                clients = found.get("clients") or ()
+                return ChannelConnections(
+                    tuple((str(client.get("client_id")), str(client.get("desired_tag") or "")) for client in clients),
+                    int(found.get("depth") or 0),
+                    int(found.get("in_flight_count") or 0),
+                )
+        return ChannelConnections()
 
     async def move(self, node: Address, topic: str, partition: int, channel: str, position: str) -> None:
         """Move a channel to a position; the server forgets its messages in flight.

@@ -84,9 +84,13 @@ class ClusterUnderTest:
     async def make_channel(self, topic: str) -> str:
         """Create a channel without consumers; return its name."""
         name = f"made_{token_hex(4)}"
+        await self.make_named_channel(topic, name)
+        return name
+
+    async def make_named_channel(self, topic: str, name: str) -> None:
+        """Create a channel without consumers."""
         async with Admin(self.lookupd) as admin:
             await admin.create_channel(topic, name)
-        return name
 
     async def upgrade(self, topic: str) -> None:
         """Give a topic extend support."""

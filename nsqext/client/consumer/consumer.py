@@ -118,7 +118,7 @@ class Consumer:
             self._options.max_in_flight,
             self.backoff,
             self._options.max_in_flight_bytes,
-            self._options.initial_ready,
+            self._options.first_ready,
         )
         self._dispatcher = MessageDispatcher(self._options, self._flow, self._fail)
         self._group = SubscriptionGroup(
@@ -134,7 +134,15 @@ class Consumer:
         spec = SubscriptionSpec(self.channel, self._options)
         self._topics = TopicSubscriptions(
             select_topics(topics, self._options, has_lookup=self._metadata.has_lookup),
-            SubscriberContext(spec, self._group, self._metadata, self._dispatcher.dispatch, self._events, self._tasks),
+            SubscriberContext(
+                spec,
+                self._group,
+                self._metadata,
+                self._dispatcher.dispatch,
+                self._dispatcher.forget,
+                self._events,
+                self._tasks,
+            ),
             self._fail,
         )
         self._iteration = MessageIteration(self._state, self._tasks, self._dispatcher, self._group)

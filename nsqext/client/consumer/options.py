@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 from attrs import field, frozen
 
 from nsqext.arguments import check_groups, check_kinds, check_positive, check_time
+from nsqext.dispatch.buckets import check_key_tags
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import LookupOptions, LookupSettings
 from nsqext.protocol.headers import KEY_HEADER
@@ -127,6 +128,13 @@ class HandlerSettings(TypedDict, total=False):
     that carries the key (``##key`` if it is a function or not given). A new channel is created with this type; a
     channel of another type, and a server without this type, are errors. With ``shared`` a channel of
     type ``key_failover`` is an error.
+    """
+    key_tags: int
+    """Share the keys by tags, with ``dispatch="key_failover"`` on servers that do not have this dispatch.
+
+    It is the number of buckets that producers write as tags (their ``key_tags``). Each bucket is a connection to each
+    partition, and has one consumer at a time; messages without a key go to any consumer. Works on topics with extend
+    support of the redesigned NSQ; 0 uses the server's own dispatch.
     """
     initial_ready: int
     """The RDY count of a new connection, and of one that was idle for 10 s. It doubles, up to the share of
@@ -312,6 +320,7 @@ class ConsumerOptions:
     ext_filter: ExtFilter | None = None
     key: str | KeyOf | None = None
     dispatch: str | None = None
+    key_tags: int = 0
     initial_ready: int = 1
     max_in_flight_bytes: int = 64 << 20
     reconnect_wait: float | wait_base = 0.05
@@ -347,6 +356,7 @@ class ConsumerOptions:
             raise InvalidSetting(f"dispatch={self.dispatch!r} is none of {', '.join(DISPATCH_TYPES)}")
         if self.dispatch == KEY_FAILOVER and self.ordered:
             raise InvalidSetting("ordered and dispatch='key_failover' contradict each other")
+        self._check_key_tags()
         if self.key is not None and not callable(self.key) and not (isinstance(self.key, str) and self.key):
             raise InvalidSetting(f"key={self.key!r} is neither the name of a header nor a function")
         if self.partitions is not None:
@@ -363,6 +373,16 @@ class ConsumerOptions:
         bound = self.max_reconnect_wait
         check_wait("reconnect_wait", self.reconnect_wait, "max_reconnect_wait", bound, _MAX_RECONNECT_WAIT)
         check_groups(self)
+
+    def _check_key_tags(self) -> None:
+        check_key_tags(self.key_tags)
+        if not self.key_tags:
+            return
+        if self.dispatch != KEY_FAILOVER:
+            raise InvalidSetting("key_tags has no effect without dispatch='key_failover'")
+        if self.tag is not None or self.ext_filter is not None:
+            name = "tag" if self.tag is not None else "ext_filter"
+            raise InvalidSetting(f"{name} and key_tags contradict each other", hint="the tags are those of the keys")
 
     def _check_start(self) -> None:
         if self.start is None:
@@ -405,9 +425,19 @@ class ConsumerOptions:
         return self.key is not None and self.dispatch != KEY_FAILOVER
 
     @property
+    def keys_ordered_by_server(self) -> bool:
+        """Whether the server redelivers the messages of a key in order."""
+        return self.dispatch == KEY_FAILOVER and not self.key_tags
+
+    @property
+    def first_ready(self) -> int:
+        """The first window of a connection; a bucket of keys has no other consumer that could handle its messages."""
+        return self.max_in_flight if self.key_tags else self.initial_ready
+
+    @property
     def reports_position(self) -> bool:
         """Whether messages report their offset, which lanes need to restore the order of a partition."""
-        return self.queue_position or (self.lanes is not None and self.dispatch != KEY_FAILOVER)
+        return self.queue_position or (self.lanes is not None and not self.keys_ordered_by_server)
 
     def start_of(self, partition: int) -> Position | None:
         """Return the start position of a partition; None leaves it to the server."""

@@ -285,7 +285,7 @@ class BatchPlanner:
         Raises:
             InvalidInput: a message is not valid; ``index`` tells which one.
         """
-        if self._key is None or not self.route.meta.extend_support:
+        if not self._options.key_tags and (self._key is None or not self.route.meta.extend_support):
             partition = self._partition if self._key is None else self._partition_of(self._key)
             batches = plain_batches(self.route, partition, messages, self._options)
             if batches is not None:

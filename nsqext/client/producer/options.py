@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from attrs import field, frozen
 
 from nsqext.arguments import check_groups, check_kinds, check_number, check_time
+from nsqext.dispatch.buckets import check_key_tags
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import LookupOptions, LookupSettings
 from nsqext.protocol.client.body_compression import Codec, check_codec
@@ -47,6 +48,11 @@ class ProducerSettings(ConnectionSettings, LookupSettings, total=False):
     """Maps keys to partitions. ``murmur3`` (as users of the Go client do), ``java_string`` and ``java_long`` (as the
     Java client does with ``setTopicShardingIDString`` and ``setTopicShardingIDLong``; for numbers, give ``key`` an
     int), or a function of key and number of partitions.
+    """
+    key_tags: int
+    """Write the bucket of a message's key as its tag, of so many buckets, so that consumers with the same ``key_tags``
+    share the keys on any redesigned NSQ; topics have to support extend headers. All producers of a topic need the same
+    number. 0 writes no tags.
     """
     compression: Codec
     """``gzip``, ``snappy`` or ``lz4`` compress bodies for topics with extend support, as the Go client does;
@@ -97,6 +103,7 @@ class ProducerOptions:
     on_unknown: Literal["retry", "raise"] = "retry"
     balance: Literal["round_robin", "least_pending"] = "round_robin"
     key_hash: str | KeyHash = "murmur3"
+    key_tags: int = 0
     compression: Codec = "none"
     compression_min: int = 20_480
     max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE
@@ -116,6 +123,7 @@ class ProducerOptions:
 
     def __attrs_post_init__(self) -> None:
         key_hash(self.key_hash)
+        check_key_tags(self.key_tags)
         check_codec(self.compression)
         check_topic(self.delay_topic)
         for name, choices in _CHOICES.items():

@@ -348,7 +348,7 @@ class Producer:
             started = _clock()
             try:
                 try:
-                    bare = headers is None and tag is None and trace_id is None
+                    bare = headers is None and tag is None and trace_id is None and not self._options.key_tags
                     if bare and (data is None or not target.meta.extend_support):
                         command = target.pub(body)
                     else:

@@ -11,6 +11,7 @@ from attrs import frozen
 
 from nsqext.arguments import is_delay
 from nsqext.client.trace_log import trace_log
+from nsqext.dispatch.buckets import bucket_tag, shared_tag
 from nsqext.errors import DelayNotSupported, ExtendNotSupported, InvalidInput, InvalidPartition, ProtocolError
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER, compress_body
 from nsqext.protocol.client.commands import check_body, publish_ext, publish_line, publish_trace, sized
@@ -207,6 +208,8 @@ def encode_parts(
     """Do the work of `encode_message` without a message object, which costs as much as all checks."""
     limit = options.max_message_size
     header = b""
+    if options.key_tags:
+        tag = _key_tag(options.key_tags, tag, key)
     if trace_id is not None:
         check_trace_id(trace_id)
     elif traced and len(check_body(body, limit)) + TRACE_SIZE <= limit:
@@ -230,6 +233,12 @@ def encode_parts(
         overhead = meta.extend_support if trace_id is None else TRACE_SIZE
     check_body(body, limit, overhead)
     return body, header, trace_id
+
+
+def _key_tag(count: int, tag: str | None, key: bytes | None) -> str:
+    if tag is not None:
+        raise InvalidInput(f"tag={tag!r} and key_tags contradict each other", hint="use a producer without key_tags")
+    return shared_tag(count) if key is None else bucket_tag(key, count)
 
 
 def _compress(

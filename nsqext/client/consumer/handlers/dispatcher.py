@@ -18,7 +18,6 @@ from nsqext.client.consumer.handlers.workers import MessageQueue, StallWatch, Wo
 from nsqext.client.consumer.message import UnpackBudget, key_reader
 from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
 from nsqext.errors import InvalidInput
-from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.protocol.messages import is_text_id
 
 if TYPE_CHECKING:
@@ -201,15 +200,25 @@ class MessageDispatcher:
         key = self._options.lanes
         if key is None:
             return [self.queue] * concurrency
-        by_server = self._options.dispatch == KEY_FAILOVER
+        options = self._options
         self._lanes = lanes = KeyLanes(
-            concurrency, key_reader(key), _clock, self._options.delivery, ordered_by_server=by_server
+            concurrency,
+            key_reader(key),
+            _clock,
+            options.delivery,
+            ordered_by_server=options.keys_ordered_by_server,
+            owned_by_connection=options.key_tags > 0,
         )
         received = list(self.queue.messages)
         self.queue.messages.clear()
         for message in received:  # of several subscriptions
             self.dispatch([message])
         return lanes.lanes
+
+    def forget(self, subscription: Subscription) -> None:
+        """Forget the messages of a bucket of keys whose subscription ended, except for those whose handlers run."""
+        if self._lanes is not None:
+            self._lanes.forget(subscription)
 
     def stop(self) -> None:
         """Dispatch no further message; running handlers continue."""

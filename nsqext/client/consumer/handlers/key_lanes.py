@@ -33,6 +33,8 @@ _FULL = 1.0
 """Seconds for which messages that wait for others may use up RDY, before some of them are requeued."""
 _SETTLE = 0.2
 """Seconds for which the first messages of a partition are collected and sorted."""
+_SETTLE_OWNED = 0.8
+"""The same, for a bucket of keys that another consumer may have left with many messages in flight."""
 _RETURN = 0.5
 """Delay in seconds of the REQ for a message that waits for a lost one, times its requeues; original NSQ only."""
 _MOST_RETURNED = 10_000
@@ -53,6 +55,8 @@ class KeyLanes:
         delivery: how long to wait for lost messages.
         ordered_by_server: the channel is of type key_failover: lost messages are redelivered in order, and possibly to
             another consumer.
+        owned_by_connection: a connection has all messages of its keys, and another one begins again: the server
+            redelivers lost messages to any consumer.
 
     Attributes:
         lanes: the queues.
@@ -66,14 +70,17 @@ class KeyLanes:
         delivery: DeliveryOptions,
         *,
         ordered_by_server: bool = False,
+        owned_by_connection: bool = False,
     ) -> None:
         self.lanes: list[MessageQueue] = [MessageQueue() for _ in range(count)]
         self._key = key
         self._clock = clock
         self._ordered_by_server = ordered_by_server
+        self._owned_by_connection = owned_by_connection
+        self._settle = _SETTLE_OWNED if owned_by_connection else _SETTLE
         self._redelivery_wait = _FAILOVER_WAIT if ordered_by_server else delivery.redelivery_wait
         self._gap_wait = delivery.gap_wait
-        self._orders: dict[tuple[str, int | str], PartitionOrder] = {}
+        self._orders: dict[tuple[str, int | str] | Owner, PartitionOrder] = {}
         self._owners: dict[PartitionOrder, KeyLaneOwner] = {}
         self._waiting = WaitingKeys(key)
         self._waits = self._waiting.waits
@@ -109,7 +116,7 @@ class KeyLanes:
             self._unstarted += received
             raise
         if order.early and order.gap_due is None:
-            order.gap_due = self._clock() + (_SETTLE if order.settling else self._gap_wait)
+            order.gap_due = self._clock() + (self._settle if order.settling else self._gap_wait)
         for lane in woken:
             lane.wake()
 
@@ -138,7 +145,9 @@ class KeyLanes:
                 raise
 
     def _owner(self, owner: Owner) -> KeyLaneOwner:
-        name = (owner.topic, owner.partition if owner.partition >= 0 else owner.node)
+        name: tuple[str, int | str] | Owner = owner
+        if not self._owned_by_connection:
+            name = (owner.topic, owner.partition if owner.partition >= 0 else owner.node)
         order = self._orders.get(name)
         if order is None:
             order = self._orders[name] = PartitionOrder(ordered_by_server=self._ordered_by_server)
@@ -189,6 +198,14 @@ class KeyLanes:
         wait = self._waits.get((key, order))
         if wait is not None and wait.message is message:
             self._waiting.end((key, order))
+
+    def forget(self, owner: Owner) -> None:
+        """Forget the messages of a connection that ended, except for those whose handlers run."""
+        order = self._orders.pop(owner, None)
+        if order is not None:
+            self._owners.pop(order, None)
+            self._forget_lost(order)
+            order.early.clear()
 
     # Waiting
 

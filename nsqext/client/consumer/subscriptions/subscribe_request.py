@@ -8,7 +8,7 @@ from attrs import frozen
 
 from nsqext.errors import InvalidSetting
 from nsqext.errors.server import InvalidCommand
-from nsqext.protocol.identify import KEY_FAILOVER, IdentifyRequest
+from nsqext.protocol.identify import KEY_FAILOVER, SHARED, IdentifyRequest
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.options import ConsumerOptions
@@ -36,6 +36,7 @@ class SubscribeRequest:
         meta: the topic's meta; decides extend support and order.
         tag: the tag that messages must have; None without one.
         options: the consumer's options.
+        client_id: name of the consumer in the server's statistics; empty for that of the process.
     """
 
     topic: str
@@ -45,6 +46,7 @@ class SubscribeRequest:
     meta: TopicMeta
     tag: str | None
     options: ConsumerOptions
+    client_id: str = ""
 
     @property
     def ordered(self) -> bool:
@@ -66,6 +68,7 @@ class SubscribeRequest:
         extend = self.meta.extend_support
         size, timeout = self._buffer()
         return IdentifyRequest(
+            client_id=self.client_id,
             msg_timeout=self.options.msg_timeout,
             sample_rate=self.options.sample_rate,
             output_buffer_size=size,
@@ -94,18 +97,38 @@ class SubscribeRequest:
         dispatch, key = self.options.dispatch, self.options.key
         if dispatch is None:
             return {}
+        if self.options.key_tags:
+            return {"dispatch": SHARED}
         return {"dispatch": dispatch} | ({"key_header": key} if isinstance(key, str) else {})
 
     def check(self, negotiated: Negotiated) -> None:
         """Check what the server granted.
 
         Raises:
-            InvalidSetting: the server does not support the dispatch type.
+            InvalidSetting: the server does not support the dispatch type, or the topic no tags.
         """
+        if self.options.key_tags:
+            self._check_tags()
+            return
         if self.options.dispatch == KEY_FAILOVER and negotiated.dispatch != KEY_FAILOVER:
             raise InvalidSetting(
                 f"the server (version {negotiated.version or 'unknown'}) does not support dispatch by key_failover",
-                hint="give the consumer key= instead: lanes keep the order of a key in one process, against any server",
+                hint="give producers and consumers key_tags=16: tags divide the keys, on topics with extend support "
+                "of the redesigned NSQ; or one consumer key= instead: its lanes keep the order on any server",
+            )
+
+    def _check_tags(self) -> None:
+        if self.partition < 0:
+            raise InvalidSetting(
+                "the original NSQ has no tags, which key_tags needs",
+                topic=self.topic,
+                hint="give one consumer key= instead of dispatch: its lanes keep the order on any server",
+            )
+        if not self.meta.extend_support:
+            raise InvalidSetting(
+                "the topic does not support extend headers, which key_tags needs",
+                topic=self.topic,
+                hint="create it with extend, or upgrade it: Admin.upgrade_topic",
             )
 
     def explain(self, error: NsqError) -> NsqError:

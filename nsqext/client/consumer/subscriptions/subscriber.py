@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
+from socket import gethostname
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -11,9 +13,11 @@ from attrs import evolve, frozen
 
 from nsqext.client.consumer.subscriptions.assignment import Assignment, Key, SubscriptionSpec
 from nsqext.client.consumer.subscriptions.backoff import Backoff
+from nsqext.client.consumer.subscriptions.key_buckets import BucketContext, KeyBuckets
 from nsqext.client.consumer.subscriptions.seek import ChannelSeeker
 from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
 from nsqext.client.consumer.subscriptions.subscription import Subscription
+from nsqext.dispatch.buckets import shared_tag
 from nsqext.errors import (
     InvalidInput,
     InvalidPartition,
@@ -108,6 +112,7 @@ class SubscriberContext:
         group: the open subscriptions.
         metadata: where topics and the leaders of partitions are looked up.
         deliver: called with the messages of each read.
+        forget: called with the subscription of a bucket that ended.
         events: receives connections that open and end, and leaders that move.
         tasks: where the tasks of topics and partitions run.
     """
@@ -116,6 +121,7 @@ class SubscriberContext:
     group: SubscriptionGroup
     metadata: MetadataCache
     deliver: Callable[[list[Message]], None]
+    forget: Callable[[Subscription], None]
     events: ClientEvents
     tasks: BackgroundTasks
 
@@ -151,18 +157,23 @@ class Subscriber:
         self._group = context.group
         self._metadata = context.metadata
         self._deliver = context.deliver
+        self._forget = context.forget
         self._events = context.events
         self._tasks = context.tasks
         self._fail = fail
         self._discovered = discovered
         self._assignments: dict[Key, Assignment] = {}
         self._live: dict[Key, Subscription] = {}
+        self._buckets: dict[Key, KeyBuckets] = {}
         self._changed = anyio.Event()
         self._unwatch: Callable[[], None] | None = None
         self._expected: int | None = None
         self._misconfigured: set[Key] | None = set()
         self._ordered_warned = False
         self._shared_checked = False
+        count = self._options.key_tags
+        self._tag = shared_tag(count) if count else self._options.tag
+        self._client_id = f"{gethostname().partition('.')[0]}-{os.urandom(4).hex()}" if count else ""
         self._demands: dict[str, bool] = {}  # what servers required of subscriptions, against what lookup says
         self.seeker: ChannelSeeker = ChannelSeeker(
             topic, context.spec, self._assignments, self._live, lambda: context.metadata.channels
@@ -347,7 +358,7 @@ class Subscriber:
         spec, group = self._spec, self._group
         meta = self._meta_of(view)
         request = SubscribeRequest(
-            self._topic, spec.channel, assignment.partition, address, meta, spec.options.tag, self._options
+            self._topic, spec.channel, assignment.partition, address, meta, self._tag, self._options, self._client_id
         )
         if spec.options.tag is not None and not meta.extend_support and not assignment.opened:
             logger.warning(
@@ -380,12 +391,25 @@ class Subscriber:
             if self._options.keeps_keys_alone and not request.ordered and not self._shared_checked:
                 self._shared_checked = True
                 self._tasks.start_soon(self._warn_of_others, view, subscription)
-            await subscription.read()
+            if self._options.key_tags:
+                await self._share_keys(assignment, subscription, view)
+            else:
+                await subscription.read()
         except NsqError as error:
             reason = None if subscription.stopped else self._heeded(error, request)
         finally:
             self._disconnected(assignment, subscription, reason)
         return reason
+
+    async def _share_keys(self, assignment: Assignment, subscription: Subscription, view: PartitionMap) -> None:
+        context = BucketContext(self._metadata.channels, self._group, self._deliver, self._forget)
+        self._buckets[assignment.key] = buckets = KeyBuckets(
+            subscription, view.http.get(subscription.request.address), context
+        )
+        try:
+            await buckets.read()
+        finally:
+            del self._buckets[assignment.key]
 
     def _meta_of(self, view: PartitionMap) -> TopicMeta:
         """Return the topic's meta by lookup, corrected by what servers demanded."""
@@ -498,7 +522,8 @@ class Subscriber:
             assignment.moved.set()
 
     def _open(self) -> list[Subscription]:
-        return [subscription for subscription in self._live.values() if subscription.live]
+        shared = [one for buckets in self._buckets.values() for one in buckets.subscriptions]
+        return [subscription for subscription in (*self._live.values(), *shared) if subscription.live]
 
     def forget(self) -> None:
         """Stop watching the topic."""

@@ -367,7 +367,7 @@ async def test_metadata_that_is_closed_with_the_consumer_is_not_reported(caplog:
     consumer = Consumer("t", "ch", lookupd="127.0.0.1:1", **QUICK)
     metadata = _ClosingMetadata()
     spec = SubscriptionSpec("ch", ConsumerOptions())
-    shared: Any = (spec, consumer._group, metadata, list, consumer._events, consumer._tasks)
+    shared: Any = (spec, consumer._group, metadata, list, list, consumer._events, consumer._tasks)
     metadata.subscriber = subscriber = Subscriber("t", SubscriberContext(*shared), consumer._fail)
     await subscriber.run()
     subscriber.closing = False

@@ -1,0 +1,254 @@
+"""Share the buckets of a partition's keys with the other consumers of a channel: one owner for each at a time.
+
+The owner of a bucket is the only connection of the channel with the bucket's tag. A consumer connects with the tag
+while it requests no messages, and then reads the server's statistics, which contain every connection that was
+subscribed before. Only if there is no other with this tag does it request messages; otherwise it leaves. So of two that
+claim a bucket at the same time at least one sees the other. An owner that gives a bucket away disconnects when its
+messages in flight are answered. The server ends the connections of an owner that died or hangs.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from typing import TYPE_CHECKING
+
+import anyio
+from attrs import evolve, field, frozen
+
+from nsqext.client.consumer.subscriptions.subscription import Subscription
+from nsqext.dispatch.buckets import bucket_tags, plan_moves, shared_tag
+from nsqext.errors import InvalidSetting, NsqError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from anyio.abc import TaskGroup
+
+    from nsqext.client.consumer.message import Message
+    from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
+    from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
+    from nsqext.lookup.node_channels import ChannelConnections, NodeChannels
+    from nsqext.types import Address
+
+__all__ = ("BucketContext", "KeyBuckets")
+
+logger: logging.Logger = logging.getLogger("nsqext.consumer")
+
+_POLL = 1.0
+"""Mean seconds between two looks at the statistics."""
+_TAKEOVER = 1.0
+"""Seconds for which a new owner requests all messages that the last one may have had in flight, to sort them."""
+_ANSWER_POLL = 0.02
+"""Seconds between two checks whether the messages of a bucket were answered."""
+_BLOCKED = 5
+"""Looks in a row at a partition that delivers nothing, before that is logged."""
+
+_clock = time.monotonic
+
+
+@frozen(eq=False)
+class BucketContext:
+    """What the buckets of all partitions share.
+
+    Attributes:
+        channels: reads the statistics of nodes.
+        group: the open subscriptions of the consumer.
+        deliver: called with the messages of each read.
+        forget: called with a subscription that ended: its messages are redelivered to the bucket's next owner.
+    """
+
+    channels: NodeChannels
+    group: SubscriptionGroup
+    deliver: Callable[[list[Message]], None]
+    forget: Callable[[Subscription], None]
+
+
+@frozen(eq=False)
+class _Bucket:
+    """A bucket that this consumer owns.
+
+    Attributes:
+        subscription: receives its messages.
+        release: set when it is to be given away.
+    """
+
+    subscription: Subscription
+    release: anyio.Event = field(factory=lambda: anyio.Event())
+
+
+class KeyBuckets:
+    """The buckets of one partition that this consumer owns, for as long as the connection of its member lasts.
+
+    Args:
+        member: the open subscription for messages without a key; it shows the other consumers that this one exists.
+        node: HTTP address of the partition's leader; None if lookup does not tell it.
+        context: what all partitions share.
+    """
+
+    def __init__(self, member: Subscription, node: Address | None, context: BucketContext) -> None:
+        self._member = member
+        self._request: SubscribeRequest = member.request
+        self._context = context
+        count = member.request.options.key_tags
+        self._tags = bucket_tags(count)
+        self._shared = shared_tag(count)
+        self._owned: dict[str, _Bucket] = {}
+        self._claiming: set[str] = set()
+        self._blocked = 0
+        if node is None:
+            raise InvalidSetting(
+                "key_tags needs the HTTP addresses of nodes, to see the other consumers",
+                topic=member.topic,
+                hint="give lookupd instead of nsqd",
+            )
+        self._node: Address = node
+
+    @property
+    def subscriptions(self) -> list[Subscription]:
+        """The open subscriptions of owned buckets."""
+        return [bucket.subscription for bucket in self._owned.values()]
+
+    async def read(self) -> None:
+        """Share buckets while the member's connection is open.
+
+        Raises:
+            NsqError: why it ended.
+        """
+        reason: NsqError | None = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._share, tasks)
+            try:
+                await self._member.read()
+            except NsqError as error:
+                reason = error
+            tasks.cancel_scope.cancel()
+        if reason is not None:
+            raise reason
+
+    async def _share(self, tasks: TaskGroup) -> None:
+        """Look at the statistics again and again, and claim and release buckets."""
+        while True:
+            found = await self._look()
+            if found is not None:
+                self._move(tasks, found)
+                self._watch(found)
+            await anyio.sleep(_POLL * random.uniform(0.5, 1.5))
+
+    async def _look(self) -> ChannelConnections | None:
+        """Return the connections of the channel; None if the node does not respond now."""
+        request = self._request
+        try:
+            return await self._context.channels.connections(
+                self._node, request.topic, request.partition, request.channel
+            )
+        except NsqError as error:
+            self._log(logging.WARNING, f"the other consumers are not known: {error}")
+            return None
+
+    def _move(self, tasks: TaskGroup, found: ChannelConnections) -> None:
+        owners = {tag: {client for client, other in found.clients if other == tag} for tag in self._tags}
+        known = {self._shared, *self._tags}
+        members = {client for client, tag in found.clients if tag in known}
+        releasing = sum(bucket.release.is_set() for bucket in self._owned.values())
+        moves = plan_moves(self._request.client_id, self._tags, owners, members, releasing)
+        for tag in moves.release:
+            if tag in self._owned:
+                self._owned[tag].release.set()
+        for tag in moves.claim:
+            if tag not in self._owned and tag not in self._claiming:
+                self._claiming.add(tag)
+                tasks.start_soon(self._claim, tag)
+
+    def _watch(self, found: ChannelConnections) -> None:
+        """Log a partition whose next message is for no bucket: the server delivers nothing behind it."""
+        idle = found.depth > 0 and not found.in_flight and {tag for _, tag in found.clients} >= set(self._tags)
+        self._blocked = self._blocked + 1 if idle else 0
+        if self._blocked == _BLOCKED:
+            self._log(
+                logging.WARNING,
+                f"no message is delivered, and {found.depth} wait: the next one has no tag of "
+                f"key_tags={len(self._tags)}; give all producers of the topic this setting, and consume what is left "
+                "of others without key_tags",
+            )
+
+    def _log(self, level: int, text: str) -> None:
+        request = self._request
+        logger.log(
+            level,
+            "%s/%s partition %d: %s",
+            request.topic,
+            request.channel,
+            request.partition,
+            text,
+            extra={"topic": request.topic, "channel": request.channel, "node": str(request.address)},
+        )
+
+    # One bucket
+
+    async def _claim(self, tag: str) -> None:
+        """Own a bucket until its connection ends or it is released; return at once if another consumer has it."""
+        request = evolve(self._request, tag=tag)
+        group = self._context.group
+        subscription = Subscription(request, self._context.deliver, group, group.backoff)
+        try:
+            await subscription.open()
+            if await self._is_alone(tag):
+                self._claiming.discard(tag)
+                self._owned[tag] = bucket = _Bucket(subscription)
+                await self._own(bucket)
+            else:
+                await subscription.close()
+        except NsqError as error:
+            logger.debug("bucket %s: %s", tag, error, extra={"topic": request.topic})
+        finally:
+            self._claiming.discard(tag)
+            self._owned.pop(tag, None)
+            subscription.end()
+            group.remove(subscription)
+            self._context.forget(subscription)
+
+    async def _is_alone(self, tag: str) -> bool:
+        """Return whether the connection of this consumer is the only one with a tag."""
+        found = await self._look()
+        return found is not None and [client for client, other in found.clients if other == tag] == [
+            self._request.client_id
+        ]
+
+    async def _own(self, bucket: _Bucket) -> None:
+        """Receive the messages of a bucket.
+
+        Raises:
+            NsqError: why the connection ended.
+        """
+        subscription, group = bucket.subscription, self._context.group
+        reason: NsqError | None = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._request_messages, bucket)
+            try:
+                await subscription.read()
+            except NsqError as error:
+                reason = None if subscription.stopped else error
+            tasks.cancel_scope.cancel()
+        if reason is not None:
+            raise reason
+        group.flush()
+
+    async def _request_messages(self, bucket: _Bucket) -> None:
+        subscription, group = bucket.subscription, self._context.group
+        if not group.flow.paused:
+            # the last owner may have died with messages in flight, which are redelivered in any order
+            subscription.set_ready(min(subscription.max_ready, 2 * group.flow.max_in_flight))
+            group.flush()
+        with anyio.move_on_after(_TAKEOVER):
+            await bucket.release.wait()
+        group.add(subscription)
+        group.flush()
+        await bucket.release.wait()
+        group.retire([subscription])
+        group.flush()
+        while subscription.in_flight:  # noqa: ASYNC110 - answers are not reported, to keep them cheap
+            await anyio.sleep(_ANSWER_POLL)
+        group.flush()
+        await subscription.close()

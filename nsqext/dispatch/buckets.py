@@ -1,0 +1,102 @@
+"""Buckets of keys, which are the dispatch tags of messages, and how consumers divide them among themselves.
+
+The tag of a bucket names their number too, so that producers and consumers with different numbers are noticed: nothing
+is delivered to the wrong bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from nsqext.dispatch.ranges import position_of
+from nsqext.errors import InvalidSetting
+
+__all__ = ("Moves", "bucket_tag", "bucket_tags", "check_key_tags", "plan_moves", "shared_tag")
+
+_MOST = 1024
+
+
+def check_key_tags(count: int) -> None:
+    """Raise `InvalidSetting` for an invalid number of buckets."""
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= _MOST:
+        raise InvalidSetting(f"key_tags={count!r} is not a number of buckets, 0 to {_MOST}")
+
+
+def bucket_tag(key: bytes, count: int) -> str:
+    """Return the tag of a key's bucket, of so many buckets.
+
+    The bucket is chosen by the high bits of the hash, the partition by the hash modulo the number of partitions: both
+    are independent.
+    """
+    return _tag(count, position_of(key) * count >> 32)
+
+
+def bucket_tags(count: int) -> tuple[str, ...]:
+    """Return the tags of so many buckets."""
+    return tuple(_tag(count, number) for number in range(count))
+
+
+def shared_tag(count: int) -> str:
+    """Return the tag of messages without a key, which any consumer of the channel may receive."""
+    return f"keys-{count}-none"
+
+
+def _tag(count: int, number: int) -> str:
+    return f"keys-{count}-{number}"
+
+
+class Moves(NamedTuple):
+    """What a consumer does with buckets of a partition.
+
+    Attributes:
+        claim: tags of buckets without an owner that it claims.
+        release: tags of its buckets that it gives to consumers with fewer.
+    """
+
+    claim: tuple[str, ...] = ()
+    release: tuple[str, ...] = ()
+
+
+def plan_moves(
+    me: str, tags: Sequence[str], owners: Mapping[str, Collection[str]], members: Iterable[str], releasing: int = 0
+) -> Moves:
+    """Return what a consumer does next; consumers with the same view do not claim the same bucket.
+
+    A bucket without an owner goes to the consumer with the fewest. While there is none, consumers with the most buckets
+    release some until the numbers differ by one at most. No other bucket moves.
+
+    Args:
+        me: this consumer.
+        tags: tags of all buckets.
+        owners: the consumers that are connected with each tag.
+        members: all consumers.
+        releasing: buckets that this consumer releases at this time.
+    """
+    held: dict[str, list[str]] = {member: [] for member in {*members, me}}
+    free = []
+    for tag in tags:
+        connected = owners.get(tag) or ()
+        for member in connected:
+            held.setdefault(member, []).append(tag)
+        if not connected:
+            free.append(tag)
+    counts = {member: len(found) for member, found in held.items()}
+    claim = []
+    for tag in free:
+        poorest = min(counts, key=lambda member: (counts[member], member))
+        counts[poorest] += 1
+        if poorest == me:
+            claim.append(tag)
+    if free:
+        return Moves(tuple(claim))
+    surplus = 0
+    while True:
+        poorest = min(counts, key=lambda member: (counts[member], member))
+        richest = max(counts, key=lambda member: (counts[member], member))
+        if counts[richest] <= counts[poorest] + 1:
+            break
+        counts[richest] -= 1
+        counts[poorest] += 1
+        surplus += richest == me
+    return Moves(release=tuple(reversed(held[me]))[: max(0, surplus - releasing)])

@@ -50,11 +50,12 @@ ALLOWED: dict[str, set[str]] = {
     "observability": PUBLIC | {"middleware"},
     "app": PUBLIC | {"middleware"},
     "delays": PUBLIC | {"app"},
+    "transactions": PUBLIC | {"app"},
     "spark": PUBLIC | {"sync"},
     "testing": PUBLIC | {"broker", "sync"},
     "integrations": PUBLIC | {"sync"},
     "web": PUBLIC | {"broker", "delays"},
-    "cli": PUBLIC | {"app", "broker", "delays", "observability", "spark", "sync", "testing", "web"},
+    "cli": PUBLIC | {"app", "broker", "delays", "observability", "spark", "sync", "testing", "transactions", "web"},
 }
 
 CORE = {"anyio", "attrs", "httpx", "msgspec", "orjson", "tenacity"}
@@ -82,6 +83,7 @@ LAZY: dict[str, set[str]] = {
     "transport": {"cramjam"},
     "broker": {"cramjam"},
     "cli": {"prometheus_client"},
+    "transactions": {"psycopg", "sqlalchemy"},
 }
 
 

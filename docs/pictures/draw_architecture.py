@@ -46,6 +46,7 @@ _ROLES = {
     "spark": "source and sink",
     "sync": "blocking code",
     "testing": "pytest plugin",
+    "transactions": "outbox, inbox",
     "transport": "connections",
     "types": "small values",
     "waits": "pauses between attempts",

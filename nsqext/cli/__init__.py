@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "lookup": ("nsqext.cli.admin.lookup", "Show lookup nodes, nsqd nodes and topics, or the partitions of a topic."),
     "relay": ("nsqext.cli.messages.relay", "Publish the messages of a topic to another topic, or send them to a URL."),
     "delay": ("nsqext.cli.messages.delay", "Publish delayed messages when they are due; list and cancel them."),
+    "outbox": ("nsqext.cli.messages.outbox", "Publish the messages of an outbox in a database; show what waits in it."),
     "trace": ("nsqext.cli.messages.trace", "Find a message by its trace id or message id."),
     "deadletters": ("nsqext.cli.messages.deadletters", "Publish dead letters to the topics where they were rejected."),
     "config": ("nsqext.cli.config", "Manage contexts: named connection settings."),

@@ -15,6 +15,7 @@ from nsqext.arguments import check_time
 from nsqext.client.producer.options import DELAY_TOPIC
 from nsqext.errors import InvalidInput, NsqError, ProtocolError
 from nsqext.protocol.delay_record import DelayCancel, DelayedMessage, DelayRecord, decode_delay
+from nsqext.protocol.headers import IDENTITY_HEADER
 from nsqext.protocol.names import check_channel, check_topic
 from nsqext.waits import Wakeup
 
@@ -155,7 +156,7 @@ class DelayRelay:
 
 
 async def publish_record(producer: Producer, data: bytes) -> None:
-    """Publish a stored message to its topic.
+    """Publish a stored message to its topic, on topics with extend support with its identity in a header.
 
     Raises:
         NsqError: see `nsqext.Producer.publish`.
@@ -163,10 +164,13 @@ async def publish_record(producer: Producer, data: bytes) -> None:
     record, body = decode_delay(data)
     if not isinstance(record, DelayedMessage):
         raise ProtocolError("not a delayed message")
+    headers = record.headers
+    if (await producer.meta(record.topic)).extend_support:
+        headers = {IDENTITY_HEADER: record.identity, **(headers or {})}
     await producer.publish(
         record.topic,
         body,
-        headers=record.headers,
+        headers=headers,
         tag=record.tag,
         trace_id=record.trace_id,
         key=record.key,

@@ -15,6 +15,7 @@ from nsqext.protocol.names import check_tag, check_trace_id
 
 __all__ = (
     "DUE_HEADER",
+    "IDENTITY_HEADER",
     "KEY_HEADER",
     "MAX_HEADER_BYTES",
     "RESERVED_PREFIX",
@@ -34,6 +35,8 @@ KEY_HEADER = "##key"
 """Carries the key of a message to consumers and to channels of type key_failover."""
 DUE_HEADER = "##due"
 """When a delayed message is due, in milliseconds since 1970, a decimal number; consumers requeue it until then."""
+IDENTITY_HEADER = "nsqext_id"
+"""The same value in both copies of a message that an outbox, a relay of delayed messages or the Spark sink stored twice."""
 
 MAX_HEADER_BYTES = 60_000
 """Largest encoded header, in bytes. Servers store up to 65,506 and crash on more; this is well below."""

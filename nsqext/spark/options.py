@@ -14,6 +14,7 @@ from attrs import frozen
 
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import parse_lookup_addresses
+from nsqext.protocol.headers import IDENTITY_HEADER
 from nsqext.protocol.names import check_topic
 from nsqext.spark.cluster.client_config import PREFIX, ClientConfig, client_settings, misplaced, unknown
 from nsqext.spark.cluster.ephemeral_channel import MARK
@@ -49,7 +50,7 @@ __all__ = (
     "table_options",
 )
 
-ID_HEADER = "nsqext_id"
+ID_HEADER = IDENTITY_HEADER
 """Default name of the header that carries the id of a row."""
 
 _MAX_RDY = 2500

@@ -15,7 +15,7 @@ API = Path(__file__).parents[2] / "docs" / "reference" / "api"
 _SKIPPED = ("index", "spark")  # Spark needs an extra that the test environment leaves out
 _MODULE = re.compile(r"^\.\. (?:currentmodule|automodule):: (\S+)$", re.MULTILINE)
 _LISTS = re.compile(r"^\.\. autosummary::\n(?:   :.*\n)*\n((?:   \S+\n)+)", re.MULTILINE)
-_MOST = 230
+_MOST = 240
 """Public names: raise it when users need one more."""
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ("TOUCHES", "HeldMessages", "requeue_unanswered", "touch_due")
 
 TOUCHES = 16
-"""Looks at the messages in flight within a timeout: a message is touched when half to 9/16 of it have passed."""
+"""Looks at the messages in flight within a timeout. A message is touched when half to 9/16 of it have passed."""
 
 _DRAIN_LOOK = 0.01
 """Seconds between two looks whether all held messages were answered, while the consumer closes."""

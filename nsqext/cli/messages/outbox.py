@@ -1,0 +1,98 @@
+"""``nsqext outbox``: the relay of an outbox in a database, its tables, and what waits in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Literal
+
+import typer
+
+from nsqext.cli.command import examples, perform
+from nsqext.cli.connection import Connection, connected
+from nsqext.cli.output import counted
+
+__all__ = ("app",)
+
+Database = Annotated[
+    str,
+    typer.Option(envvar="NSQEXT_OUTBOX", help="postgresql://user@host/name, or sqlite:///path."),
+]
+
+app: typer.Typer = typer.Typer()
+
+
+@app.command("relay")
+@examples(
+    "nsqext outbox relay --database postgresql://shop@db/shop", "nsqext outbox relay --database sqlite:///shop.db"
+)
+@connected
+def relay(
+    connection: Connection,
+    database: Database,
+    batch: Annotated[int, typer.Option(min=1, help="Messages that are published together, at most.")] = 500,
+    poll: Annotated[float, typer.Option(min=0.01, help="Seconds between two looks at an empty outbox.")] = 0.5,
+) -> None:
+    """Publish what transactions added to an outbox, at least once, until ^C or SIGTERM.
+
+    Any number of relays may run.
+    """
+
+    async def act() -> None:
+        from nsqext.app import App
+        from nsqext.client.settings import app_schema, settings_for
+        from nsqext.transactions import OutboxRelay, OutboxStore
+
+        found = connection.load()
+        service = App(found.lookupd, nsqd=found.nsqd, **settings_for(app_schema().own, found.values))
+        with OutboxStore(database) as store:
+            OutboxRelay(store, batch=batch, poll=poll).attach(service)
+
+            @service.lifespan
+            async def report(_: App) -> AsyncIterator[None]:
+                waiting = store.summary(time.time()).waiting
+                connection.show({"waiting": waiting}, f"relay of {counted(waiting, 'waiting message')}")
+                yield
+
+            await service.serve(signals=True)
+
+    perform(act)
+
+
+@app.command("sql")
+@examples("nsqext outbox sql", "nsqext outbox sql --dialect sqlite | sqlite3 shop.db")
+def sql(
+    dialect: Annotated[Literal["postgresql", "sqlite"], typer.Option(help="Kind of the database.")] = "postgresql",
+) -> None:
+    """Print the statements that create the tables of outbox and inbox, for a migration."""
+    from nsqext.transactions import schema_sql
+
+    typer.echo(schema_sql(dialect), nl=False)
+
+
+@app.command("status")
+@examples("nsqext outbox status --database sqlite:///shop.db")
+def status(
+    database: Database,
+    retry: Annotated[bool, typer.Option("--retry", help="Publish messages that were set aside once more.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print a JSON line at a terminal too.")] = False,
+) -> None:
+    """Show how many messages wait, how many cannot be published and were set aside, and how many relays run."""
+    from nsqext.transactions import OutboxStore
+
+    now = time.time()
+    with OutboxStore(database) as store:
+        again = store.retry_refused() if retry else 0
+        found = store.summary(now)
+    age = None if found.oldest is None else round(now - found.oldest, 3)
+    record = {
+        "waiting": found.waiting,
+        "oldest_seconds": age,
+        "refused": found.refused,
+        "retried": again,
+        "relays": found.relays,
+    }
+    text = f"{counted(found.waiting, 'message')} waiting"
+    text += "" if age is None else f", the oldest for {age:g} s"
+    text += f"; {found.refused} set aside; {counted(found.relays, 'relay')}"
+    Connection(None, {}, json).show(record, text)

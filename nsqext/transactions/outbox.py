@@ -1,0 +1,125 @@
+"""Add messages to the outbox, in the transaction of the program."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Mapping
+from secrets import token_hex
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+import orjson
+
+from nsqext.client.producer.request import key_bytes
+from nsqext.errors import InvalidBody, InvalidInput
+from nsqext.protocol.headers import encode_headers
+from nsqext.protocol.names import check_topic
+from nsqext.transactions.schema import CHANNEL, SHARDS
+from nsqext.transactions.statements import is_postgresql, prepared
+
+if TYPE_CHECKING:
+    from nsqext.transactions.statements import SqlConnection
+
+__all__ = ("Outbox",)
+
+_INSERT = """
+INSERT INTO nsqext_outbox (identity, topic, key, tag, headers, body, shard, added)
+VALUES (:identity, :topic, :key, :tag, :headers, :body, :shard, :added)
+"""
+_NOTIFY = f"SELECT pg_notify('{CHANNEL}', '')"
+
+
+class Outbox:
+    """Messages that are published if, and only if, a database transaction is committed.
+
+    `add` writes a message to a table of the user's database; an `OutboxRelay` publishes it after the commit. The tables
+    are those of `schema_sql`.
+    """
+
+    def add(
+        self,
+        connection: SqlConnection,
+        topic: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        key: str | bytes | int | None = None,
+        tag: str | None = None,
+    ) -> str:
+        """Add a message in the transaction of a blocking connection.
+
+        Messages of one key are published in the order in which they were added, if each transaction began after the one
+        before it was committed.
+
+        Args:
+            connection: a session or connection of SQLAlchemy, or a connection of psycopg or sqlite3.
+            topic: name of the topic.
+            body: the body; not empty.
+            headers: extend headers; the topic has to support them.
+            key: see `nsqext.Producer.publish`.
+            tag: tag for dispatch; the topic has to support extend headers.
+
+        Returns:
+            The identity of the message. On topics with extend support it travels in the header ``nsqext_id``, by which
+            an `Inbox` knows a message that was published twice.
+
+        Raises:
+            InvalidInput: an argument is not valid, or the connection is asynchronous; nothing was added.
+            Exception: those of the database.
+        """
+        identity, values = _row(topic, body, headers, key, tag)
+        for sql, given in self._statements(connection, values):
+            found = connection.execute(*prepared(connection, sql, given))
+            if inspect.isawaitable(found):
+                if inspect.iscoroutine(found):
+                    found.close()
+                raise InvalidInput("the connection is asynchronous", topic=topic, hint="await add_async(...)")
+        return identity
+
+    async def add_async(
+        self,
+        connection: SqlConnection,
+        topic: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        key: str | bytes | int | None = None,
+        tag: str | None = None,
+    ) -> str:
+        """Add a message in the transaction of an asynchronous session or connection; otherwise as `add`."""
+        identity, values = _row(topic, body, headers, key, tag)
+        for sql, given in self._statements(connection, values):
+            found = connection.execute(*prepared(connection, sql, given))
+            if not inspect.isawaitable(found):
+                raise InvalidInput("the connection is not asynchronous", topic=topic, hint="call add(...)")
+            await found
+        return identity
+
+    def _statements(
+        self, connection: SqlConnection, values: Mapping[str, object]
+    ) -> list[tuple[str, Mapping[str, object]]]:
+        insert = (_INSERT, values)
+        return [insert, (_NOTIFY, {})] if is_postgresql(connection) else [insert]
+
+
+def _row(
+    topic: str, body: bytes, headers: Mapping[str, str] | None, key: str | bytes | int | None, tag: str | None
+) -> tuple[str, dict[str, object]]:
+    """Return the identity of a message and the values of its row."""
+    check_topic(topic)
+    if not isinstance(body, bytes) or not body:
+        raise InvalidBody("the body has to be bytes, and not empty", topic=topic)
+    encode_headers(headers, tag=tag)  # checks them
+    identity, data = token_hex(16), None if key is None else key_bytes(key)
+    spread = crc32(topic.encode() + b"\0" + (identity.encode() if data is None else data))
+    return identity, {
+        "identity": identity,
+        "topic": topic,
+        "key": data,
+        "tag": tag,
+        "headers": orjson.dumps(dict(headers)).decode() if headers else None,
+        "body": body,
+        "shard": spread % SHARDS,
+        "added": time.time(),
+    }

@@ -1,0 +1,56 @@
+"""SQL on the connections that programs have: SQLAlchemy's, psycopg's and sqlite3's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from nsqext.errors import InvalidInput
+
+__all__ = ("SqlConnection", "is_postgresql", "prepared")
+
+_PARAMETER = re.compile(r":([a-z]+)")
+_PACKAGES = ("sqlalchemy", "psycopg", "sqlite3", "aiosqlite")
+
+
+class SqlConnection(Protocol):
+    """A session or connection with an open transaction: of SQLAlchemy, psycopg, sqlite3 or aiosqlite."""
+
+    def execute(self, statement: Any, parameters: Any = ..., /) -> Any:
+        """Execute a statement; an asynchronous connection returns an awaitable."""
+
+
+def prepared(connection: SqlConnection, sql: str, values: Mapping[str, object]) -> tuple[Any, Mapping[str, object]]:
+    """Return what `execute` of a connection takes for a statement with named parameters, such as ``:topic``.
+
+    Raises:
+        InvalidInput: it is not the connection of a supported package.
+    """
+    package = _package_of(connection)
+    if package == "sqlalchemy":
+        from sqlalchemy import text
+
+        return text(sql), values
+    return (_PARAMETER.sub(r"%(\1)s", sql) if package == "psycopg" else sql), values
+
+
+def is_postgresql(connection: SqlConnection) -> bool:
+    """Return whether a connection is one to PostgreSQL."""
+    package = _package_of(connection)
+    if package != "sqlalchemy":
+        return package == "psycopg"
+    found: Any = connection
+    bind = found.get_bind() if hasattr(found, "get_bind") else found
+    return bool(bind.dialect.name == "postgresql")
+
+
+def _package_of(connection: SqlConnection) -> str:
+    for base in type(connection).__mro__:
+        package = base.__module__.partition(".")[0]
+        if package in _PACKAGES:
+            return package
+    raise InvalidInput(
+        f"{type(connection).__name__} is no database connection that is known",
+        hint="give a session or connection of SQLAlchemy, psycopg, sqlite3 or aiosqlite",
+    )

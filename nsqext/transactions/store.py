@@ -1,0 +1,271 @@
+"""The outbox as its relays see it: a database that they lease parts of, read and delete from."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import ceil
+from types import TracebackType
+from typing import Any, Self
+
+from attrs import frozen
+
+from nsqext.errors import InvalidSetting, InvalidState
+from nsqext.transactions.schema import CHANNEL, SHARDS, Dialect, schema_sql
+from nsqext.transactions.statements import prepared
+
+__all__ = ("OutboxListener", "OutboxRow", "OutboxStore", "OutboxSummary")
+
+_BUSY = 30.0
+"""Seconds that a transaction of SQLite waits for those of other processes."""
+_FREE = "SELECT shard FROM nsqext_outbox_shard WHERE until < :now ORDER BY shard LIMIT :count"
+_COLUMNS = "sequence, identity, topic, key, tag, headers, body"
+
+
+@frozen
+class OutboxRow:
+    """A message of the outbox; see `nsqext.transactions.Outbox.add`."""
+
+    sequence: int
+    identity: str
+    topic: str
+    key: bytes | None
+    tag: str | None
+    headers: str | None
+    body: bytes
+
+
+@frozen
+class OutboxSummary:
+    """What is in an outbox.
+
+    Attributes:
+        waiting: messages that will be published.
+        refused: messages that cannot be published, and wait for an operator.
+        oldest: when the oldest waiting message was added, in seconds since 1970; None without any.
+        relays: relays that run.
+    """
+
+    waiting: int
+    refused: int
+    oldest: float | None
+    relays: int
+
+
+class OutboxStore:
+    """The outbox in a database; thread-safe. Every call is a transaction of its own.
+
+    Args:
+        database: ``postgresql://user@host/name`` (or another text that libpq accepts), or ``sqlite:///path``.
+        create: create the tables if they do not exist.
+
+    Raises:
+        InvalidSetting: the database cannot be opened, or is of another kind.
+    """
+
+    def __init__(self, database: str, *, create: bool = False) -> None:
+        self.dialect: Dialect = "sqlite" if database.startswith("sqlite:") else "postgresql"
+        self._database = database
+        self._lock = threading.Lock()
+        try:
+            self._connection: Any = self.connect()
+            if create:
+                self._create()
+            with self._transaction():
+                self._run("SELECT count(*) FROM nsqext_outbox_shard", {})
+        except Exception as error:
+            if isinstance(error, InvalidSetting):
+                raise
+            raise InvalidSetting(
+                f"the outbox cannot be opened: {error}", hint="create its tables: nsqext outbox sql"
+            ) from error
+
+    def connect(self) -> Any:
+        """Open a connection of the driver, in the mode in which each statement is a transaction."""
+        if self.dialect == "sqlite":
+            path = self._database.removeprefix("sqlite:///")
+            return sqlite3.connect(path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
+        try:
+            import psycopg
+        except ImportError as error:
+            raise InvalidSetting("PostgreSQL needs psycopg", hint='pip install "nsqext[transactions]"') from error
+        return psycopg.connect(self._database, autocommit=True)
+
+    def _create(self) -> None:
+        for statement in schema_sql(self.dialect).split(";"):
+            if statement.strip():
+                self._connection.execute(statement)
+
+    def close(self) -> None:
+        """Close the connection; later calls raise `InvalidState`."""
+        with self._lock:
+            self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._lock:
+            try:
+                self._connection.execute("BEGIN IMMEDIATE" if self.dialect == "sqlite" else "BEGIN")
+            except Exception as error:
+                raise InvalidState(f"the outbox cannot be used: {error}") from error
+            try:
+                yield
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+            self._connection.execute("COMMIT")
+
+    def _run(self, sql: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
+        found = self._connection.execute(*prepared(self._connection, sql, values))
+        return found.fetchall() if found.description is not None else []
+
+    # Relays
+
+    def lease(self, owner: str, now: float, until: float) -> list[int]:
+        """Lease parts of the outbox: an equal share of them for each relay that runs; return their numbers.
+
+        Parts of a relay that did not lease them again before their time are leased by others.
+
+        Args:
+            owner: name of the relay.
+            now: seconds since 1970.
+            until: end of the lease.
+        """
+        values = {"owner": owner, "now": now, "until": until}
+        with self._transaction():
+            self._run("DELETE FROM nsqext_outbox_relay WHERE until < :now", values)
+            self._run(
+                "INSERT INTO nsqext_outbox_relay (owner, until) VALUES (:owner, :until) "
+                "ON CONFLICT (owner) DO UPDATE SET until = excluded.until",
+                values,
+            )
+            relays = self._run("SELECT count(*) FROM nsqext_outbox_relay", {})[0][0]
+            own = self._run("SELECT count(*) FROM nsqext_outbox_shard WHERE owner = :owner", values)[0][0]
+            share = ceil(SHARDS / relays)
+            self._run(
+                "UPDATE nsqext_outbox_shard SET owner = '', until = 0 WHERE shard IN "
+                "(SELECT shard FROM nsqext_outbox_shard WHERE owner = :owner ORDER BY shard DESC LIMIT :count)",
+                {**values, "count": max(0, own - share)},
+            )
+            self._run(
+                f"UPDATE nsqext_outbox_shard SET owner = :owner WHERE shard IN ({_FREE}{self._locked})",  # noqa: S608
+                {**values, "count": max(0, share - own)},
+            )
+            self._run("UPDATE nsqext_outbox_shard SET until = :until WHERE owner = :owner", values)
+            return [row[0] for row in self._run("SELECT shard FROM nsqext_outbox_shard WHERE owner = :owner", values)]
+
+    @property
+    def _locked(self) -> str:
+        return " FOR UPDATE SKIP LOCKED" if self.dialect == "postgresql" else ""
+
+    def leave(self, owner: str) -> None:
+        """Return what a relay has leased."""
+        with self._transaction():
+            self._run("UPDATE nsqext_outbox_shard SET owner = '', until = 0 WHERE owner = :owner", {"owner": owner})
+            self._run("DELETE FROM nsqext_outbox_relay WHERE owner = :owner", {"owner": owner})
+
+    def rows(self, shards: Collection[int], without: Collection[str], count: int) -> list[OutboxRow]:
+        """Return the first messages of parts of the outbox, in the order in which they were added.
+
+        Args:
+            shards: numbers of the parts.
+            without: topics that are left out.
+            count: how many, at most.
+        """
+        parts, left_out = _named("s", sorted(shards)), _named("t", sorted(without))
+        if not parts:
+            return []
+        others = " AND topic NOT IN " + _listed(left_out) if left_out else ""
+        with self._transaction():
+            found = self._run(
+                f"SELECT {_COLUMNS} FROM nsqext_outbox WHERE error IS NULL AND shard IN {_listed(parts)}{others} "  # noqa: S608
+                "ORDER BY sequence LIMIT :count",
+                {**parts, **left_out, "count": count},
+            )
+        return [OutboxRow(*row) for row in found]
+
+    def delete(self, sequences: Sequence[int]) -> None:
+        """Delete messages that were published."""
+        with self._transaction():
+            for first in range(0, len(sequences), 500):
+                names = _named("n", sequences[first : first + 500])
+                self._run(f"DELETE FROM nsqext_outbox WHERE sequence IN {_listed(names)}", names)  # noqa: S608
+
+    def refuse(self, sequence: int, error: str) -> None:
+        """Set a message aside that cannot be published."""
+        with self._transaction():
+            values = {"sequence": sequence, "error": error}
+            self._run("UPDATE nsqext_outbox SET error = :error WHERE sequence = :sequence", values)
+
+    # Operators
+
+    def summary(self, now: float) -> OutboxSummary:
+        """Return what is in the outbox.
+
+        Args:
+            now: seconds since 1970.
+        """
+        with self._transaction():
+            waiting, oldest = self._run("SELECT count(*), min(added) FROM nsqext_outbox WHERE error IS NULL", {})[0]
+            refused = self._run("SELECT count(*) FROM nsqext_outbox WHERE error IS NOT NULL", {})[0][0]
+            relays = self._run("SELECT count(*) FROM nsqext_outbox_relay WHERE until >= :now", {"now": now})[0][0]
+        return OutboxSummary(waiting, refused, oldest, relays)
+
+    def retry_refused(self) -> int:
+        """Publish the messages that were set aside after all; return how many."""
+        with self._transaction():
+            return len(
+                self._run("UPDATE nsqext_outbox SET error = NULL WHERE error IS NOT NULL RETURNING sequence", {})
+            )
+
+
+class OutboxListener:
+    """Waits until a message was added; for one thread at a time.
+
+    Args:
+        store: the outbox.
+    """
+
+    def __init__(self, store: OutboxStore) -> None:
+        self._connection: Any = None
+        if store.dialect == "postgresql":
+            self._connection = store.connect()
+            self._connection.execute(f"LISTEN {CHANNEL}")
+
+    def wait(self, timeout: float) -> None:
+        """Wait for a time in seconds, or until PostgreSQL tells that a message was added."""
+        if self._connection is None:
+            time.sleep(timeout)
+            return
+        for _ in self._connection.notifies(timeout=timeout, stop_after=1):
+            pass
+
+    def close(self) -> None:
+        """Close its connection."""
+        if self._connection is not None:
+            self._connection.close()
+
+
+def _named(letter: str, values: Sequence[object]) -> dict[str, object]:
+    """Return values by the names of parameters."""
+    return {f"{letter}{_letters(number)}": value for number, value in enumerate(values)}
+
+
+def _listed(names: Mapping[str, object]) -> str:
+    """Return the parameters of these names as a list of SQL."""
+    return f"({', '.join(f':{name}' for name in names)})"
+
+
+def _letters(number: int) -> str:
+    return chr(97 + number % 26) if number < 26 else _letters(number // 26 - 1) + chr(97 + number % 26)

@@ -1,0 +1,158 @@
+"""The inbox: the effects of a handler are committed once for each message."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from secrets import token_hex
+from typing import TYPE_CHECKING, Annotated, Any
+
+import anyio
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+
+from nsqext import App, Consumer, Finish, Message, Producer
+from nsqext.app import Depends
+from nsqext.client.middleware import Handling
+from nsqext.errors import InvalidState
+from nsqext.transactions import Inbox, Outbox
+from nsqext.transactions.inbox import identity_of
+from tests.support.consumers import eventually
+from tests.support.messages import RecordingOwner, make_message
+from tests.transactions.test_outbox import received, relay_until_empty, url_of
+
+if TYPE_CHECKING:
+    from nsqext.broker import Cluster
+
+pytestmark = pytest.mark.anyio
+_SECONDS = 25
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> str:
+    """A topic with extend support."""
+    name = f"t_{token_hex(4)}"
+    cluster.create_topic(name, extend=True, channels=["ch"])
+    return name
+
+
+@pytest.fixture
+async def sessions(database: str) -> AsyncIterator[async_sessionmaker[AsyncSession]]:
+    """Sessions of a database with an empty table of effects."""
+    engine = create_async_engine(url_of(database, "async"))
+    async with engine.begin() as connection:
+        await connection.execute(text("DROP TABLE IF EXISTS effects"))
+        await connection.execute(text("CREATE TABLE effects (body TEXT)"))
+    yield async_sessionmaker(engine)
+    await engine.dispose()
+
+
+async def effects(sessions: async_sessionmaker[AsyncSession]) -> list[str]:
+    async with sessions() as session:
+        return list((await session.execute(text("SELECT body FROM effects ORDER BY body"))).scalars())
+
+
+async def note(session: AsyncSession, message: Message) -> None:
+    await session.execute(text("INSERT INTO effects VALUES (:body)"), {"body": message.body.decode()})
+
+
+async def test_a_message_that_was_published_twice_has_its_effect_once(
+    cluster: Cluster, topic: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    inbox = Inbox(sessions.begin)
+    app = App(cluster.lookupd, middleware=[inbox])
+    calls: list[bytes] = []
+
+    @app.handler(topic, "ch")
+    async def handle(message: Message, session: Annotated[AsyncSession, Depends(inbox.session)]) -> None:
+        calls.append(message.body)
+        await note(session, message)
+
+    async with app:
+        for body, identity in ((b"one", "1"), (b"one", "1"), (b"two", "2"), (b"one", "1")):
+            await app.producer.publish(topic, body, headers={"nsqext_id": identity})
+        await eventually(lambda: len(calls) + inbox.skipped == 4, _SECONDS)
+    assert sorted(calls) == [b"one", b"two"]
+    assert await effects(sessions) == ["one", "two"]
+
+
+async def test_a_handler_that_fails_leaves_neither_effect_nor_identity(
+    cluster: Cluster, topic: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    inbox = Inbox(sessions.begin)
+    consumer = Consumer(topic, "ch", cluster.lookupd, middleware=[inbox], requeue_delay=0.0, backoff="off")
+    attempts: list[int] = []
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        attempts.append(message.attempts)
+        await note(inbox.session(), message)
+        if message.attempts < 3:
+            raise ValueError("once more")
+        raise Finish
+
+    async with consumer, Producer(cluster.lookupd) as producer:
+        await producer.publish(topic, b"one", headers={"nsqext_id": "1"})
+        await eventually(lambda: attempts == [1, 2, 3], _SECONDS)
+        await eventually(lambda: consumer.statistics().in_flight == 0, _SECONDS)
+    assert await effects(sessions) == ["one"]
+    with pytest.raises(InvalidState, match="no message is being handled"):
+        inbox.session()
+
+
+async def test_results_are_published_with_the_effects(
+    cluster: Cluster, topic: str, database: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    results = f"{topic}_results"
+    cluster.create_topic(results, extend=True, channels=["ch"])
+    inbox, outbox = Inbox(sessions.begin), Outbox()
+    consumer = Consumer(topic, "ch", cluster.lookupd, middleware=[inbox], requeue_delay=0.0, backoff="off")
+    failures = iter([True, False])
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        await outbox.add_async(inbox.session(), results, b"result of " + message.body)
+        if next(failures):
+            raise ValueError("once more")
+
+    async with consumer, Producer(cluster.lookupd) as producer:
+        await producer.publish(topic, b"one")
+        await eventually(lambda: consumer.statistics().finished == 1, _SECONDS)
+    (relay,) = await relay_until_empty(cluster, database)
+    assert relay.statistics().published == 1
+    assert [message.body for message in await received(cluster, results, 1)] == [b"result of one"]
+
+
+async def test_old_identities_are_removed(sessions: async_sessionmaker[AsyncSession]) -> None:
+    async def handle(_: Any) -> None:
+        """Do nothing."""
+
+    message = make_message(RecordingOwner())
+    async with sessions.begin() as session:
+        await session.execute(text("INSERT INTO nsqext_inbox VALUES ('ch', 'old', 1.0)"))
+    await Inbox(sessions.begin).handle(Handling([message], "ch"), handle)
+    async with sessions() as session:
+        left = list((await session.execute(text("SELECT identity FROM nsqext_inbox"))).scalars())
+    assert left == [identity_of(message)]
+
+
+async def test_two_workers_do_not_handle_a_message_at_once(
+    database: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    if database.startswith("sqlite"):
+        return  # one writer at a time: the second waits for the file
+    inbox = Inbox(sessions.begin)
+    running, most, calls = 0, 0, 0
+
+    async def handle(handling: Handling) -> None:
+        nonlocal running, most, calls
+        running, calls = running + 1, calls + 1
+        most = max(most, running)
+        await anyio.sleep(0.05)
+        running -= 1
+
+    message = make_message(RecordingOwner())
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(inbox.handle, Handling([message], "ch"), handle)
+    assert (most, calls, inbox.skipped) == (1, 1, 2)

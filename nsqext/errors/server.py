@@ -243,6 +243,7 @@ class AuthFailed(ServerError):
     """The server could not verify the secret, or refuses it (E_AUTH_FAILED, E_AUTH_ERROR)."""
 
     closes_connection = True
+    advice: ClassVar[str | None] = "check auth_secret, and the address after -auth-http-address of nsqd"
 
 
 class AuthDisabled(ServerError):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import logging
 import os
+import socket
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, ExitStack
@@ -65,7 +67,12 @@ class SharedLoop:
         self._provider = BlockingPortalProvider("asyncio", {"use_uvloop": find_spec("uvloop") is not None})
 
     def enter(self) -> tuple[BlockingPortalProvider, BlockingPortal]:
-        """Start the event loop unless it runs; return its provider, which has to be exited, and its portal."""
+        """Start the event loop unless it runs; return its provider, which has to be exited, and its portal.
+
+        Raises:
+            InvalidState: gevent or eventlet replaced threads or sockets.
+        """
+        _check_system_threads()
         provider = self._provider
         self._portal = provider.__enter__()
         return provider, self._portal
@@ -73,6 +80,21 @@ class SharedLoop:
     def entered(self) -> OpenLoop:
         """Return a context manager that keeps the event loop running."""
         return OpenLoop(self)
+
+
+def _check_system_threads() -> None:
+    """Check that the event loop can run in a thread of the system, and that other threads can wait for it.
+
+    Raises:
+        InvalidState: gevent or eventlet replaced threads or sockets; a call would never return.
+    """
+    for what, function in (("threads", _thread.start_new_thread), ("sockets", socket.socket)):
+        library = function.__module__.partition(".")[0]
+        if library in ("gevent", "eventlet"):
+            raise InvalidState(
+                f"{library} has replaced {what}, and blocking clients need those of the system",
+                hint="do not patch this process; with Celery use the pools prefork, threads or solo",
+            )
 
 
 def _refuse(*_: object, **__: object) -> None:

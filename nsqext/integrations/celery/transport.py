@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -18,6 +17,7 @@ from nsqext.errors import (
     ConnectionLost,
     DeliveryUnknown,
     InvalidInput,
+    InvalidState,
     LookupFailed,
     NsqError,
     OperationNotSupported,
@@ -339,13 +339,15 @@ class Transport(virtual.Transport):  # type: ignore[misc]
 
         Raises:
             NsqError: they do not.
-            ConnectionFailed: threads are patched by gevent or eventlet.
+            InvalidState: connecting again would not help: the servers are no lookup service, or not the trusted ones;
+                gevent or eventlet replaced threads or sockets.
         """
-        _check_threads()
         try:
             self.clients.check()
-        except BaseException:
+        except BaseException as error:
             self.clients.close()
+            if isinstance(error, _UNREACHABLE) and not error.retryable:
+                raise InvalidState(str(error)) from error  # kombu repeats the operation after all subclasses, too
             raise
         return super().establish_connection()
 
@@ -422,18 +424,3 @@ class DirectTransport(Transport):
 
     default_port: int = 4150
     address_kind: str = "nsqd"
-
-
-def _check_threads() -> None:
-    """Check that threads are those of the system: the event loop of the NSQ clients runs in one.
-
-    Raises:
-        ConnectionFailed: gevent or eventlet replaced them.
-    """
-    for module, patched in (("gevent.monkey", "is_module_patched"), ("eventlet.patcher", "is_monkey_patched")):
-        found = sys.modules.get(module)
-        if found is not None and getattr(found, patched)("thread"):
-            raise ConnectionFailed(
-                f"{module.partition('.')[0]} has replaced threads, and the NSQ clients need those of the system",
-                hint="use the pools prefork, threads or solo",
-            )

@@ -13,7 +13,7 @@ import pytest
 import trustme
 
 from nsqext.broker import Cluster, ClusterOptions
-from nsqext.errors import NsqError
+from nsqext.errors import InvalidState, NsqError
 from nsqext.errors.server import AuthFailed
 from tests.support.auth_server import SECRET, auth_server
 
@@ -54,6 +54,18 @@ def test_a_queue_is_consumed_through_tls_and_auth(cluster: Cluster, options: dic
         assert message.payload == {"number": 1}
         message.ack()
         queue.close()
+
+
+def test_a_certificate_that_is_not_trusted_is_not_tried_again(
+    cluster: Cluster, options: dict[str, Any], tmp_path: Path
+) -> None:
+    other = tmp_path / "other.pem"
+    trustme.CA().cert_pem.write_to_path(str(other))
+    with (
+        kombu.Connection(f"nsq://{cluster.lookupd[0]}", transport_options=options | {"tls": str(other)}) as connection,
+        pytest.raises(InvalidState, match="certificate"),
+    ):
+        connection.ensure_connection(errback=lambda error, _: pytest.fail(f"tried again after {error}"))
 
 
 @pytest.mark.parametrize("secret", [{"auth_secret": "wrong"}, {"auth_secret": None}], ids=["wrong", "none"])

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import datetime
 import socket
-import sys
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import kombu
 import pytest
 from kombu.exceptions import ChannelError
 
 from nsqext import sync
-from nsqext.errors import ConnectionFailed, InvalidSetting, NsqError, OperationNotSupported
+from nsqext.errors import InvalidSetting, InvalidState, NsqError, OperationNotSupported
 from nsqext.lookup.metadata import MetadataCache
 from tests.support.blocking_client import eventually
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from nsqext.broker import Cluster
 
 Connect = Callable[..., Any]
@@ -269,23 +265,20 @@ def test_a_lookup_that_does_not_respond_is_a_connection_error() -> None:
     assert isinstance(caught.value, connection.connection_errors)
 
 
+def test_a_server_that_is_no_lookup_service_is_not_tried_again(cluster: Cluster) -> None:
+    address = next(iter(cluster.nodes.values())).tcp
+    with kombu.Connection(f"nsq://{address}") as connection:
+        with pytest.raises(InvalidState, match="lookup") as caught:
+            connection.ensure_connection(errback=lambda error, _: pytest.fail(f"tried again after {error}"))
+        assert not isinstance(caught.value, connection.connection_errors)
+
+
 def test_the_next_broker_is_used_when_one_does_not_respond(cluster: Cluster, name: str) -> None:
     urls = f"nsq://127.0.0.1:1;nsq://{cluster.lookupd[0]}"
     with kombu.Connection(urls, transport_options={"lookup_timeout": 0.1}) as connection:
         connection.ensure_connection(max_retries=2)
         publish(connection, 1, kombu.Queue(name), routing_key=name)
         assert Receiver(connection, kombu.Queue(name)).wait(1) == [1]
-
-
-@pytest.mark.parametrize(
-    ("module", "check"), [("gevent.monkey", "is_module_patched"), ("eventlet.patcher", "is_monkey_patched")]
-)
-def test_patched_threads_are_refused(
-    connect: Connect, monkeypatch: pytest.MonkeyPatch, module: str, check: str
-) -> None:
-    monkeypatch.setitem(sys.modules, module, cast("ModuleType", SimpleNamespace(**{check: lambda name: True})))
-    with pytest.raises(ConnectionFailed, match=f"{module.split('.')[0]} has replaced threads"):
-        connect().connect()
 
 
 def test_one_nsqd_without_lookup(cluster: Cluster, name: str) -> None:

@@ -79,6 +79,22 @@ async def test_messages_arrive_when_they_are_due(cluster_under_test: ClusterUnde
         assert attempts == 1
 
 
+async def test_a_message_that_waits_in_flight_does_not_hold_up_the_others(
+    cluster_under_test: ClusterUnderTest, channel: str
+) -> None:
+    topic, lookupd = cluster_under_test.extend, cluster_under_test.lookupd
+    consumer = Consumer(topic, channel, lookupd=lookupd, partitions=(0,), max_in_flight=1)
+    received = Received(consumer)
+    async with Producer(lookupd) as producer, subscribed(consumer):
+        await producer.publish(topic, b"later", delay=4, partition=0)  # a new channel: the consumer keeps it
+        await producer.publish(topic, b"now", partition=0)
+        published = time.time()
+        await received.wait(2)
+    (first, arrived, _), (second, *_) = received.arrivals
+    assert (first, second) == (b"now", b"later")
+    assert arrived < published + 3
+
+
 async def test_waiting_is_no_attempt(cluster_under_test: ClusterUnderTest, channel: str) -> None:
     topic, lookupd = cluster_under_test.extend, cluster_under_test.lookupd
     letters: list[int] = []

@@ -151,7 +151,7 @@ class MessageDispatcher:
                 lanes.tick(now)
             except InvalidInput as error:
                 self._failed(error)
-            self._flow.widen(lanes.waiting)
+        self._flow.widen(len(self._delays.waiting) + (lanes.waiting if lanes is not None else 0))
         if now >= self._touch_at and self._options.delivery.auto_touch:
             queued = lanes.queued() if lanes is not None else self.queue.messages
             touch_due((*running, *self.held.unanswered(), *self._delays.waiting, *queued), now)

@@ -137,7 +137,7 @@ class RdyDistributor(Generic[K]):
             self.exhausted.pop(found, None)
 
     def widen(self, held: int) -> None:
-        """Raise the total by the number of messages that wait for their key, by ``max_in_flight`` at most."""
+        """Raise the total by the messages that wait for their key or their time, by ``max_in_flight`` at most."""
         self._extra = min(held, self.max_in_flight)
 
     def received(self, member: K, count: int, size: int, in_flight: int, now: float) -> bool:

@@ -63,6 +63,9 @@ class SubscriptionMonitor(Protocol):
     def earliest_receipt(self, now: float) -> float:
         """Return since when bytes that are read at a time may have been in the socket."""
 
+    def grow(self) -> None:
+        """Raise the RDY counts that limit the consumer: what it received waits in flight until it is due."""
+
     def needs_flush(self, subscription: Subscription) -> None:
         """Record that commands are pending."""
 
@@ -251,6 +254,8 @@ class Subscription:
         if self.in_flight > reader.most_in_flight:
             reader.flooded(self.in_flight)
         self._monitor.received(self, count, size, now)
+        if delayed and not messages:
+            self._monitor.grow()
 
     def _skip(self, start: Position, messages: list[Message]) -> list[Message]:
         """Finish messages that precede the start position: the server had read them before the channel was moved."""

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from nsqext.broker import Cluster
 from nsqext.broker.listeners import Ports
 from nsqext.types import Address
 
@@ -63,6 +64,13 @@ WATCHING_BACKENDS = [backend for name, backend in _BACKENDS.items() if name != "
 def anyio_backend(request: pytest.FixtureRequest) -> Any:
     """The event loop of a test marked with ``anyio``."""
     return request.param
+
+
+@pytest.fixture(scope="module")
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A redesigned cluster for the tests of a module, with ``NODES`` nodes; each test uses topics of its own."""
+    with Cluster(getattr(request.module, "NODES", 1)) as running:
+        yield running
 
 
 @pytest.fixture

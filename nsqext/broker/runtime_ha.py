@@ -11,14 +11,15 @@ import anyio
 from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.coordinator import membership
 from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
+from nsqext.broker.coordinator.replication import ReplicaSet
 from nsqext.broker.coordinator.state_file import StateFile
-from nsqext.broker.coordinator.stats import coordinator_stats
 from nsqext.broker.engine.channel.kind import make_kind
 from nsqext.broker.engine.channel_types import admit
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.lookupd.api import lookupd_app
 from nsqext.broker.lookupd.lookupd import Lookupd, LookupdGroup
 from nsqext.broker.managed_servers import ManagedLookupd
+from nsqext.broker.nsqd.node import COORDINATOR_ERRORS
 from nsqext.broker.runtime import NodeChange, Runtime
 from nsqext.errors import InvalidInput, InvalidSetting, NsqError, PartitionUnavailable, TopicNotFound
 from nsqext.protocol.identify import KEY_FAILOVER
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from nsqext.broker.options import ClusterOptions, ClusterShape
     from nsqext.types import Address
 
-__all__ = ("RuntimeHa",)
+__all__ = ("RuntimeHa", "coordinator_stats")
 
 _ON_CHANGE = {
     NodeChange.SILENT: membership.silent,
@@ -179,3 +180,43 @@ class RuntimeHa(Runtime):
     def lookupd_changed(self, lookupd: LookupNode) -> None:
         """Elect the leader of the lookup nodes."""
         self.group.elect()
+
+
+_RPC_COUNTS = (
+    *("RPCCalls", "RPCTime", "BytesWritten", "BytesRead", "ReadCalls", "ReadErrors", "WriteCalls", "WriteErrors"),
+    *("DialCalls", "DialErrors", "AcceptCalls", "AcceptErrors"),
+)
+
+
+def coordinator_stats(coordinator: Coordinator, node: str, topic: str, partition: int) -> dict[str, Any]:
+    """Return a node's answer to ``/coordinator/stats`` (captured: cluster_stats).
+
+    Args:
+        coordinator: the coordinator of the cluster.
+        node: name of the node that answers.
+        topic: only this topic; without one no partition is listed.
+        partition: only this partition; all partitions that the node holds if it is negative.
+    """
+    held = [
+        replicas
+        for replicas in coordinator.replica_sets_on(node)
+        if replicas.topic == topic and (partition < 0 or replicas.partition == partition)
+    ]
+    return {
+        "rpc_stats": dict.fromkeys(_RPC_COUNTS, 0),
+        "ErrStats": dict.fromkeys(COORDINATOR_ERRORS, 0) | {"OtherCoordErrs": {}},
+        "topic_coord_stats": [_partition_stats(coordinator, replicas) for replicas in held],
+    }
+
+
+def _partition_stats(coordinator: Coordinator, replicas: ReplicaSet) -> dict[str, Any]:
+    state, members = replicas.state, coordinator.members
+    stats = {name: {"hostname": "", "node_id": members[name].distributed_id} for name in state.replicas}
+    behind = [stats[name] | {"progress": 0} for name in state.replicas if name not in state.in_sync]
+    return {
+        "node": "",
+        "name": replicas.topic,
+        "partition": replicas.partition,
+        "isr_stats": [stats[name] for name in state.in_sync],
+        "catchup_stats": behind or None,
+    }

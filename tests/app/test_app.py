@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from secrets import token_hex
+from typing import TYPE_CHECKING
 
 import anyio
 import httpx
@@ -14,17 +15,14 @@ from anyio.lowlevel import checkpoint
 
 from nsqext import App, Message, MessageBatch
 from nsqext.app import Health
-from nsqext.broker import Cluster
 from nsqext.errors import InvalidPartition, InvalidSetting, InvalidState, LookupFailed
 
+if TYPE_CHECKING:
+    from nsqext.broker import Cluster
+
+NODES = 2
+
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """Two nodes."""
-    with Cluster(nodes=2) as cluster:
-        yield cluster
 
 
 @pytest.fixture

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from secrets import token_hex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
 from nsqext import App, Consumer, Message, Producer, Reject, sync
-from nsqext.broker import Cluster
 from nsqext.errors import ExtendNotSupported, InvalidSetting
+
+if TYPE_CHECKING:
+    from nsqext.broker import Cluster
 
 pytestmark = pytest.mark.anyio
 
 NOWHERE = "127.0.0.1:1"
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """One node."""
-    with Cluster(nodes=1) as cluster:
-        yield cluster
 
 
 @pytest.fixture

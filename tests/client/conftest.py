@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """Three nodes, shared by the tests of a module; each test uses topics of its own."""
-    with Cluster(nodes=3) as cluster:
-        yield cluster
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Three nodes, or ``NODES`` of the module; each test uses topics of its own."""
+    with Cluster(getattr(request.module, "NODES", 3)) as running:
+        yield running
 
 
 @pytest.fixture

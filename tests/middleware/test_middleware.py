@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from secrets import token_hex
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,6 @@ import pytest
 from attrs import evolve
 
 from nsqext import App, Consumer, ConsumerSettings, Message, MessageBatch, Producer, Reject, Requeue
-from nsqext.broker import Cluster
 from nsqext.client.middleware import surround_batch_handler, surround_handler
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.middleware import (
@@ -32,6 +31,7 @@ from tests.support.messages import RecordingOwner, make_message
 
 if TYPE_CHECKING:
     from nsqext import Receipt
+    from nsqext.broker import Cluster
 
 pytestmark = pytest.mark.anyio
 
@@ -60,13 +60,6 @@ class Trail(Middleware):
             return await call_next(handling)
         finally:
             self._events.append(f"{self._name} after")
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """One node."""
-    with Cluster(nodes=1) as cluster:
-        yield cluster
 
 
 @pytest.fixture

@@ -31,25 +31,18 @@ from nsqext import (
     Producer,
     Requeue,
 )
-from nsqext.broker import Cluster
 from nsqext.errors import InvalidSetting
 from nsqext.observability import LogObserver, Observer, otel
 from nsqext.observability.otel import OpenTelemetry
 from nsqext.observability.prometheus import Prometheus
 
 if TYPE_CHECKING:
+    from nsqext.broker import Cluster
     from nsqext.middleware import Handling, Middleware, Publishing
 
 pytestmark = pytest.mark.anyio
 
 CALM: ConsumerSettings = {"backoff": "off", "requeue_delay": 0.01, "requeue_jitter": 0}
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """One node."""
-    with Cluster(nodes=1) as cluster:
-        yield cluster
 
 
 @pytest.fixture

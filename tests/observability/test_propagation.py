@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from secrets import token_hex
+from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -11,19 +12,14 @@ from opentelemetry.sdk.trace import TracerProvider
 from prometheus_client import CollectorRegistry
 
 from nsqext import App, Consumer, OutgoingMessage, Producer
-from nsqext.broker import Cluster
 from nsqext.errors import InvalidSetting
 from nsqext.observability.otel import OpenTelemetry
 from nsqext.observability.prometheus import Prometheus
 
+if TYPE_CHECKING:
+    from nsqext.broker import Cluster
+
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """One node."""
-    with Cluster(nodes=1) as cluster:
-        yield cluster
 
 
 async def single(producer: Producer, topic: str) -> int:

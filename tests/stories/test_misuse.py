@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from secrets import token_hex
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import attrs
@@ -17,13 +17,15 @@ import pytest
 import nsqext
 import nsqext.sync
 from nsqext import Admin, App, Consumer, OutgoingMessage, Producer, Router
-from nsqext.broker import Cluster
 from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions, DeliveryOptions, FailureOptions
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, NsqError
 from nsqext.lookup.options import LookupOptions
 from nsqext.transport.options import ConnectionOptions
 from tests.support.blocking_client import eventually
+
+if TYPE_CHECKING:
+    from nsqext.broker import Cluster
 
 pytestmark = pytest.mark.anyio
 
@@ -39,13 +41,6 @@ OPTIONS = (
 )
 MEMBERS = [(kind, member.name, str(member.type)) for kind in OPTIONS for member in attrs.fields(kind)]
 anything = cast("Any", object())
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """One node."""
-    with Cluster(nodes=1) as cluster:
-        yield cluster
 
 
 @pytest.fixture

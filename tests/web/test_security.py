@@ -7,22 +7,17 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from nsqext.broker import Cluster
 from nsqext.errors import InvalidSetting
 from nsqext.web import WebOptions, WebPage
 from tests.support.consumers import eventually
 from tests.support.web_pages import browsing, press, token_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from nsqext.broker import Cluster
+
+    pass
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(nodes=1) as running:
-        yield running
 
 
 async def test_foreign_hosts_are_refused(cluster: Cluster) -> None:

@@ -1,13 +1,19 @@
-"""Parse command lines like the original programs: ``-flag value``, ``--flag=value``, bare booleans."""
+"""Parse command lines like the original programs: ``-flag value``, ``--flag=value``, bare booleans.
+
+Their configuration files are TOML with the names of flags, with underscores for hyphens.
+"""
 
 from __future__ import annotations
 
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-__all__ = ("FlagError", "parse_flags", "parse_value", "read_flags")
+from nsqext.errors import InvalidSetting
+
+__all__ = ("FlagError", "parse_flags", "parse_value", "read_flags", "with_config_file")
 
 _DURATION = re.compile(r"([0-9]*\.?[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -148,3 +154,60 @@ def _usage(program: str, kinds: Mapping[str, str]) -> None:
     for name, kind in sorted(kinds.items()):
         shown = {"bool": "", "switch": "", "str": " string", "list": " value"}.get(kind, f" {kind}")
         print(f"  -{name}{shown}", file=sys.stderr)
+
+
+_NAMES = {
+    "id": "node-id",
+    "nsqlookupd_tcp_addresses": "lookupd-tcp-address",
+    "auth_http_addresses": "auth-http-address",
+    "e2e_processing_latency_percentiles": "e2e-processing-latency-percentile",
+}
+
+
+def with_config_file(flags: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, Any]:
+    """Return the flags, completed by the values of the configuration file (``-config``).
+
+    Args:
+        flags: flags of the command line.
+        kinds: see `parse_flags`; other names in the file are ignored.
+
+    Raises:
+        InvalidSetting: the file or one of its values is invalid.
+    """
+    path = flags.get("config")
+    if not path:
+        return dict(flags)
+    found: dict[str, Any] = {}
+    for key, value in _load(path).items():
+        name = _NAMES.get(key, key.replace("_", "-"))
+        meant = key in _NAMES or name not in _NAMES.values()
+        if meant and name in kinds:
+            try:
+                found[name] = _read(kinds[name], value)
+            except ValueError as error:
+                raise InvalidSetting(f"option resolution failed to coerce {value} for {key} - {error}") from error
+    return found | dict(flags)
+
+
+def _load(path: str) -> dict[str, Any]:
+    import tomllib  # imported lazily: few programs have a file
+
+    try:
+        with Path(path).open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        reason = (error.strerror or "").lower()
+        raise InvalidSetting(f"failed to load config file {path} - open {path}: {reason}") from error
+    except ValueError as error:
+        raise InvalidSetting(f"failed to load config file {path} - {error}") from error
+
+
+def _read(kind: str, value: Any) -> Any:
+    """Return a value of the file as the value of its flag; a duration without a unit is in milliseconds."""
+    if kind == "list":
+        return list(value) if isinstance(value, list) else str(value).split(",")
+    if kind == "duration" and type(value) is int:
+        return value / 1000
+    if isinstance(value, bool):
+        value = str(value).lower()
+    return parse_value(kind, str(value))

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from nsqext.cli.servers.flags import FlagError, read_flags
+from nsqext.cli.servers.flags import FlagError, read_flags, with_config_file
 
 __all__ = ("read_program", "run_program")
 
@@ -67,7 +67,6 @@ def read_program(
         raise SystemExit(0)
     if not flags.get("config"):
         return {**defaults, **flags}
-    from nsqext.cli.servers.config_file import with_config_file
     from nsqext.errors import InvalidSetting
 
     try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nsqext.broker.coordinator import admin_ops as admin
-from nsqext.broker.coordinator.stats import coordinator_stats
 from nsqext.broker.coordinator.topics import TopicSpec
+from nsqext.broker.runtime_ha import coordinator_stats
 from tests.support.coordinators import make_coordinator
 
 

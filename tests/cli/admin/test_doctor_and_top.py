@@ -15,12 +15,7 @@ from nsqext.cli.admin.top import View
 from nsqext.lookup.client import LookupClient
 from tests.support.command_line import Terminal, lines, run
 
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """A redesigned cluster of two nodes."""
-    with Cluster(nodes=2) as cluster:
-        yield cluster
+NODES = 2
 
 
 def make_topic(cluster: Cluster, *channels: str) -> str:

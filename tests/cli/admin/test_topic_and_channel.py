@@ -12,12 +12,7 @@ import pytest
 from nsqext.broker import Cluster
 from tests.support.command_line import Terminal, lines, run, started
 
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """A redesigned cluster of two nodes."""
-    with Cluster(nodes=2) as cluster:
-        yield cluster
+NODES = 2
 
 
 @pytest.fixture(scope="module")

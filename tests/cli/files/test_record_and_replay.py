@@ -6,7 +6,6 @@ import gzip
 import json
 import resource
 import time
-from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 from secrets import token_hex
@@ -26,13 +25,6 @@ from tests.support.command_line import lines, run, started
 
 if TYPE_CHECKING:
     from nsqext.types import Address
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """A redesigned cluster of one node."""
-    with Cluster(nodes=1) as cluster:
-        yield cluster
 
 
 def make_topic(cluster: Cluster, channel: str = "ch") -> str:

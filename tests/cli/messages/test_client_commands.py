@@ -8,23 +8,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from secrets import token_hex
+from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqext.broker import Cluster
 from tests.support import plain_http
 from tests.support.blocking_client import eventually
 from tests.support.command_line import ROOT, lines, run
 
+if TYPE_CHECKING:
+    from nsqext.broker import Cluster
+
+NODES = 2
+
 _PATIENCE = 50.0
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(nodes=2) as cluster:
-        yield cluster
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING
@@ -13,7 +12,6 @@ import anyio
 import pytest
 
 from nsqext import Admin
-from nsqext.broker import Cluster
 from nsqext.cli.arguments import parse_time
 from nsqext.cli.connection import Connection
 from nsqext.cli.messages.pub import read_lines
@@ -25,13 +23,7 @@ from tests.support.consumers import eventually
 
 if TYPE_CHECKING:
     from nsqext.admin import TopicInfo
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """A redesigned cluster of one node."""
-    with Cluster(nodes=1) as cluster:
-        yield cluster
+    from nsqext.broker import Cluster
 
 
 @pytest.fixture

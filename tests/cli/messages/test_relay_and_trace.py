@@ -16,13 +16,6 @@ from tests.support.blocking_client import eventually
 from tests.support.command_line import Terminal, lines, run, started
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """A redesigned cluster of one node."""
-    with Cluster(nodes=1) as cluster:
-        yield cluster
-
-
 def make_topic(cluster: Cluster, *channels: str) -> str:
     """Return an extend topic with channels."""
     name = f"t_{token_hex(4)}"

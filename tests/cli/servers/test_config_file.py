@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from nsqext.cli.servers import nsqd, nsqlookupd
-from nsqext.cli.servers.config_file import with_config_file
-from nsqext.cli.servers.flags import FlagError
+from nsqext.cli.servers.flags import FlagError, with_config_file
+from nsqext.cli.servers.nsqd import reported
 from nsqext.cli.servers.program import read_program
-from nsqext.cli.servers.reported import reported
 from nsqext.cli.servers.startup_checks import check_nsqd, check_nsqlookupd, check_values
 from nsqext.errors import InvalidSetting
 

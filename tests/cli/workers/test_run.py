@@ -13,18 +13,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
+from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
 import nsqext
 from nsqext import sync
-from nsqext.broker import Cluster
 from nsqext.cli.workers.run import Supervisor
 from nsqext.cli.workers.worker import CANNOT_START, check_order, load_app
 from nsqext.errors import InvalidSetting
 from tests.support.blocking_client import eventually
 from tests.support.command_line import started
+
+if TYPE_CHECKING:
+    from nsqext.broker import Cluster
+
+NODES = 2
 
 SERVICE = """
 import os
@@ -53,13 +58,6 @@ async def drains(app):
     await anyio.sleep(0.5)
     print("the lifespan has ended", file=sys.stderr)
 """
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """Two nodes."""
-    with Cluster(nodes=2) as cluster:
-        yield cluster
 
 
 @pytest.fixture

@@ -16,17 +16,12 @@ from nsqext.errors import InvalidHeader, InvalidInput, InvalidSetting, MessageNo
 from tests.support import plain_http
 from tests.support.consumers import QUICK, eventually, quick, running
 
+NODES = 2
+
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """Two nodes, shared by the tests of this module; each test uses topics of its own."""
-    with Cluster(nodes=2) as cluster:
-        yield cluster
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from secrets import token_hex
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,17 +11,10 @@ from nsqext import Consumer, Producer
 from nsqext.broker import Cluster
 from tests.support.lost_connections import LossyConsumers, backward_steps, lossy, numbered, relayed_connections
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+NODES = 2
+
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """Two nodes, which requeue messages of a lost connection in random order."""
-    with Cluster(nodes=2) as cluster:
-        yield cluster
 
 
 def topic_of(cluster: Cluster, *, partitions: int = 2, extend: bool = True, ordered: bool = False) -> str:

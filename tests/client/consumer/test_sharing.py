@@ -19,9 +19,9 @@ from nsqext.http import client as http_client
 from nsqext.lookup import http
 from tests.support.consumers import depth, eventually, publish, quick, quick_sharing, take
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+NODES = 2
 
+if TYPE_CHECKING:
     from nsqext.types import Address
 
 pytestmark = pytest.mark.anyio
@@ -70,13 +70,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     monkeypatch.setattr(http.LookupHttp, "aclose", count_close)
     monkeypatch.setattr(http_client, "_make_transport", count_pool)
     return counted
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """Two nodes."""
-    with Cluster(nodes=2) as cluster:
-        yield cluster
 
 
 def topics_of(cluster: Cluster, count: int) -> list[str]:

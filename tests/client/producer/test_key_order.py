@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -13,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsqext import Consumer, OutgoingMessage, Producer
-from nsqext.broker import Cluster
 from nsqext.client.middleware import Middleware, Publishing, SendNext
 
+NODES = 2
+
 if TYPE_CHECKING:
+    from nsqext.broker import Cluster
     from nsqext.client.producer.batcher import Batcher
 
 _PROGRAMS = settings(max_examples=25, deadline=None)
@@ -36,12 +37,6 @@ class _Preparing(Middleware):
     async def publish(self, publishing: Publishing, send_next: SendNext) -> Any:
         publishing.on_topic.append(lambda meta: None)
         return await send_next(publishing)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(nodes=2) as running:
-        yield running
 
 
 @pytest.mark.parametrize("middleware", [(), (_Preparing(),)], ids=["plain", "middleware"])

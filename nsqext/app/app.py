@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import anyio
 from anyio.lowlevel import current_token
@@ -20,7 +20,7 @@ from nsqext.client.consumer.handlers.batches import MessageBatch
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.middleware import Middleware, check_middleware, surround_batch_handler, surround_handler
 from nsqext.client.producer.producer import Producer
-from nsqext.client.producer.request import OutgoingMessage
+from nsqext.client.producer.request import OutgoingMessage, PublishOptions
 from nsqext.client.settings import (
     AppSettings,
     app_schema,
@@ -115,33 +115,13 @@ class App(Router):
         """The consumers, in the order of their handlers."""
         return tuple(self._consumers)
 
-    async def publish(
-        self,
-        topic: str,
-        value: object,
-        *,
-        headers: Mapping[str, str] | None = None,
-        tag: str | None = None,
-        trace_id: int | None = None,
-        key: str | bytes | int | None = None,
-        partition: int | None = None,
-        delay: float | None = None,
-        via: Literal["consumer", "relay"] | None = None,
-        identity: str | None = None,
-    ) -> Receipt:
+    async def publish(self, topic: str, value: object, **options: Unpack[PublishOptions]) -> Receipt:
         """Encode a value and publish it; see `nsqext.app.encode_body` and `nsqext.Producer.publish`.
 
         Args:
             topic: name of the topic.
             value: bytes, str, JSON values, a dataclass, or an attrs, msgspec or pydantic object.
-            headers: see `nsqext.Producer.publish`, for this and the other arguments.
-            tag: tag for dispatch.
-            trace_id: trace id.
-            key: key of the message.
-            partition: the partition.
-            delay: seconds after which handlers receive it.
-            via: who delays it.
-            identity: identity of a delayed message.
+            options: the other arguments of `nsqext.Producer.publish`, such as ``key=``.
 
         Raises:
             InvalidBody: the value cannot be encoded.
@@ -149,18 +129,7 @@ class App(Router):
         """
         from nsqext.client.consumer.typed.body import encode_body
 
-        return await self._producer.publish(
-            topic,
-            encode_body(value),
-            headers=headers,
-            tag=tag,
-            trace_id=trace_id,
-            key=key,
-            partition=partition,
-            delay=delay,
-            via=via,
-            identity=identity,
-        )
+        return await self._producer.publish(topic, encode_body(value), **options)
 
     # Clients
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.options import ProducerSettings
     from nsqext.settings import Given
 
-__all__ = ("Connection", "Context", "Json", "Lookupd", "Nsqd", "Url", "connected", "load_settings", "lookup_addresses")
+__all__ = ("Connection", "Context", "Json", "Lookupd", "Nsqd", "Url", "connected", "load_settings")
 
 _PANEL = "Connection and output"
 _STARTUP = 60.0  # seconds that a lookup service may take to start
@@ -66,10 +66,6 @@ Json = Annotated[
         "--json", help="Print JSON lines at a terminal too; in pipes it is the default.", rich_help_panel=_PANEL
     ),
 ]
-
-_UNKNOWN_PLACE = InvalidSetting(
-    "the address of the servers is unknown", hint="give --lookupd, --nsqd or --url, or set NSQEXT_LOOKUPD"
-)
 
 
 def _context_url(url: str | None, context: str | None, given: Mapping[str, Any]) -> str | None:
@@ -108,7 +104,9 @@ class Connection:
         """
         found = load_settings(self.url, self.given)
         if not found.lookupd and not found.nsqd:
-            raise _UNKNOWN_PLACE
+            raise InvalidSetting(
+                "the address of the servers is unknown", hint="give --lookupd, --nsqd or --url, or set NSQEXT_LOOKUPD"
+            )
         return found
 
     def options(self) -> ConsumerOptions:
@@ -297,20 +295,3 @@ def load_settings(url: str | None, addresses: Mapping[str, Any], environ: Mappin
 
     lookupd, nsqd = addresses.get("lookupd", ()), addresses.get("nsqd", ())
     return app_schema().collect(lookupd, nsqd, PREFIX, {}, environ, url=url, required=False)
-
-
-def lookup_addresses(url: str | None, lookupd: str | None, usual: Sequence[str] = ()) -> Sequence[str]:
-    """Return the addresses of the lookup service.
-
-    Args:
-        url: settings as a URL.
-        lookupd: overrides the addresses of the URL.
-        usual: default addresses.
-
-    Raises:
-        InvalidSetting: no address is given.
-    """
-    found: Sequence[str] = load_settings(url, {"lookupd": lookupd} if lookupd else {}).lookupd or usual
-    if not found:
-        raise InvalidSetting("the address of lookup is unknown", hint="give --lookupd or --url, or set NSQEXT_LOOKUPD")
-    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
@@ -79,23 +78,21 @@ class Admin(BlockingClient):
     ) -> None:
         """See `nsqext.Admin.create_topic`."""
         self._run(
-            partial(
-                self._admin.create_topic,
-                topic,
-                partitions=partitions,
-                replicas=replicas,
-                extend=extend,
-                ordered=ordered,
-                multipart=multipart,
-                channels=channels,
-                exist_ok=exist_ok,
-                wait=wait,
-            )
+            self._admin.create_topic,
+            topic,
+            partitions=partitions,
+            replicas=replicas,
+            extend=extend,
+            ordered=ordered,
+            multipart=multipart,
+            channels=channels,
+            exist_ok=exist_ok,
+            wait=wait,
         )
 
     def delete_topic(self, topic: str, *, missing_ok: bool = False) -> None:
         """See `nsqext.Admin.delete_topic`."""
-        self._run(partial(self._admin.delete_topic, topic, missing_ok=missing_ok))
+        self._run(self._admin.delete_topic, topic, missing_ok=missing_ok)
 
     def upgrade_topic(self, topic: str) -> None:
         """See `nsqext.Admin.upgrade_topic`."""
@@ -103,7 +100,7 @@ class Admin(BlockingClient):
 
     def expand_topic(self, topic: str, partitions: int, *, wait: float = 300.0) -> None:
         """See `nsqext.Admin.expand_topic`."""
-        self._run(partial(self._admin.expand_topic, topic, partitions, wait=wait))
+        self._run(self._admin.expand_topic, topic, partitions, wait=wait)
 
     def pause_topic(self, topic: str) -> None:
         """See `nsqext.Admin.pause_topic`."""
@@ -128,19 +125,17 @@ class Admin(BlockingClient):
     ) -> None:
         """See `nsqext.Admin.set_topic`."""
         self._run(
-            partial(
-                self._admin.set_topic,
-                topic,
-                replicas=replicas,
-                retention_days=retention_days,
-                sync_every=sync_every,
-                registered_channels_only=registered_channels_only,
-            )
+            self._admin.set_topic,
+            topic,
+            replicas=replicas,
+            retention_days=retention_days,
+            sync_every=sync_every,
+            registered_channels_only=registered_channels_only,
         )
 
     def tombstone(self, topic: str, node: str, *, restore: bool = False) -> None:
         """See `nsqext.Admin.tombstone`."""
-        self._run(partial(self._admin.tombstone, topic, node, restore=restore))
+        self._run(self._admin.tombstone, topic, node, restore=restore)
 
     def create_channel(self, topic: str, channel: str) -> None:
         """See `nsqext.Admin.create_channel`."""
@@ -148,7 +143,7 @@ class Admin(BlockingClient):
 
     def delete_channel(self, topic: str, channel: str, *, missing_ok: bool = False) -> None:
         """See `nsqext.Admin.delete_channel`."""
-        self._run(partial(self._admin.delete_channel, topic, channel, missing_ok=missing_ok))
+        self._run(self._admin.delete_channel, topic, channel, missing_ok=missing_ok)
 
     def pause_channel(self, topic: str, channel: str) -> None:
         """See `nsqext.Admin.pause_channel`."""
@@ -174,7 +169,7 @@ class Admin(BlockingClient):
         self, topic: str, channel: str, position: Position, *, partitions: Sequence[int] | None = None
     ) -> None:
         """See `nsqext.Admin.seek_channel`."""
-        self._run(partial(self._admin.seek_channel, topic, channel, position, partitions=partitions))
+        self._run(self._admin.seek_channel, topic, channel, position, partitions=partitions)
 
     def nodes(self) -> tuple[NodeStatus, ...]:
         """See `nsqext.Admin.nodes`."""
@@ -194,4 +189,4 @@ class Admin(BlockingClient):
 
     def peek(self, topic: str, *, count: int = 20, partition: int | None = None) -> tuple[StoredMessage, ...]:
         """See `nsqext.Admin.peek`."""
-        return self._run(partial(self._admin.peek, topic, count=count, partition=partition))
+        return self._run(self._admin.peek, topic, count=count, partition=partition)

@@ -240,7 +240,7 @@ class Consumer(BlockingClient):
             self._running = True
             try:
                 with stopping_on_signals(self.stop) if takes_signals(signals) else nullcontext():
-                    self._run(functools.partial(self._consumer.serve, signals=False))
+                    self._run(self._consumer.serve, signals=False)
             finally:
                 self._portal = None
                 self._running = False
@@ -303,7 +303,7 @@ class Consumer(BlockingClient):
 
     def seek(self, position: Position, partitions: Sequence[int] | None = None, *, topic: str | None = None) -> None:
         """Move the channel to a position, for all its consumers; see `nsqext.Consumer.seek`."""
-        self._run(functools.partial(self._consumer.seek, position, partitions, topic=topic))
+        self._run(self._consumer.seek, position, partitions, topic=topic)
 
     def start(self) -> Self:
         """Open the consumer, as ``with`` does; `close` closes it, from any thread.

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, ExitStack
+from functools import partial
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, TypeVar
@@ -105,7 +106,13 @@ shared_loop: SharedLoop = SharedLoop()
 """The event loop of this process."""
 
 
-def call(portal: BlockingPortal | None, what: str, function: Callable[..., Coroutine[Any, Any, T]], *args: object) -> T:
+def call(
+    portal: BlockingPortal | None,
+    what: str,
+    function: Callable[..., Coroutine[Any, Any, T]],
+    *args: object,
+    **keywords: object,
+) -> T:
     """Run a coroutine function in the event loop and return its result.
 
     Args:
@@ -113,6 +120,7 @@ def call(portal: BlockingPortal | None, what: str, function: Callable[..., Corou
         what: name of the object, for errors.
         function: the function.
         args: its arguments.
+        keywords: those that are given by name.
 
     Raises:
         InvalidState: the object is not open, this is the event loop's own thread, or a child of the process that
@@ -127,7 +135,7 @@ def call(portal: BlockingPortal | None, what: str, function: Callable[..., Corou
             f"the {what} was opened before this process was forked", hint="create a new one in the child"
         )
     try:
-        future: Future[T] = portal.start_task_soon(function, *args)
+        future: Future[T] = portal.start_task_soon(partial(function, **keywords), *args)
     except RuntimeError as error:
         raise InvalidState(
             f"the {what} cannot be used: {error}",
@@ -187,8 +195,8 @@ class BlockingClient:
         finally:
             self._portal = None
 
-    def _run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: object) -> T:
-        return call(self._portal, self._what, function, *args)
+    def _run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: object, **keywords: object) -> T:
+        return call(self._portal, self._what, function, *args, **keywords)
 
     def _run_now(self, function: Callable[[], T]) -> T:
         return call_now(self._portal, self._what, function)

@@ -86,8 +86,7 @@ class Message:
 
         Raises the errors of `nsqext.Message.requeue`.
         """
-        requeue = functools.partial(self._message.requeue, backoff=backoff)
-        call(self._answers.portal, "consumer", requeue, delay)
+        call(self._answers.portal, "consumer", self._message.requeue, delay, backoff=backoff)
 
     def touch(self) -> None:
         """Restart the message's timeout; raises the errors of `nsqext.Message.touch`."""
@@ -118,7 +117,7 @@ class MessageBatch(MessageSequence[Message]):
     def requeue(self, messages: Iterable[Message] | None = None, delay: float = 0.0, *, backoff: bool = False) -> None:
         """Requeue messages, by default all unanswered ones; see `nsqext.MessageBatch.requeue`."""
         chosen = None if messages is None else [_asynchronous(message) for message in messages]
-        call(self._portal, "consumer", functools.partial(self._batch.requeue, backoff=backoff), chosen, delay)
+        call(self._portal, "consumer", self._batch.requeue, chosen, delay, backoff=backoff)
 
     def __repr__(self) -> str:
         return repr(self._batch)

@@ -146,8 +146,10 @@ class Producer(BlockingClient):
             receipt = direct.publish(topic, OutgoingMessage(body, headers, tag, trace_id), partition)
             if receipt is not None:
                 return receipt
-        publish = functools.partial(
+        return self._run(
             self._producer.publish,
+            topic,
+            body,
             headers=headers,
             tag=tag,
             trace_id=trace_id,
@@ -157,7 +159,6 @@ class Producer(BlockingClient):
             via=via,
             identity=identity,
         )
-        return self._run(publish, topic, body)
 
     def cancel_delayed(self, identity: str) -> Receipt:
         """Ask the relays not to publish a delayed message; see `nsqext.Producer.cancel_delayed`."""
@@ -175,9 +176,8 @@ class Producer(BlockingClient):
 
         Much quicker than one `publish` after the other, because the two threads hand over only once.
         """
-        publish = functools.partial(self._producer.publish_many, key=key, partition=partition)
         # an iterable of the caller's may block, which the event loop's thread must not
-        return self._run(publish, topic, list(messages))
+        return self._run(self._producer.publish_many, topic, list(messages), key=key, partition=partition)
 
     def batcher(
         self,
@@ -200,12 +200,13 @@ class Producer(BlockingClient):
         """
         make = functools.partial(
             self._producer.batcher,
+            topic,
             linger=linger,
             max_count=max_count,
             max_bytes=max_bytes,
             max_pending=max_pending,
         )
-        batcher = self._run_now(functools.partial(make, topic))
+        batcher = self._run_now(make)
         return Batcher(batcher, self._portal, self._producer.aclose if drain_at_exit else None)
 
 

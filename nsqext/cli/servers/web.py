@@ -13,7 +13,7 @@ import typer
 from attrs import evolve
 
 from nsqext.cli.command import examples
-from nsqext.cli.connection import Url, load_settings, lookup_addresses
+from nsqext.cli.connection import Url, load_settings
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import is_loopback
 from nsqext.types import Address
@@ -76,8 +76,7 @@ def run(
         from nsqext.delays import DelayStore
 
         options = evolve(options, delay_store=DelayStore(delay_store, create=False))
-    addresses = lookup_addresses(url, lookupd, _USUAL)
-    anyio.run(_serve_until_signal, addresses, options, Address(host, port))
+    anyio.run(_serve_until_signal, given.lookupd or _USUAL, options, Address(host, port))
 
 
 def web_options(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from attrs import frozen
 
@@ -29,6 +29,7 @@ __all__ = (
     "TRACE_SIZE",
     "MessageRequest",
     "OutgoingMessage",
+    "PublishOptions",
     "PublishRequest",
     "TopicKey",
     "check_choice",
@@ -73,6 +74,19 @@ class OutgoingMessage:
     tag: str | None = None
     trace_id: int | None = None
     key: str | bytes | int | None = None
+
+
+class PublishOptions(TypedDict, total=False):
+    """Arguments of `nsqext.Producer.publish` besides topic and body."""
+
+    headers: Mapping[str, str] | None
+    tag: str | None
+    trace_id: int | None
+    key: str | bytes | int | None
+    partition: int | None
+    delay: float | None
+    via: Literal["consumer", "relay"] | None
+    identity: str | None
 
 
 def key_bytes(key: str | bytes | int) -> bytes:

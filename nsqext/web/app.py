@@ -121,6 +121,12 @@ class WebPage:
         self._streams = 0
         self._watches = 0
         self._pages = pages = Pages(self._monitor, self._admin, self._options, cluster)
+        # Starlette declares that a handler takes any exception
+        pages_of_errors: dict[Any, Any] = {
+            HTTPException: self._unknown_page,
+            NsqError: self._nsq_error_page,
+            Refused: self._refused_page,
+        }
         self._routes = Starlette(
             routes=[
                 self._route("/", pages.overview),
@@ -133,7 +139,7 @@ class WebPage:
                 Route("/actions/{name}", self._act, methods=["POST"]),
                 Mount("/static", StaticFiles(directory=_HERE / "static")),
             ],
-            exception_handlers={HTTPException: self._unknown},
+            exception_handlers=pages_of_errors,
         )
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -151,9 +157,7 @@ class WebPage:
         try:
             scope["user_name"] = self._security.check(scope["method"], Headers(scope=scope))
         except Refused as refused:
-            response = self._error_page(request, refused.status, refused.text, refused.hint)
-            if refused.status == 401:
-                response.headers["WWW-Authenticate"] = 'Basic realm="nsqext", charset="UTF-8"'
+            response = await self._refused_page(request, refused)
             await response(scope, receive, send)
         else:
             await self._routes(scope, receive, send)
@@ -162,13 +166,10 @@ class WebPage:
 
     def _route(self, path: str, build: _Build, *, live: bool = True) -> Route:
         async def endpoint(request: Request) -> Response:
-            try:
-                if live and "text/event-stream" in request.headers.get("accept", ""):
-                    return self._events(request, build)
-                snapshot = await self._monitor.current(newest="done" in request.query_params)
-                page = await build(snapshot, request.path_params, request.query_params)
-            except NsqError as error:
-                return self._nsq_error_page(request, error)
+            if live and "text/event-stream" in request.headers.get("accept", ""):
+                return self._events(request, build)
+            snapshot = await self._monitor.current(newest="done" in request.query_params)
+            page = await build(snapshot, request.path_params, request.query_params)
             return Response(self._render(request, snapshot, page, live=live), media_type="text/html")
 
         return Route(path, endpoint, methods=["GET"])
@@ -252,33 +253,22 @@ class WebPage:
 
     async def _watch(self, request: Request) -> Response:
         """Wait for the next messages of a topic of the original NSQ."""
-        try:
-            await self._form(request)
-            snapshot = await self._monitor.current()
-            with self._watching():
-                page = await self._pages.next_messages(snapshot, request.path_params, self._lookupd)
-        except Refused as refused:
-            return self._error_page(request, refused.status, refused.text, refused.hint)
-        except NsqError as error:
-            return self._nsq_error_page(request, error)
+        await self._form(request)
+        snapshot = await self._monitor.current()
+        with self._watching():
+            page = await self._pages.next_messages(snapshot, request.path_params, self._lookupd)
         return Response(self._render(request, snapshot, page, live=False), media_type="text/html")
 
     async def _act(self, request: Request) -> Response:
         """Perform the action of a form; first ask for confirmation if it cannot be undone."""
         name = request.path_params["name"]
-        try:
-            fields = await self._form(request)
-        except Refused as refused:
-            return self._error_page(request, refused.status, refused.text, refused.hint)
+        fields = await self._form(request)
         action = ACTIONS.get(name)
         if action is None:
-            return self._error_page(request, 404, f"the action {name} does not exist", "use the buttons of the page")
+            raise Refused(404, f"the action {name} does not exist", "use the buttons of the page")
         if action.question and fields.pop("sure", "") != "yes":
             return self._question(request, name, action, fields)
-        try:
-            page = await action.perform(Target(self._admin, self._producer, self._cluster), Form(fields))
-        except NsqError as error:
-            return self._nsq_error_page(request, error)
+        page = await action.perform(Target(self._admin, self._producer, self._cluster), Form(fields))
         return Response(status_code=303, headers={"Location": f"{page}?done={name}"})
 
     def _question(self, request: Request, name: str, action: Action, fields: Mapping[str, str]) -> Response:
@@ -295,7 +285,13 @@ class WebPage:
 
     # Errors
 
-    def _nsq_error_page(self, request: Request, error: NsqError) -> Response:
+    async def _refused_page(self, request: Request, error: Refused) -> Response:
+        response = self._error_page(request, error.status, error.text, error.hint)
+        if error.status == 401:
+            response.headers["WWW-Authenticate"] = 'Basic realm="nsqext", charset="UTF-8"'
+        return response
+
+    async def _nsq_error_page(self, request: Request, error: NsqError) -> Response:
         status = 404 if isinstance(error, TopicNotFound) else 400 if isinstance(error, InvalidInput) else 503
         where = {"topic": error.topic, "partition": error.partition, "node": error.node}
         hint = error.hint or (_RETRY if status == 503 else "")
@@ -317,7 +313,7 @@ class WebPage:
         )
         return Response(html, status, media_type="text/html")
 
-    async def _unknown(self, request: Request, error: Exception) -> Response:
-        status = error.status_code if isinstance(error, HTTPException) else 500
+    async def _unknown_page(self, request: Request, error: HTTPException) -> Response:
+        status = error.status_code
         text = "the page does not exist" if status == 404 else "the address does not allow this method"
         return self._error_page(request, status, text, "the overview has links to all pages")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from attrs import frozen
 
+from nsqext.arguments import check_number
 from nsqext.broker.cluster_fault_injection import ClusterFaults, coordinated
 from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.broker.options import ClusterOptions, ClusterShape
@@ -212,12 +213,8 @@ class Cluster:
         """
         if isinstance(channels, str):
             raise InvalidSetting(f"channels={channels!r} is a text", hint="give a list of names")
-        for what, number, most in (
-            ("partitions", partitions, MAX_PARTITIONS),
-            ("replicas", replicas, MAX_PARTITIONS),
-        ):
-            if not (isinstance(number, int) and 1 <= number <= most):
-                raise InvalidInput(f"{what}={number!r} is not a number from 1 to {most}", topic=name)
+        check_number("partitions", partitions, 1, MAX_PARTITIONS, InvalidInput)
+        check_number("replicas", replicas, 1, MAX_PARTITIONS, InvalidInput)
         names = tuple(check_channel(channel) for channel in channels)
         spec = TopicSpec(
             partition_num=partitions,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from nsqext.arguments import check_number, check_time
 from nsqext.errors import InvalidSetting
 
 if TYPE_CHECKING:
@@ -72,12 +73,9 @@ class ClusterOptions:
 
     def __attrs_post_init__(self) -> None:
         for name in _TIMES:
-            if not getattr(self, name) >= 0:
-                raise InvalidSetting(f"{name}={getattr(self, name)!r} is not a time in seconds")
-        if not self.memory_bound > 0:
-            raise InvalidSetting(f"memory_bound={self.memory_bound!r} is not a number of bytes")
-        if not self.node_memory_bound > 0:
-            raise InvalidSetting(f"node_memory_bound={self.node_memory_bound!r} is not a number of bytes")
+            check_time(name, getattr(self, name))
+        check_number("memory_bound", self.memory_bound, 1)
+        check_number("node_memory_bound", self.node_memory_bound, 1)
 
 
 @frozen
@@ -97,10 +95,8 @@ class ClusterShape:
     data_path: Path | None = None
 
     def __attrs_post_init__(self) -> None:
-        if not 1 <= self.nodes <= 64:
-            raise InvalidSetting(f"nodes={self.nodes!r} is not within 1..64")
-        if not 1 <= self.lookupds <= 16:
-            raise InvalidSetting(f"lookupds={self.lookupds!r} is not within 1..16")
+        check_number("nodes", self.nodes, 1, 64)
+        check_number("lookupds", self.lookupds, 1, 16)
         if self.generation not in ("ha", "nsq"):
             raise InvalidSetting(
                 f"generation={self.generation!r} is unknown", hint='use "ha" (redesigned) or "nsq" (original)'

@@ -23,6 +23,7 @@ from nsqext.types import Address
 
 if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import Node
+    from nsqext.broker.nsqd.options import NodeOptions
 
 __all__ = ("LookupdSettings", "NsqdSettings", "TlsFiles", "run_lookupd", "run_nsqd", "version_of")
 
@@ -112,53 +113,37 @@ def _missing_file(paths: Iterable[Path | None]) -> str | None:
 
 @frozen
 class NsqdSettings:
-    """Settings of a standalone nsqd; times in seconds, sizes in bytes.
+    """Settings of a standalone nsqd; times in seconds.
 
     Attributes:
+        node: settings of the node, except those that follow from the others.
         generation: ``nsq`` (original) or ``ha`` (redesigned).
         tcp: ``host:port`` to listen on, port 0 for a free one.
         http: the same for HTTP.
         https: the same for HTTPS; used when there is a certificate.
-        broadcast_address: host in lookup responses.
         broadcast_ports: TCP and HTTP port in lookup responses; 0 for those that it listens on.
         lookupd_addresses: TCP addresses of lookup nodes.
         lookup_ping: seconds between two PINGs to lookup nodes.
-        auth_addresses: HTTP auth servers.
-        auth_method: method of requests to them, ``get`` or ``post``.
-        data_path: folder of the queues.
-        mem_queue_size: messages that are counted as in memory.
         limits: members of `ServerLimits` that differ from the generation's.
         http_guard: refuse HTTP requests that a foreign web page caused; see `nsqext.http.guard`.
         http_hosts: host names that HTTP clients use, besides addresses, ``localhost`` and this machine's name.
         tls: certificates.
         tls_required: ``true``, ``false`` or ``tcp-https``.
-        flush_interval: see `nsqext.broker.nsqd.options.NodeOptions`.
-        reported: see there.
-        allow_ext_compatible: see there.
-        allow_sub_ext_compatible: see there.
     """
 
+    node: NodeOptions
     generation: str = "nsq"
     tcp: str = "127.0.0.1:0"
     http: str = "127.0.0.1:0"
     https: str = ""
-    broadcast_address: str = "127.0.0.1"
     broadcast_ports: tuple[int, int] = (0, 0)
     lookupd_addresses: tuple[str, ...] = ()
     lookup_ping: float = 15.0
-    auth_addresses: tuple[str, ...] = ()
-    auth_method: str = "get"
-    data_path: Path | None = None
-    mem_queue_size: int = 10_000
     limits: Mapping[str, Any] = field(factory=dict)
     tls: TlsFiles | None = None
     tls_required: str = "false"
     http_guard: bool = False
     http_hosts: tuple[str, ...] = ()
-    flush_interval: float = 8.0
-    reported: Mapping[str, Any] = field(factory=dict)
-    allow_ext_compatible: bool = False
-    allow_sub_ext_compatible: bool = False
 
     @property
     def https_only(self) -> bool:
@@ -173,33 +158,24 @@ class NsqdSettings:
         if required and self.tls is None:
             raise InvalidSetting("cannot require TLS client connections without TLS key and cert")
         return evolve(
-            base, tls=self.tls is not None, tls_required=required, auth=bool(self.auth_addresses), **self.limits
+            base, tls=self.tls is not None, tls_required=required, auth=bool(self.node.auth_addresses), **self.limits
         )
 
 
-def _guard(settings: NsqdSettings | LookupdSettings) -> HttpGuard | None:
-    return HttpGuard((settings.broadcast_address, *settings.http_hosts)) if settings.http_guard else None
+def _guard(broadcast_address: str, settings: NsqdSettings | LookupdSettings) -> HttpGuard | None:
+    return HttpGuard((broadcast_address, *settings.http_hosts)) if settings.http_guard else None
 
 
 def _make_node(settings: NsqdSettings) -> Node:
     from nsqext.broker.nsqd.node import Node
-    from nsqext.broker.nsqd.options import NodeOptions
 
-    options = NodeOptions(
+    options = evolve(
+        settings.node,
         limits=settings.server_limits(),
         clustered=False,
-        broadcast_address=settings.broadcast_address,
         tls=settings.tls.context(settings.generation) if settings.tls else None,
-        flush_interval=settings.flush_interval,
-        auth_addresses=settings.auth_addresses,
-        data_path=settings.data_path,
-        mem_queue_size=settings.mem_queue_size,
         https_only=settings.https_only,
-        auth_method=settings.auth_method,
-        http_guard=_guard(settings),
-        reported=settings.reported,
-        allow_ext_compatible=settings.allow_ext_compatible,
-        allow_sub_ext_compatible=settings.allow_sub_ext_compatible,
+        http_guard=_guard(settings.node.broadcast_address, settings),
     )
     node = Node("nsqd", options)
     node.switches.lookupd_addresses = list(settings.lookupd_addresses)
@@ -218,7 +194,7 @@ async def run_nsqd(settings: NsqdSettings) -> None:
     """
     from nsqext.broker.nsqd.server import NsqdServer
 
-    with locked(settings.data_path):
+    with locked(settings.node.data_path):
         node = _make_node(settings)
         node.load()
         tls = settings.tls.context(settings.generation) if settings.tls and settings.https else None
@@ -307,7 +283,7 @@ async def run_lookupd(settings: LookupdSettings) -> None:
         async with anyio.create_task_group() as tasks:
             await tasks.start(LookupTcpServer(lookupd, partitions=ha).serve, tcp)
             app = standalone_app(lookupd) if ha else classic_app(lookupd)
-            await tasks.start(HttpServer(app, guard=_guard(settings)).serve, http)
+            await tasks.start(HttpServer(app, guard=_guard(settings.broadcast_address, settings)).serve, http)
             logger.info("TCP: listening on %s", addresses[0])
             logger.info("HTTP: listening on %s", addresses[1])
     finally:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from attrs import asdict
+
 from nsqext.broker.coordinator.admin_ops import KEY_NOT_FOUND
 from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.http.api import Call, HttpFault
@@ -20,14 +22,7 @@ NO_CHANNEL = "Topic has no channel, should init at least one for the new topic"
 
 def meta_of(spec: TopicSpec) -> dict[str, Any]:
     """Return the member ``meta`` of a response."""
-    return {
-        "disable_channel_auto_create": spec.disable_channel_auto_create,
-        "extend_support": spec.extend,
-        "multi_part": spec.multi_part,
-        "ordered": spec.ordered,
-        "partition_num": spec.partition_num,
-        "replica": spec.replica,
-    }
+    return dict(sorted(asdict(spec.meta()).items()))
 
 
 _NO_META = meta_of(TopicSpec(partition_num=0, replica=0))

@@ -125,6 +125,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 async def _serve(flags: dict[str, Any]) -> None:
+    from nsqext.broker.nsqd.options import NodeOptions
     from nsqext.broker.standalone import NsqdSettings, TlsFiles, run_nsqd
 
     check_values(flags)
@@ -137,28 +138,31 @@ async def _serve(flags: dict[str, Any]) -> None:
             flags.get("tls-client-auth-policy", ""),
             flags.get("tls-min-version", "").lower() or "tls1.0",
         )
-    settings = NsqdSettings(
-        generation=flags.get("generation", "nsq"),
-        tcp=flags["tcp-address"],
-        http=flags["http-address"],
-        https=flags["https-address"],
+    node = NodeOptions(
         broadcast_address=flags.get("broadcast-address") or socket.gethostname(),
-        broadcast_ports=(flags.get("broadcast-tcp-port", 0), flags.get("broadcast-http-port", 0)),
-        lookupd_addresses=tuple(flags.get("lookupd-tcp-address", ())),
-        lookup_ping=flags.get("lookup-ping-interval", 15.0),
         auth_addresses=tuple(flags.get("auth-http-address", ())),
         auth_method=flags.get("auth-http-request-method", "get"),
         data_path=Path(flags.get("data-path") or "."),
         mem_queue_size=flags.get("mem-queue-size", 10_000),
+        flush_interval=_FLUSHES_EVERY * flags.get("sync-timeout", 2.0),
+        reported=reported(flags, FLAGS),
+        allow_ext_compatible=flags.get("allow-ext-compatible", False),
+        allow_sub_ext_compatible=flags.get("allow-sub-ext-compatible", False),
+    )
+    settings = NsqdSettings(
+        node,
+        generation=flags.get("generation", "nsq"),
+        tcp=flags["tcp-address"],
+        http=flags["http-address"],
+        https=flags["https-address"],
+        broadcast_ports=(flags.get("broadcast-tcp-port", 0), flags.get("broadcast-http-port", 0)),
+        lookupd_addresses=tuple(flags.get("lookupd-tcp-address", ())),
+        lookup_ping=flags.get("lookup-ping-interval", 15.0),
         limits={_LIMITS[name]: value for name, value in flags.items() if name in _LIMITS},
         tls=tls,
         tls_required=flags.get("tls-required", "false"),
         http_guard=flags.get("http-guard", False),
         http_hosts=tuple(flags.get("http-host", ())),
-        flush_interval=_FLUSHES_EVERY * flags.get("sync-timeout", 2.0),
-        reported=reported(flags, FLAGS),
-        allow_ext_compatible=flags.get("allow-ext-compatible", False),
-        allow_sub_ext_compatible=flags.get("allow-sub-ext-compatible", False),
     )
     await run_nsqd(settings)
 

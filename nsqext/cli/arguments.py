@@ -1,18 +1,26 @@
-"""Parse arguments and options that several commands accept: times, positions, pairs."""
+"""Arguments and options that several commands accept, and how times, positions and pairs are parsed."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from nsqext.errors import InvalidSetting
 
 if TYPE_CHECKING:
     from nsqext import Position
 
-__all__ = ("parse_pairs", "parse_position", "parse_time")
+__all__ = ("Channel", "Topic", "UntilEnd", "Yes", "parse_pairs", "parse_position", "parse_time")
+
+
+Topic = Annotated[str, typer.Argument(help="The topic.")]
+Channel = Annotated[str, typer.Argument(help="The channel.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+UntilEnd = Annotated[bool, typer.Option("--until-end", help="Exit when the channel has no messages left.")]
 
 
 def parse_time(text: str) -> int:

@@ -6,7 +6,7 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
@@ -14,6 +14,7 @@ import anyio
 import typer
 from attrs import define
 
+from nsqext.cli.command import perform
 from nsqext.cli.output import make_table, print_record
 from nsqext.errors import (
     ConnectionFailed,
@@ -184,6 +185,29 @@ class Connection:
                             return any(node.generation == "ha" for node in await admin.nodes())
                     await anyio.sleep(0.5)
         return False  # the consumer raises the error
+
+    def change(
+        self, topic: str, done: str, change: Callable[[Admin], Awaitable[None]], channel: str | None = None
+    ) -> None:
+        """Change a topic, or one of its channels, and print that it is ``done``."""
+
+        async def act() -> None:
+            async with self.admin() as admin:
+                await change(admin)
+            if channel is None:
+                self.show({"topic": topic, done: True}, f"{topic} is {done}")
+            else:
+                self.show({"topic": topic, "channel": channel, done: True}, f"channel {channel} of {topic} is {done}")
+
+        perform(act)
+
+    async def serve(self, consumer: Consumer, *, until_end: bool, signals: bool = True) -> None:
+        """Run a consumer until a signal or its end; with ``until_end``, until its channel has no messages left."""
+        async with anyio.create_task_group() as tasks:
+            if until_end:
+                tasks.start_soon(self.stop_when_drained, consumer)
+            await consumer.serve(signals=signals)
+            tasks.cancel_scope.cancel()
 
     async def stop_when_drained(self, consumer: Consumer) -> None:
         """Stop a consumer when its channel has no messages left, neither waiting nor in flight nor deferred.

@@ -6,23 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nsqext.cli.arguments import parse_position
+from nsqext.cli.arguments import Channel, Topic, Yes, parse_position
 from nsqext.cli.command import examples, perform
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.output import confirm
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from nsqext.admin import Admin, ChannelStats
+    from nsqext.admin import ChannelStats
 
 __all__ = ("app", "channel_record")
 
 app: typer.Typer = typer.Typer()
-
-Topic = Annotated[str, typer.Argument(help="The topic.")]
-Channel = Annotated[str, typer.Argument(help="The channel.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 def channel_record(topic: str, stats: ChannelStats) -> dict[str, Any]:
@@ -63,17 +57,6 @@ def list_channels(connection: Connection, topic: Topic) -> None:
     perform(act)
 
 
-def _change(
-    connection: Connection, topic: str, channel: str, done: str, change: Callable[[Admin], Awaitable[None]]
-) -> None:
-    async def act() -> None:
-        async with connection.admin() as admin:
-            await change(admin)
-        connection.show({"topic": topic, "channel": channel, done: True}, f"channel {channel} of {topic} is {done}")
-
-    perform(act)
-
-
 @app.command("create")
 @examples("nsqext channel create orders billing audit")
 @connected
@@ -82,7 +65,7 @@ def create(
 ) -> None:
     """Create channels on every partition; a new channel starts after the stored messages."""
     for name in channels:
-        _change(connection, topic, name, "created", lambda admin, name=name: admin.create_channel(topic, name))  # type: ignore[misc]
+        connection.change(topic, "created", lambda admin, name=name: admin.create_channel(topic, name), name)  # type: ignore[misc]
 
 
 @app.command("delete")
@@ -97,8 +80,8 @@ def delete(
 ) -> None:
     """Delete a channel with its position and its waiting messages."""
     confirm(f"Delete the channel {channel} of {topic} with its waiting messages?", yes=yes)
-    _change(
-        connection, topic, channel, "deleted", lambda admin: admin.delete_channel(topic, channel, missing_ok=if_exists)
+    connection.change(
+        topic, "deleted", lambda admin: admin.delete_channel(topic, channel, missing_ok=if_exists), channel
     )
 
 
@@ -108,14 +91,14 @@ def delete(
 def empty(connection: Connection, topic: Topic, channel: Channel, yes: Yes = False) -> None:
     """Discard the messages that wait in a channel."""
     confirm(f"Discard the messages that wait in the channel {channel} of {topic}?", yes=yes)
-    _change(connection, topic, channel, "emptied", lambda admin: admin.empty_channel(topic, channel))
+    connection.change(topic, "emptied", lambda admin: admin.empty_channel(topic, channel), channel)
 
 
 def _add_switch(name: str, done: str, summary: str) -> None:
     """Add a command that switches a state of a channel on or off."""
 
     def switch(connection: Connection, topic: Topic, channel: Channel) -> None:
-        _change(connection, topic, channel, done, lambda admin: getattr(admin, f"{name}_channel")(topic, channel))
+        connection.change(topic, done, lambda admin: getattr(admin, f"{name}_channel")(topic, channel), channel)
 
     switch.__doc__ = summary
     app.command(name)(examples(f"nsqext channel {name} orders billing")(connected(switch)))
@@ -150,10 +133,6 @@ def seek(
 ) -> None:
     """Move a channel of the redesigned NSQ to a position; its consumers continue there."""
     target = parse_position(position)
-    _change(
-        connection,
-        topic,
-        channel,
-        "moved",
-        lambda admin: admin.seek_channel(topic, channel, target, partitions=partition),
+    connection.change(
+        topic, "moved", lambda admin: admin.seek_channel(topic, channel, target, partitions=partition), channel
     )

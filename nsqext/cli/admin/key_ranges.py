@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from nsqext.admin import Admin, KeyRange
+from nsqext.cli.arguments import Topic
 from nsqext.cli.command import examples, perform
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.output import printable
@@ -97,7 +98,7 @@ async def look(admin: Admin, topic: str, channel: str) -> list[PartitionRanges]:
 @connected
 def run(
     connection: Connection,
-    topic: Annotated[str, typer.Argument(help="The topic.")],
+    topic: Topic,
     channel: Annotated[str, typer.Argument(help="The channel, of type key_failover.")],
     interval: Annotated[float, typer.Option(min=0.05, help="Seconds between refreshes.")] = 0.5,
     once: Annotated[bool, typer.Option("--once", help="Print the ranges once and exit.")] = False,

@@ -7,22 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from attrs import asdict, frozen
 
+from nsqext.cli.arguments import Topic, Yes
 from nsqext.cli.command import examples, option_objects, perform
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.output import confirm, counted
 from nsqext.protocol.names import DEFAULT_CHANNEL
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from nsqext.admin import Admin, TopicInfo
+    from nsqext.admin import TopicInfo
     from nsqext.types import TopicMeta
 
 __all__ = ("app", "describe_meta", "topic_record")
 
 app: typer.Typer = typer.Typer()
-
-Topic = Annotated[str, typer.Argument(help="The topic.")]
 
 
 def topic_record(info: TopicInfo) -> dict[str, Any]:
@@ -151,27 +148,18 @@ def create(
     perform(act)
 
 
-def _change(connection: Connection, topic: str, done: str, change: Callable[[Admin], Awaitable[None]]) -> None:
-    async def act() -> None:
-        async with connection.admin() as admin:
-            await change(admin)
-        connection.show({"topic": topic, done: True}, f"{topic} is {done}")
-
-    perform(act)
-
-
 @app.command("delete")
 @examples("nsqext topic delete orders --yes")
 @connected
 def delete(
     connection: Connection,
     topic: Topic,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
     if_exists: Annotated[bool, typer.Option("--if-exists", help="A missing topic is not an error.")] = False,
 ) -> None:
     """Delete a topic with all its messages and channels."""
     confirm(f"Delete the topic {topic} with all its messages and channels?", yes=yes)
-    _change(connection, topic, "deleted", lambda admin: admin.delete_topic(topic, missing_ok=if_exists))
+    connection.change(topic, "deleted", lambda admin: admin.delete_topic(topic, missing_ok=if_exists))
 
 
 @app.command("expand")
@@ -183,7 +171,7 @@ def expand(
     partitions: Annotated[int, typer.Option(help="The new number of partitions.")],
 ) -> None:
     """Raise the number of partitions of a topic."""
-    _change(connection, topic, "expanded", lambda admin: admin.expand_topic(topic, partitions))
+    connection.change(topic, "expanded", lambda admin: admin.expand_topic(topic, partitions))
 
 
 @app.command("set")
@@ -201,8 +189,7 @@ def set_topic(
     ] = None,
 ) -> None:
     """Change settings of a topic of the redesigned NSQ; the others stay as they are."""
-    _change(
-        connection,
+    connection.change(
         topic,
         "changed",
         lambda admin: admin.set_topic(
@@ -221,18 +208,18 @@ def set_topic(
 def empty(
     connection: Connection,
     topic: Topic,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Discard the messages that wait in a topic and in all its channels."""
     confirm(f"Discard the messages that wait in {topic} and all its channels?", yes=yes)
-    _change(connection, topic, "emptied", lambda admin: admin.empty_topic(topic))
+    connection.change(topic, "emptied", lambda admin: admin.empty_topic(topic))
 
 
 def _add_switch(name: str, done: str, summary: str) -> None:
     """Add a command that changes a topic and has no options."""
 
     def switch(connection: Connection, topic: Topic) -> None:
-        _change(connection, topic, done, lambda admin: getattr(admin, f"{name}_topic")(topic))
+        connection.change(topic, done, lambda admin: getattr(admin, f"{name}_topic")(topic))
 
     switch.__doc__ = summary
     app.command(name)(examples(f"nsqext topic {name} orders")(connected(switch)))

@@ -12,6 +12,7 @@ import typer
 from anyio.to_thread import run_sync
 
 from nsqext import Position
+from nsqext.cli.arguments import Topic, UntilEnd
 from nsqext.cli.command import examples, perform
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.files.message_files import MessageFiles
@@ -38,10 +39,10 @@ _MEGABYTE = 1 << 20
 @connected
 def run(
     connection: Connection,
-    topic: Annotated[str, typer.Argument(help="The topic.")],
+    topic: Topic,
     to: Annotated[Path, typer.Option(help="Folder of the files; it is created.")],
     channel: Annotated[str, typer.Option(help="Channel to record; its position is the progress.")] = "record",
-    until_end: Annotated[bool, typer.Option("--until-end", help="Exit when the channel has no messages left.")] = False,
+    until_end: UntilEnd = False,
     rotate_mb: Annotated[
         float, typer.Option(min=0.001, help="Compressed size at which a file is rotated, in megabytes.")
     ] = 256.0,

@@ -20,7 +20,7 @@ import orjson
 import typer
 
 from nsqext import BatchFailed, OutgoingMessage
-from nsqext.cli.arguments import parse_pairs
+from nsqext.cli.arguments import Topic, parse_pairs
 from nsqext.cli.command import examples, option_objects, perform
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.message_record import outgoing_message
@@ -239,7 +239,7 @@ async def _progress() -> AsyncIterator[Callable[[int], None]]:
 @option_objects
 def run(
     connection: Connection,
-    topic: Annotated[str, typer.Argument(help="The topic.")],
+    topic: Topic,
     body: Annotated[list[str] | None, typer.Argument(help="Messages. (default: read --file or standard input)")] = None,
     file: Annotated[Path | None, typer.Option(help="Read this file instead of standard input.")] = None,
     form: Annotated[

@@ -11,6 +11,7 @@ import httpx
 import typer
 from attrs import frozen
 
+from nsqext.cli.arguments import UntilEnd
 from nsqext.cli.command import examples, option_objects, perform
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.contexts import load_contexts
@@ -91,7 +92,7 @@ def run(
         bool, typer.Option("--without-headers", help="Send no headers, tags, keys and trace ids.")
     ] = False,
     concurrency: Annotated[int, typer.Option(min=1, help="Messages sent concurrently.")] = 16,
-    until_end: Annotated[bool, typer.Option("--until-end", help="Exit when the channel has no messages left.")] = False,
+    until_end: UntilEnd = False,
 ) -> None:
     """Publish the messages of a topic to another topic, or send them to a URL, at least once.
 
@@ -193,10 +194,6 @@ async def _relay(connection: Connection, consumer: Consumer, send: Send, *, unti
         await send(message)
         count += 1
 
-    async with anyio.create_task_group() as tasks:
-        if until_end:
-            tasks.start_soon(connection.stop_when_drained, consumer)
-        await consumer.serve(signals=True)
-        tasks.cancel_scope.cancel()
+    await connection.serve(consumer, until_end=until_end)
     text = f"{counted(count, 'message')} of {consumer.topics[0]} relayed"
     connection.show({"topic": consumer.topics[0], "relayed": count}, text)

@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping
 from secrets import token_hex
 from typing import TYPE_CHECKING, Annotated, Any
 
-import anyio
 import typer
 from attrs import field, frozen
 
 from nsqext import Requeue
-from nsqext.cli.arguments import parse_pairs, parse_position, parse_time
+from nsqext.cli.arguments import Topic, UntilEnd, parse_pairs, parse_position, parse_time
 from nsqext.cli.command import examples, option_objects, perform
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.message_record import message_record
@@ -94,7 +93,7 @@ class Reading:
     """
 
     count: Annotated[int, typer.Option(min=0, help="Exit after this number of messages; 0 for no limit.")] = 0
-    until_end: Annotated[bool, typer.Option("--until-end", help="Exit when the channel has no messages left.")] = False
+    until_end: UntilEnd = False
     start: Annotated[
         str | None, typer.Option(help="earliest, latest, timestamp:SECONDS, offset:BYTES or message:NUMBER.")
     ] = None
@@ -173,7 +172,7 @@ def _printer(connection: Connection, output: Output) -> Callable[[Message, dict[
 @option_objects
 def run(
     connection: Connection,
-    topic: Annotated[str, typer.Argument(help="The topic.")],
+    topic: Topic,
     channel: Annotated[str | None, typer.Option(help="Channel to consume. (default: a temporary channel)")] = None,
     reading: Reading = Reading(),
     wanted: Filter = Filter(),
@@ -239,10 +238,6 @@ async def _follow(
         if shown == reading.count:
             consumer.stop()
 
-    async with anyio.create_task_group() as tasks:
-        if reading.until_end:
-            tasks.start_soon(connection.stop_when_drained, consumer)
-        await consumer.serve(signals=True)
-        tasks.cancel_scope.cancel()
+    await connection.serve(consumer, until_end=reading.until_end)
     if broken:
         raise broken[0]

@@ -6,10 +6,9 @@ import re
 from secrets import token_hex
 from typing import TYPE_CHECKING, Annotated, Any
 
-import anyio
 import typer
 
-from nsqext.cli.arguments import parse_position, parse_time
+from nsqext.cli.arguments import Topic, parse_position, parse_time
 from nsqext.cli.command import examples, perform
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.message_record import message_record
@@ -29,7 +28,7 @@ _MESSAGE_ID = re.compile("[0-9A-Fa-f]{32}")
 @connected
 def run(
     connection: Connection,
-    topic: Annotated[str, typer.Argument(help="The topic.")],
+    topic: Topic,
     wanted: Annotated[str, typer.Argument(metavar="ID", help="Trace id, or message id of 32 hexadecimal digits.")],
     since: Annotated[
         str | None,
@@ -61,10 +60,7 @@ def run(
                 topic=topic,
                 hint="nsqext tail --trace-id shows messages that are published later",
             )
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(connection.stop_when_drained, consumer)
-            await consumer.serve(signals=False)  # ^C ends the search with code 130
-            tasks.cancel_scope.cancel()
+        await connection.serve(consumer, until_end=True, signals=False)  # ^C ends the search with code 130
         async with connection.admin() as admin:
             parts = {part.partition: part for part in (await admin.stats(topic)).partitions} if found else {}
         for record in found:

@@ -22,8 +22,6 @@ from nsqext.protocol.names import MAX_PARTITIONS, check_channel, check_topic
 from nsqext.settings import build
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from nsqext.client.consumer.position import Position
     from nsqext.lookup.partition_map import PartitionMap
     from nsqext.types import Address
@@ -78,9 +76,7 @@ class Admin:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:

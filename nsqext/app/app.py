@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import anyio
@@ -332,9 +331,7 @@ class App(Router):
     async def __aenter__(self) -> Self:
         return await self.start()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.aclose()
 
     def stop(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, Unpack
 from weakref import WeakSet
 
@@ -168,9 +167,7 @@ class Producer:
     async def __aenter__(self) -> Self:
         return await self.start()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.aclose()
 
     async def _close(self) -> None:

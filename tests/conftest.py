@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import pytest
@@ -71,6 +72,14 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A redesigned cluster for the tests of a module, with ``NODES`` nodes; each test uses topics of its own."""
     with Cluster(getattr(request.module, "NODES", 1)) as running:
         yield running
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> str:
+    """A new topic with two partitions, extend support and the channel ``ch``."""
+    name = f"t_{token_hex(4)}"
+    cluster.create_topic(name, partitions=2, extend=True, channels=["ch"])
+    return name
 
 
 @pytest.fixture

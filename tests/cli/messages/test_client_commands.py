@@ -25,13 +25,6 @@ NODES = 2
 _PATIENCE = 50.0
 
 
-@pytest.fixture
-def topic(cluster: Cluster) -> str:
-    name = f"t_{token_hex(4)}"
-    cluster.create_topic(name, partitions=2, extend=True, channels=["ch"])
-    return name
-
-
 def test_publish_and_tail(cluster: Cluster, topic: str) -> None:
     address = cluster.lookupd[0]
     words = ("--header", "user=42", "--trace-id", "7", "--partition", "1", "--lookupd", address)

@@ -26,14 +26,6 @@ if TYPE_CHECKING:
     from nsqext.broker import Cluster
 
 
-@pytest.fixture
-def topic(cluster: Cluster) -> str:
-    """An extend topic of two partitions."""
-    name = f"t_{token_hex(4)}"
-    cluster.create_topic(name, partitions=2, extend=True, channels=["ch"])
-    return name
-
-
 END = ("--start", "earliest", "--until-end")
 
 

@@ -60,14 +60,6 @@ async def drains(app):
 """
 
 
-@pytest.fixture
-def topic(cluster: Cluster) -> str:
-    """A fresh topic with two partitions."""
-    name = f"t_{token_hex(4)}"
-    cluster.create_topic(name, partitions=2, channels=["ch"])
-    return name
-
-
 class Program:
     """A running ``nsqext run``."""
 

@@ -17,14 +17,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nsqext import sync
 from nsqext.cli.workers.status import StatusPage, WorkerStatus, combined_health, combined_metrics
-from tests.cli.workers.test_run import Program, program, topic
+from tests.cli.workers.test_run import Program, program
 from tests.support import plain_http
 from tests.support.blocking_client import eventually
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster
-
-__all__ = ("topic",)
 
 NODES = 2
 

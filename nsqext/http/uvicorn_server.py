@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from functools import partial
-from socket import socket
+from socket import AF_INET, AF_INET6, create_server, socket
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -16,12 +16,15 @@ from anyio.lowlevel import current_token
 from starlette.responses import Response
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from nsqext.errors import InvalidSetting
+
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from nsqext.http.guard import HttpGuard
+    from nsqext.types import Address
 
-__all__ = ("HttpServer",)
+__all__ = ("HttpServer", "listen")
 
 _GRACE = 1.0
 _ACCEPT_AGAIN = 0.1  # seconds, after no file descriptor was left
@@ -197,3 +200,20 @@ class HttpServer:
         if self._server.started:
             self._server.close_listener()
             self._server.abort()
+
+
+def listen(address: Address) -> socket:
+    """Return a non-blocking socket that listens on an address; port 0 chooses a free one.
+
+    Raises:
+        InvalidSetting: the address is in use, or the host does not belong to this machine.
+    """
+    family = AF_INET6 if ":" in address.host else AF_INET
+    try:
+        listener = create_server((address.host, address.port), family=family)
+    except OSError as error:
+        raise InvalidSetting(
+            f"cannot listen on {address}: {error.strerror}", hint="choose another port, or 0 for a free one"
+        ) from error
+    listener.setblocking(False)
+    return listener

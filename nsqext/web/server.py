@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio.from_thread import start_blocking_portal
 
-from nsqext.errors import InvalidSetting
-from nsqext.http.uvicorn_server import HttpServer
+from nsqext.http.uvicorn_server import HttpServer, listen
 from nsqext.types import Address
 
 if TYPE_CHECKING:
@@ -19,22 +18,7 @@ if TYPE_CHECKING:
 
     from nsqext.web.app import WebPage
 
-__all__ = ("listen", "serve", "served")
-
-
-def listen(address: Address) -> socket.socket:
-    """Return a socket that listens on an address; port 0 chooses a free one.
-
-    Raises:
-        InvalidSetting: the address is in use, or the host does not belong to this machine.
-    """
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    try:
-        return socket.create_server((address.host, address.port), family=family)
-    except OSError as error:
-        raise InvalidSetting(
-            f"cannot listen on {address}: {error.strerror}", hint="choose another port, or 0 for a free one"
-        ) from error
+__all__ = ("serve", "served")
 
 
 async def serve(
@@ -47,7 +31,6 @@ async def serve(
         listener: a listening socket; the server takes ownership of it.
         task_status: reports the start once requests are handled.
     """
-    listener.setblocking(False)
     async with anyio.create_task_group() as tasks:
         await tasks.start(page.run)
         await tasks.start(HttpServer(page).serve, listener)
@@ -59,7 +42,7 @@ def served(page: WebPage, address: Address) -> Iterator[Address]:
     """Serve in a thread while the block runs; yield the address with its port.
 
     Raises:
-        InvalidSetting: see `listen`.
+        InvalidSetting: see `nsqext.http.uvicorn_server.listen`.
     """
     listener = listen(address)
     bound = Address(address.host, listener.getsockname()[1])

@@ -114,8 +114,9 @@ def web_options(
 
 async def _serve_until_signal(lookupd: str | Sequence[str], options: WebOptions, address: Address) -> None:
     from nsqext.client.tasks import stop_on_signals
+    from nsqext.http.uvicorn_server import listen
     from nsqext.web import WebPage
-    from nsqext.web.server import listen, serve
+    from nsqext.web.server import serve
 
     page = WebPage(lookupd, options)
     with listen(address) as listener:

@@ -281,7 +281,7 @@ def _listen(text: str) -> socket.socket:
         InvalidSetting: it is not an address of this machine, or an HTTP server is missing.
     """
     try:
-        from nsqext.web.server import listen
+        from nsqext.http.uvicorn_server import listen
     except ModuleNotFoundError as error:
         raise InvalidSetting(f"--http needs {error.name}", hint="pip install 'nsqext[web]'") from error
     host, _, port = text.rpartition(":")
@@ -290,7 +290,6 @@ def _listen(text: str) -> socket.socket:
             f"--http {text!r} is not HOST:PORT", hint="write 127.0.0.1:8080; port 0 chooses a free one"
         )
     listener = listen(Address(host.strip("[]"), int(port)))
-    listener.setblocking(False)
     logger.info("health and metrics on http://%s", Address(*listener.getsockname()[:2]))
     return listener
 

@@ -15,19 +15,13 @@ _LABEL = "worker"
 
 
 @frozen
-class WorkerStatus:
-    """The state of a worker.
+class WorkerStatus(Health):
+    """The health of a worker's app, which is not live either if the worker does not run or respond.
 
     Attributes:
-        live: whether it runs, responds, and no consumer of its app has failed.
-        ready: whether its app is ready.
-        reasons: why it is not.
         metrics: its metrics as text.
     """
 
-    live: bool
-    ready: bool
-    reasons: tuple[str, ...] = ()
     metrics: str = ""
 
 

@@ -242,8 +242,9 @@ class SubscriptionGroup:
             InvalidState: called in another event loop, or in a thread without one.
         """
         self._check_event_loop()
+        if not self._unsent:
+            self._flush_due.set()
         self._unsent.append(subscription)
-        self._flush_due.set()
 
     def flush(self) -> None:
         """Send all pending commands now."""

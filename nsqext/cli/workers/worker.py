@@ -123,7 +123,8 @@ def check_order(app: App, workers: int) -> None:
                 f"within one process, and the server gives each message of {'/'.join(consumer.topics)}/"
                 f"{consumer.channel} to any of them",
                 hint="run one worker; or make the topic ordered, and give the handler ordered=True; or use "
-                'dispatch="key_failover", where the server has it (the embedded cluster)',
+                'dispatch="key_failover" with key_tags=16 here and for producers (redesigned NSQ, topics with extend '
+                "support)",
             )
 
 

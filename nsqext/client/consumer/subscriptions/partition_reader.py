@@ -232,6 +232,14 @@ class PartitionReader:
         self._silent_since = received
         return True
 
+    def may_be_ended(self, now: float) -> bool:
+        """Return whether nothing was received, and so no heartbeat answered, for nearly as long as the server waits.
+
+        It ends a connection on which it reads nothing for three heartbeat intervals (captured: heartbeat).
+        """
+        interval = self._connection.heartbeat_interval
+        return interval > 0 and now - self._connection.received_at > 2.5 * interval
+
     # Ending
 
     @property

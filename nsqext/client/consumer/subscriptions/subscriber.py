@@ -428,7 +428,7 @@ class Subscriber:
         if count > 1:
             logger.warning(
                 "%d further connections consume %s/%s: key= keeps the order of a key within this process only; use one "
-                "consumer, an ordered topic, or dispatch='key_failover' where the server has it",
+                "consumer, an ordered topic, or dispatch='key_failover' with key_tags on the redesigned NSQ",
                 count - 1,
                 self._topic,
                 self._spec.channel,

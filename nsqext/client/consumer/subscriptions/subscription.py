@@ -363,7 +363,11 @@ class Subscription:
 
     def expired(self, message: Message) -> bool:
         """Return whether the message is not in flight any more."""
-        return message.received < max(self.horizon, _clock() - self.msg_timeout)
+        now = _clock()
+        if message.received < max(self.horizon, now - self.msg_timeout):
+            return True
+        # the server may have ended the connection of a process that hung, and given its keys to another consumer
+        return self.request.options.key_tags > 0 and self._reader is not None and self._reader.may_be_ended(now)
 
     def reset(self, reason: str) -> None:
         """End the connection, so that the server redelivers its messages in order; the consumer connects again."""

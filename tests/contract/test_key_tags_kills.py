@@ -1,0 +1,163 @@
+"""Keys over tags while consumers are killed, stopped, and cut off: one owner of a key at a time, first in order."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+import pytest
+
+from nsqext import OutgoingMessage, Producer
+from tests.support.cluster import REAL
+from tests.support.consumers import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.cluster import ClusterUnderTest
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+
+TAGS = 8
+MESSAGES = 20_000 if REAL else 4_000
+KEYS = 500
+BATCH = 100
+HEARTBEATS = 12.0
+"""Seconds for which a process is stopped: longer than its heartbeats and its message timeout allow."""
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The consumers are processes of their own; the event loop of the test only publishes."""
+    return "asyncio"
+
+
+class Handled(NamedTuple):
+    """One call of a handler."""
+
+    worker: int
+    key: str
+    number: int
+    begin: float
+    end: float
+    """Infinity if it did not end."""
+
+
+class Workers:
+    """Processes that consume a channel."""
+
+    def __init__(self, lookupd: list[str], topic: str, channel: str, folder: Path) -> None:
+        self.command = [sys.executable, "-m", "tests.support.key_tags_worker", ",".join(map(str, lookupd))]
+        self.command += [topic, channel, str(TAGS)]
+        self.folder = folder
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        """Start another process."""
+        path = self.folder / f"worker-{len(self.processes)}"
+        path.touch()
+        environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        self.processes.append(subprocess.Popen([*self.command, str(path)], env=environ))
+
+    def end(self) -> None:
+        """End all processes."""
+        for process in self.processes:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+            process.wait()
+
+    def handled(self) -> list[Handled]:
+        """Return the calls of all handlers so far, by their begin."""
+        found = []
+        for worker in range(len(self.processes)):
+            begun: dict[tuple[str, int], float] = {}
+            for line in (self.folder / f"worker-{worker}").read_text().splitlines():
+                kind, key, number, at = line.split()
+                if kind == "begin":
+                    begun[key, int(number)] = float(at)
+                else:
+                    found.append(Handled(worker, key, int(number), begun.pop((key, int(number))), float(at)))
+            found += [Handled(worker, key, number, at, float("inf")) for (key, number), at in begun.items()]
+        return sorted(found, key=lambda one: one.begin)
+
+    def finished(self) -> set[int]:
+        """Return the numbers of the messages whose handlers returned."""
+        return {one.number for one in self.handled() if one.end < float("inf")}
+
+
+@pytest.fixture
+def workers(cluster_under_test: ClusterUnderTest, channel: str, tmp_path: Path) -> Iterator[Workers]:
+    """Three processes."""
+    found = Workers(cluster_under_test.lookupd, cluster_under_test.extend, channel, tmp_path)
+    for _ in range(3):
+        found.start()
+    try:
+        yield found
+    finally:
+        found.end()
+
+
+@pytest.mark.parametrize("fault", ["none", "kill", "stop"])
+async def test_keys_keep_their_order_while_a_consumer_is_lost(
+    cluster_under_test: ClusterUnderTest, channel: str, workers: Workers, fault: str
+) -> None:
+    topic = cluster_under_test.extend
+    await cluster_under_test.make_named_channel(topic, channel)
+    numbers: dict[str, list[int]] = defaultdict(list)
+    stopped: list[float] = []
+    async with Producer(cluster_under_test.lookupd, key_tags=TAGS) as producer:
+        for first in range(0, MESSAGES, BATCH):
+            drafts = []
+            for number in range(first, first + BATCH):
+                key = f"key-{number * 7919 % KEYS}"
+                numbers[key].append(number)
+                drafts.append(OutgoingMessage(b"%d" % number, key=key))
+            await producer.publish_many(topic, drafts)
+            await anyio.sleep(0.08)
+            if first == MESSAGES // 4 and fault == "kill":
+                workers.processes[0].kill()
+                workers.start()
+            if first == MESSAGES // 4 and fault == "stop":
+                stopped.append(anyio.current_time())
+                workers.processes[0].send_signal(signal.SIGSTOP)
+            if stopped and len(stopped) == 1 and anyio.current_time() - stopped[0] > HEARTBEATS:
+                workers.processes[0].send_signal(signal.SIGCONT)
+                stopped.append(anyio.current_time())
+        if len(stopped) == 1:
+            await anyio.sleep(HEARTBEATS)
+            workers.processes[0].send_signal(signal.SIGCONT)
+    await eventually(lambda: len(workers.finished()) == MESSAGES, patience=150.0)
+    handled = workers.handled()
+    first_begins: dict[str, dict[int, None]] = defaultdict(dict)
+    for one in handled:
+        first_begins[one.key].setdefault(one.number)
+    assert {key: list(found) for key, found in first_begins.items()} == numbers
+    assert two_at_once(handled, stopped[0] if stopped else float("inf")) == []
+    used = {one.worker for one in handled}
+    assert used >= {1, 2}
+    assert len(handled) - MESSAGES < 3 * 200 * (fault != "none") + 1
+
+
+def two_at_once(handled: list[Handled], stopped: float) -> list[tuple[Handled, Handled]]:
+    """Return calls for one key that ran at the same time in two processes.
+
+    A handler that ran when its process was killed or stopped is not counted: no server can end it.
+    """
+    found = []
+    last: dict[str, Handled] = {}
+    for one in handled:
+        other = last.get(one.key)
+        lost = other is not None and (
+            other.end == float("inf") or (other.worker == 0 and other.begin <= stopped < other.end)
+        )
+        if other is not None and other.worker != one.worker and one.begin < other.end and not lost:
+            found.append((other, one))
+        if other is None or one.end >= other.end or lost:
+            last[one.key] = one
+    return found

@@ -21,7 +21,7 @@ from attrs import frozen
 from nsqext.testing.simulation import Fault, Run, run_seed
 from nsqext.testing.simulation.runner import shrink
 from tests.simulation.mutations import MUTATIONS
-from tests.simulation.plan import FEATURES, TRIPLE, Plan, Size, draw_plan
+from tests.simulation.plan import FEATURES, KEY_TAGS, TRIPLE, Plan, Size, draw_plan
 from tests.simulation.workload import histories, run_schedule
 
 MOST_TURNS = 200_000
@@ -190,7 +190,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="run one seed, and show its faults and events")
     parser.add_argument("--size", choices=("short", "long"), help="only schedules of this size")
     parser.add_argument(
-        "--features", nargs="*", choices=(*FEATURES, TRIPLE), help="what all clients use, instead of a few by seed"
+        "--features",
+        nargs="*",
+        choices=(*FEATURES, TRIPLE, KEY_TAGS),
+        help="what all clients use, instead of a few by seed",
     )
     parser.add_argument("--seconds", type=float, default=0.0, help="start no more seeds after this time")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)

@@ -12,8 +12,11 @@ import anyio
 from attrs import define
 
 from nsqext import Consumer, Lookup, Message, MessageBatch, Reject, Requeue
+from nsqext.dispatch.buckets import bucket_tag
 from nsqext.errors import InvalidState, MessageNotInFlight
 from tests.simulation.history import Channel, Delivery, History, Letter, Wanted
+from tests.simulation.plan import KEY_TAGS
+from tests.simulation.publishers import BUCKETS
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -161,6 +164,8 @@ class Consumers:
         """Return a consumer that is not open."""
         history = self.history
         name = name or f"{topic}/{channel}/{len(history.concurrency)}"
+        if topic == "keyed" and KEY_TAGS in self._plan.features:
+            settings = settings | {"key_tags": BUCKETS}
         if way != "handler":
             settings = settings | {"max_in_flight": self._random.choice((4, 20, 200))}
         options: dict[str, Any] = {
@@ -231,8 +236,11 @@ class Consumers:
         found, due = message.headers.get("number"), publish.headers.get("number")
         if found != due:
             self.history.changed.append(f"{message.body!r} arrived with header {found!r} instead of {due!r}")
-        if (message.tag or "") != publish.tag:
-            self.history.changed.append(f"{message.body!r} arrived with tag {message.tag!r} instead of {publish.tag!r}")
+        tag = publish.tag
+        if message.topic == "keyed" and KEY_TAGS in self._plan.features:
+            tag = bucket_tag(publish.key.encode(), BUCKETS)
+        if (message.tag or "") != tag:
+            self.history.changed.append(f"{message.body!r} arrived with tag {message.tag!r} instead of {tag!r}")
 
     def _check_letter(self, message: Message) -> None:
         """Check what a dead letter says about its message."""

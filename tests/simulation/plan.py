@@ -35,6 +35,9 @@ FEATURES = ("tags", "batcher", "batches", "fetch", "batch_handler", "letters")
 """What clients of some schedules use besides handlers and `Producer`: see `Plan.features`."""
 TRIPLE = "triple"
 TRIPLES = 0.25
+KEY_TAGS = "key_tags"
+KEY_TAGS_SHARE = 0.1
+"""Share of the schedules in which keys are shared by tags: see `Plan.features`."""
 """Share of the schedules in which faults of three kinds last at the same time: see `Plan.features`."""
 _SETTLED = 21.0
 """Virtual seconds after which publishes must succeed."""
@@ -46,7 +49,7 @@ FSYNC = ("always", "always", "interval", "never")
 
 DISK_FAULTS = frozenset({"power", "disk_full", "disk_failing", "disk_slow"})
 _TOPICS_OF_FAULTS = {"upgrade": "upgraded", "recreate": "recreated"}
-_TOPICS_OF = {"tags": "tagged", "letters": "rejected"}
+_TOPICS_OF = {"tags": "tagged", "letters": "rejected", KEY_TAGS: "keyed"}
 
 Size = Literal["short", "long"]
 
@@ -81,7 +84,8 @@ class Plan:
         come_and_go: consumers with a tag, and consumers that reject messages, join and leave.
         features: ``tags`` has a topic whose messages have tags, with consumers for some of them; ``batcher`` publishes
             with `nsqext.Batcher`; ``batches``, ``fetch`` and ``batch_handler`` consume batches; ``letters`` has a topic
-            whose failing messages go to a dead-letter topic; ``triple`` has faults of three kinds at the same time.
+            whose failing messages go to a dead-letter topic; ``triple`` has faults of three kinds at the same time;
+            ``key_tags`` shares the keys of the topic ``keyed`` by tags, instead of by its channel.
         batchers: topics with publishers that use a `nsqext.Batcher`.
     """
 
@@ -215,7 +219,11 @@ def _draw_short(seed: int, random: Random, faults: Sequence[Fault] | None, featu
 def _draw_features(seed: int) -> tuple[str, ...]:
     random = Random(f"features {seed}")
     features = random.sample(FEATURES, random.choice((0, 0, 0, 0, 1, 1, 2)))
-    return (*features, TRIPLE) if random.random() < TRIPLES else tuple(features)
+    if random.random() < TRIPLES:
+        features.append(TRIPLE)
+    if Random(f"key tags {seed}").random() < KEY_TAGS_SHARE:
+        features.append(KEY_TAGS)
+    return tuple(features)
 
 
 def _with_features(seed: int, topics: tuple[str, ...], features: tuple[str, ...]) -> tuple[str, ...]:

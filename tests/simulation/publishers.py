@@ -13,14 +13,16 @@ import anyio
 
 from nsqext import Batcher, BatchFailed, DeliveryUnknown, Lookup, NsqError, OutgoingMessage, Producer, Receipt
 from tests.simulation.history import History, Publish, PublishOutcome
+from tests.simulation.plan import KEY_TAGS
 
 if TYPE_CHECKING:
     from nsqext.testing.simulation import World
     from tests.simulation.plan import Plan
 
-__all__ = ("KEYED", "TAGS", "Publishers")
+__all__ = ("BUCKETS", "KEYED", "TAGS", "Publishers")
 
 KEYS = 6
+BUCKETS = 4
 KEYED = ("lanes", "keyed", "ordered", "rejected")
 TAGS = ("blue", "green", "red")
 """Tags of messages; a consumer of ``green`` joins and leaves, and no consumer wants ``red``."""
@@ -58,6 +60,8 @@ class Publishers:
     ) -> None:
         self.working: bool = True
         self.producers: list[Producer] = []
+        self.tagging: dict[Producer, Producer] = {}
+        """For topics whose keys are shared by tags, the producer that writes them, by the other one."""
         self._world = world
         self._plan = plan
         self._history = history
@@ -75,14 +79,25 @@ class Publishers:
             *(partial(self._use_batcher, topic, f"batcher {topic}") for topic in plan.batchers),
         ]
 
-    def producer(self, lookupd: list[str] | None = None) -> Producer:
+    def tags_of(self, topic: str) -> int:
+        """Return by how many tags the keys of a topic are shared; 0 if they are not."""
+        return BUCKETS if topic == "keyed" and KEY_TAGS in self._plan.features else 0
+
+    def producer(self, lookupd: list[str] | None = None, *, key_tags: int = 0) -> Producer:
         """Return a new producer."""
         return Producer(
             lookupd or self._lookupd,
             on_unknown=self._history.on_unknown,
             timeout=self._history.timeout,
             request_timeout=self._request_timeout,
+            key_tags=key_tags,
         )
+
+    def _chosen(self, topic: str) -> Producer:
+        return self._for(topic, self._world.random.choice(self.producers))
+
+    def _for(self, topic: str, producer: Producer) -> Producer:
+        return self.tagging[producer] if self.tags_of(topic) else producer
 
     def _begin(self, topic: str, key: str, batch: int = 0) -> Publish:
         history = self._history
@@ -135,7 +150,7 @@ class Publishers:
         if topic == "upgraded" and self._history.healed is not None:
             publish.headers = {}
         try:
-            receipt = await producer.publish(
+            receipt = await self._for(topic, producer).publish(
                 *(topic, publish.body),
                 headers=publish.headers or None,
                 tag=publish.tag or None,
@@ -151,7 +166,7 @@ class Publishers:
 
     async def _publish_batches(self, topic: str, name: str) -> None:
         random = self._world.random
-        producer = random.choice(self.producers)
+        producer = self._chosen(topic)
         while self.working:
             size = random.randint(1, self._plan.batch)
             number = len(self._history.publishes) + 1
@@ -180,7 +195,7 @@ class Publishers:
         room = random.choice((4, 2 * count, 10_000))
         patience = self._history.timeout * (3 + min(4, ceil(room / count))) + 10.0
         added: dict[int, tuple[OutgoingMessage, Publish]] = {}
-        batcher = random.choice(self.producers).batcher(
+        batcher = self._chosen(topic).batcher(
             topic, linger=random.choice((0.0, 0.005, 0.2)), max_count=count, max_pending=room
         )
         with suppress(BatchFailed):  # take_failed() says which

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from itertools import combinations
+from unittest.mock import patch
 
 import pytest
 from attrs import evolve
 
+from nsqext.client.consumer.subscriptions.key_buckets import KeyBuckets
 from tests.simulation.__main__ import measure, run_one, run_plan, text_of
 from tests.simulation.compare import SIZES, run_simulated
 from tests.simulation.mutations import MUTATIONS
-from tests.simulation.plan import FEATURES, TRIPLE, Size, draw_plan
+from tests.simulation.plan import FEATURES, KEY_TAGS, TRIPLE, Size, draw_plan
 
 
 @pytest.mark.parametrize("seed", range(1, 13))
@@ -69,7 +71,7 @@ def test_a_seed_draws_the_same_schedule_each_time() -> None:
     assert forwards == backwards[::-1], "drawing one changed another one"
     assert draw_plan(5, faults=()).faults == ()
     assert {draw_plan(seed).size for seed in range(200)} == {"short", "long"}
-    assert {feature for seed in range(100) for feature in draw_plan(seed).features} == {*FEATURES, TRIPLE}
+    assert {feature for seed in range(100) for feature in draw_plan(seed).features} == {*FEATURES, TRIPLE, KEY_TAGS}
     assert draw_plan(5, features=()).features == ()
 
 
@@ -112,3 +114,18 @@ def test_a_schedule_as_large_as_one_of_chaos_violates_no_guarantee() -> None:
     """``python -m tests.simulation.compare`` measures them."""
     cost = run_simulated(2, SIZES[0], 6)
     assert 40 < cost.operations < 160  # 80 in tests/chaos
+
+
+@pytest.mark.parametrize("seed", [3, 8, 35, 40])
+def test_keys_that_are_shared_by_tags_keep_their_order(seed: int) -> None:
+    assert text_of(run_one(seed, features=("key_tags",)).error) == ""
+
+
+def test_a_bucket_with_two_owners_is_found() -> None:
+    """With seed 40, consumers that do not look before they request messages share buckets."""
+
+    async def claim_all(self: KeyBuckets, tag: str) -> bool:
+        return True
+
+    with patch.object(KeyBuckets, "_is_alone", claim_all):
+        assert "keyed" in text_of(run_one(40, features=("key_tags",)).error)

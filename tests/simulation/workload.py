@@ -76,7 +76,7 @@ class Schedule:
                 await stack.enter_async_context(self._closing(client))
                 clients.append(client)
             for _ in range(self.plan.producers):
-                publishers.producers.append(await stack.enter_async_context(self._closing(publishers.producer())))
+                await self._add_producer(stack)
             doomed = world.start(lambda: self._doomed_client(makers)) if self.plan.doomed else None
             async with anyio.create_task_group() as publishing:
                 consumers = [(client.channel[0], client.consumer) for client in clients]
@@ -148,7 +148,7 @@ class Schedule:
                 extend=topic in self._extend,
                 ordered=topic == "ordered",
                 channels=[channel.name for channel in channels[topic]],
-                dispatch="key_failover" if topic == "keyed" else "",
+                dispatch="key_failover" if topic == "keyed" and not self._publishers.tags_of(topic) else "",
             )
             if topic != "recreated" or not history.recreated:
                 history.channels += channels[topic]
@@ -157,6 +157,14 @@ class Schedule:
             history.channels.append(Channel("letters", "a"))
         cluster.upgraded += [topic for topic in plan.topics if topic == "upgraded"]
         cluster.recreated += [topic for topic in plan.topics if topic == "recreated"]
+
+    async def _add_producer(self, stack: AsyncExitStack) -> None:
+        publishers = self._publishers
+        producer = await stack.enter_async_context(self._closing(publishers.producer()))
+        publishers.producers.append(producer)
+        if tags := publishers.tags_of("keyed"):
+            tagging = await stack.enter_async_context(self._closing(publishers.producer(key_tags=tags)))
+            publishers.tagging[producer] = tagging
 
     def _closing(self, client: Any) -> Any:
         schedule = self
@@ -252,7 +260,7 @@ class Schedule:
         publishers = self._publishers
         async with self._closing(publishers.producer()) as fresh:
             for topic in self.plan.topics:
-                for producer in (fresh, *publishers.producers):
+                for producer in publishers.producers if publishers.tags_of(topic) else (fresh, *publishers.producers):
                     await publishers.publish_one(producer, topic, "last" if topic in KEYED else "")
 
     async def _leftovers(self) -> list[str]:

@@ -70,11 +70,11 @@ def channel() -> str:
 
 
 @pytest.fixture
-def killable() -> Iterator[Killable]:
-    """A cluster with a topic of three replicas, whose nodes may be killed."""
+def killable(request: pytest.FixtureRequest) -> Iterator[Killable]:
+    """A cluster with a topic of three replicas, whose nodes may be killed; the parameter is whether it is extended."""
     if REAL and not KILL:
         pytest.skip("NSQEXT_TEST_KILL_LEADER does not say how a node of the real cluster is killed")
-    with killable_cluster() as cluster:
+    with killable_cluster(extend=getattr(request, "param", False)) as cluster:
         yield cluster
 
 

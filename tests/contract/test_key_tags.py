@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 from anyio import create_task_group
+from anyio.to_thread import run_sync
 
-from nsqext import Consumer, Message, OutgoingMessage, Producer
+from nsqext import Admin, Consumer, Message, OutgoingMessage, Producer
 from nsqext.errors import ExtendNotSupported, InvalidSetting
 from tests.support.consumers import eventually
 
 if TYPE_CHECKING:
-    from tests.support.cluster import ClusterUnderTest
+    from tests.support.cluster import ClusterUnderTest, Killable
 
 pytestmark = pytest.mark.anyio
 
@@ -124,6 +125,29 @@ async def test_a_consumer_that_dies_is_replaced_in_order(cluster_under_test: Clu
         await eventually(lambda: len(service.handled) == 600, patience=PATIENCE)
         second.stop()
     assert {key: list(found) for key, found in service.seen.items()} == numbers
+
+
+@pytest.mark.parametrize("killable", [True], indirect=True, ids=["extend"])
+async def test_keys_keep_their_order_when_the_leader_is_killed(killable: Killable, channel: str) -> None:
+    topic, lookupd = killable.topic, killable.lookupd
+    async with Admin(lookupd) as admin:
+        await admin.create_channel(topic, channel)
+    service = Service(lookupd, topic, channel)
+    numbers: dict[str, list[int]] = defaultdict(list)
+    async with create_task_group() as tasks, Producer(lookupd, key_tags=TAGS, timeout=90.0) as producer:
+        consumers = [service.consumer(number) for number in range(2)]
+        for consumer in consumers:
+            tasks.start_soon(consumer.serve)
+        for turn in range(20):
+            await producer.publish_many(topic, drafts(turn * 50, 50, numbers))
+            if turn == 8:
+                await eventually(lambda: len(service.handled) > 100, patience=PATIENCE)
+                await run_sync(killable.kill, (await producer.publish(topic, b"1000000")).node)
+        await eventually(lambda: len(service.handled) == 1001, patience=2 * PATIENCE)
+        for consumer in consumers:
+            consumer.stop()
+    assert service.both == []
+    assert {key: list(found) for key, found in service.seen.items() if key in numbers} == numbers
 
 
 async def test_messages_without_a_key_go_to_any_consumer(cluster_under_test: ClusterUnderTest, channel: str) -> None:

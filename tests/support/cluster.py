@@ -198,17 +198,17 @@ class Killable:
 
 
 @contextmanager
-def killable_cluster() -> Iterator[Killable]:
+def killable_cluster(*, extend: bool = False) -> Iterator[Killable]:
     """Yield a cluster whose nodes may be killed: a new embedded one, or the real one."""
     topic = f"contract_kill_{token_hex(4)}"
     if not REAL:
         with Cluster(nodes=3) as cluster:
-            cluster.create_topic(topic, replicas=3, channels=READY)
+            cluster.create_topic(topic, replicas=3, extend=extend, channels=READY)
             names = {node.tcp: node.name for node in cluster.nodes.values()}
             yield Killable(cluster.lookupd, topic, lambda address: cluster.kill(names[address]))
         return
     lookupd = REAL.split(",")
-    nodes = anyio.run(_make_killable, lookupd, topic)
+    nodes = anyio.run(_make_killable, lookupd, topic, extend)
 
     def kill(address: str) -> None:
         subprocess.run(shlex.split(KILL.format(n=nodes.index(address) + 1)), check=True)
@@ -216,9 +216,9 @@ def killable_cluster() -> Iterator[Killable]:
     yield Killable(lookupd, topic, kill)
 
 
-async def _make_killable(lookupd: list[str], topic: str) -> list[str]:
+async def _make_killable(lookupd: list[str], topic: str, extend: bool) -> list[str]:
     async with Admin(lookupd) as admin:
-        await admin.create_topic(topic, replicas=3, channels=READY, wait=150.0)
+        await admin.create_topic(topic, replicas=3, extend=extend, channels=READY, wait=150.0)
         return [str(node.tcp) for node in await admin.nodes()]
 
 

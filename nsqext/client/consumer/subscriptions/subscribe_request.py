@@ -120,7 +120,7 @@ class SubscribeRequest:
     def _check_tags(self) -> None:
         if self.partition < 0:
             raise InvalidSetting(
-                "the original NSQ has no tags, which key_tags needs",
+                "key_tags needs a redesigned NSQ with lookup: the original has no tags, and nsqd= tells no partitions",
                 topic=self.topic,
                 hint="give one consumer key= instead of dispatch: its lanes keep the order on any server",
             )

@@ -15,6 +15,7 @@ EXAMPLES = ROOT / "examples"
 ENDS = {
     "canary_by_tag.py": "old version: 16 orders, 0 of them tagged\nnew version: 4 orders, 4 of them tagged\n",
     "handler_callbacks.py": "handled 10 orders\n",
+    "orders_in_order.py": "30 of 30 orders in order, handled by 3 workers\n",
     "publish_with_headers.py": "of its queue\n",
 }
 

@@ -32,6 +32,7 @@ __all__ = (
     "Setting",
     "build",
     "is_url",
+    "parse",
     "settings_as_text",
     "settings_of",
     "unknown_setting",
@@ -217,14 +218,24 @@ def _cuts_secret(parts: SplitResult) -> bool:
     return "@" not in parts.netloc and (parts.netloc.startswith(":") or "@" in behind)
 
 
-def _text_of(value: str, setting: Setting, place: str) -> object:
+def parse(value: str, setting: Setting, place: str) -> object:
+    """Return the value of a setting that is given as text.
+
+    Args:
+        value: the text.
+        setting: the setting.
+        place: where it is given, for errors; stands in front of its name.
+
+    Raises:
+        InvalidSetting: the text cannot be parsed, or the setting cannot be given as text.
+    """
     if setting.read is None:
-        raise InvalidSetting(f"{place}: {setting.name} cannot be written as text", hint="give it as a keyword")
+        raise InvalidSetting(f"{place}{setting.name} cannot be written as text", hint="give it as a keyword")
     try:
         return setting.read(value)
     except ValueError as error:
         shown = "***" if is_secret_name(setting.name) else repr(value)
-        raise InvalidSetting(f"{place}: {setting.name}={shown} cannot be parsed: {error}") from None
+        raise InvalidSetting(f"{place}{setting.name}={shown} cannot be parsed: {error}") from None
 
 
 def _from_url(url: str, known: Container[str] | None) -> dict[str, str]:
@@ -339,7 +350,7 @@ class _Collector:
                 continue
             if setting is None:
                 raise unknown_setting(place, name, self._own)
-            read = _text_of(str(value), setting, place) if text else value
+            read = parse(str(value), setting, f"{place}: ") if text else value
             if name in self._own:
                 self.values.setdefault(name, read)
 

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from nsqext.errors import LookupFailed, NsqError, PartitionUnavailable
+from nsqext.errors.server import ChannelNotRegistered
 from nsqext.lookup.responses import unwrap
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from nsqext.lookup.http import LookupHttp
     from nsqext.types import Address
 
-__all__ = ("ChannelConnections", "NodeChannels")
+__all__ = ("ChannelConnections", "NodeChannels", "ask_node")
 
 _EMPTY = "commit log end of file"
 _SHOWN = 200
@@ -59,7 +62,7 @@ class NodeChannels:
         return any(found.get("channel_name") == channel for found in await self._channels(node, topic, partition))
 
     async def _channels(self, node: Address, topic: str, partition: int) -> list[dict[str, Any]]:
-        body = await self._ask("GET", node, "/stats", topic, partition, {"format": "json"})
+        body = await ask_node(self._http, "GET", node, "/stats", topic, partition, {"format": "json"})
         try:
             return [
                 dict(found)
@@ -119,38 +122,61 @@ class NodeChannels:
         """
         try:
             params, body = {"channel": channel}, position.encode()
-            await self._ask("POST", node, "/channel/setoffset", topic, partition, params, body)
+            await ask_node(self._http, "POST", node, "/channel/setoffset", topic, partition, params, body)
         except NsqError as error:
             # the real server refuses to move a channel of an empty queue, which has only one position
             if _EMPTY not in error.message:
                 raise
 
-    async def _ask(
-        self,
-        method: str,
-        node: Address,
-        path: str,
-        topic: str,
-        partition: int,
-        params: dict[str, str],
-        body: bytes = b"",
-    ) -> bytes:
-        params = {"topic": topic, **({"partition": str(partition)} if partition >= 0 else {}), **params}
-        try:
-            status, answer = await self._http.fetch(node, path, params, method, body)
-        except LookupFailed as error:
-            raise PartitionUnavailable(
-                f"no response to {path}: {error.message}",
-                topic=topic,
-                partition=partition,
-                node=error.node,
-                hint="is the node's HTTP side up?",
-            ) from error
-        if status != 200:
-            raise PartitionUnavailable(
-                f"{path} was refused with {status}: {answer[:_SHOWN]!r}",
-                topic=topic,
-                partition=partition,
-                node=str(node),
-            )
+
+async def ask_node(
+    http: LookupHttp,
+    method: str,
+    node: Address,
+    path: str,
+    topic: str | None,
+    partition: int | None,
+    params: Mapping[str, str | int],
+    body: bytes = b"",
+) -> bytes:
+    """Send a request about a partition, a topic or the whole node; return the body of its response.
+
+    Args:
+        http: sends the request.
+        method: HTTP method.
+        node: HTTP address of the node.
+        path: path of the URL.
+        topic: name of the topic; None for all topics of the node.
+        partition: the partition; None for all of them, negative at the original NSQ.
+        params: further parameters of the URL.
+        body: body of the request.
+
+    Raises:
+        ChannelNotRegistered: the topic accepts registered channels only.
+        PartitionUnavailable: no usable response, or an error status.
+    """
+    where: dict[str, str | int] = {} if topic is None else {"topic": topic}
+    if partition is not None and partition >= 0:
+        where["partition"] = partition
+    try:
+        status, answer = await http.fetch(node, path, {**where, **params}, method, body)
+    except LookupFailed as error:
+        raise PartitionUnavailable(
+            f"no response to {path}: {error.message}",
+            topic=topic,
+            partition=partition,
+            node=error.node,
+            hint=error.hint or "is the node's HTTP side up?",
+        ) from error
+    if status == 200:
         return answer
+    shown = answer[:_SHOWN].decode("utf-8", "replace")
+    raise (
+        ChannelNotRegistered(
+            "E_SUB_CHANNEL_NOT_REGISTERED",
+            "the topic accepts registered channels only",
+            hint="register the channel first",
+        )
+        if status == 403
+        else PartitionUnavailable(f"{path} was refused with {status}: {shown}")
+    ).at(topic=topic, partition=partition, node=str(node))

@@ -36,7 +36,7 @@ KEY_HEADER = "##key"
 DUE_HEADER = "##due"
 """When a delayed message is due, in milliseconds since 1970, a decimal number; consumers requeue it until then."""
 IDENTITY_HEADER = "nsqext_id"
-"""The same value in both copies of a message that an outbox, a relay of delayed messages or the Spark sink stored twice."""
+"""Identifies a message that an outbox, a relay of delayed messages or the Spark sink may have stored twice."""
 
 MAX_HEADER_BYTES = 60_000
 """Largest encoded header, in bytes. Servers store up to 65,506 and crash on more; this is well below."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import _thread
+import atexit
 import logging
 import os
 import socket
+import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, ExitStack
@@ -55,12 +57,14 @@ class SharedLoop:
     def __init__(self) -> None:
         self.orphaned: tuple[BlockingPortal, ...] = ()
         self._portal: BlockingPortal | None = None
+        self._kept: tuple[BlockingPortalProvider, BlockingPortal] | None = None
         self._renew()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._renew)
 
     def _renew(self) -> None:
         portal, self._portal = self._portal, None
+        self._kept, self._keeping = None, threading.Lock()  # the parent may hold the lock
         if portal is not None:
             self.orphaned = (*self.orphaned, portal)
             # the cleanup at the end of the interpreter would wait for its thread forever
@@ -81,6 +85,20 @@ class SharedLoop:
     def entered(self) -> OpenLoop:
         """Return a context manager that keeps the event loop running."""
         return OpenLoop(self)
+
+    def kept(self) -> BlockingPortal:
+        """Keep the event loop running until the process ends; return its portal. A forked child has one of its own."""
+        with self._keeping:
+            if self._kept is None:
+                self._kept = self.enter()
+                atexit.register(self._end, self._kept)
+            return self._kept[1]
+
+    def _end(self, kept: tuple[BlockingPortalProvider, BlockingPortal]) -> None:
+        provider, portal = kept
+        if portal not in self.orphaned:
+            portal.call(portal.stop, True)  # cancels what objects that were not closed wait for
+            provider.__exit__(None, None, None)
 
 
 def _check_system_threads() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -10,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
+from nsqext.arguments import suggest
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.settings import consumer_settings, producer_settings, settings_for, shared_settings
 from nsqext.errors import InvalidSetting
-from nsqext.settings import build
+from nsqext.errors.redaction import is_secret_name
+from nsqext.settings import build, parse
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.options import ConsumerSettings
@@ -27,8 +28,6 @@ __all__ = ("PREFIX", "ClientConfig", "client_settings", "misplaced", "unknown")
 
 PREFIX = "nsqext."
 """Prefix of options that are settings of the client."""
-
-_HIDDEN = "***"
 
 
 @cache
@@ -107,7 +106,8 @@ class ClientConfig:
 
     def _values(self) -> dict[str, Any]:
         known = {**consumer_settings(), **producer_settings()}
-        return {name: _value(text, known[name]) for name, text in self.settings.items() if name in known}
+        place = f"option {PREFIX}"
+        return {name: parse(text, known[name], place) for name, text in self.settings.items() if name in known}
 
     def check(self, kind: str) -> None:
         """Check the settings.
@@ -142,18 +142,7 @@ def _named() -> Iterator[None]:
 
 
 def _shown(settings: Mapping[str, str]) -> dict[str, str]:
-    return {name: _HIDDEN if "secret" in name else value for name, value in settings.items()}
-
-
-def _value(text: str, setting: Setting) -> Any:
-    name = setting.name
-    if setting.read is None:
-        raise InvalidSetting(f"option {PREFIX}{name} cannot be written as text")
-    try:
-        return setting.read(text)
-    except ValueError as error:
-        shown = _shown({name: text})[name]
-        raise InvalidSetting(f"option {PREFIX}{name}={shown!r} cannot be read: {error}") from None
+    return {name: "***" if is_secret_name(name) else value for name, value in settings.items()}
 
 
 def misplaced(name: str, kind: str, other_kind: str) -> InvalidSetting:
@@ -164,6 +153,6 @@ def misplaced(name: str, kind: str, other_kind: str) -> InvalidSetting:
 def unknown(name: str, known: Iterable[str]) -> InvalidSetting:
     """Return the error for an unknown option; it names the most similar one."""
     names = {other.lower(): other for other in known}
-    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
-    hint = f"do you mean {names[near[0]]}?" if near else f"known options: {', '.join(sorted(names.values()))}"
+    near = suggest(name, names)
+    hint = f"do you mean {names[near]}?" if near else f"known options: {', '.join(sorted(names.values()))}"
     return InvalidSetting(f"option {name} is unknown", hint=hint)

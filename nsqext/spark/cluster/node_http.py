@@ -10,9 +10,8 @@ import orjson
 from attrs import frozen
 
 from nsqext.client.consumer.position import Position
-from nsqext.errors import LookupFailed, NsqError, PartitionUnavailable
-from nsqext.errors.server import ChannelNotRegistered
-from nsqext.lookup.node_channels import NodeChannels
+from nsqext.errors import LookupFailed, PartitionUnavailable
+from nsqext.lookup.node_channels import NodeChannels, ask_node
 from nsqext.lookup.responses import unwrap
 
 if TYPE_CHECKING:
@@ -235,19 +234,9 @@ class Nodes:
         await self._channels.move(leader.http, topic, partition, channel, str(Position.message(count + 1)))
 
     async def _ask(
-        self, method: str, leader: Leader, path: str, topic: str | None, partition: int | None, **further: str | int
+        self, method: str, leader: Leader, path: str, topic: str | None, partition: int | None, **params: str | int
     ) -> bytes:
-        where = {"topic": topic, "partition": partition}
-        params = {**{name: value for name, value in where.items() if value is not None}, **further}
-        try:
-            status, body = await self._http.fetch(leader.http, path, params, method)
-        except LookupFailed as error:
-            raise PartitionUnavailable(
-                f"{path}: {error.message}", topic=topic, partition=partition, node=error.node, hint=error.hint
-            ) from error.__cause__
-        if status != 200:
-            raise _refusal(status, path, body).at(topic=topic, partition=partition, node=str(leader.http))
-        return body
+        return await ask_node(self._http, method, leader.http, path, topic, partition, params)
 
 
 def _read_stats(found: Any) -> PartitionStats:
@@ -265,17 +254,6 @@ def _read_channel(found: Any) -> ChannelStats:
     counts = [found.get(name) or 0 for name in ("in_flight_count", "requeue_count", "timeout_count")]
     counts += found.get("msg_delivery_latency_stats") or []
     return ChannelStats(int(found["message_count"]), int(found.get("client_num") or 0), sum(map(int, counts)))
-
-
-def _refusal(status: int, path: str, body: bytes) -> NsqError:
-    shown = body[:_SHOWN].decode("utf-8", "replace")
-    if status == 403:
-        return ChannelNotRegistered(
-            "E_SUB_CHANNEL_NOT_REGISTERED",
-            "the topic accepts registered channels only",
-            hint="register the channel first",
-        )
-    return PartitionUnavailable(f"{path} returned status {status}: {shown}")
 
 
 def _unreadable(

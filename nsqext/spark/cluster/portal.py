@@ -1,67 +1,20 @@
-"""Calls from blocking code into an event loop, which runs in a daemon thread: one for each process, started on demand.
-
-A forked process starts an event loop of its own.
-"""
+"""Calls of readers from blocking code into the event loop of the process, which runs until the process ends."""
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
-from importlib.util import find_spec
 from typing import Any, TypeVar
 
-import anyio
-from anyio.from_thread import BlockingPortal
+from nsqext.sync import loop
 
-from nsqext.sync.loop import call as call_through
-
-__all__ = ("call", "iterate", "portal")
+__all__ = ("call", "iterate", "readers_loop")
 
 T = TypeVar("T")
 
-_lock = threading.Lock()
-_running: tuple[int, BlockingPortal] | None = None
-
-
-def _renew() -> None:
-    """Forget the event loop of the parent process, whose thread was not forked, and its lock, which may be held."""
-    global _lock, _running
-    _lock = threading.Lock()
-    _running = None
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew)
-
-
-def portal() -> BlockingPortal:
-    """Return the portal to the event loop of this process; the first call starts it."""
-    global _running
-    with _lock:
-        if _running is None or _running[0] != os.getpid():
-            opened: Future[BlockingPortal] = Future()
-            threading.Thread(target=_serve, args=(opened,), name="nsqext-spark", daemon=True).start()
-            _running = os.getpid(), opened.result()
-        return _running[1]
-
-
-def _serve(opened: Future[BlockingPortal]) -> None:
-    options = {"use_uvloop": find_spec("uvloop") is not None}
-    try:
-        anyio.run(_keep_open, opened, backend="asyncio", backend_options=options)
-    except BaseException as error:
-        if not opened.done():
-            opened.set_exception(error)
-        raise
-
-
-async def _keep_open(opened: Future[BlockingPortal]) -> None:
-    async with BlockingPortal() as found:
-        opened.set_result(found)
-        await found.sleep_until_stopped()
+readers_loop: loop.SharedLoop = loop.SharedLoop()
+"""The event loop of readers. The one of blocking clients ends with the last of them; starting one for each range of a
+task would cost connections."""
 
 
 def call(function: Callable[..., Coroutine[Any, Any, T]], *args: object) -> T:
@@ -70,7 +23,7 @@ def call(function: Callable[..., Coroutine[Any, Any, T]], *args: object) -> T:
     Raises:
         InvalidState: called in the event loop's own thread.
     """
-    return call_through(portal(), "event loop", function, *args)
+    return loop.call(readers_loop.kept(), "event loop", function, *args)
 
 
 def iterate(
@@ -80,6 +33,6 @@ def iterate(
 
     Closing the generator leaves the context manager.
     """
-    with portal().wrap_async_context_manager(manager):
+    with readers_loop.kept().wrap_async_context_manager(manager):
         while (item := call(following)) is not None:
             yield item

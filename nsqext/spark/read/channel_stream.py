@@ -22,7 +22,7 @@ from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.consumer.handlers.in_flight import touch_due
 from nsqext.errors import InvalidInput, NsqError
 from nsqext.protocol.messages import is_text_id
-from nsqext.spark.cluster import portal
+from nsqext.spark.cluster.portal import readers_loop
 from nsqext.spark.pyspark_features import SupportsTriggerAvailableNow
 from nsqext.spark.read.arrow import RowFormat, to_batches
 from nsqext.spark.read.channel_lag import ChannelLag
@@ -215,7 +215,7 @@ class _Channel(BlockingClient):
     def __init__(self, options: SourceOptions) -> None:
         super().__init__()
         self._batches = ChannelBatches(options)
-        self._enter(self._batches, portal.portal())
+        self._enter(self._batches, readers_loop.kept())
 
     def freeze(self) -> None:
         self._run(self._batches.freeze)

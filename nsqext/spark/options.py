@@ -114,6 +114,8 @@ _SINK = (
     _Option("idempotenceHeader", "idempotence_header", read_header),
     _Option("ackBatchBytes", "ack_batch_bytes", read_number(1)),
     _Option("maxRowsPerSecond", "max_rows_per_second", read_number(1)),
+    _Option("badRows", "bad_rows", read_choice("fail", "topic")),
+    _Option("badRowsTopic", "bad_rows_topic", check_topic),
 )
 
 _NAMES = {"read": _SOURCE, "write": _SINK}
@@ -383,6 +385,7 @@ class SinkOptions:
         idempotence_header: header of extend topics that carries the id of a row.
         ack_batch_bytes: bytes that a task publishes before it waits for the responses.
         max_rows_per_second: largest rate of a task; None for no limit.
+        bad_rows_topic: topic of descriptions of rows that cannot be published; None raises their errors.
     """
 
     client: ClientConfig
@@ -390,6 +393,7 @@ class SinkOptions:
     idempotence_header: str = ID_HEADER
     ack_batch_bytes: int = 1 << 20
     max_rows_per_second: int | None = None
+    bad_rows_topic: str | None = None
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
@@ -403,6 +407,13 @@ class SinkOptions:
         """
         values, settings = _read_all(given, "write")
         client = _client_config(values, settings, "write")
+        bad_rows, bad_topic = values.pop("bad_rows", "fail"), values.get("bad_rows_topic")
+        if bad_rows == "topic" and bad_topic is None:
+            raise InvalidSetting("option badRowsTopic is missing", hint="badRows=topic needs a topic for them")
+        if bad_rows == "fail" and bad_topic is not None:
+            raise InvalidSetting("option badRowsTopic has no effect without badRows=topic")
+        if bad_topic is not None and bad_topic == values.get("topic"):
+            raise InvalidSetting(f"options topic and badRowsTopic are both {bad_topic}", hint="use another topic")
         options = cls(client=client, **values)
         largest = client.producer().max_batch_size
         if options.ack_batch_bytes > largest:

@@ -179,6 +179,10 @@ def test_a_streaming_read_is_refused(change: dict[str, str], expected: str) -> N
         ({"ackBatchBytes": "6000000"}, "is more than servers accept in one batch"),
         ({"nsqext.decompress": "true"}, "decompress cannot be used to write: it belongs to read"),
         ({"nsqext.on_unknown": "perhaps"}, "on_unknown='perhaps'"),
+        ({"badRows": "topic"}, "option badRowsTopic is missing"),
+        ({"badRows": "table"}, "option badRows='table' is invalid: write fail or topic"),
+        ({"badRowsTopic": "bad"}, "option badRowsTopic has no effect without badRows=topic"),
+        ({"topic": "t", "badRows": "topic", "badRowsTopic": "t"}, "options topic and badRowsTopic are both t"),
     ],
 )
 def test_a_write_is_refused(change: dict[str, str], expected: str) -> None:

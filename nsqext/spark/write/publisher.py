@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from itertools import groupby
 from operator import attrgetter
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
-from attrs import define
+from attrs import asdict, define
 
-from nsqext import Producer
+from nsqext import OutgoingMessage, Producer
 from nsqext.errors import (
     BatchFailed,
     DeliveryUnknown,
@@ -24,11 +24,12 @@ from nsqext.errors import (
     TopicNotFound,
     TopicNotReady,
 )
+from nsqext.spark.write.row_mapper import Group
 from nsqext.sync.loop import call, shared_loop
 
 if TYPE_CHECKING:
     from nsqext.spark.options import ClientConfig
-    from nsqext.spark.write.row_mapper import Chunk, Group, Target
+    from nsqext.spark.write.row_mapper import Chunk, Target
     from nsqext.types import Receipt, TopicMeta
 
 __all__ = ("Publisher", "Tally", "publish_chunks", "wait_logging")
@@ -36,6 +37,8 @@ __all__ = ("Publisher", "Tally", "publish_chunks", "wait_logging")
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 Tallies = dict[tuple[str, int], "Tally"]
+Describe = Callable[[int, NsqError, Mapping[str, Any]], "tuple[Target, bytes | OutgoingMessage, int]"]
+"""Makes the message that describes a bad row; its arguments are the row's number, the error and the row by column."""
 
 _LOG_INTERVAL = 5.0
 """Seconds without an acknowledgement between two log records."""
@@ -79,14 +82,16 @@ class Publisher:
     Args:
         config: how the servers are reached.
         task: number of the task's partition, for error messages.
+        describe: makes the message to publish for a row that cannot be published; None raises the row's error.
 
     Attributes:
         tallies: published messages by topic and partition.
     """
 
-    def __init__(self, config: ClientConfig, task: int) -> None:
+    def __init__(self, config: ClientConfig, task: int, describe: Describe | None = None) -> None:
         self.tallies: Tallies = {}
         self._task = task
+        self._describe = describe
         self._producer = Producer(config.lookupd, **config.writing())
 
     async def __aenter__(self) -> Self:
@@ -123,19 +128,42 @@ class Publisher:
     async def _publish(self, target: Target, group: Group, failures: dict[int, NsqError]) -> None:
         topic, partition = target
         try:
-            receipts = await self._producer.publish_many(topic, group.messages, partition=partition)
-            for number, found in groupby(receipts, attrgetter("partition")):
-                self.tallies.setdefault((topic, number), Tally()).add(list(found))
+            self._count(topic, await self._producer.publish_many(topic, group.messages, partition=partition))
         except BatchFailed as error:
-            for row, outcome in zip(group.rows, error.outcomes, strict=True):
-                if isinstance(outcome, NsqError):
-                    failures[row] = outcome
+            self._count(topic, [outcome for outcome in error.outcomes if not isinstance(outcome, NsqError)])
+            for index, outcome in enumerate(error.outcomes):
+                if isinstance(outcome, NsqError) and not await self._describe_row(
+                    target, group, index, outcome, failures
+                ):
                     break
+        except InvalidInput as error:  # nothing was sent
+            bad, error.index = error.index or 0, None
+            error.message = error.message.removeprefix(f"message {bad}: ")  # rows have other numbers
+            if await self._describe_row(target, group, bad, error, failures):
+                rest = group.without(bad)
+                if rest.rows:
+                    await self._publish(target, rest, failures)
         except NsqError as error:
-            index = error.index if isinstance(error, InvalidInput) else None
-            if index is not None:  # rows have other numbers
-                error.message = error.message.removeprefix(f"message {index}: ")
-            failures[group.rows[index or 0]] = error
+            failures[group.rows[0]] = error
+
+    def _count(self, topic: str, receipts: Iterable[Receipt]) -> None:
+        for number, found in groupby(receipts, attrgetter("partition")):
+            self.tallies.setdefault((topic, number), Tally()).add(list(found))
+
+    async def _describe_row(
+        self, target: Target, group: Group, index: int, error: NsqError, failures: dict[int, NsqError]
+    ) -> bool:
+        """Publish the description of a row that cannot be published; returns whether that is possible."""
+        row, message = group.rows[index], group.messages[index]
+        if self._describe is not None and isinstance(error, InvalidInput):
+            fields = asdict(message) if isinstance(message, OutgoingMessage) else {"body": message}
+            fields = {"value": fields.pop("body"), "topic": target[0], "partition": target[1], **fields}
+            where, description, _ = self._describe(row, error, fields)
+            if where[0] != target[0]:
+                await self._publish(where, Group([row], [description]), failures)
+                return row not in failures
+        failures[row] = error
+        return False
 
     def _named(self, row: int, error: NsqError) -> NsqError:
         """Return an error that names the row."""
@@ -155,7 +183,10 @@ class Publisher:
 
 
 def publish_chunks(
-    config: ClientConfig, task: int, chunks_of: Callable[[Callable[[str], TopicMeta]], Iterable[Chunk]]
+    config: ClientConfig,
+    task: int,
+    chunks_of: Callable[[Callable[[str], TopicMeta]], Iterable[Chunk]],
+    describe: Describe | None = None,
 ) -> Tallies:
     """Publish the messages of a task; returns after every message is stored.
 
@@ -166,11 +197,12 @@ def publish_chunks(
         config: how the servers are reached.
         task: number of the task's partition, for error messages.
         chunks_of: returns the chunks; its argument returns the meta of a topic.
+        describe: see `Publisher`.
 
     Raises:
         NsqError: a message is invalid or was not stored.
     """
-    publisher = Publisher(config, task)
+    publisher = Publisher(config, task, describe)
     with shared_loop.entered() as portal, portal.wrap_async_context_manager(publisher):
         pending: Future[None] | None = None
         try:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -13,8 +14,9 @@ from attrs import define, field, frozen
 
 from nsqext import OutgoingMessage
 from nsqext.client.producer.batch import TracedBodies
-from nsqext.errors import InvalidBody, InvalidHeader, InvalidInput, InvalidName, InvalidPartition
+from nsqext.errors import InvalidBody, InvalidHeader, InvalidInput, InvalidName, InvalidPartition, NsqError
 from nsqext.protocol.names import check_partition, check_topic
+from nsqext.spark.write.bad_rows import describe_row
 
 if TYPE_CHECKING:
     from nsqext.spark.write.row_id import Origin
@@ -38,6 +40,12 @@ class Group:
 
     rows: list[int] = field(factory=list)
     messages: list[bytes | OutgoingMessage] | TracedBodies = field(factory=list)
+
+    def without(self, index: int) -> Group:
+        """Return the other messages."""
+        rows, messages = list(self.rows), list(self.messages)
+        del rows[index], messages[index]
+        return Group(rows, messages)
 
 
 @define(eq=False)
@@ -105,6 +113,8 @@ class RowRules:
         header: header that carries the id of a row.
         max_bytes: largest number of bytes of a chunk with several messages.
         max_count: largest number of messages of a chunk.
+        bad_rows_topic: topic of descriptions of rows that cannot be published; None raises their errors.
+        max_message_size: largest number of bytes of such a description.
     """
 
     columns: tuple[str, ...]
@@ -112,6 +122,12 @@ class RowRules:
     header: str
     max_bytes: int
     max_count: int
+    bad_rows_topic: str | None = None
+    max_message_size: int = sys.maxsize
+
+
+_FIELDS = ("value", "topic", "key", "partition", "headers", "trace_id", "tag")
+"""Columns that become a message, in the order of the arguments of `RowMapper._message`."""
 
 
 class _Pair(TypedDict):
@@ -141,16 +157,18 @@ class RowMapper:
         """Return the rows as chunks of messages.
 
         Raises:
-            InvalidInput: a row is invalid; the error message contains its number.
+            InvalidInput: a row is invalid; the error message contains its number. Not with ``bad_rows_topic``.
             NsqError: the meta of a topic is unknown.
         """
+        if self._rules.bad_rows_topic is not None:
+            self._resolve(self._rules.bad_rows_topic)
         chunk = Chunk()
         limit, most = self._rules.max_bytes, self._rules.max_count
         for batch in batches:
             uniform = self._uniform(batch)
             if uniform is None:
                 for row in zip(*self._columns(batch), strict=False):
-                    target, message, size = self._message(*row)
+                    target, message, size = self._message_or_description(row)
                     if chunk.count and (chunk.size + size > limit or chunk.count >= most):
                         yield chunk
                         chunk = Chunk()
@@ -215,6 +233,21 @@ class RowMapper:
         ends: list[int] = pc.cumulative_sum(sizes).to_pylist()
         return (topic, None), messages, ends
 
+    def _message_or_description(self, row: Sequence[Any]) -> tuple[Target, bytes | OutgoingMessage, int]:
+        try:
+            return self._message(*row)
+        except InvalidInput as error:
+            if self._rules.bad_rows_topic is None:
+                raise
+            return self.describe(self._row, error, dict(zip(_FIELDS, row, strict=True)))
+
+    def describe(
+        self, row: int, error: NsqError, fields: Mapping[str, Any]
+    ) -> tuple[Target, bytes | OutgoingMessage, int]:
+        """Return the message that describes a row which cannot be published; it has the id of the row."""
+        body = describe_row(row, self._origin.partition, error, fields, self._rules.max_message_size)
+        return self._message(body, self._rules.bad_rows_topic, None, None, None, None, None, row=row)
+
     def _located(self, error: InvalidInput, topic: str | None) -> InvalidInput:
         """Return an error that names the current row."""
         error.message = f"row {self._row} of Spark partition {self._origin.partition}: {error.message}"
@@ -222,17 +255,9 @@ class RowMapper:
         return error
 
     def _columns(self, batch: pa.RecordBatch) -> list[Iterable[Any]]:
-        """Return values, topics, keys, partitions, headers, trace ids and tags."""
+        """Return the values of `_FIELDS`."""
         found = dict(zip(self._rules.columns, batch.columns, strict=True))
-        return [
-            _bytes(found["value"]),
-            _values(found.get("topic")),
-            _bytes(found.get("key")),
-            _values(found.get("partition")),
-            _values(found.get("headers")),
-            _values(found.get("trace_id")),
-            _values(found.get("tag")),
-        ]
+        return [(_bytes if name in ("value", "key") else _values)(found.get(name)) for name in _FIELDS]
 
     def _message(
         self,
@@ -243,8 +268,10 @@ class RowMapper:
         headers: Mapping[str, str] | list[_Pair | None] | None,
         trace_id: int | None,
         tag: str | None,
+        row: int | None = None,
     ) -> tuple[Target, bytes | OutgoingMessage, int]:
         topic = self._rules.topic if topic is None else topic
+        row = self._row if row is None else row
         try:
             meta = self._metas.get(topic) if topic is not None else None
             if meta is None or topic is None:
@@ -267,11 +294,11 @@ class RowMapper:
         if meta.extend_support:
             name = self._rules.header
             if headers is None:
-                headers = {name: self._origin.row_id(self._row)}
+                headers = {name: self._origin.row_id(row)}
             elif name not in headers:
-                headers = {**headers, name: self._origin.row_id(self._row)}
+                headers = {**headers, name: self._origin.row_id(row)}
         elif trace is None and meta.partition_num:
-            trace = self._origin.trace_ids(self._row, 1)[0]
+            trace = self._origin.trace_ids(row, 1)[0]
         target = (topic, partition)
         if headers is None and trace is None and key is None and tag is None:
             return target, value, len(value)

@@ -11,7 +11,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from attrs import frozen
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from nsqext import OutgoingMessage
+    from nsqext.errors import NsqError
     from nsqext.spark.options import SinkOptions
-    from nsqext.spark.write.row_mapper import Chunk
+    from nsqext.spark.write.row_mapper import Chunk, Target
     from nsqext.types import TopicMeta
 
 __all__ = ("NsqStreamWriter", "NsqWriter", "Written")
@@ -60,20 +62,33 @@ def publish_rows(
     Raises:
         NsqError: a row is invalid or was not stored; the error message contains its number.
     """
-    rate = options.max_rows_per_second
+    rate, client, bad = options.max_rows_per_second, options.client.producer(), options.bad_rows_topic
     rules = RowRules(
         columns,
         options.topic,
         options.idempotence_header,
         options.ack_batch_bytes,
-        min(options.client.producer().max_batch_count, rate or sys.maxsize),
+        min(client.max_batch_count, rate or sys.maxsize),
+        bad,
+        client.max_message_size,
     )
+    mapper: RowMapper
 
     def chunks(meta: Callable[[str], TopicMeta]) -> Iterable[Chunk]:
-        found = RowMapper(rules, origin, meta).chunks(batches)
+        nonlocal mapper
+        mapper = RowMapper(rules, origin, meta)
+        found = mapper.chunks(batches)
         return found if rate is None else paced(found, rate)
 
-    return Written(publish_chunks(options.client, origin.partition, chunks))
+    def describe(row: int, error: NsqError, fields: Mapping[str, Any]) -> tuple[Target, bytes | OutgoingMessage, int]:
+        return mapper.describe(row, error, fields)
+
+    tallies = publish_chunks(options.client, origin.partition, chunks, None if bad is None else describe)
+    if found := sum(tally.count for (topic, _), tally in tallies.items() if topic == bad):
+        logger.warning(
+            "Spark partition %d: %d rows could not be published; %s describes them", origin.partition, found, bad
+        )
+    return Written(tallies)
 
 
 def paced(

@@ -18,6 +18,7 @@ from nsqext.client.trace_log import trace_log
 from nsqext.errors import ConnectionLost, InvalidState, MessageNotInFlight, NsqError
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER
 from nsqext.protocol.client.commands import req, touch
+from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.protocol.messages import decode_into
 
 if TYPE_CHECKING:
@@ -172,7 +173,9 @@ class Subscription:
         self.max_ready = reader.max_ready
         self.msg_timeout = reader.msg_timeout
         self.max_msg_timeout = reader.max_msg_timeout
-        self._scanned_at = _clock() + _UNSCANNED if self.partition >= 0 else 0.0
+        # on a key_failover channel, later messages of its key wait for a message that was requeued
+        waits = self.partition >= 0 and self.request.options.dispatch != KEY_FAILOVER
+        self._scanned_at = _clock() + _UNSCANNED if waits else 0.0
         self.live = True
 
     def skip_to(self, position: Position) -> None:
@@ -217,7 +220,7 @@ class Subscription:
         extend, detail, order, request = reader.extend, reader.detail, self._order, self.request
         unpack, budget = extend and request.options.delivery.decompress, self._monitor.unpack_budget
         messages: list[Message] = []
-        delayed = False
+        delayed, kept = False, 0.0
         failure: NsqError | None = None
         counted = InFlightCount(self._monitor.earliest_receipt(now))
         try:
@@ -254,7 +257,7 @@ class Subscription:
         if self.in_flight > reader.most_in_flight:
             reader.flooded(self.in_flight)
         self._monitor.received(self, count, size, now)
-        if delayed and not messages:
+        if kept and not messages:
             self._monitor.grow()
 
     def _skip(self, start: Position, messages: list[Message]) -> list[Message]:

@@ -6,19 +6,20 @@ import datetime
 import socket
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import kombu
 import pytest
+from attrs import evolve
 from kombu.exceptions import ChannelError
 
 from nsqext import sync
+from nsqext.broker import Cluster, ClusterOptions
 from nsqext.errors import InvalidSetting, InvalidState, NsqError, OperationNotSupported
 from nsqext.lookup.metadata import MetadataCache
+from nsqext.protocol.server.negotiate import ServerLimits
 from tests.support.blocking_client import eventually
-
-if TYPE_CHECKING:
-    from nsqext.broker import Cluster
 
 Connect = Callable[..., Any]
 _SECONDS = 25.0
@@ -201,6 +202,43 @@ def test_expired_messages_are_dropped(connect: Connect, name: str) -> None:
     receiver = Receiver(connection, queue)
     assert receiver.wait(1) == ["kept"]
     assert receiver.idle()
+
+
+def test_a_task_beyond_the_longest_timeout_of_the_server_is_an_error_in_the_log(
+    cluster: Cluster, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = evolve(ServerLimits() if cluster.generation == "ha" else ServerLimits.original(), max_msg_timeout=2.0)
+    options = ClusterOptions(limits=limits)
+    with (
+        Cluster(1, generation=cluster.generation, options=options) as strict,
+        kombu.Connection(f"nsq://{strict.lookupd[0]}", transport_options={"msg_timeout": 1.0}) as connection,
+    ):
+        publish(connection, "long", kombu.Queue(name), routing_key=name)
+        receiver = Receiver(connection, kombu.Queue(name), ack=False)
+        receiver.wait(2)
+        eventually(lambda: "and the server delivers it again" in caplog.text)  # while the first one still runs
+        assert "-max-msg-timeout (2 s)" in caplog.text
+        receiver.messages[0].ack()
+        assert f"queue {name}: a message was acknowledged after the server had taken it back" in caplog.text
+        receiver.messages[1].ack()
+        assert receiver.idle()
+
+
+def test_a_connection_survives_the_restart_of_its_servers(cluster: Cluster, name: str, tmp_path: Path) -> None:
+    with (
+        Cluster(1, generation=cluster.generation, data_path=tmp_path) as killed,
+        kombu.Connection(
+            f"nsq://{killed.lookupd[0]}", transport_options={"lookup_poll_interval": 0.5, "timeout": 20.0}
+        ) as connection,
+    ):
+        queue = kombu.Queue(name)
+        receiver = Receiver(connection, queue)
+        for number, server in enumerate(("n1", "l1", "n1")):
+            killed.kill(server)
+            killed.restart(server)
+            publish(connection, number, queue, routing_key=name)
+            while number not in receiver.bodies:  # others may be delivered again
+                connection.drain_events(timeout=_SECONDS)
 
 
 def test_the_clients_of_a_connection_share_a_lookup(

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,6 +99,23 @@ def test_a_worker_holds_as_many_tasks_as_its_prefetch_count(tasks: Any, cluster:
         eventually(in_flight, seconds=60.0)
         eventually(lambda: notes() == set(range(30)), seconds=60.0)
     assert max(seen) == 8  # worker_prefetch_multiplier 4, two processes
+
+
+def test_events_of_tasks_arrive(tasks: Any) -> None:
+    seen: set[str] = set()
+    with worker("events"), tasks.app.connection_for_read() as connection:
+        eventually(lambda: tasks.app.control.ping(timeout=1), seconds=60.0)
+        tasks.app.control.enable_events()
+        receiver = tasks.app.events.Receiver(connection, handlers={"*": lambda event: seen.add(event["type"])})
+        thread = threading.Thread(target=lambda: receiver.capture(limit=None, timeout=None, wakeup=True))
+        thread.start()
+        try:
+            eventually(lambda: "worker-heartbeat" in seen, seconds=60.0)
+            tasks.note.delay(1)
+            eventually(lambda: {"task-received", "task-started", "task-succeeded"} <= seen, seconds=60.0)
+        finally:
+            receiver.should_stop = True
+            thread.join(25)
 
 
 def test_late_acknowledged_tasks_survive_the_kill_of_a_worker(tasks: Any) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import time
+from math import inf
 from typing import TYPE_CHECKING
 
 import anyio
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
 
 __all__ = ("TOUCHES", "HeldMessages", "requeue_unanswered", "touch_due")
+
+logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 TOUCHES = 16
 """Looks at the messages in flight within a timeout. A message is touched when half to 9/16 of it have passed."""
@@ -61,8 +66,8 @@ class _Holding:
 class HeldMessages:
     """Messages in flight that the program answers later: batches, and messages that handlers left unanswered.
 
-    The program answers them at any time. They are touched; a consumer that closes waits for their answers and then
-    requeues the others.
+    The program answers them at any time. They are touched for as long as the server allows; an error is logged when it
+    takes one back. A consumer that closes waits for their answers and then requeues the others.
     """
 
     def __init__(self) -> None:
@@ -86,11 +91,14 @@ class HeldMessages:
         found: list[Message] = []
         holdings: list[_Holding] = []
         for holding in self._holdings:
-            left = [
-                message
-                for message in holding.messages
-                if not message.answered and message.received >= message.owner.horizon
-            ]
+            left = []
+            for message in holding.messages:
+                if message.answered:
+                    continue
+                if message.received >= message.owner.horizon:
+                    left.append(message)
+                elif message.owner.horizon < inf:  # otherwise its connection ended
+                    _log_timeout(message)
             if left:
                 found += left
                 holdings.append(_Holding(left, holding.task))
@@ -110,6 +118,16 @@ class HeldMessages:
         """Wait until all are answered, or not in flight any more."""
         while self.unanswered():  # noqa: ASYNC110 - messages do not report their answers, to keep them cheap
             await anyio.sleep(_DRAIN_LOOK)
+
+
+def _log_timeout(message: Message) -> None:
+    logger.error(
+        "a message was not answered within %.0f s, and the server delivers it again: it stays in flight for "
+        "-max-msg-timeout (%.0f s) at most",
+        time.monotonic() - message.delivered,
+        message.owner.max_msg_timeout,
+        extra={"topic": message.topic, "partition": message.partition, "message_id": message.id.hex()},
+    )
 
 
 def requeue_unanswered(messages: Iterable[Message]) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from nsqext.client.consumer.handlers.in_flight import touch_due
+from math import inf
+
+import pytest
+
+from nsqext.client.consumer.handlers.in_flight import HeldMessages, touch_due
 from nsqext.errors import MessageNotInFlight
 from tests.support.messages import RecordingOwner, make_message
 
@@ -41,3 +45,21 @@ def test_messages_are_not_touched_beyond_the_limit_of_the_server() -> None:
         now += 0.25
     assert message.received <= 30.0
     assert len(owner.commands) == 4
+
+
+@pytest.mark.parametrize(("horizon", "logged"), [(50.0, 1), (inf, 0)], ids=["timeout", "end of the connection"])
+def test_a_held_message_that_the_server_took_back_is_logged_once(
+    caplog: pytest.LogCaptureFixture, horizon: float, logged: int
+) -> None:
+    owner, held = RecordingOwner(), HeldMessages()
+    lost, answered, later = (make_message(owner, number) for number in range(3))
+    lost.received = answered.received = 40.0
+    later.received = inf
+    answered.answered = True
+    held.add([lost, answered, later])
+    owner.horizon = horizon
+    for _ in range(2):
+        assert held.unanswered() == [later]
+    assert len(caplog.records) == logged
+    if logged:
+        assert "-max-msg-timeout (900 s)" in caplog.text

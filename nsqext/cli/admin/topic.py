@@ -92,15 +92,7 @@ def describe(info: TopicInfo) -> str:
 
 @frozen
 class TopicOptions:
-    """Options of a new topic of the redesigned NSQ; the original NSQ has none of them.
-
-    Attributes:
-        partitions: number of partitions.
-        replicas: replicas of each partition.
-        extend: messages may carry headers, tags and keys.
-        ordered: consumers receive the messages of a partition in order.
-        multipart: one node may hold several partitions.
-    """
+    """Options of a new topic of the redesigned NSQ; the original NSQ has none of them."""
 
     partitions: Annotated[int, typer.Option(help="Number of partitions.")] = 1
     replicas: Annotated[int, typer.Option(help="Replicas of each partition.")] = 1

@@ -114,13 +114,7 @@ class Pace:
 
 @attrs.frozen
 class Columns:
-    """Mapping from CSV columns to key, headers and body.
-
-    Attributes:
-        key_column: column of the key.
-        header_column: columns to send as headers.
-        body_column: column of the body; None for the whole row as a JSON object.
-    """
+    """Mapping from CSV columns to key, headers and body."""
 
     key_column: Annotated[str | None, typer.Option(help="CSV: column of the key.")] = None
     header_column: Annotated[
@@ -147,16 +141,7 @@ class Columns:
 
 @attrs.frozen
 class Properties:
-    """Properties of every published message.
-
-    Attributes:
-        header: headers, as NAME=VALUE.
-        tag: tag for dispatch.
-        key: the key.
-        trace_id: the trace id.
-        partition: the partition; only for messages given as arguments.
-        delay: seconds until delivery; only for messages given as arguments.
-    """
+    """Properties of every published message."""
 
     header: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, an extend header; repeat for more.")] = None
     tag: Annotated[str | None, typer.Option(help="Tag for dispatch.")] = None

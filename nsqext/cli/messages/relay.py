@@ -32,14 +32,7 @@ Send = Callable[["Message"], Awaitable[None]]
 
 @frozen
 class Cluster:
-    """The cluster to publish to; by default the consumed one.
-
-    Attributes:
-        to_lookupd: lookup addresses.
-        to_nsqd: addresses of nsqd.
-        to_url: settings as a URL.
-        to_context: a context.
-    """
+    """The cluster to publish to; by default the consumed one."""
 
     to_lookupd: Annotated[str | None, typer.Option(help="Lookup addresses of the other cluster.")] = None
     to_nsqd: Annotated[str | None, typer.Option(help="Addresses of the other nsqd.")] = None
@@ -61,13 +54,7 @@ class Cluster:
 
 @frozen
 class Hook:
-    """The URL to send messages to.
-
-    Attributes:
-        to_http: the URL.
-        content_type: content type of the requests.
-        timeout: seconds for one request.
-    """
+    """The URL to send messages to."""
 
     to_http: Annotated[str | None, typer.Option(help="Send each body to this URL with POST instead.")] = None
     content_type: Annotated[str, typer.Option(help="--to-http: content type.")] = "application/octet-stream"

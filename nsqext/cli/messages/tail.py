@@ -31,17 +31,7 @@ _NAMES = ("topic", "partition", "id", "attempts", "timestamp", "trace_id", "offs
 
 @frozen
 class Filter:
-    """Options that select messages; all of them must match.
-
-    Attributes:
-        header: required headers, as NAME=VALUE.
-        tag: required tag.
-        key: required key.
-        trace_id: required trace id.
-        since: earliest time of storing.
-        until: end of the time of storing, exclusive.
-        partition: partitions to subscribe to; None for all.
-    """
+    """Options that select messages; all of them must match."""
 
     header: Annotated[list[str] | None, typer.Option(help="NAME=VALUE: only messages with it; repeat for more.")] = None
     tag: Annotated[str | None, typer.Option(help="Only messages with this tag.")] = None
@@ -84,13 +74,7 @@ class Filter:
 
 @frozen
 class Reading:
-    """Options of the start and the end of reading.
-
-    Attributes:
-        count: number of messages to print; 0 for no limit.
-        until_end: exit when the channel has no messages left.
-        start: start position of a new channel.
-    """
+    """Options of the start and the end of reading."""
 
     count: Annotated[int, typer.Option(min=0, help="Exit after this number of messages; 0 for no limit.")] = 0
     until_end: UntilEnd = False
@@ -101,12 +85,7 @@ class Reading:
 
 @frozen
 class Output:
-    """Output format of messages.
-
-    Attributes:
-        raw: print the body only.
-        template: text with members of the record in braces.
-    """
+    """Output format of messages."""
 
     raw: Annotated[bool, typer.Option("--raw", help="Print bodies only, each with a newline.")] = False
     template: Annotated[

@@ -61,16 +61,7 @@ def parse_topic(text: str) -> tuple[str, dict[str, Any]]:
 
 @frozen
 class Addresses:
-    """Addresses that the servers listen on.
-
-    Attributes:
-        lookupd_http_address: HTTP address of each lookup node.
-        lookupd_tcp_address: TCP address of each lookup node.
-        tcp_address: TCP address of each nsqd.
-        http_address: HTTP address of each nsqd.
-        host: host of addresses that are not given.
-        broadcast_address: host in the addresses that clients receive.
-    """
+    """Addresses that the servers listen on."""
 
     lookupd_http_address: Annotated[
         list[str] | None, typer.Option(help="HOST:PORT of a lookup node's HTTP side; repeat for each.")
@@ -90,14 +81,7 @@ class Addresses:
 
 @frozen
 class Protection:
-    """Access to the servers.
-
-    Attributes:
-        tls_cert: path of the certificate.
-        tls_key: path of its private key.
-        http_guard: refuse HTTP requests of other web sites.
-        http_host: further host names that HTTP clients use.
-    """
+    """Access to the servers."""
 
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate, for clients that use TLS.")] = None
     tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None
@@ -121,12 +105,7 @@ class Protection:
 
 @frozen
 class Page:
-    """The web page.
-
-    Attributes:
-        web: serve it.
-        web_port: its port.
-    """
+    """The web page."""
 
     web: Annotated[
         bool, typer.Option("--web", help="Serve the web page, with buttons that change, kill, freeze and restart.")

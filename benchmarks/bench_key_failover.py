@@ -137,12 +137,12 @@ async def skew(cluster: Cluster, seconds: float) -> None:
     async with create_task_group() as tasks, Producer(cluster.lookupd) as producer:
         tasks.start_soon(feed, producer)
         for _ in range(4):
-            tasks.start_soon(join().run)
+            tasks.start_soon(join().serve)
             await anyio.sleep(seconds / 4)  # rates are known when the next consumer joins
         counts.clear()
         await anyio.sleep(seconds)
         report(f"Zipf over {KEYS} keys, four consumers")
-        tasks.start_soon(join().run)
+        tasks.start_soon(join().serve)
         await anyio.sleep(1.0)
         counts.clear()
         await anyio.sleep(seconds)

@@ -15,7 +15,7 @@ import pytest
 import nsqext
 
 # need an extra that the test environment leaves out
-_OPTIONAL = ("nsqext.spark",)
+_OPTIONAL = ("nsqext.arrow", "nsqext.spark")
 HEAVY = ("starlette", "uvicorn", "typer", "rich", "pyspark", "trio", "pytest", "opentelemetry", "prometheus_client")
 LATER = ("asyncio", "httpx", "ssl", "hashlib", "concurrent.futures", "nsqext.sync", "nsqext.admin")
 """What a client loads when it is opened, or when a setting or an error needs it."""
@@ -108,6 +108,7 @@ def test_import_is_light(client: str) -> None:
     [
         ("from nsqext.spark import register", "pyspark", "spark"),
         ("from nsqext.spark import dedupe", "pyspark", "spark"),
+        ("import nsqext.arrow", "pyarrow", "arrow"),
         ("import nsqext.observability.otel", "opentelemetry", "otel"),
         ("import nsqext.observability.prometheus", "prometheus_client", "prometheus"),
     ],

@@ -52,6 +52,7 @@ ALLOWED: dict[str, set[str]] = {
     "delays": PUBLIC | {"app"},
     "transactions": PUBLIC | {"app"},
     "spark": PUBLIC | {"sync"},
+    "arrow": PUBLIC | {"spark"},
     "testing": PUBLIC | {"broker", "sync"},
     "integrations": PUBLIC | {"sync"},
     "web": PUBLIC | {"broker", "delays"},
@@ -70,6 +71,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "broker": CORE | {"re2", "starlette"},
     "http": CORE | {"starlette", "uvicorn"},
     "spark": CORE | {"numpy", "pandas", "pyarrow", "pyspark"},
+    "arrow": CORE | {"pyarrow"},
     "observability": CORE | {"opentelemetry", "prometheus_client"},
     "testing": CORE | {"pytest"},
     "integrations": CORE | {"kombu", "taskiq"},
@@ -271,7 +273,7 @@ _ENGINE_BASE = {f"broker.engine.{name}" for name in ("errors", "options", "start
 _ENGINE = {f"broker.engine{name}" for name in ("", ".channel", ".filters", ".storage")}
 _NSQD = {"broker.nsqd", "broker.nsqd.classic", "broker.nsqd.http"}
 _COMMANDS = ("admin", "demo", "files", "messages", "servers", "workers")
-_SPARK_BASE = {"spark.option_values", "spark.options", "spark.pyspark_features", "spark.schema"}
+_SPARK_BASE = {"spark.columns", "spark.option_values", "spark.options", "spark.pyspark_features", "spark.schema"}
 
 # folder (or one of its files) -> folders and files of the same room that it may import; the room's own folder is
 # always allowed, and so is everything for a folder that is not named
@@ -319,7 +321,14 @@ KNOWN_UPWARD: set[tuple[str, str]] = set()
 KNOWN_CIRCLES: list[set[str]] = []
 
 # files that are loaded from outside of the package: by `python -m nsqext`, pytest, and users
-ENTRY_POINTS = {"__main__", "integrations.taskiq", "observability.otel", "observability.prometheus", "testing.plugin"}
+ENTRY_POINTS = {
+    "__main__",
+    "arrow",
+    "integrations.taskiq",
+    "observability.otel",
+    "observability.prometheus",
+    "testing.plugin",
+}
 
 # files that no file of the package imports, to be used or removed: add none, delete each one that is gone
 KNOWN_UNUSED: set[str] = set()

@@ -30,6 +30,7 @@ _ROLES = {
     "admin": "topics, channels",
     "app": "handlers of a service",
     "arguments": "checks of calls",
+    "arrow": "tables",
     "broker": "in-process cluster",
     "cli": "commands",
     "client": "producer, consumer",

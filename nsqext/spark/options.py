@@ -46,6 +46,7 @@ __all__ = (
     "SourceOptions",
     "check_load",
     "columns_of",
+    "names_by_keyword",
     "of_table",
     "table_options",
 )
@@ -178,7 +179,7 @@ def _read_all(given: Mapping[str, str], kind: str) -> tuple[dict[str, Any], dict
     for key, text in given.items():
         name = key.lower()
         if name.startswith(PREFIX):
-            settings[name.removeprefix(PREFIX)] = str(text)
+            settings[name.removeprefix(PREFIX)] = text
         elif name in known:
             option = known[name]
             try:
@@ -211,6 +212,11 @@ def table_options(given: Mapping[str, str]) -> dict[str, str]:
     if "location" in given:
         raise InvalidSetting(f"location {given['location']!r}: topics have no path", hint="use the option subscribe")
     return {name: value for name, value in given.items() if f"{_TABLE_PREFIX}{name}" in given}
+
+
+def names_by_keyword(kind: str) -> dict[str, str]:
+    """Return the names of options to read or to write, by the keyword that sets them in Python."""
+    return {option.member: option.name for option in _NAMES[kind]}
 
 
 def _names(kind: str) -> frozenset[str]:

@@ -1,12 +1,9 @@
-"""Columns of rows that are read, and of rows that can be written."""
+"""Columns of rows that are read, and of rows that can be written, in the types of Spark."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -23,30 +20,30 @@ from pyspark.sql.types import (
 )
 
 from nsqext.errors import InvalidSetting
+from nsqext.spark.columns import check_written
 from nsqext.spark.option_values import ALL_COLUMNS, BASE_COLUMNS, Columns
 
 if TYPE_CHECKING:
     from nsqext.spark.options import SinkOptions
 
-__all__ = ("arrow_schema", "check_write_schema", "chosen_columns", "read_schema", "written_columns")
+__all__ = ("check_write_schema", "chosen_columns", "read_schema")
 
 _HEADER = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 _HEADER_ARRAY = ArrayType(_HEADER)
-_TYPES: dict[str, tuple[DataType, pa.DataType]] = {
-    "value": (BinaryType(), pa.binary()),
-    "topic": (StringType(), pa.string()),
-    "partition": (IntegerType(), pa.int32()),
-    "offset": (LongType(), pa.int64()),
-    "queue_offset": (LongType(), pa.int64()),
-    "timestamp": (TimestampType(), pa.timestamp("us", tz="UTC")),
-    "message_id": (BinaryType(), pa.binary()),
-    "trace_id": (LongType(), pa.int64()),
-    "attempts": (IntegerType(), pa.int32()),
-    "tag": (StringType(), pa.string()),
-    "headers": (MapType(StringType(), StringType()), pa.map_(pa.string(), pa.string())),
-    "key": (StringType(), pa.string()),
+_TYPES: dict[str, DataType] = {
+    "value": BinaryType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "queue_offset": LongType(),
+    "timestamp": TimestampType(),
+    "message_id": BinaryType(),
+    "trace_id": LongType(),
+    "attempts": IntegerType(),
+    "tag": StringType(),
+    "headers": MapType(StringType(), StringType()),
+    "key": StringType(),
 }
-_ARROW_HEADER_ARRAY = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 _TEXT = (StringType, BinaryType)
 _WHOLE = (ByteType, ShortType, IntegerType, LongType)
@@ -59,8 +56,6 @@ _WRITABLE: dict[str, tuple[tuple[type[DataType], ...], str]] = {
     "trace_id": (_WHOLE, "bigint"),
     "tag": ((StringType,), "string"),
 }
-_ONLY_READ = tuple(name for name in ALL_COLUMNS if name not in _WRITABLE)
-"""Columns that a read has and a write ignores, so that rows can be written as they were read."""
 
 
 def read_schema(columns: Columns = BASE_COLUMNS, headers_as_array: bool = False) -> StructType:
@@ -69,14 +64,7 @@ def read_schema(columns: Columns = BASE_COLUMNS, headers_as_array: bool = False)
 
 
 def _spark_type(name: str, headers_as_array: bool) -> DataType:
-    return _HEADER_ARRAY if headers_as_array and name == "headers" else _TYPES[name][0]
-
-
-@cache
-def arrow_schema(columns: Columns = BASE_COLUMNS, headers_as_array: bool = False) -> pa.Schema:
-    """Return the same schema in Arrow's types; Spark requires exactly these types and this order."""
-    array = {"headers": _ARROW_HEADER_ARRAY} if headers_as_array else {}
-    return pa.schema([pa.field(name, array.get(name, _TYPES[name][1])) for name in columns])
+    return _HEADER_ARRAY if headers_as_array and name == "headers" else _TYPES[name]
 
 
 def chosen_columns(schema: StructType, columns: Columns, headers_as_array: bool = False) -> Columns:
@@ -108,30 +96,11 @@ def check_write_schema(schema: StructType, options: SinkOptions) -> None:
     Raises:
         InvalidSetting: a column is missing, unknown or duplicate, or has a wrong type.
     """
-    names = [found.name for found in schema]
     for found in schema:
-        if names.count(found.name) > 1:
-            raise InvalidSetting(f"column {found.name} occurs twice")
-        if found.name in _ONLY_READ:
-            continue
-        known = _WRITABLE.get(found.name)
-        if known is None:
-            raise InvalidSetting(
-                f"column {found.name} is unknown to the sink",
-                hint=f"select from {', '.join(_WRITABLE)}; {', '.join(_ONLY_READ)} are ignored",
-            )
-        kinds, wanted = known
-        if not isinstance(found.dataType, kinds) or not _holds_headers(found.dataType):
+        kinds, wanted = _WRITABLE.get(found.name, ((DataType,), ""))
+        if not isinstance(found.dataType, kinds) or (found.name == "headers" and not _holds_headers(found.dataType)):
             raise InvalidSetting(f"column {found.name} is {found.dataType.simpleString()}", hint=f"cast it to {wanted}")
-    if "value" not in names:
-        raise InvalidSetting("column value is missing", hint="it contains the bytes or the text of the message")
-    if "topic" not in names and options.topic is None:
-        raise InvalidSetting("no topic is given", hint="add a column topic, or use the option topic")
-
-
-def written_columns(names: Sequence[str]) -> Columns:
-    """Return the columns that the sink uses, in their order."""
-    return tuple(name for name in names if name in _WRITABLE)
+    check_written([found.name for found in schema], options.topic)
 
 
 def _holds_headers(kind: DataType) -> bool:

@@ -44,12 +44,12 @@ class ClientConfig:
 
     Attributes:
         lookupd: ``host:port`` of nsqlookupd's HTTP side, one or several.
-        settings: settings of the client as text, by name without ``nsqext.``; never shown.
+        settings: settings of the client by name, without ``nsqext.``; Spark has them as text. Secrets are not shown.
         timeout: seconds in which a request must succeed, leader changes and retries included.
     """
 
     lookupd: tuple[str, ...]
-    settings: Mapping[str, str] = field(factory=dict, repr=lambda settings: str(_shown(settings)))
+    settings: Mapping[str, Any] = field(factory=dict, repr=lambda settings: str(_shown(settings)))
     timeout: float = 60.0
 
     def transport(self) -> ConnectionOptions:
@@ -107,7 +107,11 @@ class ClientConfig:
     def _values(self) -> dict[str, Any]:
         known = {**consumer_settings(), **producer_settings()}
         place = f"option {PREFIX}"
-        return {name: parse(text, known[name], place) for name, text in self.settings.items() if name in known}
+        return {
+            name: parse(value, known[name], place) if isinstance(value, str) else value
+            for name, value in self.settings.items()
+            if name in known
+        }
 
     def check(self, kind: str) -> None:
         """Check the settings.
@@ -141,7 +145,7 @@ def _named() -> Iterator[None]:
         raise
 
 
-def _shown(settings: Mapping[str, str]) -> dict[str, str]:
+def _shown(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: "***" if is_secret_name(name) else value for name, value in settings.items()}
 
 

@@ -8,226 +8,25 @@ batch. Messages that are unfinished when the process ends are delivered again in
 from __future__ import annotations
 
 import logging
-import time
-from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-import anyio
-from attrs import define
 from pyspark.sql.datasource import SimpleDataSourceStreamReader
 
-from nsqext.client.consumer.consumer import Consumer
-from nsqext.client.consumer.handlers.in_flight import touch_due
-from nsqext.errors import InvalidInput, NsqError
-from nsqext.protocol.messages import is_text_id
-from nsqext.spark.cluster.portal import readers_loop
+from nsqext.errors import InvalidInput
 from nsqext.spark.pyspark_features import SupportsTriggerAvailableNow
-from nsqext.spark.read.arrow import RowFormat, to_batches
-from nsqext.spark.read.channel_lag import ChannelLag
-from nsqext.spark.read.frames import from_messages
-from nsqext.sync.loop import BlockingClient
+from nsqext.spark.read.channel_batches import ChannelReader, rows_of
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     import pyarrow as pa
 
-    from nsqext.client.consumer.message import Message
-    from nsqext.client.consumer.options import ConsumerSettings
-    from nsqext.protocol.messages import RawMessage
     from nsqext.spark.options import SourceOptions
 
-__all__ = ("ChannelBatches", "NsqChannelReader")
+__all__ = ("NsqChannelReader",)
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
-_clock = time.monotonic
-
 _VERSION = 1
-_WAIT = 0.2
-"""Seconds to wait for the first message of a batch."""
-_SETTLED = 0.5
-"""Seconds without a message after which the depth of the channel is requested."""
-_TICK = 0.25
-
-
-@define(eq=False)
-class _Held:
-    """A message of a batch with its number, which offsets refer to."""
-
-    number: int
-    message: Message
-
-
-class ChannelBatches:
-    """Consumes topics, and holds the messages of batches in flight until they are completed; an async context manager.
-
-    Args:
-        options: options of the query.
-    """
-
-    def __init__(self, options: SourceOptions) -> None:
-        self._options = options
-        self._limit = options.max_offsets_per_trigger or options.rdy
-        self._received: deque[Message] = deque()
-        self._later: list[Message] = []
-        self._held: deque[_Held] = deque()
-        self._frozen_at: int | None = None
-        self._error: NsqError | None = None
-        self._wake = anyio.Event()
-        self._lag = ChannelLag(options.client, options.topics, options.channel or "")
-        self._consumers: list[Consumer] = []
-        self._closing = AsyncExitStack()
-
-    def _consumer(self, topic: str) -> Consumer:
-        client = self._options.client
-        settings: ConsumerSettings = {
-            **client.reading(),
-            "max_in_flight": 2 * self._limit,  # the next batch is received while Spark processes the current one
-            "on_lost": "ignore",
-            "decompress": False,
-            "block_warning": 0,
-        }
-        return Consumer(topic, self._options.channel or "", client.lookupd, **settings)
-
-    async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._lag.aclose)
-            for topic in self._options.topics:
-                self._consumers.append(await stack.enter_async_context(self._consumer(topic)))
-            # after the receiving tasks have ended: one would keep a message that the server delivers again
-            stack.callback(self._requeue)
-            tasks = await stack.enter_async_context(anyio.create_task_group())
-            stack.callback(tasks.cancel_scope.cancel)
-            self._closing = stack.pop_all()
-        for consumer in self._consumers:
-            tasks.start_soon(self._receive, consumer)
-        tasks.start_soon(self._touch)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._closing.aclose()
-
-    def _requeue(self) -> None:
-        """Requeue unfinished messages: the original NSQ would keep them in flight until their timeout."""
-        for consumer in self._consumers:
-            consumer.pause()
-        for message in (*(entry.message for entry in self._held), *self._later, *self._received):
-            if is_text_id(message.id) and not message.expired:
-                message.requeue_now(0.0, backoff=False)
-        self._held.clear()
-        self._later.clear()
-        self._received.clear()
-
-    async def _receive(self, consumer: Consumer) -> None:
-        try:
-            async for message in consumer:
-                late = self._frozen_at is not None and message.timestamp > self._frozen_at
-                (self._later if late else self._received).append(message)
-                self._wake.set()
-        except NsqError as error:
-            self._error = error
-            self._wake.set()
-
-    async def _touch(self) -> None:
-        while True:
-            await anyio.sleep(_TICK)
-            held = [entry.message for entry in self._held]
-            touch_due((*held, *self._received, *self._later), _clock())
-
-    async def freeze(self) -> None:
-        """Exclude messages that are stored from now on, by the clocks of the servers."""
-        self._frozen_at = time.time_ns()
-
-    async def take(self, start: int) -> list[Message]:
-        """Finish the messages before ``start``, and return the next ones, which are numbered from ``start``.
-
-        A call with the same number returns the same messages.
-
-        Args:
-            start: number of the first message.
-
-        Raises:
-            NsqError: the consumer has failed.
-        """
-        await self.finish(start)
-        if not self._held:
-            await (self._wait(_WAIT) if self._frozen_at is None else self._wait_for_all())
-            while self._received and len(self._held) < self._limit:
-                message = self._received.popleft()
-                if not message.expired:
-                    self._held.append(_Held(start + len(self._held), message))
-        if not self._held and self._error is not None:
-            raise self._error
-        return [entry.message for entry in self._held]
-
-    async def _wait_for_all(self) -> None:
-        """Wait for a message that is not excluded, or until the channel has no such message.
-
-        A pause without messages is not sufficient: a message may be in flight on a lost consumer until its timeout. Nor
-        are later messages, which may be received over other connections.
-
-        Raises:
-            NsqError: a node has not answered for ``readTimeoutMs``, so that unread messages may exist.
-        """
-        until = anyio.current_time() + self._options.read_timeout
-        while not self._received and self._error is None:
-            await self._wait(_SETTLED)
-            is_over = anyio.current_time() >= until
-            try:
-                left = await self._lag.count() - len(self._later)
-            except NsqError:
-                if is_over and not self._received:
-                    raise
-                continue
-            if left <= 0 or len(self._later) >= 2 * self._limit:
-                return
-            if is_over and not self._received:
-                logger.warning(
-                    "the query ends, but the channel %s has %d unfinished messages: other consumers hold them, or they "
-                    "are deferred",
-                    self._options.channel,
-                    left,
-                )
-                return
-
-    async def _wait(self, seconds: float) -> None:
-        with anyio.move_on_after(seconds):
-            while not self._received and self._error is None:
-                self._wake = anyio.Event()
-                await self._wake.wait()
-
-    async def finish(self, number: int) -> None:
-        """Finish all messages before a number; the server delivers those again that are not in flight any more."""
-        while self._held and self._held[0].number < number:
-            self._held.popleft().message.finish_now()
-
-
-class _Channel(BlockingClient):
-    """`ChannelBatches` for blocking code."""
-
-    _what = "channel"
-
-    def __init__(self, options: SourceOptions) -> None:
-        super().__init__()
-        self._batches = ChannelBatches(options)
-        self._enter(self._batches, readers_loop.kept())
-
-    def freeze(self) -> None:
-        self._run(self._batches.freeze)
-
-    def take(self, start: int) -> list[Message]:
-        return self._run(self._batches.take, start)
-
-    def finish(self, number: int) -> None:
-        self._run(self._batches.finish, number)
-
-    def close(self) -> None:
-        self._exit(None, None, None)
 
 
 class NsqChannelReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -239,7 +38,7 @@ class NsqChannelReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._channel: _Channel | None = None
+        self._channel: ChannelReader | None = None
         self._ends = False
         self._ended = False
 
@@ -263,19 +62,7 @@ class NsqChannelReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow
             # later messages belong to the next query, which may start before this process ends
             self._ended = True
             self.stop()
-        return iter(self._rows(messages)), _dump(number + len(messages))
-
-    def _rows(self, messages: list[Message]) -> list[pa.RecordBatch]:
-        options = self._options
-        rows = RowFormat(options.columns, options.headers_as_array, options.client.decompress)
-        by_partition: dict[tuple[str, int], list[RawMessage]] = {}
-        for message in messages:
-            by_partition.setdefault((message.topic, message.partition), []).append(message)
-        return [
-            batch
-            for (topic, partition), found in by_partition.items()
-            for batch in to_batches(from_messages(found), None, topic, partition, rows)
-        ]
+        return iter(rows_of(self._options, messages)), _dump(number + len(messages))
 
     def readBetweenOffsets(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
         """Return nothing: the server delivers the messages of an incomplete batch again, in another batch."""
@@ -297,9 +84,9 @@ class NsqChannelReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow
             channel, self._channel = self._channel, None
             channel.close()
 
-    def _opened(self) -> _Channel:
+    def _opened(self) -> ChannelReader:
         if self._channel is None:
-            self._channel = _Channel(self._options)
+            self._channel = ChannelReader(self._options)
         return self._channel
 
 

@@ -9,31 +9,17 @@ from typing import Any
 from attrs import define
 from pyspark.sql import datasource as spark
 
-__all__ = ("Pruning",)
+from nsqext.spark.read.batch_plan import Pruning
+
+__all__ = ("FilterPruning",)
 
 _ALWAYS = (("topic",), ("partition",), ("offset",), ("timestamp",))
 """Columns that are never null."""
 
 
 @define
-class Pruning:
-    """The part of a batch that its filters do not exclude.
-
-    Attributes:
-        topics: topics to read; None for all.
-        partitions: partitions to read; None for all.
-        start: number of the first message to read.
-        end: number after the last message; None without a bound.
-        since: first time to read, in milliseconds since 1970; None without a bound.
-        until: first time not to read; None without a bound.
-    """
-
-    topics: frozenset[str] | None = None
-    partitions: frozenset[int] | None = None
-    start: int = 0
-    end: int | None = None
-    since: int | None = None
-    until: int | None = None
+class FilterPruning(Pruning):
+    """A part of a batch that filters of Spark choose."""
 
     def take(self, filters: Iterable[spark.Filter]) -> list[spark.Filter]:
         """Apply filters, which all must match; returns those that Spark must evaluate as well."""

@@ -23,7 +23,8 @@ from nsqext.spark.pyspark_features import (
     SupportsTriggerAvailableNow,
 )
 from nsqext.spark.read.anchor import starting_offsets_of
-from nsqext.spark.read.batch import TaskRanges, read_ranges, tasks_of
+from nsqext.spark.read.batch import TaskRanges, tasks_of
+from nsqext.spark.read.batch_plan import read_ranges
 from nsqext.spark.read.offsets import dump, load
 from nsqext.spark.read.stream_planner import StreamPlanner
 from nsqext.spark.read.truncation import dump_last, load_last

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from nsqext.spark.write.row_mapper import Chunk, Target
     from nsqext.types import Receipt, TopicMeta
 
-__all__ = ("Publisher", "Tally", "publish_chunks", "wait_logging")
+__all__ = ("Publisher", "Tallies", "Tally", "publish_chunks", "wait_logging")
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 

@@ -12,7 +12,6 @@ from typing import Self
 
 import numpy as np
 from attrs import frozen
-from pyspark import TaskContext
 
 __all__ = ("Origin",)
 
@@ -41,6 +40,8 @@ class Origin:
     @classmethod
     def of_job(cls, job: str) -> Self:
         """Return the origin of the rows of the current task of a batch."""
+        from pyspark import TaskContext  # nsqext.arrow has no Spark
+
         context = TaskContext.get()
         return cls(job, 0, context.partitionId() if context is not None else 0)
 
@@ -51,6 +52,8 @@ class Origin:
         Args:
             job: used if Spark does not provide the id of the query.
         """
+        from pyspark import TaskContext  # nsqext.arrow has no Spark
+
         context = TaskContext.get()
         query = context.getLocalProperty(_QUERY) if context is not None else None
         batch = context.getLocalProperty(_BATCH) if context is not None else None

@@ -16,6 +16,7 @@ from nsqext import OutgoingMessage
 from nsqext.client.producer.batch import TracedBodies
 from nsqext.errors import InvalidBody, InvalidHeader, InvalidInput, InvalidName, InvalidPartition, NsqError
 from nsqext.protocol.names import check_partition, check_topic
+from nsqext.spark.columns import WRITABLE
 from nsqext.spark.write.bad_rows import describe_row
 
 if TYPE_CHECKING:
@@ -124,10 +125,6 @@ class RowRules:
     max_count: int
     bad_rows_topic: str | None = None
     max_message_size: int = sys.maxsize
-
-
-_FIELDS = ("value", "topic", "key", "partition", "headers", "trace_id", "tag")
-"""Columns that become a message, in the order of the arguments of `RowMapper._message`."""
 
 
 class _Pair(TypedDict):
@@ -239,7 +236,7 @@ class RowMapper:
         except InvalidInput as error:
             if self._rules.bad_rows_topic is None:
                 raise
-            return self.describe(self._row, error, dict(zip(_FIELDS, row, strict=True)))
+            return self.describe(self._row, error, dict(zip(WRITABLE, row, strict=True)))
 
     def describe(
         self, row: int, error: NsqError, fields: Mapping[str, Any]
@@ -255,9 +252,9 @@ class RowMapper:
         return error
 
     def _columns(self, batch: pa.RecordBatch) -> list[Iterable[Any]]:
-        """Return the values of `_FIELDS`."""
+        """Return the values of `WRITABLE`."""
         found = dict(zip(self._rules.columns, batch.columns, strict=True))
-        return [(_bytes if name in ("value", "key") else _values)(found.get(name)) for name in _FIELDS]
+        return [(_bytes if name in ("value", "key") else _values)(found.get(name)) for name in WRITABLE]
 
     def _message(
         self,

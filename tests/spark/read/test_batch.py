@@ -24,10 +24,11 @@ from nsqext.spark.cluster.admin import Admin
 from nsqext.spark.cluster.leader_locator import LeaderLocator
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.pyspark_features import HAS_PUSHDOWN
-from nsqext.spark.read import batch, range_reader
-from nsqext.spark.read.batch import NsqPushdownReader, NsqReader, TaskRanges, plan, read_ranges
+from nsqext.spark.read import batch_plan, range_reader
+from nsqext.spark.read.batch import NsqPushdownReader, NsqReader, TaskRanges
+from nsqext.spark.read.batch_plan import plan, read_ranges
 from nsqext.spark.read.offsets import Range
-from nsqext.spark.read.pushdown import Pruning
+from nsqext.spark.read.pushdown import FilterPruning
 from nsqext.sync import Producer
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def options(cluster: Cluster, topic: str, **given: object) -> SourceOptions:
 
 def planned(options: SourceOptions, *filters: datasource.Filter) -> list[tuple[int, int, int]]:
     """Return the ranges of a batch, by partition."""
-    pruning = Pruning()
+    pruning = FilterPruning()
     pruning.take(filters)
     return [(found.partition, found.start, found.end) for found in portal.call(plan, options, pruning)]
 
@@ -237,7 +238,7 @@ def test_rows_of_a_time(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> No
             edges.append(int(time.time() * 1000))
             time.sleep(0.03)
     for skew in (5000, 5, 0):
-        monkeypatch.setattr(batch, "_SKEW_MS", skew)
+        monkeypatch.setattr(batch_plan, "_SKEW_MS", skew)
         for given, expected in (
             ({"startingTimestamp": edges[0]}, range(10, 30)),
             ({"endingTimestamp": edges[1]}, range(20)),

@@ -15,7 +15,7 @@ from nsqext.broker import Cluster
 from nsqext.errors import InvalidInput, LookupFailed
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.pyspark_features import HAS_READ_LIMITS
-from nsqext.spark.read import channel_stream
+from nsqext.spark.read import channel_batches
 from nsqext.spark.read.channel_lag import ChannelLag
 from nsqext.spark.read.channel_stream import NsqChannelReader
 from nsqext.sync import Producer
@@ -147,7 +147,7 @@ def test_messages_in_flight_are_touched(original: Cluster, topic: str, monkeypat
         held = [entry.message for entry in holder._held]
         before = [message.received for message in held]
         later = held[0].owner.msg_timeout * 0.6
-        monkeypatch.setattr(channel_stream, "_clock", lambda: time.monotonic() + later)
+        monkeypatch.setattr(channel_batches, "_clock", lambda: time.monotonic() + later)
         wait_for(lambda: all(message.received > old for message, old in zip(held, before, strict=True)))
     finally:
         source.stop()
@@ -195,7 +195,7 @@ def test_available_now_does_not_end_while_the_depth_is_unknown(
         return found
 
     monkeypatch.setattr(ChannelLag, "count", count)
-    monkeypatch.setattr(channel_stream, "_SETTLED", 0.02)
+    monkeypatch.setattr(channel_batches, "_SETTLED", 0.02)
     source = reader(original, topic, readTimeoutMs="200")
     try:
         source.prepareForTriggerAvailableNow()
@@ -216,7 +216,7 @@ def test_available_now_warns_of_messages_that_it_does_not_receive(
         return 3
 
     monkeypatch.setattr(ChannelLag, "count", count)
-    monkeypatch.setattr(channel_stream, "_SETTLED", 0.02)
+    monkeypatch.setattr(channel_batches, "_SETTLED", 0.02)
     source = reader(original, topic, readTimeoutMs="100")
     try:
         source.prepareForTriggerAvailableNow()

@@ -29,16 +29,16 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from nsqext.spark.read.pushdown import Pruning
+from nsqext.spark.read.pushdown import FilterPruning
 
 TOPIC, PARTITION, OFFSET, TIME = ("topic",), ("partition",), ("offset",), ("timestamp",)
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, 678900, tzinfo=UTC)
 MS = int(MOMENT.timestamp() * 1000)
 
 
-def left(*filters: Filter) -> Pruning:
+def left(*filters: Filter) -> FilterPruning:
     """What filters leave, all of which are taken over."""
-    pruning = Pruning()
+    pruning = FilterPruning()
     assert pruning.take(filters) == []
     return pruning
 
@@ -46,7 +46,7 @@ def left(*filters: Filter) -> Pruning:
 def test_topics_and_partitions() -> None:
     assert left(EqualTo(TOPIC, "a")).topics == frozenset("a")
     assert left(In(TOPIC, ("a", "b", None))).topics == frozenset("ab")
-    assert left(In(TOPIC, ("a", "b")), EqualTo(TOPIC, "b"), EqualTo(PARTITION, 3)) == Pruning(
+    assert left(In(TOPIC, ("a", "b")), EqualTo(TOPIC, "b"), EqualTo(PARTITION, 3)) == FilterPruning(
         frozenset("b"), frozenset({3})
     )
     assert left(In(PARTITION, (1, 2)), In(PARTITION, (2, 3))).partitions == frozenset({2})
@@ -66,7 +66,7 @@ def test_topics_and_partitions() -> None:
     ],
 )
 def test_offsets(found: Filter, start: int, end: int | None) -> None:
-    assert left(found) == Pruning(start=start, end=end)
+    assert left(found) == FilterPruning(start=start, end=end)
     assert left(found, found) == left(found)
 
 
@@ -86,7 +86,7 @@ def test_the_narrowest_bounds_count() -> None:
     ],
 )
 def test_times_exclude_only_ranges_that_cannot_match(found: Filter, since: int | None, until: int | None) -> None:
-    pruning = Pruning()
+    pruning = FilterPruning()
     assert pruning.take([found]) == [found], "Spark looks at microseconds"
     assert pruning.since == since
     assert (pruning.until is None) == (until is None)
@@ -97,7 +97,7 @@ def test_times_exclude_only_ranges_that_cannot_match(found: Filter, since: int |
 
 
 def test_values_that_are_always_set() -> None:
-    assert left(*(IsNotNull(name) for name in (TOPIC, PARTITION, OFFSET, TIME))) == Pruning()
+    assert left(*(IsNotNull(name) for name in (TOPIC, PARTITION, OFFSET, TIME))) == FilterPruning()
 
 
 @pytest.mark.parametrize(
@@ -121,6 +121,6 @@ def test_values_that_are_always_set() -> None:
     ],
 )
 def test_other_filters_are_returned(found: Any) -> None:
-    pruning = Pruning()
+    pruning = FilterPruning()
     assert pruning.take([found]) == [found]
-    assert pruning == Pruning()
+    assert pruning == FilterPruning()

@@ -15,7 +15,7 @@ from nsqext.errors import InvalidBody, InvalidInput, TopicNotFound
 from nsqext.spark.options import SinkOptions
 from nsqext.spark.write.bad_rows import describe_row
 from nsqext.spark.write.row_id import Origin
-from nsqext.spark.write.sink import publish_rows
+from nsqext.spark.write.rows import publish_rows
 from tests.support.spark_cluster import collect
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ def write(servers: Servers, rows: list[dict[str, Any]], *columns: str, **options
     """Publish rows as a task does; return the number of messages."""
     given = SinkOptions.parse({**servers.options, **options})
     batch = pa.RecordBatch.from_pylist(rows, schema=pa.schema([(name, COLUMNS[name]) for name in columns or COLUMNS]))
-    return publish_rows(given, columns or tuple(COLUMNS), ORIGIN, iter([batch])).count
+    tallies = publish_rows(given, columns or tuple(COLUMNS), ORIGIN, iter([batch]))
+    return sum(tally.count for tally in tallies.values())
 
 
 def test_bad_rows_are_described_in_a_topic(servers: Servers) -> None:

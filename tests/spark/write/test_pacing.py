@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.spark.options import SinkOptions
-from nsqext.spark.write import sink
+from nsqext.spark.write import rows
 from nsqext.spark.write.row_id import Origin
 from nsqext.spark.write.row_mapper import Chunk
-from nsqext.spark.write.sink import paced, publish_rows
+from nsqext.spark.write.rows import paced, publish_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -74,8 +74,9 @@ def test_a_task_publishes_at_the_rate_of_the_option(servers: Servers, monkeypatc
             found.append((rate, chunk.count))
             yield chunk
 
-    monkeypatch.setattr(sink, "paced", watched)
-    options = SinkOptions.parse({**servers.options, "topic": servers.make_topic("paced"), "maxRowsPerSecond": "40"})
-    rows = pa.record_batch({"value": pa.array([b"%d" % number for number in range(100)])})
-    assert publish_rows(options, ("value",), Origin.of_job("job"), iter([rows])).count == 100
+    monkeypatch.setattr(rows, "paced", watched)
+    topic = servers.make_topic("paced", 1)
+    options = SinkOptions.parse({**servers.options, "topic": topic, "maxRowsPerSecond": "40"})
+    batch = pa.record_batch({"value": pa.array([b"%d" % number for number in range(100)])})
+    assert publish_rows(options, ("value",), Origin.of_job("job"), iter([batch]))[topic, 0].count == 100
     assert found == [(40, 40), (40, 40), (40, 20)], "no chunk has more than the rows of a second"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsqext.spark.write import row_id as identity
+import pyspark
+
 from nsqext.spark.write.row_id import Origin
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def within(patch: pytest.MonkeyPatch, context: Context | None) -> None:
         def get() -> Context | None:
             return context
 
-    patch.setattr(identity, "TaskContext", Tasks)
+    patch.setattr(pyspark, "TaskContext", Tasks)
 
 
 def test_a_stream_is_identified_by_query_and_batch(monkeypatch: pytest.MonkeyPatch) -> None:

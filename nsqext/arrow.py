@@ -1,0 +1,293 @@
+"""Topics as Arrow record batches, for Polars, DuckDB, pandas and pyarrow; the code of the Spark source, without Spark.
+
+`read` reads what a topic has, `consume` a channel, and `write` publishes rows. All of them block. Needs pyarrow and
+numpy: ``pip install 'nsqext[arrow]'``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Literal, Protocol, Unpack
+from uuid import uuid4
+
+import orjson
+
+try:
+    import pyarrow as pa
+except ModuleNotFoundError as _error:
+    raise ModuleNotFoundError(f"{_error}: pip install 'nsqext[arrow]'", name=_error.name) from _error
+
+from nsqext.client.producer.options import ProducerSettings
+from nsqext.errors import InvalidInput, InvalidSetting
+from nsqext.lookup.options import LookupSettings
+from nsqext.settings import unknown_setting
+from nsqext.spark.cluster import portal
+from nsqext.spark.cluster.client_config import PREFIX, client_settings
+from nsqext.spark.columns import WRITABLE, arrow_schema, check_written
+from nsqext.spark.options import SinkOptions, SourceOptions, names_by_keyword
+from nsqext.spark.read.batch_plan import Limits, Pruning, plan, read_within
+from nsqext.spark.read.channel_batches import ChannelReader, rows_of
+from nsqext.spark.write.row_id import Origin
+from nsqext.spark.write.rows import publish_rows
+from nsqext.transport.options import ConnectionSettings
+
+__all__ = ("ConsumeOptions", "ReadOptions", "Topics", "WriteOptions", "consume", "read", "write")
+
+Topics = str | Sequence[str] | Mapping[str, Sequence[int]]
+"""One topic, several, or partitions by topic."""
+Offsets = Literal["earliest", "latest"] | Mapping[str, Mapping[int, int]]
+
+
+class _RowOptions(ConnectionSettings, LookupSettings, total=False):
+    """Options of rows that are read, and settings of connections and lookup."""
+
+    columns: Sequence[str]
+    """Columns to read; all but ``headers`` and ``key`` by default."""
+    include_headers: bool
+    """Add the columns ``headers`` and ``key``."""
+    headers_format: Literal["map", "array"]
+    """``array`` makes ``headers`` a list of structs, for Polars, which has no maps."""
+    decompress: bool
+    """Decompress bodies that the publishing client compressed."""
+    read_timeout: float
+    """Seconds after which reading fails without the next message; includes leader changes."""
+    rdy: int
+    """Messages in flight, 1 to 2500."""
+
+
+class ReadOptions(_RowOptions, total=False):
+    """Options of `read`, which have the meaning of the Spark source's, and settings of connections and lookup."""
+
+    starting_offsets: Offsets
+    """First message of each partition, by topic and partition; -2 is the first retained one."""
+    ending_offsets: Offsets
+    """Message after the last one of each partition; -1 is the end."""
+    starting_timestamp: datetime
+    """Messages that were published since then; instead of ``starting_offsets``."""
+    ending_timestamp: datetime
+    """Messages that were published before; instead of ``ending_offsets``."""
+    fail_on_data_loss: bool
+    """Raise if messages are not retained any more; otherwise begin with the next ones."""
+    arrow_batch_rows: int
+    """Rows of one record batch."""
+
+
+class ConsumeOptions(_RowOptions, total=False):
+    """Options of `consume`, and settings of connections and lookup."""
+
+    max_messages: int
+    """Largest number of messages that are received before the previous ones are finished."""
+
+
+class WriteOptions(ProducerSettings, total=False):
+    """Options of `write`, which have the meaning of the Spark sink's, and settings of producers."""
+
+    topic: str
+    """Topic of rows without a value in the column ``topic``."""
+    idempotence_header: str
+    ack_batch_bytes: int
+    max_rows_per_second: int
+    bad_rows: Literal["fail", "topic"]
+    bad_rows_topic: str
+
+
+class ArrowStream(Protocol):
+    """Rows of a library that exports Arrow streams: a data frame, a table, a relation, a reader."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Return the stream."""
+
+
+def read(topics: Topics, lookupd: str | Sequence[str], **options: Unpack[ReadOptions]) -> pa.RecordBatchReader:
+    """Read the messages that topics have now.
+
+    Every library that accepts Arrow streams reads it: ``polars.from_arrow(reader)``, ``duckdb.sql("FROM reader")``,
+    ``reader.read_pandas()``. It can be read once.
+
+    Args:
+        topics: the topics.
+        lookupd: addresses of nsqlookupd.
+        options: see `ReadOptions`.
+
+    Returns:
+        The rows, ordered by topic, partition and offset; the columns are those of the Spark source. They are received
+        while it is read, which raises the errors of the servers: `DataLoss` if messages are not retained any more,
+        `RangeIncomplete` if one was not received in time. Each message is in it once, or an error is raised.
+
+    Raises:
+        InvalidSetting: an option is unknown or invalid, or contradicts another one.
+        TopicNotFound: a topic does not exist.
+        NsqError: the servers do not answer.
+    """
+    source = SourceOptions.parse(_texts("read", ReadOptions, {**_subscription(topics), **options}, lookupd))
+    limits = Limits.of(source)
+    ranges = portal.call(plan, source, Pruning())
+    schema = arrow_schema(source.columns, source.headers_as_array)
+    return pa.RecordBatchReader.from_batches(schema, read_within(source, limits, ranges))
+
+
+def consume(
+    topics: str | Sequence[str],
+    channel: str,
+    lookupd: str | Sequence[str],
+    *,
+    until_empty: bool = False,
+    **options: Unpack[ConsumeOptions],
+) -> Iterator[pa.RecordBatch]:
+    """Consume a channel, at least once.
+
+    Messages are finished when the batch after them is requested. Closing the iterator leaves the ones before
+    unfinished: the servers deliver them again. So do messages whose batch was not processed.
+
+    Args:
+        topics: the topics.
+        channel: the channel, which other consumers may share.
+        lookupd: addresses of nsqlookupd.
+        until_empty: end after the messages that were published before the call, instead of waiting for more.
+        options: see `ConsumeOptions`.
+
+    Returns:
+        The messages as batches of one partition each, without their offsets; never empty.
+
+    Raises:
+        InvalidSetting: an option is unknown or invalid.
+        NsqError: the consumer failed.
+    """
+    given: dict[str, object] = {**options, "channel": channel, "read_mode": "channel", **_subscription(topics)}
+    if "max_messages" in given:
+        given["max_offsets_per_trigger"] = given.pop("max_messages")
+    source = SourceOptions.parse(_texts("consume", ConsumeOptions, given, lookupd), streaming=True)
+    return _consumed(source, until_empty)
+
+
+def _consumed(source: SourceOptions, until_empty: bool) -> Iterator[pa.RecordBatch]:
+    reader, number = ChannelReader(source), 0
+    try:
+        if until_empty:
+            reader.freeze()
+        while True:
+            messages = reader.take(number)
+            if until_empty and not messages:
+                return
+            yield from rows_of(source, messages)
+            number += len(messages)
+    finally:
+        reader.close()
+
+
+def write(
+    rows: ArrowStream | Iterable[pa.RecordBatch],
+    lookupd: str | Sequence[str],
+    *,
+    job: str | None = None,
+    **options: Unpack[WriteOptions],
+) -> int:
+    """Publish rows; return after all messages are stored.
+
+    Args:
+        rows: a data frame, a table, or record batches. The columns are those of the Spark sink: ``value`` (text or
+            bytes), and ``topic``, ``key``, ``partition``, ``headers``, ``tag``, ``trace_id``.
+        lookupd: addresses of nsqlookupd.
+        job: first part of the ids of rows; a repeated write with the same one and the same rows repeats the ids, by
+            which readers recognize duplicates. A random one by default.
+        options: see `WriteOptions`.
+
+    Returns:
+        The number of messages.
+
+    Raises:
+        InvalidSetting: an option or a column is unknown or invalid.
+        NsqError: a row is invalid or was not stored; rows before it may be stored.
+    """
+    sink = SinkOptions.parse(_texts("write", WriteOptions, dict(options), lookupd))
+    schema, batches = _batches_of(rows)
+    check_written(schema.names, sink.topic)
+    origin = Origin(uuid4().hex if job is None else job, 0, 0)
+    tallies = publish_rows(sink, tuple(schema.names), origin, map(_normal, batches))
+    return sum(tally.count for tally in tallies.values())
+
+
+def _batches_of(rows: ArrowStream | Iterable[pa.RecordBatch]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    if isinstance(rows, pa.RecordBatch):
+        return rows.schema, iter([rows])
+    if hasattr(rows, "__arrow_c_stream__"):
+        reader = pa.RecordBatchReader.from_stream(rows)
+        return reader.schema, iter(reader)
+    if not isinstance(rows, Iterable):
+        raise InvalidInput(f"{type(rows).__name__} has no rows of Arrow", hint="give a table or record batches")
+    batches = iter(rows)
+    first = next(batches, None)
+    if first is None:
+        return arrow_schema(), iter(())
+    return first.schema, itertools.chain([first], batches)
+
+
+def _normal(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch in types that the sink reads: libraries have several of text and bytes."""
+    arrays = []
+    for name, array in zip(batch.schema.names, batch.columns, strict=True):
+        kind = _kind(name, array.type)
+        try:
+            arrays.append(array if kind is None or kind == array.type else array.cast(kind))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise InvalidSetting(f"column {name} is {array.type}", hint=f"cast it to {kind}") from error
+    return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
+
+
+def _kind(name: str, found: pa.DataType) -> pa.DataType | None:
+    if name not in WRITABLE:
+        return None
+    if name in ("value", "key"):
+        return pa.large_string() if "string" in str(found) else pa.large_binary()
+    if name == "headers":
+        array = pa.types.is_list(found) or pa.types.is_large_list(found)
+        return arrow_schema((name,), array).field(name).type
+    if name in ("partition", "trace_id"):
+        return found if pa.types.is_integer(found) else pa.int64()
+    return pa.string()
+
+
+def _subscription(topics: Topics) -> dict[str, object]:
+    if isinstance(topics, Mapping):
+        return {"assign": {topic: list(partitions) for topic, partitions in topics.items()}}
+    return {"subscribe": topics}
+
+
+_OWN = {"assign", "channel", "max_offsets_per_trigger", "read_mode", "subscribe"}
+
+
+def _texts(function: str, options: type, given: Mapping[str, object], lookupd: str | Sequence[str]) -> dict[str, Any]:
+    """Return options as the Spark source takes them: texts, and settings of the client with a prefix.
+
+    Raises:
+        UnknownSetting: an option is unknown.
+    """
+    kind: Literal["read", "write"] = "write" if function == "write" else "read"
+    known, settings = names_by_keyword(kind), client_settings(kind)
+    allowed = {*options.__annotations__, *settings} | _OWN
+    addresses = [lookupd] if isinstance(lookupd, str) else list(lookupd)
+    texts: dict[str, Any] = {"lookupd": ",".join(map(str, addresses))}
+    for name, value in given.items():
+        if name not in allowed:
+            raise unknown_setting(f"nsqext.arrow.{function}", name, sorted(allowed - _OWN))
+        if name in known:
+            texts[known[name]] = _text(name, value)
+        else:
+            texts[f"{PREFIX}{name}"] = value
+    return texts
+
+
+def _text(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise InvalidSetting(f"{name}={value} has no time zone", hint="write datetime(…, tzinfo=UTC)")
+        return str(int(value.timestamp() * 1000))
+    if name == "read_timeout" and isinstance(value, (int, float)):
+        return str(round(value * 1000))
+    if isinstance(value, Mapping):
+        return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
+    return str(value) if isinstance(value, (str, int)) or not isinstance(value, Iterable) else ",".join(map(str, value))

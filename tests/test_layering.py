@@ -285,6 +285,11 @@ INSIDE: dict[str, set[str]] = {
     "client": _CONSUMER_BASE | {"client.producer.options"},
     "client.middleware": _CONSUMER_BASE | {"client", "client.consumer.handlers", "client.producer.request"},
     "client.producer": {"client"},
+    # reads the log as a consumer does
+    "client.producer.log_search": {
+        *("client", "client.producer", "client.consumer.options", "client.consumer.position"),
+        "client.consumer.subscriptions",
+    },
     "client.consumer": {
         *("client", "client.consumer.handlers", "client.consumer.subscriptions", "client.consumer.typed"),
         "client.producer",

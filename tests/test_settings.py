@@ -404,6 +404,7 @@ _NEEDED = {
     "dead_letter": "max_attempts=3",
     "reject_ordered": "max_attempts=3",
     "key_tags": "dispatch=key_failover",
+    "settle_timeout": "on_unknown=settle",
 }
 """Settings without which another one is not valid."""
 

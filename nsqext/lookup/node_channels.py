@@ -103,6 +103,30 @@ class NodeChannels:
                 )
         return ChannelConnections()
 
+    async def log_bounds(self, node: Address, topic: str, partition: int) -> tuple[int, int]:
+        """Return the byte offsets of the first retained record of a partition, and after its last one.
+
+        The end includes records that replicas have not confirmed; they may be undone.
+
+        Args:
+            node: HTTP address of the node that leads the partition.
+            topic: name of the topic.
+            partition: the partition.
+
+        Raises:
+            PartitionUnavailable: the node does not respond, or does not lead the partition.
+        """
+        body = await self._ask("GET", node, "/stats", topic, partition, {"format": "json", "needClients": "false"})
+        try:
+            for found in unwrap(200, body, node)["topics"] or ():
+                if (found["topic_name"], int(found["topic_partition"])) == (topic, partition) and found["is_leader"]:
+                    return int(found["backend_start"]), int(found["backend_depth"])
+        except (AttributeError, KeyError, TypeError, ValueError, LookupFailed) as error:
+            text = f"the node's statistics cannot be read: {body[:_SHOWN]!r}"
+            raise PartitionUnavailable(text, topic=topic, partition=partition, node=str(node)) from error
+        text = "the node does not lead the partition"
+        raise PartitionUnavailable(text, topic=topic, partition=partition, node=str(node))
+
     async def move(self, node: Address, topic: str, partition: int, channel: str, position: str) -> None:
         """Move a channel to a position; the server forgets its messages in flight.
 

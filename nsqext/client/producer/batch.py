@@ -10,9 +10,9 @@ from nsqext.client.producer.request import (
     OutgoingMessage,
     PublishRequest,
     check_supported,
+    default_trace_id,
     encode_message,
     key_bytes,
-    logs_traces,
 )
 from nsqext.errors import ExtendNotSupported, InvalidInput, ProtocolError
 from nsqext.protocol.client.commands import ext_body, multi, multi_trace
@@ -108,6 +108,10 @@ class Batch(PublishRequest):
         return len(self._bodies)
 
     @property
+    def trace_ids(self) -> Sequence[int | None]:
+        return self._traces
+
+    @property
     def largest(self) -> int:
         headers = self._headers or [b""] * len(self._bodies)
         return max(len(header) + len(body) for header, body in zip(headers, self._bodies, strict=True))
@@ -196,7 +200,9 @@ def plain_batches(
         if not route.meta.partition_num or min(trace_ids) < 0 or max(trace_ids) > _LARGEST_TRACE:
             return None
         listed = messages.bodies
-    elif list(map(type, messages)).count(bytes) != len(messages) or logs_traces(route.topic, route.meta):
+    elif list(map(type, messages)).count(bytes) != len(messages) or (
+        default_trace_id(options, route.topic, route.meta) is not None
+    ):
         return None
     else:
         trace_ids, listed = [], list(messages)  # type: ignore[arg-type]
@@ -291,20 +297,20 @@ class BatchPlanner:
             if batches is not None:
                 self.rows += [batches] if partition is not None else [[batch] for batch in batches]
                 return
-        traced = logs_traces(self.route.topic, self.route.meta)
         index = 0
         try:
             for index, message in enumerate(messages):
-                self._add_one(index, message, traced)
+                self._add_one(index, message)
         except InvalidInput as error:
             raise invalid_message(error, index, self.route.topic) from error.__cause__
 
-    def _add_one(self, index: int, message: bytes | OutgoingMessage, traced: bool) -> None:
+    def _add_one(self, index: int, message: bytes | OutgoingMessage) -> None:
         meta = self.route.meta
         key = self._key
         if isinstance(message, OutgoingMessage) and message.key is not None:
             key = key_bytes(message.key)
-        body, header, trace_id = encode_message(self._options, meta, message, key, traced=traced)
+        default = default_trace_id(self._options, self.route.topic, meta)
+        body, header, trace_id = encode_message(self._options, meta, message, key, default_trace=default)
         if header and meta.partition_num and not meta.extend_support:
             raise ExtendNotSupported(
                 "the topic does not accept headers or a tag", hint="create the topic with extend support, or upgrade it"

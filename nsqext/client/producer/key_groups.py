@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from math import inf
 from typing import TYPE_CHECKING, TypeGuard
 
 from nsqext.client.producer.batch import Batch
 from nsqext.client.producer.key_lock import Place
 from nsqext.client.producer.retry import outcome_unknown
+from nsqext.client.producer.sender import PublishAttempt
 from nsqext.errors import DeliveryUnknown, InvalidInput, InvalidState, NsqError, PublishFailed
 from nsqext.types import Receipt
 
@@ -166,9 +168,13 @@ class KeyGroups:
         self, members: Sequence[_Publish], batch: Batch, route: Route, target: Target, connection: Connection
     ) -> None:
         try:
+            started = min(one.started for one in members)
             try:
-                receipts = await self._sender.send(batch, target, connection, min(one.started for one in members))
+                receipts = await self._sender.send(batch, target, connection, started)
             except NsqError as failure:
+                if self._sender.settler is not None and outcome_unknown(failure):
+                    await self._settle(members, PublishAttempt(self._sender, batch, started), route, target, failure)
+                    return
                 await self._publish_alone(members, route, target, failure)
             else:
                 for member, receipt in zip(members, receipts, strict=True):
@@ -177,6 +183,24 @@ class KeyGroups:
             members[0].leave()
             for member in members:  # those that were cut off when the producer closed
                 member.settle(_cut_off(member.request.topic))
+
+    async def _settle(
+        self,
+        members: Sequence[_Publish],
+        attempt: PublishAttempt,
+        route: Route,
+        target: Target,
+        failure: NsqError,
+    ) -> None:
+        """Settle the outcome of a batch as one: it is stored as a whole or not at all."""
+        try:
+            receipts = await attempt.run(route, target, failure)
+        except NsqError as error:
+            for member in members:
+                member.settle(copy(error))
+        else:
+            for member, receipt in zip(members, receipts, strict=True):
+                member.settle(receipt)
 
     async def _publish_alone(
         self, members: Sequence[_Publish], route: Route, target: Target, failure: NsqError

@@ -24,8 +24,9 @@ __all__ = ("DELAY_TOPIC", "ProducerOptions", "ProducerSettings")
 
 DELAY_TOPIC = "delayed"
 _MAX_RETRY_WAIT = 1.0
+_SETTLE_TIMEOUT = 30.0
 _CHOICES = {
-    "on_unknown": ("retry", "raise"),
+    "on_unknown": ("retry", "raise", "settle"),
     "balance": ("round_robin", "least_pending"),
     "delay_via": ("consumer", "relay"),
 }
@@ -36,10 +37,14 @@ class ProducerSettings(ConnectionSettings, LookupSettings, total=False):
 
     timeout: float
     """For one publish with all its attempts."""
-    on_unknown: Literal["retry", "raise"]
+    on_unknown: Literal["retry", "raise", "settle"]
     """Effect of a publish that was sent and received no response. ``retry`` sends it again, which may store it
-    twice; ``raise`` raises `DeliveryUnknown`.
+    twice; ``raise`` raises `DeliveryUnknown`. ``settle`` looks for it in the log of the partition, and sends it again
+    only where it is not stored; topics of the redesigned NSQ with ``lookupd`` only. Every message then has a trace id:
+    one that is given must be unique.
     """
+    settle_timeout: float
+    """How long the log is searched for a publish, beyond ``timeout``, before `DeliveryUnknown` is raised."""
     balance: Literal["round_robin", "least_pending"]
     """Partition of messages without key. ``round_robin``, or ``least_pending``, which takes of the next two
     partitions the one whose node has fewer pending requests.
@@ -100,7 +105,8 @@ class ProducerOptions:
     """The values of `ProducerSettings`."""
 
     timeout: float = 30.0
-    on_unknown: Literal["retry", "raise"] = "retry"
+    on_unknown: Literal["retry", "raise", "settle"] = "retry"
+    settle_timeout: float = _SETTLE_TIMEOUT
     balance: Literal["round_robin", "least_pending"] = "round_robin"
     key_hash: str | KeyHash = "murmur3"
     key_tags: int = 0
@@ -128,11 +134,13 @@ class ProducerOptions:
         check_topic(self.delay_topic)
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
-                raise InvalidSetting(f"{name}={getattr(self, name)!r} is neither {choices[0]!r} nor {choices[1]!r}")
+                raise InvalidSetting(f"{name}={getattr(self, name)!r} is neither {' nor '.join(map(repr, choices))}")
+        if self.settle_timeout != _SETTLE_TIMEOUT and self.on_unknown != "settle":
+            raise InvalidSetting("settle_timeout has no effect without on_unknown='settle'")
         for name in ("max_message_size", "max_batch_size", "max_batch_count"):
             check_number(name, getattr(self, name), 1)
         check_number("compression_min", self.compression_min)
-        for name in ("timeout", "max_retry_wait", "forget_after"):
+        for name in ("timeout", "settle_timeout", "max_retry_wait", "forget_after"):
             check_time(name, getattr(self, name), zero=False)
         for name in ("lookup_timeout", "close_timeout", "max_delay"):
             check_time(name, getattr(self, name))

@@ -38,6 +38,7 @@ from nsqext.client.tasks import BackgroundTasks
 from nsqext.client.trace_log import trace_log
 from nsqext.errors import (
     InvalidBody,
+    InvalidSetting,
     InvalidState,
     NsqError,
     PartitionUnavailable,
@@ -103,7 +104,14 @@ class Producer:
         self._events = ClientEvents()
         self._pool = ConnectionPool(self._options.connection, self._events)
         self._routes = RouteTable(self._options, self._metadata, self._pool, self._events)
+        settles = self._options.on_unknown == "settle"
+        if settles and not self._metadata.has_lookup:
+            raise InvalidSetting("on_unknown='settle' needs lookupd, which names the leaders whose logs are searched")
         self._sender = Sender(self._options, self._routes, self._pool)
+        if settles:
+            from nsqext.client.producer.settling import Settler
+
+            self._sender.settler = Settler(self._options, self._metadata)
         self._counters = self._sender.counters
         self._key_lock = KeyLock()
         self._batches = BatchPublisher(self._options, self._routes, self._sender, self._key_lock)
@@ -115,9 +123,12 @@ class Producer:
         self._joined = False
         compresses = self._options.compression != "none"
         self._plain_size = min(
-            self._options.max_message_size - 1, self._options.compression_min - 1 if compresses else 1 << 62
+            0 if settles else self._options.max_message_size - 1,
+            self._options.compression_min - 1 if compresses else 1 << 62,
         )
-        """Largest body that is never compressed and fits into any topic: logs of extend topics need one more byte."""
+        """Largest body that is never compressed and fits into any topic: logs of extend topics need one more byte; 0
+        where every message needs a trace id.
+        """
         around = check_middleware(middleware)
         self._around = send_with(around, self._send)
         """Publishes through the middleware; None without any."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from math import ceil
@@ -12,7 +13,14 @@ from attrs import frozen
 from nsqext.arguments import is_delay
 from nsqext.client.trace_log import trace_log
 from nsqext.dispatch.buckets import bucket_tag, shared_tag
-from nsqext.errors import DelayNotSupported, ExtendNotSupported, InvalidInput, InvalidPartition, ProtocolError
+from nsqext.errors import (
+    DelayNotSupported,
+    ExtendNotSupported,
+    InvalidInput,
+    InvalidPartition,
+    OperationNotSupported,
+    ProtocolError,
+)
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER, compress_body
 from nsqext.protocol.client.commands import check_body, publish_ext, publish_line, publish_trace, sized
 from nsqext.protocol.headers import DUE_HEADER, add_key, encode_headers
@@ -31,10 +39,12 @@ __all__ = (
     "OutgoingMessage",
     "PublishOptions",
     "PublishRequest",
+    "SentTo",
     "TopicKey",
     "check_choice",
     "check_delay",
     "check_supported",
+    "default_trace_id",
     "due_after",
     "encode_message",
     "encode_parts",
@@ -179,13 +189,30 @@ def logs_traces(topic: str, meta: TopicMeta) -> bool:
     return trace_log.active and trace_log.wants(topic) and meta.partition_num > 0
 
 
+def default_trace_id(options: ProducerOptions, topic: str, meta: TopicMeta) -> int | None:
+    """Return the trace id of a message that has none: a random one to settle by, 0 for the trace log, or None.
+
+    Raises:
+        OperationNotSupported: the messages have to be settled, and the topic has no log to search.
+    """
+    if options.on_unknown == "settle":
+        if not meta.partition_num:
+            raise OperationNotSupported(
+                "on_unknown='settle' needs a topic of the redesigned NSQ: the original has no log to search",
+                topic=topic,
+                hint="use on_unknown='retry' or 'raise'",
+            )
+        return int.from_bytes(os.urandom(8)) or 1
+    return 0 if logs_traces(topic, meta) else None
+
+
 def encode_message(
     options: ProducerOptions,
     meta: TopicMeta,
     message: OutgoingMessage | bytes,
     key: bytes | None = None,
     *,
-    traced: bool = False,
+    default_trace: int | None = None,
     due: int | None = None,
 ) -> Encoded:
     """Check a message and return body, extend header and trace id as they are sent.
@@ -195,16 +222,16 @@ def encode_message(
         meta: meta of the topic; without extend support neither key nor compression adds a header.
         message: the message, or its body.
         key: its key.
-        traced: the trace log needs a receipt with offset.
+        default_trace: trace id of a message without one; see `default_trace_id`.
         due: when a delayed message is due, in milliseconds since 1970.
 
     Raises:
         InvalidInput: the message is not valid for any server.
     """
     if not isinstance(message, OutgoingMessage):
-        return encode_parts(options, meta, message, None, None, None, key, traced=traced, due=due)
+        return encode_parts(options, meta, message, None, None, None, key, default_trace=default_trace, due=due)
     body, headers, tag, trace_id = message.body, message.headers, message.tag, message.trace_id
-    return encode_parts(options, meta, body, headers, tag, trace_id, key, traced=traced, due=due)
+    return encode_parts(options, meta, body, headers, tag, trace_id, key, default_trace=default_trace, due=due)
 
 
 def encode_parts(
@@ -216,7 +243,7 @@ def encode_parts(
     trace_id: int | None,
     key: bytes | None,
     *,
-    traced: bool = False,
+    default_trace: int | None = None,
     due: int | None = None,
 ) -> Encoded:
     """Do the work of `encode_message` without a message object, which costs as much as all checks."""
@@ -226,8 +253,8 @@ def encode_parts(
         tag = _key_tag(options.key_tags, tag, key)
     if trace_id is not None:
         check_trace_id(trace_id)
-    elif traced and len(check_body(body, limit)) + TRACE_SIZE <= limit:
-        trace_id = 0
+    elif default_trace is not None and len(check_body(body, limit)) + TRACE_SIZE <= limit:
+        trace_id = default_trace
     if (
         options.compression != "none"
         and meta.extend_support
@@ -297,6 +324,21 @@ def read_receipt(target: Target, response: bytes, trace_id: int | None) -> Recei
     return Receipt(receipt.topic, receipt.partition, receipt.node, message_id, trace_id, offset, size)
 
 
+@frozen
+class SentTo:
+    """Where a publish was sent to.
+
+    Attributes:
+        partition: the partition.
+        node: ``host:port`` of the node.
+        since: offset of a record that was acknowledged before; None if none was.
+    """
+
+    partition: int
+    node: str
+    since: int | None
+
+
 class PublishRequest:
     """One publish command: `MessageRequest` for a message, `nsqext.client.producer.batch.Batch` for many.
 
@@ -306,9 +348,10 @@ class PublishRequest:
         partition: the partition that the caller chose.
         in_doubt: sent, and no response received yet.
         breaks: an error response leaves the stream out of step (captured in pub_ext_on_plain).
+        sent_to: where the latest attempt was sent to; set with ``on_unknown="settle"`` only.
     """
 
-    __slots__ = ("breaks", "in_doubt", "key", "partition", "topic")
+    __slots__ = ("breaks", "in_doubt", "key", "partition", "sent_to", "topic")
 
     def __init__(self, topic: str, partition: int | None = None, key: bytes | None = None) -> None:
         self.topic: str = topic
@@ -316,6 +359,7 @@ class PublishRequest:
         self.partition: int | None = partition
         self.in_doubt: bool = False
         self.breaks: bool = False
+        self.sent_to: SentTo | None = None
 
     @property
     def any_partition(self) -> bool:
@@ -326,6 +370,11 @@ class PublishRequest:
     def count(self) -> int:
         """Number of messages."""
         return 1
+
+    @property
+    def trace_ids(self) -> Sequence[int | None]:
+        """Trace id of each message, as it was sent last."""
+        raise NotImplementedError
 
     @property
     def largest(self) -> int:
@@ -364,7 +413,7 @@ class MessageRequest(PublishRequest):
         InvalidInput: the delay is not valid.
     """
 
-    __slots__ = ("_delay", "_due", "_message", "_options", "_trace_id")
+    __slots__ = ("_default_trace", "_delay", "_due", "_message", "_options", "_trace_id")
 
     def __init__(
         self,
@@ -382,6 +431,7 @@ class MessageRequest(PublishRequest):
         self._delay = None if delay is None or not check_delay(delay, topic) else delay
         self._due: int | None = None if self._delay is None else due_after(self._delay)
         self._trace_id: int | None = None
+        self._default_trace: int | None = None
 
     def check(self) -> None:
         """Raise where the message is not valid, whatever the topic.
@@ -402,16 +452,23 @@ class MessageRequest(PublishRequest):
         Raises:
             InvalidInput: the message is not valid.
         """
-        traced = logs_traces(self.topic, meta)
-        return encode_message(self._options, meta, self._message, self.key, traced=traced, due=self._due)
+        if not self._default_trace:  # all attempts have the same, by which they are settled
+            self._default_trace = default_trace_id(self._options, self.topic, meta)
+        default = self._default_trace
+        return encode_message(self._options, meta, self._message, self.key, default_trace=default, due=self._due)
 
     def command(self, target: Target) -> Command:
         if self._delay is not None:
             if not (target.meta.partition_num or target.node.negotiated.is_ha):
+                default_trace_id(self._options, self.topic, target.meta)  # refuses to settle it
                 return self._deferred_command(target, self._delay)
             self._check_consumers_can_delay(target.meta)
         body, header, self._trace_id = self.encoded(target.meta)
         return message_command(target, body, header, self._trace_id)
+
+    @property
+    def trace_ids(self) -> Sequence[int | None]:
+        return (self._trace_id,)
 
     @property
     def largest(self) -> int:

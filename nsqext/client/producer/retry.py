@@ -84,7 +84,7 @@ class AttemptErrors:
         last = self.last
         if self.count == 1 and isinstance(last, TopicNotFound):
             return True  # a name that was never right is reported at once
-        return not last.retryable or (self._options.on_unknown == "raise" and outcome_unknown(last))
+        return not last.retryable or (self._options.on_unknown != "retry" and outcome_unknown(last))
 
     def pause(self, *, paced: bool) -> float:
         """Return the seconds until the next attempt, by ``retry_wait``.

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.request import PublishRequest
     from nsqext.client.producer.route import Route, Target
     from nsqext.client.producer.route_table import RouteTable
+    from nsqext.client.producer.settling import Settler
     from nsqext.transport.connection import Connection
     from nsqext.types import Receipt
 
@@ -64,6 +65,7 @@ class Sender:
         attempts: cancel scopes of publishes that are not on the fast path, and of waits for the lookup service.
         closed: whether the producer was closed; no further request is sent.
         counters: what was published.
+        settler: with ``on_unknown="settle"``.
     """
 
     def __init__(self, options: ProducerOptions, routes: RouteTable, pool: ConnectionPool) -> None:
@@ -71,6 +73,7 @@ class Sender:
         self.routes: RouteTable = routes
         self.pool: ConnectionPool = pool
         self.counters: Counters = Counters()
+        self.settler: Settler | None = None
         self.attempts: set[anyio.CancelScope] = set()
         self.closed: bool = False
 
@@ -131,6 +134,8 @@ class Sender:
             DeliveryUnknown: the response does not belong to the command; the connection is closed.
             NsqError: the request cannot be sent, or the server refused it.
         """
+        if self.settler is not None:
+            self.settler.sending(request, target)
         command = request.command(target)
         request.in_doubt = True
         try:
@@ -155,6 +160,8 @@ class Sender:
             raise out_of_step(target, connection, error) from error
         self.counters.stored += len(receipts)
         self.counters.bytes_sent += size
+        if self.settler is not None:
+            self.settler.stored(receipts)
         if trace_log.active:
             trace_log.published(receipts, connection.local_address)
         return receipts
@@ -244,7 +251,6 @@ class PublishAttempt:
         self._started = started
         self._route: Route | None = None
         self._tried: list[Target] = []
-        self._scope = anyio.CancelScope()
         self._errors = AttemptErrors(sender.options)
         self._lacks_channel = False
 
@@ -264,7 +270,7 @@ class PublishAttempt:
         sender, request = self._sender, self._request
         self._route = route
         try:
-            receipts = await self._run(target, failure)
+            receipts = await self._run_settled(target, failure)
         except NsqError as error:
             error.at(topic=request.topic)
             if isinstance(error, DeliveryUnknown):
@@ -274,9 +280,44 @@ class PublishAttempt:
             raise
         return receipts
 
+    async def _run_settled(self, target: Target | None, failure: NsqError | None) -> list[Receipt]:
+        """Publish; settle an unknown outcome, and publish again what was not stored."""
+        sender, request = self._sender, self._request
+        while True:
+            try:
+                return await self._run(target, failure)
+            except DeliveryUnknown as unknown:
+                receipts = await self._settled(unknown)
+                if receipts is not None:
+                    sender.counters.stored += len(receipts)
+                    return receipts
+                if _clock() - self._started >= sender.options.timeout:
+                    text = f"not stored {sender.time_over()}: its log does not contain it"
+                    raise PublishFailed(text, topic=request.topic, partition=unknown.partition) from unknown
+            target = failure = None
+            self._errors = AttemptErrors(sender.options)
+
+    async def _settled(self, unknown: DeliveryUnknown) -> list[Receipt] | None:
+        """Return the receipts of messages that were stored; None if they were not.
+
+        Raises:
+            DeliveryUnknown: it cannot be found out, or the producer is closed.
+        """
+        sender = self._sender
+        if sender.settler is None or sender.closed:
+            raise unknown
+        with anyio.CancelScope() as scope:
+            sender.attempts.add(scope)
+            try:
+                return await sender.settler.settle(self._request, unknown)
+            finally:
+                sender.attempts.discard(scope)
+        raise unknown
+
     async def _run(self, target: Target | None, failure: NsqError | None) -> list[Receipt]:
         sender = self._sender
         left = self._started + sender.options.timeout - _clock()
+        self._scope = anyio.CancelScope()
         sender.attempts.add(self._scope)
         try:
             with self._scope:

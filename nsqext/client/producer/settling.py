@@ -1,0 +1,151 @@
+"""Settle publishes whose outcome is unknown: look for the messages in the log of the partition.
+
+With ``on_unknown="settle"`` every message has a trace id of its own, so that receipts tell offsets and the log tells
+messages. A publish of unknown outcome is looked for from the last offset that was acknowledged before it was sent.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import anyio
+from attrs import field, mutable
+
+from nsqext.client.producer.request import SentTo
+from nsqext.errors import DataLoss, DeliveryUnknown, RequestTimeout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from nsqext.client.producer.log_search import LogSearch
+    from nsqext.client.producer.options import ProducerOptions
+    from nsqext.client.producer.request import PublishRequest
+    from nsqext.client.producer.route import Target
+    from nsqext.lookup.metadata import MetadataCache
+    from nsqext.types import Receipt
+
+__all__ = ("Settler",)
+
+_PAUSE = 0.5
+"""Seconds until the log is searched again for a publish whose connection is still open."""
+
+
+@mutable
+class _Searches:
+    """Searches of one partition, one at a time.
+
+    Attributes:
+        lock: held by the task that searches.
+        waiting: by publish, the trace ids that are looked for, and since which offset.
+        latest: the last search that ended.
+        searched: the publishes that it looked for.
+    """
+
+    lock: anyio.Lock = field(factory=anyio.Lock)
+    waiting: dict[PublishRequest, tuple[Sequence[int], int | None]] = field(factory=dict)
+    latest: LogSearch | None = None
+    searched: frozenset[PublishRequest] = frozenset()
+
+
+class Settler:
+    """Finds out whether publishes of unknown outcome were stored.
+
+    Args:
+        options: options of the producer.
+        metadata: finds leaders; released after the last call.
+    """
+
+    def __init__(self, options: ProducerOptions, metadata: MetadataCache) -> None:
+        self._options = options
+        self._metadata = metadata
+        self._acknowledged: dict[tuple[str, int], int] = {}
+        self._searches: defaultdict[tuple[str, int], _Searches] = defaultdict(_Searches)
+
+    def sending(self, request: PublishRequest, target: Target) -> None:
+        """Remember where a request is sent to."""
+        since = self._acknowledged.get((request.topic, target.partition))
+        request.sent_to = SentTo(target.partition, target.node.node, since)
+
+    def stored(self, receipts: Iterable[Receipt]) -> None:
+        """Remember the largest offset of the messages that were acknowledged."""
+        known = self._acknowledged
+        for receipt in receipts:
+            if receipt.offset is not None:
+                key = receipt.topic, receipt.partition
+                known[key] = max(known.get(key, 0), receipt.offset)
+
+    async def settle(self, request: PublishRequest, unknown: DeliveryUnknown) -> list[Receipt] | None:
+        """Look for the messages of a request in the log.
+
+        Args:
+            request: the request.
+            unknown: the error of its last attempt.
+
+        Returns:
+            A receipt for each message; None if they were not stored, and will not be.
+
+        Raises:
+            DeliveryUnknown: still unknown after ``settle_timeout``.
+
+        Cancellation ends the search.
+        """
+        sent, ids = request.sent_to, [trace for trace in request.trace_ids if trace]
+        if sent is None or len(ids) < request.count:
+            raise unknown
+        searches = self._searches[request.topic, sent.partition]
+        searches.waiting[request] = ids, sent.since
+        reason = f"still unknown after {self._options.settle_timeout:g} s"
+        try:
+            with anyio.move_on_after(self._options.settle_timeout):
+                while True:
+                    search = await self._search(searches, request, sent.partition)
+                    receipts = [search.found[trace] for trace in ids if trace in search.found]
+                    if len(receipts) == len(ids):
+                        return receipts
+                    if not receipts and (_ended(unknown) or search.node != sent.node):
+                        return None
+                    await anyio.sleep(_PAUSE)
+        except DataLoss as error:
+            reason = error.message
+        finally:
+            searches.waiting.pop(request, None)
+        raise _still_unknown(unknown, reason, searches.latest) from unknown
+
+    async def _search(self, searches: _Searches, request: PublishRequest, partition: int) -> LogSearch:
+        """Return a search that began after this call, and looked for a request; publishes that wait share one."""
+        from nsqext.client.producer.log_search import LogSearch  # few publishes need the parts of a consumer
+
+        searches.searched -= {request}
+        async with searches.lock:
+            if searches.latest is not None and request in searches.searched:
+                return searches.latest
+            waiting = dict(searches.waiting)
+            starts = [since for _, since in waiting.values()]
+            since = None if None in starts else min(one for one in starts if one is not None)
+            connection = self._options.connection
+            search = searches.latest = LogSearch(self._metadata, connection, request.topic, partition, since)
+            searches.searched = frozenset()
+            await search.run([trace for ids, _ in waiting.values() for trace in ids])
+            searches.searched = frozenset(waiting)
+            return search
+
+
+def _ended(unknown: DeliveryUnknown) -> bool:
+    """Return whether no server can still execute the publish: its connection has ended, or it was refused."""
+    cause = unknown.__cause__
+    return cause is not None and not isinstance(cause, RequestTimeout)
+
+
+def _still_unknown(unknown: DeliveryUnknown, reason: str, search: LogSearch | None) -> DeliveryUnknown:
+    error = None if search is None else search.error
+    detail = "" if error is None else f"; last error of the search: {error.message}"
+    still = DeliveryUnknown(
+        f"{unknown.message}; {reason}{detail}",
+        topic=unknown.topic,
+        partition=unknown.partition,
+        node=unknown.node,
+        hint=unknown.hint,
+    )
+    still.attempts = unknown.attempts
+    return still

@@ -1,0 +1,173 @@
+"""Unknown outcomes are settled by the log: stored, not stored, or still unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+from anyio.to_thread import run_sync
+
+from nsqext import Admin, DeliveryUnknown, OutgoingMessage, Producer
+from nsqext.broker import Cluster
+from nsqext.errors import InvalidSetting, OperationNotSupported, PublishFailed
+from tests.support.producers import bounded
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Cluster]:
+    with Cluster(nodes=1) as running:
+        running.create_topic("plain", partitions=1, replicas=1, channels=["ch"])
+        running.create_topic("extended", partitions=1, replicas=1, extend=True, channels=["ch"])
+        yield running
+
+
+@pytest.fixture
+def cluster(shared: Cluster) -> Iterator[Cluster]:
+    yield shared
+    shared.faults.heal()
+
+
+def _settling(cluster: Cluster, **settings: Any) -> Producer:
+    return Producer(cluster.lookupd, **{"on_unknown": "settle", "timeout": 10.0, **settings})
+
+
+async def _stored(cluster: Cluster, topic: str, count: int) -> list[bytes]:
+    """Return the newest bodies of a topic, oldest first."""
+    async with Admin(cluster.lookupd) as admin:
+        return [message.body.encode() for message in reversed(await admin.peek(topic, count=count))]
+
+
+@pytest.mark.parametrize("topic", ["plain", "extended"])
+@pytest.mark.parametrize("direction", ["in", "out"])
+async def test_a_message_is_stored_once_whichever_half_of_the_exchange_is_lost(
+    cluster: Cluster, topic: str, direction: Any
+) -> None:
+    async with bounded(), _settling(cluster) as producer:
+        await producer.publish(topic, b"before")
+        await run_sync(lambda: cluster.faults.cut("n1", direction))
+        receipt = await producer.publish(topic, b"lost")
+        after = await producer.publish(topic, b"after")
+        assert producer.statistics().unknown == 0
+    assert await _stored(cluster, topic, 3) == [b"before", b"lost", b"after"]
+    assert receipt.offset is not None
+    assert receipt.size is not None
+    assert receipt.offset + receipt.size == after.offset
+
+
+@pytest.mark.parametrize("direction", ["in", "out"])
+async def test_a_batch_is_stored_once(cluster: Cluster, direction: Any) -> None:
+    tagged, traced = OutgoingMessage(b"tagged", headers={"a": "b"}), OutgoingMessage(b"traced", trace_id=77)
+    async with bounded(), _settling(cluster) as producer:
+        await producer.publish("extended", b"before")
+        await run_sync(lambda: cluster.faults.cut("n1", direction))
+        receipts = await producer.publish_many("extended", [b"plain", tagged, traced])
+        assert receipts[2].trace_id == 77
+    assert await _stored(cluster, "extended", 4) == [b"before", b"plain", b"tagged", b"traced"]
+
+
+@pytest.mark.parametrize("direction", ["in", "out"])
+async def test_waiting_publishes_of_a_key_are_settled_together(cluster: Cluster, direction: Any) -> None:
+    bodies = [b"%d" % number for number in range(30)]
+
+    async def publish(producer: Producer, body: bytes) -> None:
+        await producer.publish("plain", body, key="k")
+
+    async with bounded(), _settling(cluster) as producer:
+        await producer.publish("plain", b"before", key="k")
+        await run_sync(lambda: cluster.faults.cut("n1", direction, connections=2))
+        async with anyio.create_task_group() as tasks:
+            for body in bodies:
+                tasks.start_soon(publish, producer, body)
+                await checkpoint()  # trio starts tasks in random order
+    assert await _stored(cluster, "plain", 31) == [b"before", *bodies]
+
+
+async def test_many_publishes_at_a_time_share_searches(cluster: Cluster) -> None:
+    bodies = {b"%d" % number for number in range(200)}
+    async with bounded(), _settling(cluster) as producer:
+        await producer.publish("plain", b"before")
+        await run_sync(lambda: cluster.faults.cut("n1", "out"))
+        async with anyio.create_task_group() as tasks:
+            for body in bodies:
+                tasks.start_soon(producer.publish, "plain", body)
+        assert producer.statistics().stored == 201
+    found = await _stored(cluster, "plain", 201)
+    assert found[0] == b"before"
+    assert sorted(found[1:]) == sorted(bodies)
+
+
+async def test_the_first_publish_of_a_producer_is_looked_for_from_the_beginning(cluster: Cluster) -> None:
+    async with bounded(), _settling(cluster) as producer:
+        await producer.ping()
+        await run_sync(lambda: cluster.faults.cut("n1", "out"))
+        receipt = await producer.publish("plain", b"first")
+        assert receipt.offset is not None
+    assert await _stored(cluster, "plain", 1) == [b"first"]
+
+
+async def test_without_the_leader_it_stays_unknown(cluster: Cluster) -> None:
+    async with bounded(), _settling(cluster, settle_timeout=0.8) as producer:
+        await producer.publish("plain", b"before")
+        await run_sync(lambda: cluster.faults.cut("n1", "in"))
+        await run_sync(lambda: cluster.faults.refuse("n1"))
+        with pytest.raises(DeliveryUnknown, match=r"still unknown after 0.8 s; last error of the search: "):
+            await producer.publish("plain", b"x", partition=0)
+        assert producer.statistics().unknown == 1
+
+
+async def test_a_publish_that_the_server_may_still_execute_stays_unknown(cluster: Cluster) -> None:
+    """Its connection is open: the command may be executed after the log was read."""
+    async with bounded(), _settling(cluster, timeout=0.5, settle_timeout=1.5) as producer:
+        await producer.publish("plain", b"before")
+        await run_sync(lambda: cluster.faults.delay("n1", "in", 4.0))
+        with pytest.raises(DeliveryUnknown):
+            await producer.publish("plain", b"late")
+        await run_sync(cluster.faults.heal)
+
+
+async def test_a_message_that_is_not_stored_in_time_was_certainly_not_stored(cluster: Cluster) -> None:
+    async with bounded(), _settling(cluster, timeout=0.3) as producer:
+        await producer.publish("plain", b"before")
+        await run_sync(lambda: cluster.faults.cut("n1", "in", connections=1))
+        with pytest.raises(PublishFailed, match="its log does not contain it"):
+            await producer.publish("plain", b"never")
+    assert await _stored(cluster, "plain", 1) == [b"before"]
+
+
+async def test_a_closed_producer_reports_what_it_does_not_know(cluster: Cluster) -> None:
+    outcomes: list[BaseException] = []
+
+    async def publish(producer: Producer) -> None:
+        try:
+            await producer.publish("plain", b"x")
+        except DeliveryUnknown as error:
+            outcomes.append(error)
+
+    async with bounded(), anyio.create_task_group() as tasks, _settling(cluster, close_timeout=0.2) as producer:
+        await producer.publish("plain", b"before")
+        await run_sync(lambda: cluster.faults.cut("n1", "in"))
+        await run_sync(lambda: cluster.faults.refuse("n1"))
+        tasks.start_soon(publish, producer)
+        await anyio.sleep(0.3)
+    assert len(outcomes) == 1
+
+
+async def test_it_is_refused_where_no_log_can_be_searched() -> None:
+    with pytest.raises(InvalidSetting, match="needs lookupd"):
+        Producer(nsqd="127.0.0.1:4150", on_unknown="settle")
+    with pytest.raises(InvalidSetting, match="settle_timeout has no effect"):
+        Producer("127.0.0.1:4161", settle_timeout=3)
+    with Cluster(nodes=1, generation="nsq") as original:
+        original.create_topic("t")
+        async with bounded(), _settling(original) as producer:
+            with pytest.raises(OperationNotSupported, match="redesigned"):
+                await producer.publish("t", b"x")
+            with pytest.raises(OperationNotSupported, match="redesigned"):
+                await producer.publish_many("t", [b"x"])
+            with pytest.raises(OperationNotSupported, match="redesigned"):
+                await producer.publish("t", b"x", delay=1)

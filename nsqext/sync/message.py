@@ -65,8 +65,12 @@ class Message:
     trace_id: _Same[int] = _Same()
     offset: _Same[int] = _Same()
     size: _Same[int] = _Same()
-    answered: _Same[bool] = _Same()
     expired: _Same[bool] = _Same()
+
+    @property
+    def answered(self) -> bool:
+        """Whether it was finished or requeued."""
+        return self._message.answered
 
     def header_value(self, name: str) -> str | None:
         """Return an extend header, a reserved one too; None unless it is text or a whole number."""

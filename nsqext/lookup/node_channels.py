@@ -116,7 +116,8 @@ class NodeChannels:
         Raises:
             PartitionUnavailable: the node does not respond, or does not lead the partition.
         """
-        body = await self._ask("GET", node, "/stats", topic, partition, {"format": "json", "needClients": "false"})
+        params = {"format": "json", "needClients": "false"}
+        body = await ask_node(self._http, "GET", node, "/stats", topic, partition, params)
         try:
             for found in unwrap(200, body, node)["topics"] or ():
                 if (found["topic_name"], int(found["topic_partition"])) == (topic, partition) and found["is_leader"]:

@@ -1,8 +1,13 @@
 """Requeue messages that are received before they are due.
 
 The redesigned NSQ has no delayed publish. A delayed message carries the header ``##due``, and consumers requeue it
-until then. Its first delivery is always requeued, also one after the due time, so that every consumer knows from the
-message alone how many deliveries to subtract from its attempts.
+until then: for a part of the time, and a second time when it is due, because servers are late. They look at requeued
+messages twice a second, at those of new channels after up to five seconds, and at those of 20 channels only, drawn at
+random (source: nsqd.go, queueScanLoop). So a consumer keeps a message in flight during the last seconds.
+
+The planned deliveries are always requeued, also after the due time, so that every consumer knows from the message alone
+how many to subtract from its attempts. Messages that the server keeps on disk are requeued once, because one that is in
+flight holds up the others there.
 
 Messages that were requeued for longer than a server may accept have no such header; this process remembers them.
 """
@@ -21,13 +26,15 @@ if TYPE_CHECKING:
 
     from nsqext.client.consumer.message import Message
 
-__all__ = ("DELAYED_MARK", "EarlyMessages")
+__all__ = ("DELAYED_MARK", "KEPT", "EarlyMessages")
 
 T = TypeVar("T")
 
 _clock = time.monotonic
 DELAYED_MARK: Final = DUE_HEADER.encode()
 """Bytes that the header of a delayed message contains."""
+KEPT: Final = 10.0
+"""Seconds before a message is due from which a consumer keeps it in flight."""
 _MOST_KNOWN = 10_000
 """Messages that are remembered because they may be delivered early again."""
 
@@ -40,7 +47,7 @@ class EarlyMessages:
 
     Args:
         requeue_at: keeps a message in flight, and requeues it at a time of the monotonic clock: one of an ordered
-            channel, where servers ignore the delay of a requeue, or of a new channel.
+            channel, where servers ignore the delay of a requeue, or one that is due soon.
     """
 
     def __init__(self, requeue_at: Callable[[Message, float], None]) -> None:
@@ -59,15 +66,14 @@ class EarlyMessages:
             _remember(self.postponed, name, (_clock() + delay, early))
 
     def without_early(
-        self, messages: list[Message], send_requeue: Callable[[Message, float], None], keep_until: float = 0.0
+        self, messages: list[Message], send_requeue: Callable[[Message, float], None], *, keep: bool
     ) -> list[Message]:
         """Return the messages that are due; requeue the others until then.
 
         Args:
             messages: received messages.
             send_requeue: sends REQ with a delay in seconds, without an effect on the backoff.
-            keep_until: time of the monotonic clock; messages that are due before are requeued without a delay when they
-                are due, because the server does not look at the delays of a new channel yet.
+            keep: whether those that are due soon may stay in flight.
         """
         now = time.time()
         ready = []
@@ -75,7 +81,7 @@ class EarlyMessages:
             left = self._time_left(message, now)
             if left is None:
                 ready.append(message)
-            elif message.in_order or (left and _clock() + left < keep_until):
+            elif message.in_order or (keep and 0 < left <= min(KEPT, message.owner.msg_timeout / 2)):
                 self._requeue_at(message, _clock() + left)
             else:
                 send_requeue(message, left)
@@ -86,7 +92,10 @@ class EarlyMessages:
         """Return for how many seconds a message has to be requeued; None if it is due, with its attempts corrected."""
         due, name = due_time(message), (message.topic, message.id)
         if due is not None and self._is_early(message, name, due, now):
-            return min(ceil(max(due - now, 0.0) * 1000) / 1000, MAX_DELAY)
+            left = ceil(max(due - now, 0.0) * 1000) / 1000
+            if left > KEPT and message.attempts < _planned_deliveries(message, due):
+                left -= KEPT
+            return min(left, MAX_DELAY)
         if name not in self.postponed:
             return None
         again, early = self.postponed[name]
@@ -101,7 +110,7 @@ class EarlyMessages:
 
     def _is_early(self, message: Message, name: Name, due: float, now: float) -> bool:
         """Return whether a delayed message has to be requeued; otherwise correct its attempts."""
-        planned = max(1, ceil((due - message.timestamp / 1e9) / MAX_DELAY))
+        planned = _planned_deliveries(message, due)
         if message.attempts <= planned:
             return True
         if due <= now:
@@ -109,6 +118,14 @@ class EarlyMessages:
             return False
         _remember(self._uncounted, name, message.attempts)
         return True
+
+
+def _planned_deliveries(message: Message, due: float) -> int:
+    """Return how often a delayed message is requeued before its handler is called."""
+    delay = due - message.timestamp / 1e9
+    if KEPT < delay <= ACCEPTED_DELAY and not message.in_order:
+        return 2
+    return max(1, ceil(delay / MAX_DELAY))
 
 
 def _remember(known: dict[Name, T], name: Name, value: T) -> None:

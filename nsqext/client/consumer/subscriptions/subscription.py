@@ -37,9 +37,6 @@ _MANY = 750
 """Answers that are sent without waiting for the end of the turn of the event loop."""
 _SPARE_COUNTS = 16
 """Counts of answered messages that are kept, beyond as many as there are messages in flight, until they are dropped."""
-_UNSCANNED = 6.0
-"""Seconds for which the redesigned server may not look at the delays of a new channel: its
-``-queue-scan-refresh-interval`` (5 s), and one interval of the scan."""
 _COMPRESSED = COMPRESS_HEADER.encode()
 
 
@@ -87,11 +84,11 @@ class Subscription:
     __slots__ = (
         "_counts",
         "_deliver",
+        "_keeps_early",
         "_monitor",
         "_order",
         "_pending",
         "_reader",
-        "_scanned_at",
         "backoff",
         "horizon",
         "ignore_lost",
@@ -157,8 +154,8 @@ class Subscription:
         self._order = OrderCheck(request.options.failure.report_attempts) if request.ordered else None
         self._pending: list[bytes] = []
         self._reader: PartitionReader | None = None
-        self._scanned_at = 0.0
-        """Until when messages that are not due are kept in flight, because the channel may be new."""
+        self._keeps_early = False
+        """Whether messages that are due soon stay in flight."""
         self._counts: deque[InFlightCount] = deque()
         """Of the messages in flight, oldest first."""
 
@@ -174,8 +171,7 @@ class Subscription:
         self.msg_timeout = reader.msg_timeout
         self.max_msg_timeout = reader.max_msg_timeout
         # on a key_failover channel, later messages of its key wait for a message that was requeued
-        waits = self.partition >= 0 and self.request.options.dispatch != KEY_FAILOVER
-        self._scanned_at = _clock() + _UNSCANNED if waits else 0.0
+        self._keeps_early = self.partition >= 0 and self.request.options.dispatch != KEY_FAILOVER
         self.live = True
 
     def skip_to(self, position: Position) -> None:
@@ -248,8 +244,8 @@ class Subscription:
             trace_log.consumed(messages, request.channel, reader.local_address)
         early = self._monitor.early
         if delayed or early.postponed:
-            kept = self._scanned_at if 2 * self.in_flight <= self._monitor.share else 0.0
-            messages = early.without_early(messages, self.defer, kept)
+            keep = self._keeps_early and 2 * self.in_flight <= self._monitor.share
+            messages = early.without_early(messages, self.defer, keep=keep)
         self._deliver(messages)
         if failure is not None:
             reader.fail(failure)

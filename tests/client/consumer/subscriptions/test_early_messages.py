@@ -48,7 +48,7 @@ class Server:
         message = make_message(RecordingOwner(), attempts=self.attempts, timestamp=stored, due=self.due)
         clock = SimpleNamespace(time=lambda: self.now, monotonic=lambda: self.now)
         with patch.multiple(early_messages, time=clock, _clock=clock.monotonic):
-            ready = early.without_early([message], self._requeue)
+            ready = early.without_early([message], self._requeue, keep=False)
         assert message.answered == (not ready)
         return ready[0] if ready else None
 
@@ -92,14 +92,16 @@ def test_a_delayed_message_is_handled_when_due_and_its_attempts_are_those_of_the
         assert handled(server, early).attempts == attempts + 2
 
 
-@given(st.floats(0.01, 3 * DAY))
-def test_another_consumer_counts_the_same_attempts(delay: float) -> None:
+@given(delay=st.floats(0.01, 3 * DAY), backlog=st.floats(0, 1200))
+def test_another_consumer_counts_the_same_attempts(delay: float, backlog: float) -> None:
     server = Server(delay)
-    assert server.deliver_to(EarlyMessages(DelayedRequeues().add)) is None
+    server.now += backlog
+    requeues = 2 if 10.0 < delay <= 900.0 else 1  # the second one when it is due
+    for _ in range(requeues):
+        assert server.deliver_to(EarlyMessages(DelayedRequeues().add)) is None
     message = server.deliver_to(EarlyMessages(DelayedRequeues().add))
     assert message is not None
     assert message.attempts == 1
-    assert len(server.requeues) == 1
 
 
 def test_deliveries_of_a_refused_requeue_are_not_counted() -> None:
@@ -141,7 +143,7 @@ def test_on_an_ordered_channel_it_stays_in_flight_until_due() -> None:
     message = make_message(owner, timestamp=round(START * 1e9), due=round((START + 30) * 1000))
     clock = SimpleNamespace(time=lambda: START, monotonic=lambda: 0.0)
     with patch.object(early_messages, "time", clock), patch.object(early_messages, "_clock", clock.monotonic):
-        assert EarlyMessages(requeues.add).without_early([message], _refuse) == []
+        assert EarlyMessages(requeues.add).without_early([message], _refuse, keep=False) == []
     assert list(requeues.waiting) == [message]
     requeues.tick(29.0)
     assert owner.commands == []
@@ -149,23 +151,47 @@ def test_on_an_ordered_channel_it_stays_in_flight_until_due() -> None:
     assert owner.commands == ["REQ 1 0"]
 
 
-@pytest.mark.parametrize(("due", "kept"), [(2.0, True), (9.0, False), (-1.0, False)])
-def test_in_a_new_channel_a_message_that_is_due_soon_stays_in_flight(due: float, kept: bool) -> None:
-    requeues, sent = DelayedRequeues(), list[float]()
-    message = make_message(RecordingOwner(), timestamp=round((START - 5) * 1e9), due=round((START + due) * 1000))
-    clock = SimpleNamespace(time=lambda: START, monotonic=lambda: 0.0)
-    with patch.object(early_messages, "time", clock), patch.object(early_messages, "_clock", clock.monotonic):
-        early = EarlyMessages(requeues.add)
-        assert early.without_early([message], lambda _, delay: sent.append(delay), keep_until=6.0) == []
-    assert list(requeues.waiting) == ([message] if kept else [])
-    assert sent == ([] if kept else [max(due, 0.0)])
+@pytest.mark.parametrize(
+    ("delay", "sent"),
+    [
+        (-1.0, ["REQ 1 0"]),
+        (2.0, ["kept", "REQ 1 0"]),
+        (10.0, ["kept", "REQ 1 0"]),
+        (60.0, ["REQ 1 50", "kept", "REQ 1 0"]),
+        (1000.0, ["REQ 1 1000"]),  # on disk, where a message in flight holds up the others
+    ],
+)
+def test_a_message_that_is_due_soon_stays_in_flight(delay: float, sent: list[str]) -> None:
+    requeues, owner, now, attempts = DelayedRequeues(), RecordingOwner(), START, 0
+    stored, due = round(START * 1e9), round((START + delay) * 1000)
+    early = EarlyMessages(requeues.add)
+
+    def requeue(message: Message, delay: float) -> None:
+        nonlocal now
+        now += delay
+        owner.requeue(message, delay, backoff=False)
+
+    while True:
+        attempts += 1
+        message = make_message(owner, timestamp=stored, due=due, attempts=attempts)
+        clock = SimpleNamespace(time=lambda: now, monotonic=lambda: now)  # noqa: B023 - used in this round
+        with patch.multiple(early_messages, time=clock, _clock=clock.monotonic):
+            if early.without_early([message], requeue, keep=True):
+                break
+        if requeues.waiting:
+            owner.commands.append("kept")
+            now = max(now, START + delay)
+            requeues.tick(now + 0.01)
+    assert message.attempts == 1
+    assert owner.commands == sent
+    assert now <= max(START, START + delay) + 0.01
 
 
 @pytest.mark.parametrize("value", ["", "soon", "-5", "1e9", "1" * 20, "١٢"])
 def test_another_value_is_no_due_time(value: str) -> None:
     message = make_message(RecordingOwner(), due=value)
     assert due_time(message) is None
-    assert EarlyMessages(DelayedRequeues().add).without_early([message], _refuse) == [message]
+    assert EarlyMessages(DelayedRequeues().add).without_early([message], _refuse, keep=False) == [message]
 
 
 def test_the_memory_of_uncounted_deliveries_is_bounded() -> None:

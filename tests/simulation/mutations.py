@@ -443,7 +443,7 @@ _ALL = (
     ),
     Mutation(
         "a fetch that times out loses a message",
-        f"{_CLIENT}.consumer.handlers.batches:BatchCollector.collect",
+        f"{_CLIENT}.consumer.handlers.iteration:BatchCollector.collect",
         _always(_fetch_too_few),
     ),
     Mutation(

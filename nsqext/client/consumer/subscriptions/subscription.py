@@ -18,7 +18,6 @@ from nsqext.client.trace_log import trace_log
 from nsqext.errors import ConnectionLost, InvalidState, MessageNotInFlight, NsqError
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER
 from nsqext.protocol.client.commands import req, touch
-from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.protocol.messages import decode_into
 
 if TYPE_CHECKING:
@@ -171,7 +170,7 @@ class Subscription:
         self.msg_timeout = reader.msg_timeout
         self.max_msg_timeout = reader.max_msg_timeout
         # on a key_failover channel, later messages of its key wait for a message that was requeued
-        self._keeps_early = self.partition >= 0 and self.request.options.dispatch != KEY_FAILOVER
+        self._keeps_early = self.partition >= 0 and not self.request.options.keys_ordered_by_server
         self.live = True
 
     def skip_to(self, position: Position) -> None:
@@ -216,7 +215,7 @@ class Subscription:
         extend, detail, order, request = reader.extend, reader.detail, self._order, self.request
         unpack, budget = extend and request.options.delivery.decompress, self._monitor.unpack_budget
         messages: list[Message] = []
-        delayed, kept = False, 0.0
+        delayed = keep = False
         failure: NsqError | None = None
         counted = InFlightCount(self._monitor.earliest_receipt(now))
         try:
@@ -246,6 +245,8 @@ class Subscription:
         if delayed or early.postponed:
             keep = self._keeps_early and 2 * self.in_flight <= self._monitor.share
             messages = early.without_early(messages, self.defer, keep=keep)
+            if request.options.keys_ordered_by_server:
+                self.flush()  # before a higher RDY, with which the server would send later messages of the key
         self._deliver(messages)
         if failure is not None:
             reader.fail(failure)
@@ -253,7 +254,7 @@ class Subscription:
         if self.in_flight > reader.most_in_flight:
             reader.flooded(self.in_flight)
         self._monitor.received(self, count, size, now)
-        if kept and not messages:
+        if keep and not messages:
             self._monitor.grow()
 
     def _skip(self, start: Position, messages: list[Message]) -> list[Message]:

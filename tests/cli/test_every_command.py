@@ -18,6 +18,7 @@ from nsqext.cli import PROGRAMS
 from nsqext.delays import DelayStore
 from nsqext.protocol.delay_record import DelayedMessage
 from nsqext.sync import Producer
+from nsqext.transactions import OutboxStore
 from tests.support.command_line import Terminal, run, started
 
 
@@ -71,6 +72,7 @@ ENDING = {
     "relay": ("relay {topic} --channel ch --to {other} --until-end", "1 message of {topic} relayed"),
     "delay list": ("delay list --store {folder}/delayed", "order-17"),
     "delay cancel": ("delay cancel order-17 --store {folder}/delayed", "order-17 cancelled"),
+    "outbox status": ("outbox status --database sqlite:///{folder}/shop.db", "0 messages waiting"),
     "trace": ("trace {topic} 7", "trace id 7: one"),
     "deadletters replay": ("deadletters replay {other} --channel ch --idle 0.1", "0 dead letters of {other}"),
     "config set": ("config set made nsq://127.0.0.1:1", "context made is nsq://127.0.0.1:1"),
@@ -83,13 +85,17 @@ ENDING = {
 }
 """Arguments of commands that exit by themselves, and their output at a terminal."""
 
-TABLES = {"demo": ("demo --nodes 1 --partitions 1", "no violations")}
-"""Arguments of commands that print tables in pipes too."""
+TABLES = {
+    "demo": ("demo --nodes 1 --partitions 1", "no violations"),
+    "outbox sql": ("outbox sql --dialect sqlite", "CREATE TABLE"),
+}
+"""Arguments of commands that print text in pipes too."""
 
 RUNNING = {
     "top": ("top {topic} --interval 0.1", "sorted by lag", 130),
     "broker": ("broker --nodes 1", "ready", 0),
     "delay run": ("delay run --store {folder}/delayed", "waiting", 0),
+    "outbox relay": ("outbox relay --database sqlite:///{folder}/shop.db", "waiting", 0),
     "web": ("web --port 0", "http://127.0.0.1:", 0),
     "run": ("run service:app", "all 1 workers are ready", 0),
     "nsqd": ("nsqd -tcp-address=127.0.0.1:0 -http-address=127.0.0.1:0", "HTTP: listening on 127.0.0.1:", 0),
@@ -132,6 +138,7 @@ def place(clusters: tuple[Cluster, Cluster], tmp_path: Path) -> Place:
     (tmp_path / "one.jsonl").write_text('{"body": "one"}\n')
     with DelayStore(tmp_path / "delayed") as store:
         store.add([(DelayedMessage(identity="order-17", topic=topic, due=2**42), b"later")])
+    OutboxStore(f"sqlite:///{tmp_path}/shop.db", create=True).close()
     (tmp_path / "service.py").write_text(SERVICE.format(topic=topic))
     (tmp_path / "contexts.toml").write_text('[contexts]\n"here" = "nsq://127.0.0.1:1"\n')
     return Place(cluster.lookupd[0], original.lookupd[0], topic, other, tmp_path)
@@ -172,7 +179,7 @@ def test_a_command_prints_text_at_a_terminal(name: str, place: Place) -> None:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_command_prints_tables_into_a_pipe(name: str, place: Place) -> None:
+def test_a_command_prints_text_into_a_pipe(name: str, place: Place) -> None:
     text, shown = TABLES[name]
     done = piped(text, place)
     assert (done.returncode, done.stderr, shown in done.stdout.decode()) == (0, b"", True)
@@ -194,7 +201,7 @@ def test_a_command_runs_in_a_pipe_until_sigterm(name: str, place: Place) -> None
     text, shown, code = RUNNING[name]
     words, variables = prepared(text, place)
     with started(*words, cwd=place.folder, **variables) as process:
-        stream = process.stdout if name in ("broker", "delay run", "web") else process.stderr
+        stream = process.stdout if name in ("broker", "delay run", "outbox relay", "web") else process.stderr
         assert stream is not None
         assert any(shown in line.decode() for line in stream)
         process.send_signal(signal.SIGTERM)

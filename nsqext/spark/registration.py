@@ -176,8 +176,7 @@ def driver_python(wanted: str, master: str, path: list[str]) -> str:
     if not master.startswith("local") and _is_relative(wanted) and not Path(wanted).exists():
         _link_environment(wanted)
     found = shutil.which(wanted)
-    # not resolved: the interpreter of a virtual environment is a link to another one
-    if found is not None and Path(found).absolute() == Path(sys.executable).absolute():
+    if found is not None and _environment(found) == _environment(sys.executable):
         return wanted
     problem = _problem(found, path) if found is not None else "it does not exist"
     if not problem:
@@ -189,6 +188,15 @@ def driver_python(wanted: str, master: str, path: list[str]) -> str:
         hint="set PYSPARK_PYTHON, or spark.pyspark.python of the session, to an interpreter with nsqext[spark] that "
         f"has the same path on every machine; {_INSTALL}",
     )
+
+
+def _environment(interpreter: str) -> tuple[Path, str]:
+    """Return what two interpreters of one environment have in common: that one starts says that the other one does.
+
+    Only the folder is resolved: the interpreter of a virtual environment is a link to another one.
+    """
+    path = Path(interpreter).absolute()
+    return path.parent.resolve(), path.name
 
 
 def _is_relative(interpreter: str) -> bool:

@@ -97,7 +97,7 @@ _TESTS = {
     "write: delivery": "tests/spark/write/test_sink.py::test_dedupe_removes_rows_of_a_second_attempt",
     "write: save mode": "tests/spark/write/test_sink.py::test_spark_refuses_its_default_save_mode",
     "write: rate": "tests/spark/write/test_pacing.py::test_a_task_publishes_at_the_rate_of_the_option",
-    "write: rows that cannot be published": "tests/spark/write/test_bad_rows.py::test_bad_rows_are_described_in_a_topic",
+    "write: rows that cannot be published": "tests/spark/write/test_bad_rows.py::test_bad_rows_are_described",
     "tables in SQL": "tests/spark/test_schema.py::test_a_table_is_read_and_written_with_its_options",
 }
 """The test that shows each row of the table against the Kafka connector."""

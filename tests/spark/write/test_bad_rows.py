@@ -39,7 +39,7 @@ def write(servers: Servers, rows: list[dict[str, Any]], *columns: str, **options
     return sum(tally.count for tally in tallies.values())
 
 
-def test_bad_rows_are_described_in_a_topic(servers: Servers) -> None:
+def test_bad_rows_are_described(servers: Servers) -> None:
     topic, bad = servers.make_topic("good", 1), servers.make_topic("bad", 1, extend=True)
     rows: list[dict[str, Any]] = [{"value": b"first"}]
     rows += [{"value": None}, {"value": b""}, {"value": b"x", "key": "k", "partition": 0}]

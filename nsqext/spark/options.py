@@ -6,6 +6,7 @@ connected. Names that begin with ``nsqext.`` are settings of the client, see `Cl
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Self
 
@@ -67,86 +68,78 @@ _TABLE_PREFIX = "option."
 _OF_SPARK_PREFIXES = ("__", _TABLE_PREFIX, "spark.")
 
 
+def _snake_case(option: _Option) -> str:
+    return re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", option.name)
+
+
 @frozen
 class _Option:
-    """One option: its name in the documentation, the attribute it sets, and the function that parses it."""
+    """One option.
+
+    Attributes:
+        name: its name in the documentation.
+        read: parses its text.
+        only: what alone has it, batches or streams.
+        of_ranges: ``readMode=channel`` has no such option.
+        member: the attribute that it sets; the name in snake case by default.
+    """
 
     name: str
-    member: str
     read: Callable[[str], Any]
+    only: Literal["batch", "stream"] | None = None
+    of_ranges: bool = False
+    member: str = attrs.field(default=attrs.Factory(_snake_case, takes_self=True))
 
 
-_COMMON = (_Option("lookupd", "lookupd", lambda value: parse_lookup_addresses(read_text(value))),)
+_COMMON = (_Option("lookupd", lambda value: parse_lookup_addresses(read_text(value))),)
 
 _SOURCE = (
     *_COMMON,
-    _Option("subscribe", "subscribe", read_topics),
-    _Option("subscribePattern", "subscribe_pattern", read_pattern),
-    _Option("assign", "assign", read_assignment),
-    _Option("channel", "channel", read_channel),
-    _Option("startingOffsets", "starting_offsets", read_text),
-    _Option("endingOffsets", "ending_offsets", read_text),
-    _Option("startingTimestamp", "starting_timestamp", read_number(0)),
-    _Option("endingTimestamp", "ending_timestamp", read_number(0)),
-    _Option("startingOffsetsByTimestamp", "starting_offsets_by_timestamp", read_text),
-    _Option("endingOffsetsByTimestamp", "ending_offsets_by_timestamp", read_text),
-    _Option("maxOffsetsPerTrigger", "max_offsets_per_trigger", read_number(1, _LONG)),
-    _Option("maxBytesPerTrigger", "max_bytes_per_trigger", read_number(1, _LONG)),
-    _Option("minOffsetsPerTrigger", "min_offsets_per_trigger", read_number(1, _LONG)),
-    _Option("maxTriggerDelay", "max_trigger_delay", read_duration),
-    _Option("minPartitions", "min_partitions", read_number(1)),
-    _Option("maxTasks", "max_tasks", read_number(1)),
-    _Option("minMessagesPerTask", "min_messages_per_task", read_number(1)),
-    _Option("maxRecordsPerPartition", "max_records_per_partition", read_number(1)),
-    _Option("failOnDataLoss", "fail_on_data_loss", read_bool),
-    _Option("includeHeaders", "include_headers", read_bool),
-    _Option("headersFormat", "headers_format", read_choice("map", "array")),
-    _Option("columns", "columns", read_columns),
-    _Option("readMode", "read_mode", read_choice("offset", "channel")),
-    _Option("resetChannel", "reset_channel", read_bool),
-    _Option("readTimeoutMs", "read_timeout", read_seconds),
-    _Option("arrowBatchRows", "arrow_batch_rows", read_number(1, 1_000_000)),
-    _Option("rdy", "rdy", read_number(1, _MAX_RDY)),
+    _Option("subscribe", read_topics),
+    _Option("subscribePattern", read_pattern, of_ranges=True),
+    _Option("assign", read_assignment, of_ranges=True),
+    _Option("channel", read_channel),
+    _Option("startingOffsets", read_text, of_ranges=True),
+    _Option("endingOffsets", read_text, "batch"),
+    _Option("startingTimestamp", read_number(0), of_ranges=True),
+    _Option("endingTimestamp", read_number(0), "batch"),
+    _Option("startingOffsetsByTimestamp", read_text, of_ranges=True),
+    _Option("endingOffsetsByTimestamp", read_text, "batch"),
+    _Option("maxOffsetsPerTrigger", read_number(1, _LONG), "stream"),
+    _Option("maxBytesPerTrigger", read_number(1, _LONG), "stream", of_ranges=True),
+    _Option("minOffsetsPerTrigger", read_number(1, _LONG), "stream", of_ranges=True),
+    _Option("maxTriggerDelay", read_duration, "stream", of_ranges=True),
+    _Option("minPartitions", read_number(1), of_ranges=True),
+    _Option("maxTasks", read_number(1), of_ranges=True),
+    _Option("minMessagesPerTask", read_number(1), of_ranges=True),
+    _Option("maxRecordsPerPartition", read_number(1), of_ranges=True),
+    _Option("failOnDataLoss", read_bool, of_ranges=True),
+    _Option("includeHeaders", read_bool),
+    _Option("headersFormat", read_choice("map", "array")),
+    _Option("columns", read_columns),
+    _Option("readMode", read_choice("offset", "channel"), "stream"),
+    _Option("resetChannel", read_bool, "stream", of_ranges=True),
+    _Option("readTimeoutMs", read_seconds, member="read_timeout"),
+    _Option("arrowBatchRows", read_number(1, 1_000_000)),
+    _Option("rdy", read_number(1, _MAX_RDY)),
 )
 
 _SINK = (
     *_COMMON,
-    _Option("topic", "topic", check_topic),
-    _Option("idempotenceHeader", "idempotence_header", read_header),
-    _Option("ackBatchBytes", "ack_batch_bytes", read_number(1)),
-    _Option("maxRowsPerSecond", "max_rows_per_second", read_number(1)),
-    _Option("badRows", "bad_rows", read_choice("fail", "topic")),
-    _Option("badRowsTopic", "bad_rows_topic", check_topic),
+    _Option("topic", check_topic),
+    _Option("idempotenceHeader", read_header),
+    _Option("ackBatchBytes", read_number(1)),
+    _Option("maxRowsPerSecond", read_number(1)),
+    _Option("badRows", read_choice("fail", "topic")),
+    _Option("badRowsTopic", check_topic),
 )
 
 _NAMES = {"read": _SOURCE, "write": _SINK}
 _OTHER = {"read": "write", "write": "read"}
 
-_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
-_STREAM_ONLY = (
-    "maxOffsetsPerTrigger",
-    "maxBytesPerTrigger",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "resetChannel",
-    "readMode",
-)
-_OFFSET_ONLY = (
-    "startingOffsets",
-    "startingTimestamp",
-    "startingOffsetsByTimestamp",
-    "maxBytesPerTrigger",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "minPartitions",
-    "maxTasks",
-    "minMessagesPerTask",
-    "maxRecordsPerPartition",
-    "failOnDataLoss",
-    "resetChannel",
-    "assign",
-    "subscribePattern",
-)
+_BATCH_ONLY = tuple(option.name for option in _SOURCE if option.only == "batch")
+_STREAM_ONLY = tuple(option.name for option in _SOURCE if option.only == "stream")
+_OFFSET_ONLY = tuple(option.name for option in _SOURCE if option.of_ranges)
 _EXCLUDING = (
     ("subscribe", "assign"),
     ("subscribe", "subscribePattern"),

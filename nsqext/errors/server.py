@@ -29,6 +29,7 @@ __all__ = (
     "InvalidCommand",
     "InvalidJsonHeader",
     "InvalidTraceId",
+    "LeaderLost",
     "NotLeader",
     "NotWritable",
     "OrderRequired",
@@ -147,6 +148,16 @@ class NotLeader(ServerError):
 
     retryable = True
     refresh_lookup = True
+
+
+class LeaderLost(NotLeader):
+    """The node does not lead the partition after a publish of one message (E_FAILED_ON_NOT_LEADER).
+
+    The redesigned server checks batches before it writes them. It writes a single message first: a replica may have it
+    when the node loses the lead meanwhile, and the text is the same.
+    """
+
+    maybe_stored = True
 
 
 class NotWritable(ServerError):

@@ -106,7 +106,7 @@ class DirectPublisher:
             return sender.receipts(request, target, blocking.connection, response, len(command))[0]
         except NsqError as error:
             request.in_doubt = False
-            failure = error
+            failure = request.refined(error)
         again = self._producer._sender.publish_again
         try:
             return call(self._portal, "producer", again, request, started, route, target, failure)

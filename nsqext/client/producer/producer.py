@@ -367,7 +367,7 @@ class Producer:
                     message = OutgoingMessage(body, headers, tag, trace_id)
                     request = MessageRequest(self._options, topic, message, key=data, partition=partition)
                     attempt = PublishAttempt(self._sender, request, started)
-                    return (await attempt.run(self._routes.by_topic.get(topic), target, error))[0]
+                    return (await attempt.run(self._routes.by_topic.get(topic), target, request.refined(error)))[0]
                 counters = self._counters
                 if trace_id is None and response == b"OK":
                     receipt = target.receipt  # as `read_receipt`, without a call: 1 % of what a publish costs

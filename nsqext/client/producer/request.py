@@ -18,9 +18,11 @@ from nsqext.errors import (
     ExtendNotSupported,
     InvalidInput,
     InvalidPartition,
+    NsqError,
     OperationNotSupported,
     ProtocolError,
 )
+from nsqext.errors.server import LeaderLost, NotLeader, PubRefused, RecordTooLarge
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER, compress_body
 from nsqext.protocol.client.commands import check_body, publish_ext, publish_line, publish_trace, sized
 from nsqext.protocol.headers import DUE_HEADER, add_key, encode_headers
@@ -56,6 +58,8 @@ __all__ = (
 )
 
 _HEADER_LENGTH = 2
+_RECORD_PARTS = 29
+"""Most bytes of a record besides body and header, without its length word."""
 TRACE_SIZE = 8
 """Bytes of a trace id in front of a body."""
 _UNKNOWN = TopicMeta()
@@ -381,6 +385,15 @@ class PublishRequest:
         """Bytes of body and header of the largest message, at least."""
         raise NotImplementedError
 
+    def refined(self, error: NsqError) -> NsqError:
+        """Return the error of an attempt as it counts for this request.
+
+        A message of another client may have been the one that is too large.
+        """
+        if isinstance(error, RecordTooLarge) and error.size > self.largest + _RECORD_PARTS:
+            return PubRefused(error.code, error.description, node=error.node)
+        return error
+
     def command(self, target: Target) -> Command:
         """Return the command for a target.
 
@@ -456,6 +469,11 @@ class MessageRequest(PublishRequest):
             self._default_trace = default_trace_id(self._options, self.topic, meta)
         default = self._default_trace
         return encode_message(self._options, meta, self._message, self.key, default_trace=default, due=self._due)
+
+    def refined(self, error: NsqError) -> NsqError:
+        if type(error) is NotLeader:
+            return LeaderLost(error.code, error.description, node=error.node)
+        return super().refined(error)
 
     def command(self, target: Target) -> Command:
         if self._delay is not None:

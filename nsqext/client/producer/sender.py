@@ -25,7 +25,7 @@ from nsqext.errors import (
     PublishFailed,
     ServerError,
 )
-from nsqext.errors.server import NotLeader, PubRefused, RecordTooLarge, TopicNotExist
+from nsqext.errors.server import NotLeader, TopicNotExist
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
@@ -43,8 +43,6 @@ __all__ = ("PublishAttempt", "Sender")
 
 _EXPLAINED = 8
 """Failed attempts of a publish, for one of which lookup is asked why it does not offer the partition."""
-_RECORD_PARTS = 29
-"""Most bytes of a record besides body and header, without its length word."""
 _MOVES = 3
 """Failures after which even a publish that can use another partition waits before it is retried."""
 
@@ -140,9 +138,9 @@ class Sender:
         request.in_doubt = True
         try:
             response = await connection.send_request(command, started + self.options.timeout, breaks=request.breaks)
-        except NsqError:
+        except NsqError as error:
             request.in_doubt = False  # the error tells
-            raise
+            raise request.refined(error) from error.__cause__
         request.in_doubt = False
         return self.receipts(request, target, connection, response, len(command))
 
@@ -390,9 +388,8 @@ class PublishAttempt:
         try:
             return await sender.send(request, target, await sender.connection(target), self._started)
         except NsqError as failure:
-            raised = self._about_this(failure)
-            self._mark(raised, target)
-            raise raised from failure.__cause__
+            self._mark(failure, target)
+            raise
 
     async def _explained(self, error: PartitionUnavailable) -> PartitionUnavailable:
         """Return the error of a partition that lookup does not offer; it says so if the partition has no channel."""
@@ -409,15 +406,8 @@ class PublishAttempt:
         )
 
     def _failed(self, error: NsqError, target: Target | None) -> None:
-        error = self._about_this(error)
         self._errors.add(error)
         self._mark(error, target)
-
-    def _about_this(self, error: NsqError) -> NsqError:
-        """Return the error to retry by: a message of another client may have been the one that is too large."""
-        if isinstance(error, RecordTooLarge) and error.size > self._request.largest + _RECORD_PARTS:
-            return PubRefused(error.code, error.description, node=error.node)
-        return error
 
     def _mark(self, error: NsqError, target: Target | None) -> None:
         error.at(topic=self._request.topic)

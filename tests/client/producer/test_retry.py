@@ -20,12 +20,13 @@ from nsqext.errors import (
     ServerError,
     TopicNotFound,
 )
-from nsqext.errors.server import SERVER_ERRORS, BadMessage, NotLeader, PubFailed
+from nsqext.errors.server import SERVER_ERRORS, BadMessage, LeaderLost, NotLeader, PubFailed
 
 
 def test_errors_after_which_a_message_may_be_stored() -> None:
     assert outcome_unknown(ConnectionLost("x"))
     assert outcome_unknown(PubFailed("E_PUB_FAILED"))
+    assert outcome_unknown(LeaderLost("E_FAILED_ON_NOT_LEADER"))
     for error in (NotSent("x"), ConnectionFailed("x"), NotLeader("E_FAILED_ON_NOT_LEADER"), LookupFailed("x")):
         assert not outcome_unknown(error)
 

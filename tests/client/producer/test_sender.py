@@ -12,7 +12,7 @@ import pytest
 
 from nsqext import DeliveryUnknown, Producer, PublishFailed
 from nsqext.errors import NsqError, ProtocolError, TopicNotFound
-from nsqext.errors.server import BadMessage, NotLeader, RecordTooLarge
+from nsqext.errors.server import BadMessage, LeaderLost, PubRefused, RecordTooLarge
 from tests.support.fake_nsqd import (
     Answer,
     error,
@@ -88,7 +88,7 @@ async def test_the_error_of_a_timeout_contains_the_attempts() -> None:
     options = quick(timeout=0.3)
 
     async def attempt(number: int) -> None:
-        async with producing({"PUB": error("E_FAILED_ON_NOT_LEADER")}, **options) as (producer, _, _):
+        async with producing({"PUB": error("E_PUB_FAILED exiting")}, **options) as (producer, _, _):
             for _ in range(5):
                 with pytest.raises((PublishFailed, DeliveryUnknown), match=r"within 0\.3 s") as caught:
                     await producer.publish("t", b"x")
@@ -97,7 +97,7 @@ async def test_the_error_of_a_timeout_contains_the_attempts() -> None:
                     break
             assert isinstance(caught.value, PublishFailed)
             assert len(caught.value.attempts) >= 2
-            assert all(type(attempt) is NotLeader for attempt in caught.value.attempts)
+            assert all(type(attempt) is PubRefused for attempt in caught.value.attempts)
 
     await unless_paused(attempt, 0.05)
 
@@ -163,10 +163,29 @@ async def test_an_unknown_outcome_is_raised_if_requested() -> None:
         await producer.publish("t", b"y")
 
 
+@pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.parametrize("connected", [False, True])
+async def test_a_lead_may_be_lost_after_a_single_message_is_written(key: str | None, connected: bool) -> None:
+    """The redesigned server writes a single message before it answers so, and checks a batch before it writes it."""
+    refusal: list[Answer] = [error("E_FAILED_ON_NOT_LEADER"), ok()]
+    options = quick(on_unknown="raise")
+    async with producing({"PUB": list(refusal), "MPUB": [ok(), *refusal]}, **options) as (producer, nodes, _):
+        if connected:
+            await producer.publish_many("t", [b"first"], key=key)
+        with pytest.raises(DeliveryUnknown) as caught:
+            await producer.publish("t", b"x", key=key)
+        assert type(caught.value.attempts[-1]) is LeaderLost
+        assert [bodies(nodes[0]).count(b"x"), producer.statistics().unknown] == [1, 1]
+        if not connected:
+            await producer.publish_many("t", [b"first"], key=key)
+        await producer.publish_many("t", [b"y", b"z"], key=key)
+        assert producer.statistics().retries == 1
+
+
 async def test_an_unknown_outcome_of_a_later_attempt_is_raised_if_requested() -> None:
     async def hang_up(peer: Any) -> None:
         await peer.next()
-        await peer.raw(error("E_FAILED_ON_NOT_LEADER"))
+        await peer.raw(error("E_PUB_FAILED exiting"))
         await peer.next()
         await peer.close()
 

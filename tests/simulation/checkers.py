@@ -287,8 +287,8 @@ def _longest(publish: Publish, history: History) -> float:
 
 
 def _discovers(publish: Publish, history: History) -> bool:
-    """Return whether a publish may be the first one on a lost connection, or to a node that lookup named wrongly."""
-    stale = history.half_open or history.misled
+    """Return whether a publish may be the first one on a lost connection, or to a node that does not lead any more."""
+    stale = history.half_open or history.misled or "E_FAILED_ON_NOT_LEADER" in publish.error
     return stale and history.on_unknown == "raise" and publish.outcome == "unknown"
 
 

@@ -349,6 +349,17 @@ def test_a_late_publish_is_unknown_on_a_lost_connection_or_at_a_wrong_node(cause
     assert judge(history) != []
 
 
+def test_a_late_publish_is_unknown_at_a_node_that_does_not_lead_any_more() -> None:
+    history = good()
+    _fail_late(history)
+    history.on_unknown = "raise"
+    assert judge(history) != []
+    history.publishes[-1].error = "DeliveryUnknown('the message may have been stored: E_FAILED_ON_NOT_LEADER')"
+    assert judge(history) == []
+    history.on_unknown = "retry"
+    assert judge(history) != []
+
+
 def test_the_backlog_of_an_ordered_partition_may_take_its_time() -> None:
     """What seed 1026439 showed: 1,900 messages, delivered one at a time, took 150 s."""
     history = good()

@@ -98,8 +98,9 @@ async def commit(node: Node, hosted: Hosted, stored: Stored, epoch: int, code: s
         code: ``E_PUB_FAILED`` or ``E_MPUB_FAILED``, for a replica whose disk is full.
 
     Raises:
-        RequestError: E_FAILED_ON_NOT_WRITABLE when the leader changed or lost its majority, or ``code``. The entries
-            may survive in either case.
+        RequestError: E_FAILED_ON_NOT_WRITABLE when the leader changed or lost its majority, or ``code``; the publish of
+            one message returns E_FAILED_ON_NOT_LEADER if the node does not lead any more (source: protocol_v2.go of
+            the redesigned server). The entries may survive in each case.
     """
     if hosted.replicate is not None or hosted.epoch != epoch:
         size = stored.size
@@ -114,6 +115,8 @@ async def commit(node: Node, hosted: Hosted, stored: Stored, epoch: int, code: s
             node.publish_failed += 1
             if isinstance(error, Refusal):
                 raise RequestError(code, error.text, fatal=False) from None
+            if code == "E_PUB_FAILED" and not node.may_write(hosted):
+                raise RequestError("E_FAILED_ON_NOT_LEADER", "", fatal=False) from error
             raise
         finally:
             hosted.waiting -= size

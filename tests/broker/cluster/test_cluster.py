@@ -291,7 +291,7 @@ def test_a_lost_follower_of_two_makes_a_publish_hang() -> None:
             assert consumer.subscribe("t") == b"OK"
             begun = time.monotonic()
             cluster.kill(follower)
-            assert talker.ask("PUB t 0", b"x") == b"E_FAILED_ON_NOT_WRITABLE "
+            assert talker.ask("PUB t 0", b"x") == b"E_FAILED_ON_NOT_LEADER "
             assert time.monotonic() - begun >= 0.29
             with pytest.raises((EOFError, ConnectionError)):
                 consumer.frame()

@@ -27,6 +27,7 @@ from nsqext.protocol.frames import HEARTBEAT
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.protocol.server.request_error import RequestError
 from nsqext.protocol.tls_layer import TlsLayer
+from tests.support.commands import multi_body
 from tests.support.nsqd_sessions import host, sized
 
 if TYPE_CHECKING:
@@ -224,6 +225,26 @@ async def test_a_failed_replica_set_only_fails_the_publish() -> None:
         assert await peer.ask(sized("PUB t 0", b"a")) == (1, b"E_FAILED_ON_NOT_WRITABLE ")
         assert await peer.ask(b"SUB t ch 0\n") == (0, b"OK")
         assert running.node.publish_failed == 1
+
+
+async def test_a_lead_that_is_lost_while_a_publish_is_replicated() -> None:
+    """A single message is refused as by a node that never led, a batch is not (source: protocol_v2.go)."""
+    async with _running() as running:
+        hosted = running.node.hosted["t", 0]
+
+        async def replicate(_: Any) -> None:
+            hosted.leader = False
+            raise RequestError("E_FAILED_ON_NOT_WRITABLE", "", fatal=False)
+
+        hosted.replicate = replicate
+        peer = await running.connect()
+        for command, code in (
+            (sized("PUB t 0", b"a"), b"E_FAILED_ON_NOT_LEADER "),
+            (sized("MPUB t 0", multi_body([b"a"])), b"E_FAILED_ON_NOT_WRITABLE "),
+        ):
+            hosted.leader = True
+            assert await peer.ask(command) == (1, code)
+        assert running.node.publish_failed == 2
 
 
 async def test_a_stop_closes_everything_at_once() -> None:

@@ -141,11 +141,11 @@ class Consumers:
         return self.make(topic, channel, {"concurrency": 2})
 
     def _way(self, topic: str, settings: dict[str, Any]) -> Way:
-        """Return how a consumer receives messages; loops keep no order of keys, and have no dead letters."""
+        """Return how a consumer receives messages; batches keep no order of keys, and loops have no dead letters."""
         ways: list[Way] = [way for way in ("batch_handler", "batches", "fetch") if way in self._plan.features]
-        if topic == "rejected" or "key" in settings or "dispatch" in settings:
+        if topic == "rejected":
             ways = [way for way in ways if way == "batch_handler"]
-        if not ways:
+        if not ways or "key" in settings or "dispatch" in settings:
             return "handler"
         return self._random.choice(ways)
 

@@ -225,18 +225,15 @@ class Consumer:
         message whose handler raised: requeued with a delay, or sent to the dead letters after too many attempts;
         `Finish`, `Requeue` and `Reject` decide about all of them.
 
-        With ``key`` or ``dispatch="key_failover"`` a batch has messages of one lane, so those of a key are in order, in
-        one batch or in batches one after the other. Requeued ones are handled again before later ones of their key.
-
         Args:
             max_count: messages of a batch, at most; see `batches`.
             max_wait: seconds that the first message of a batch waits for further ones.
 
         Raises:
-            InvalidSetting: the function is not a coroutine function, the consumer has a handler already, or a limit is
-                invalid.
+            InvalidSetting: the function is not a coroutine function, the consumer has a handler already, a limit is
+                invalid, or the options require the order of keys.
         """
-        limits = BatchLimits(max_count, max_wait)
+        limits = self._batch_limits(max_count, max_wait)
 
         def register(function: B) -> B:
             self._check_handler(function)
@@ -256,9 +253,9 @@ class Consumer:
     def _batch_limits(self, max_count: int, max_wait: float) -> BatchLimits:
         if self._options.lanes is not None:
             raise InvalidSetting(
-                "batches outside of a handler do not keep the order of keys",
+                "batches do not keep the order of keys",
                 topic=self._name,
-                hint="leave out key and dispatch='key_failover', or use a batch_handler",
+                hint="leave out key and dispatch='key_failover', or use a handler of single messages",
             )
         return BatchLimits(max_count, max_wait)
 

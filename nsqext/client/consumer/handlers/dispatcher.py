@@ -183,9 +183,7 @@ class MessageDispatcher:
         policy = FailurePolicy(options.failure, dead_letters, self._delays)
         self._iterated.clear()  # the workers have the messages
         self._workers = Workers(policy, self._stall, self.held, flush, self._expired)
-        if isinstance(handler, BatchHandler) and options.lanes is not None:
-            self._workers.start_lane_batches(tasks, handler, self._queues(concurrency))
-        elif isinstance(handler, BatchHandler):
+        if isinstance(handler, BatchHandler):
             self._workers.start_batches(tasks, handler, collect, concurrency)
         else:
             queues = self._queues(concurrency)

@@ -191,7 +191,7 @@ class KeyLanes:
         key = self._key(message)
         message.renew(delivery)
         delayed = self._waits.get((key, None))
-        if message.answered and (delayed is None or message not in delayed.requeued):
+        if message.answered and (delayed is None or delayed.message is not message):
             logger.info("finished again, its first FIN was lost: %r", message, extra={"topic": message.topic})
             message.finish_now()
             return
@@ -222,8 +222,8 @@ class KeyLanes:
     def tick(self, now: float) -> None:
         """Handle messages again whose delay has passed, end waits that took too long, and touch waiting messages."""
         for wait in self._waits.values():
-            for message in wait.requeued:
-                message.answered = False  # its handler requeued it, and no REQ was sent
+            if not wait.lost:
+                wait.message.answered = False  # its handler requeued it, and no REQ was sent
         if not self.lanes[0].stopped:
             for entry in self._waiting.due(now):
                 self._end_wait(*entry)
@@ -252,10 +252,9 @@ class KeyLanes:
             )
             self._waiting.end(name, without_first=True)
         else:
-            for requeued in wait.requeued:
-                requeued.answered = False
-                if not is_lost(requeued):
-                    requeued.attempts += 1
+            message.answered = False
+            if not is_lost(message):
+                message.attempts += 1
             self._waiting.end(name)  # if it is lost, its worker calls `expired`
 
     def _end_failover_wait(self, wait: Wait) -> None:

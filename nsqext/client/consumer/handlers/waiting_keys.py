@@ -36,7 +36,6 @@ class Wait:
             lost message of a key_failover channel while no other message waits behind it.
         lost: whether the server has to redeliver the message first.
         behind: later messages of the key.
-        further: those of them that were requeued too, of the same batch.
     """
 
     message: Message
@@ -44,12 +43,6 @@ class Wait:
     due: float
     lost: bool
     behind: list[Message] = field(factory=list)
-    further: list[Message] = field(factory=list)
-
-    @property
-    def requeued(self) -> list[Message]:
-        """The messages that handlers requeued; none if the first one is lost."""
-        return [] if self.lost else [self.message, *self.further]
 
 
 class WaitingKeys:
@@ -85,13 +78,7 @@ class WaitingKeys:
             yield from wait.behind
 
     def delay(self, key: bytes, message: Message, lane: MessageQueue, due: float) -> None:
-        """Let all messages of a key wait for a requeued one, and for further ones of its batch."""
-        wait = self.waits.get((key, None))
-        if wait is not None:
-            wait.further.append(message)
-            wait.behind.insert(len(wait.further) - 1, message)
-            wait.due = max(wait.due, due)
-            return
+        """Let all messages of a key wait for a requeued one."""
         wait = self.waits[key, None] = Wait(message, lane, due, lost=False)
         wait.behind = take(lane, lambda other: self._key(other) == key)
 

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from math import inf
 from typing import TYPE_CHECKING
 
 import anyio
@@ -248,13 +247,6 @@ class Workers:
         for _ in range(count):
             self._start(tasks, partial(self._work_batches, handler=handler, collect=collect))
 
-    def start_lane_batches(
-        self, tasks: TaskGroup | BackgroundTasks, handler: BatchHandler, lanes: Sequence[MessageQueue]
-    ) -> None:
-        """Start a worker for each lane, which handles its messages in batches; only `cancel` ends them early."""
-        for lane in lanes:
-            self._start(tasks, partial(self._work_lane_batches, handler=handler, lane=lane))
-
     def _start(self, tasks: TaskGroup | BackgroundTasks, work: Callable[[Slot], Awaitable[None]]) -> None:
         slot = Slot()
         self._slots.append(slot)
@@ -366,31 +358,6 @@ class Workers:
                 await self._handle_batch(slot, handler, MessageBatch(slot.batch))
                 self._stall.took(slot.batch, _clock() - since)
             slot.batch = ()
-
-    async def _work_lane_batches(self, slot: Slot, handler: BatchHandler, lane: MessageQueue) -> None:
-        await self._work_batches(slot, handler, partial(self._collect, slot, lane))
-
-    async def _collect(self, slot: Slot, lane: MessageQueue, limits: BatchLimits) -> list[Message]:
-        """Return the next messages of a lane; none when it was stopped."""
-        messages = lane.messages
-        while not lane.stopped:
-            pause = messages[0].delivered + limits.max_wait - _clock() if messages else inf
-            if len(messages) < limits.max_count and pause > 0:
-                self._flush()
-                with anyio.move_on_after(pause):
-                    await lane.wait()
-                continue
-            batch: list[Message] = []
-            slot.batch = batch
-            while messages and len(batch) < limits.max_count:
-                message = messages.popleft()
-                if message.may_begin(_clock()) and (message.budget is None or await self._unpack(message)):
-                    batch.append(message)
-                else:
-                    self._expired(message)  # takes later messages of its key out of the lane
-            if batch:
-                return batch
-        return []
 
     async def _without_exhausted(self, messages: list[Message]) -> list[Message]:
         """Send messages whose attempts are used up to the dead letters; return the others."""

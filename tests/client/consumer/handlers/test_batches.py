@@ -126,10 +126,12 @@ async def test_invalid_limits_are_refused(limits: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("keys", [{"key": "user"}, {"dispatch": "key_failover"}])
-async def test_batches_outside_of_a_handler_do_not_promise_the_order_of_keys(keys: dict[str, Any]) -> None:
+async def test_batches_do_not_promise_the_order_of_keys(keys: dict[str, Any]) -> None:
     consumer = Consumer("t", "ch", nsqd="127.0.0.1:4150", **keys)
     with pytest.raises(InvalidSetting, match="order of keys"):
         consumer.batches()
+    with pytest.raises(InvalidSetting, match="order of keys"):
+        consumer.batch_handler()
     with pytest.raises(InvalidSetting, match="order of keys"):
         await consumer.fetch(1)
 

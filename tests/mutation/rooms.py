@@ -50,8 +50,8 @@ NAMED = (
     Named(
         "on_unknown=raise holds for the first attempt only",
         "client/producer/retry.py",
-        'self._options.on_unknown == "raise" and',
-        'self._options.on_unknown == "raise" and self.count == 1 and',
+        'self._options.on_unknown != "retry" and',
+        'self._options.on_unknown != "retry" and self.count == 1 and',
         ("tests/client/producer/test_retry.py",),
     ),
     Named(

@@ -77,7 +77,7 @@ def stored_twice(history: History) -> Iterator[str]:
         copies[delivery.topic, delivery.body].add((delivery.partition, delivery.message_id))
     letters = {channel.letters for channel in history.channels}  # published by consumers, which repeat
     for (topic, body), found in copies.items():
-        if len(found) > 1 and history.on_unknown == "raise" and topic not in letters:
+        if len(found) > 1 and history.on_unknown != "retry" and topic not in letters:
             yield f"{body!r} is stored {len(found)} times, although nothing may be sent again"
 
 
@@ -283,7 +283,7 @@ def unbounded_waits(history: History) -> Iterator[str]:
 
 
 def _longest(publish: Publish, history: History) -> float:
-    return history.timeout + publish.patience + history.paused + 2.0
+    return history.timeout + history.settle_timeout + publish.patience + history.paused + 2.0
 
 
 def _discovers(publish: Publish, history: History) -> bool:

@@ -166,6 +166,7 @@ class History:
         healed: when the last fault had ended; None before that.
         concurrency: handlers that each consumer may run at once.
         timeout: of publishes, in seconds.
+        settle_timeout: of searches for publishes of unknown outcome, in seconds; 0 without them.
         settle: seconds after the last fault in which leases end, back-off ends, and clients reconnect.
         paused: seconds for which the machine did nothing.
         half_open: connections were lost without a sign, and the next request on each of them discovers it.
@@ -188,7 +189,7 @@ class History:
             what was delivered.
     """
 
-    on_unknown: Literal["retry", "raise"] = "retry"
+    on_unknown: Literal["retry", "raise", "settle"] = "retry"
     channels: list[Channel] = field(factory=list)
     publishes: list[Publish] = field(factory=list)
     deliveries: list[Delivery] = field(factory=list)
@@ -197,6 +198,7 @@ class History:
     healed: float | None = None
     concurrency: dict[str, int] = field(factory=dict)
     timeout: float = 30.0
+    settle_timeout: float = 0.0
     settle: float = 20.0
     paused: float = 0.0
     half_open: bool = False

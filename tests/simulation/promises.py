@@ -62,7 +62,8 @@ class _Topic:
                 yield f"'A publish that raised is not stored': {body!r}, {publish.error}"
             if len(self.copies.get(body, ())) > 1 and not self._may_be_sent_again(publish):
                 yield f"'A message may be stored twice in one case': {body!r} is {sorted(self.copies[body])}"
-            longest = self.history.timeout + publish.patience + self.history.paused + 2.0
+            history = self.history
+            longest = history.timeout + history.settle_timeout + publish.patience + history.paused + 2.0
             if longest < publish.end - publish.begin < inf:
                 yield f"'A publish that takes longer than timeout fails': {body!r} took until {publish.end:.3f} s"
         for channel in channels:

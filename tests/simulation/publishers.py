@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from nsqext import Batcher, BatchFailed, DeliveryUnknown, Lookup, NsqError, OutgoingMessage, Producer, Receipt
+from nsqext import (
+    Batcher,
+    BatchFailed,
+    DeliveryUnknown,
+    Lookup,
+    NsqError,
+    OutgoingMessage,
+    Producer,
+    ProducerSettings,
+    Receipt,
+)
 from tests.simulation.history import History, Publish, PublishOutcome
 from tests.simulation.plan import KEY_TAGS
 
@@ -85,13 +95,16 @@ class Publishers:
 
     def producer(self, lookupd: list[str] | None = None, *, key_tags: int = 0) -> Producer:
         """Return a new producer."""
-        return Producer(
-            lookupd or self._lookupd,
-            on_unknown=self._history.on_unknown,
-            timeout=self._history.timeout,
-            request_timeout=self._request_timeout,
-            key_tags=key_tags,
-        )
+        history = self._history
+        settings: ProducerSettings = {
+            "on_unknown": history.on_unknown,
+            "timeout": history.timeout,
+            "request_timeout": self._request_timeout,
+            "key_tags": key_tags,
+        }
+        if history.settle_timeout:
+            settings["settle_timeout"] = history.settle_timeout
+        return Producer(lookupd or self._lookupd, **settings)
 
     def _chosen(self, topic: str) -> Producer:
         return self._for(topic, self._world.random.choice(self.producers))

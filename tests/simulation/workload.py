@@ -34,6 +34,9 @@ _LATE_PAUSE = 30.0
 MAX_ATTEMPTS = 2
 """Attempts of a message of the topic ``rejected``; then it goes to the dead-letter topic ``letters``."""
 
+_UNSETTLED = 0.8
+"""Share of the schedules whose producers do not settle publishes of unknown outcome."""
+
 
 class Violated(AssertionError):
     """The history of a schedule violates a guarantee."""
@@ -46,8 +49,13 @@ class Schedule:
         self.world: World = world
         self.plan: Plan = plan
         random = world.random
-        on_unknown: Literal["retry", "raise"] = "raise" if random.random() < 0.4 else "retry"
+        share = random.random()
+        on_unknown: Literal["retry", "raise", "settle"] = "raise" if share < 0.4 else "retry"
+        if share > _UNSETTLED:
+            on_unknown = "settle"
         self.history: History = History(on_unknown, timeout=random.choice((4.0, 10.0)))
+        if on_unknown == "settle":
+            self.history.settle_timeout = 10.0
         self.request_timeout: float = random.choice((1.0, 3.0, 10.0))
         self._lookupd: list[str] | Lookup = world.cluster.lookupd
         if plan.shared_lookup:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ("LogSearch",)
 
 logger: logging.Logger = logging.getLogger("nsqext.producer")
+
+_clock = time.monotonic
 
 _GRACE = 0.5
 """Seconds from a leader's response until it has executed or dropped commands of connections that had ended before."""
@@ -146,7 +149,7 @@ class LogSearch:
     async def _read(self, reader: PartitionReader, http: Address) -> None:
         ended: list[NsqError] = []
         self._done = anyio.Event()
-        self._progress = anyio.current_time()
+        self._progress = _clock()
 
         async def read() -> None:
             try:
@@ -178,7 +181,7 @@ class LogSearch:
                 await self._done.wait()
                 return
             reader.tick()
-            if anyio.current_time() - self._progress > _STALL:
+            if _clock() - self._progress > _STALL:
                 raise ConnectionLost(f"no record at byte {self._next} was received for {_STALL:g} s")
             self._end = min(self._end, (await self._bounds(http))[1])
             if self._complete:
@@ -202,7 +205,7 @@ class LogSearch:
     def _take(self, message: RawMessage) -> None:
         if message.offset == self._next:  # a server may send records of the old position before it moves a channel
             self._next += message.size
-            self._progress = anyio.current_time()
+            self._progress = _clock()
         trace = message.trace_id
         if trace in self._wanted:
             self._wanted.discard(trace)

@@ -211,3 +211,13 @@ def test_spark_refuses_its_default_save_mode(spark: SparkSession) -> None:
     rows = spark.createDataFrame([("one",)], "value string")
     with pytest.raises(PySparkException, match=r"\[UNSUPPORTED_DATA_SOURCE_SAVE_MODE\]"):
         rows.write.format("nsqext").options(lookupd="127.0.0.1:1", topic="t").save()
+
+
+def test_bad_rows_do_not_fail_the_job(spark: SparkSession, servers: Servers) -> None:
+    topic, bad = servers.make_topic("good", 1), servers.make_topic("bad", 1)
+    rows = spark.range(0, 20, 1, 2).select(
+        sf.when(sf.col("id") % 10 != 3, sf.col("id").cast("string")).alias("value"), sf.lit("k").alias("key")
+    )
+    save(rows, servers, topic=topic, badRows="topic", badRowsTopic=bad)
+    assert sorted(int(message.body) for message in collect(servers, topic, 18)) == [n for n in range(20) if n % 10 != 3]
+    assert all(b'"key":"k"' in message.body and b'"row":3' in message.body for message in collect(servers, bad, 2))

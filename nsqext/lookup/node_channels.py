@@ -62,13 +62,15 @@ class NodeChannels:
         return any(found.get("channel_name") == channel for found in await self._channels(node, topic, partition))
 
     async def _channels(self, node: Address, topic: str, partition: int) -> list[dict[str, Any]]:
+        return [found for entry in await self._partitions(node, topic, partition) for found in entry["channels"]]
+
+    async def _partitions(self, node: Address, topic: str, partition: int) -> list[dict[str, Any]]:
         body = await ask_node(self._http, "GET", node, "/stats", topic, partition, {"format": "json"})
         try:
             return [
-                dict(found)
+                {**entry, "channels": [dict(found) for found in entry.get("channels") or ()]}
                 for entry in unwrap(200, body, node).get("topics") or ()
                 if entry.get("topic_name") == topic and str(entry.get("topic_partition", partition)) == str(partition)
-                for found in entry.get("channels") or ()
             ]
         except (AttributeError, TypeError, ValueError, LookupFailed) as error:
             text = f"the node's statistics cannot be read: {body[:_SHOWN]!r}"
@@ -116,15 +118,10 @@ class NodeChannels:
         Raises:
             PartitionUnavailable: the node does not respond, or does not lead the partition.
         """
-        params = {"format": "json", "needClients": "false"}
-        body = await ask_node(self._http, "GET", node, "/stats", topic, partition, params)
-        try:
-            for found in unwrap(200, body, node)["topics"] or ():
-                if (found["topic_name"], int(found["topic_partition"])) == (topic, partition) and found["is_leader"]:
-                    return int(found["backend_start"]), int(found["backend_depth"])
-        except (AttributeError, KeyError, TypeError, ValueError, LookupFailed) as error:
-            text = f"the node's statistics cannot be read: {body[:_SHOWN]!r}"
-            raise PartitionUnavailable(text, topic=topic, partition=partition, node=str(node)) from error
+        for found in await self._partitions(node, topic, partition):
+            start, end = found.get("backend_start"), found.get("backend_depth")
+            if found.get("is_leader") and isinstance(start, int) and isinstance(end, int):
+                return start, end
         text = "the node does not lead the partition"
         raise PartitionUnavailable(text, topic=topic, partition=partition, node=str(node))
 

@@ -14,7 +14,9 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from nsqext import App, Consumer, Finish, Message, Producer
 from nsqext.app import Depends
 from nsqext.client.middleware import Handling
+from nsqext.delays.relay import publish_record
 from nsqext.errors import InvalidState
+from nsqext.protocol.delay_record import DelayedMessage, encode_delay
 from nsqext.transactions import Inbox, Outbox
 from nsqext.transactions.inbox import identity_of
 from tests.support.consumers import eventually
@@ -74,6 +76,26 @@ async def test_a_message_that_was_published_twice_has_its_effect_once(
         await eventually(lambda: len(calls) + inbox.skipped == 4, _SECONDS)
     assert sorted(calls) == [b"one", b"two"]
     assert await effects(sessions) == ["one", "two"]
+
+
+async def test_a_delayed_message_that_a_relay_published_twice_has_its_effect_once(
+    cluster: Cluster, topic: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    """A relay that is killed between the publish and the record of it publishes again."""
+    inbox = Inbox(sessions.begin)
+    consumer = Consumer(topic, "ch", cluster.lookupd, middleware=[inbox])
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        await note(inbox.session(), message)
+
+    record = encode_delay(DelayedMessage(identity="a-1", topic=topic, due=0, headers={"a": "b"}), b"one")
+    async with consumer, Producer(cluster.lookupd) as producer:
+        await publish_record(producer, record)
+        await publish_record(producer, record)
+        await eventually(lambda: consumer.statistics().finished == 2, _SECONDS)
+    assert inbox.skipped == 1
+    assert await effects(sessions) == ["one"]
 
 
 async def test_a_handler_that_fails_leaves_neither_effect_nor_identity(

@@ -292,6 +292,9 @@ class PublishAttempt:
                 if _clock() - self._started >= sender.options.timeout:
                     text = f"not stored {sender.time_over()}: its log does not contain it"
                     raise PublishFailed(text, topic=request.topic, partition=unknown.partition) from unknown
+            if self._route is not None:  # its leader may be another one by now
+                refused = None if request.sent_to is None else request.sent_to.partition
+                await sender.routes.refresh(request.topic, self._route.view, refused)
             target = failure = None
             self._errors = AttemptErrors(sender.options)
 

@@ -354,6 +354,8 @@ class PublishAttempt:
         if isinstance(last, InvalidPartition) and self._request.partition is not None:
             return await sender.routes.upgraded(topic, self._request.partition + 1)
         if errors.final() or (isinstance(last, LookupFailed) and not sender.routes.waits_for_lookup(last)):
+            if last.refresh_lookup and last.maybe_stored and self._route is not None:
+                sender.routes.refresh_soon(topic, self._route.view, self._refused_partition)
             return False
         await anyio.lowlevel.checkpoint_if_cancelled()  # a closed producer does not attempt again
         sender.counters.retries += 1
@@ -362,13 +364,18 @@ class PublishAttempt:
             await anyio.sleep(errors.pause(paced=last.refresh_lookup and sender.routes.asks_lookup))
         if last.refresh_lookup:
             view = self._route.view if self._route is not None else None
-            refused = self._tried[-1].partition if self._tried and _leader_moved(last) else None
-            partition = refused if refused is not None and refused >= 0 else None
+            partition = self._refused_partition
             if view is not None and moves:
                 sender.routes.refresh_soon(topic, view, partition)
             else:
                 await sender.routes.refresh(topic, view, partition)
         return True
+
+    @property
+    def _refused_partition(self) -> int | None:
+        """The partition whose leader has moved, by the latest error."""
+        refused = self._tried[-1].partition if self._tried and _leader_moved(self._errors.last) else -1
+        return refused if refused >= 0 else None
 
     @property
     def _moves(self) -> bool:

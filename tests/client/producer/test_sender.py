@@ -182,6 +182,24 @@ async def test_a_lead_may_be_lost_after_a_single_message_is_written(key: str | N
         assert producer.statistics().retries == 1
 
 
+async def test_a_moved_leader_is_found_after_an_unknown_outcome() -> None:
+    refusal = {"PUB": error("E_FAILED_ON_NOT_LEADER")}
+    async with producing({}, refusal, **quick(on_unknown="raise")) as (producer, nodes, lookup):
+        lookup.set_leaders({0: nodes[0], 1: nodes[1]}, num=2)
+        with pytest.raises(DeliveryUnknown):
+            await producer.publish("t", b"x", partition=1)
+        lookup.set_leaders({0: nodes[0], 1: nodes[0]}, num=2)
+        with anyio.fail_after(5):
+            while True:
+                try:
+                    receipt = await producer.publish("t", b"x", partition=1)
+                except DeliveryUnknown:
+                    await anyio.sleep(0.01)
+                else:
+                    break
+        assert receipt.node == str(nodes[0])
+
+
 async def test_an_unknown_outcome_of_a_later_attempt_is_raised_if_requested() -> None:
     async def hang_up(peer: Any) -> None:
         await peer.next()

@@ -183,7 +183,7 @@ async def test_a_lead_may_be_lost_after_a_single_message_is_written(key: str | N
 
 
 async def test_a_moved_leader_is_found_after_an_unknown_outcome() -> None:
-    refusal = {"PUB": error("E_FAILED_ON_NOT_LEADER")}
+    refusal: dict[str, Answer | list[Answer]] = {"PUB": error("E_FAILED_ON_NOT_LEADER")}
     async with producing({}, refusal, **quick(on_unknown="raise")) as (producer, nodes, lookup):
         lookup.set_leaders({0: nodes[0], 1: nodes[1]}, num=2)
         with pytest.raises(DeliveryUnknown):

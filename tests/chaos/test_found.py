@@ -24,7 +24,7 @@ class Record:
 
 async def test_a_publish_is_not_acknowledged_when_the_leader_changed_before_the_replicas_had_it() -> None:
     """The demoted leader replicated nothing, and acknowledged the publish."""
-    node = SimpleNamespace(publish_failed=0)
+    node = SimpleNamespace(publish_failed=0, may_write=lambda _: True)
     committed: list[object] = []
     partition = SimpleNamespace(commit=committed.append)
     hosted = SimpleNamespace(partition=partition, epoch=2, replicate=None, waiting=0, failed=0)

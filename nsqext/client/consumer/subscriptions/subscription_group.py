@@ -34,6 +34,9 @@ _PAST_DUE = 0.01
 _LONGEST_REST = 60.0
 """Longest time between two ticks while nothing is in flight and nothing is due."""
 _TICKS_PER_TIMEOUT = 8
+_AFTERWARDS = 0.05
+"""Seconds after a late tick within which bytes may have been in the socket before it: trio runs the timers and readers of
+a turn of the event loop in any order."""
 
 _clock = time.monotonic
 
@@ -47,12 +50,21 @@ class Pulse:
         groups: the open consumers, first the one whose timer never rests long.
         ticked_at: when that timer ticked last.
         due_at: when its next tick is due.
+        stood_since: last tick before the process stood still last.
+        stood_until: until when bytes that are read may have been in the socket since then.
     """
 
     def __init__(self) -> None:
         self.groups: dict[SubscriptionGroup, None] = {}  # a set that keeps the order
         self.ticked_at: float = 0.0
         self.due_at: float = inf
+        self.stood_since: float = 0.0
+        self.stood_until: float = -inf
+
+    def notice(self, since: float, now: float) -> None:
+        """Record that a timer was late, whose last tick was at a time."""
+        if now >= self.stood_until:
+            self.stood_since, self.stood_until = max(since, self.ticked_at), now + _AFTERWARDS
 
     def limit(self, group: SubscriptionGroup, pause: float, now: float) -> float:
         """Return the pause of a timer, which is short for the first one."""
@@ -229,6 +241,8 @@ class SubscriptionGroup:
         If the timer is late, the process or its event loop stood still: servers may have sent them since the last tick.
         """
         pulse = self._pulse
+        if now < pulse.stood_until:
+            return pulse.stood_since
         if now - self._due_at >= _TICK:
             return self._ticked_at
         return now if now - pulse.due_at < _TICK else pulse.ticked_at
@@ -274,7 +288,10 @@ class SubscriptionGroup:
                 with anyio.move_on_after(pause):
                     await self._tick_due.wait()
                 now = _clock()
-                self._tick(now, max(0.0, now - self._due_at))
+                late = max(0.0, now - self._due_at)
+                if late >= _TICK:
+                    pulse.notice(self._ticked_at, now)
+                self._tick(now, late)
         finally:
             pulse.leave(self)
 

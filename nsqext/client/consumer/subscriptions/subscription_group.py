@@ -35,8 +35,8 @@ _LONGEST_REST = 60.0
 """Longest time between two ticks while nothing is in flight and nothing is due."""
 _TICKS_PER_TIMEOUT = 8
 _AFTERWARDS = 0.05
-"""Seconds after a late tick within which bytes may have been in the socket before it: trio runs the timers and readers of
-a turn of the event loop in any order."""
+"""Seconds after a late tick within which bytes may have been in the socket before it: trio runs timers and readers of a
+turn of the event loop in any order."""
 
 _clock = time.monotonic
 

@@ -118,6 +118,7 @@ def test_closing_blocks_no_other_thread(cluster: Cluster, topic: str) -> None:
         assert all(isinstance(error, (InvalidState, BatchFailed, DeliveryUnknown)) for error in publishing.refused)
 
 
+@pytest.mark.usefixtures("own_loop")
 def test_all_producers_share_one_loop_that_ends_with_the_last(cluster: Cluster) -> None:
     before = set(threading.enumerate())  # idle threads of earlier tests may end at any time
     with sync.Producer(cluster.lookupd):
@@ -150,6 +151,7 @@ def test_the_batcher_reports_failed_messages(cluster: Cluster) -> None:
         assert [message for message, _ in batcher.take_failed()] == [b"x"]
 
 
+@pytest.mark.usefixtures("own_loop")
 def test_a_producer_that_is_closed_before_its_batcher_publishes_what_is_pending(cluster: Cluster, topic: str) -> None:
     producer = sync.Producer(cluster.lookupd).start()
     batcher = producer.batcher(topic, linger=60)
@@ -163,6 +165,7 @@ def test_a_producer_that_is_closed_before_its_batcher_publishes_what_is_pending(
             call()
 
 
+@pytest.mark.usefixtures("own_loop")
 def test_a_batcher_of_a_closed_producer_is_not_opened(cluster: Cluster, topic: str) -> None:
     with sync.Producer(cluster.lookupd) as producer:
         batcher = producer.batcher(topic)

@@ -47,14 +47,14 @@ class FilterPruning(Pruning):
         chosen = _chosen(found, value, str)
         if chosen is None:
             return False
-        self.topics = chosen if self.topics is None else self.topics & chosen
+        self.topics: frozenset[str] | None = chosen if self.topics is None else self.topics & chosen
         return True
 
     def _take_partitions(self, found: spark.Filter, value: Any) -> bool:
         chosen = _chosen(found, value, int)
         if chosen is None:
             return False
-        self.partitions = chosen if self.partitions is None else self.partitions & chosen
+        self.partitions: frozenset[int] | None = chosen if self.partitions is None else self.partitions & chosen
         return True
 
     def _take_offset(self, found: spark.Filter, value: int) -> bool:
@@ -63,9 +63,9 @@ class FilterPruning(Pruning):
             return False
         first, end = bounds
         if first is not None:
-            self.start = max(self.start, first)
+            self.start: int = max(self.start, first)
         if end is not None:
-            self.end = end if self.end is None else min(self.end, end)
+            self.end: int | None = end if self.end is None else min(self.end, end)
         return True
 
     def _take_time(self, found: spark.Filter, value: datetime) -> None:
@@ -75,9 +75,9 @@ class FilterPruning(Pruning):
         if bounds is None:
             return
         if bounds[0] is not None:
-            self.since = moment if self.since is None else max(self.since, moment)
+            self.since: int | None = moment if self.since is None else max(self.since, moment)
         if bounds[1] is not None:
-            self.until = moment + 1 if self.until is None else min(self.until, moment + 1)
+            self.until: int | None = moment + 1 if self.until is None else min(self.until, moment + 1)
 
 
 def _chosen(found: spark.Filter, value: Any, kind: type) -> frozenset[Any] | None:

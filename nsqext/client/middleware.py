@@ -167,8 +167,9 @@ def handle_with(middleware: Sequence[Middleware], call: CallNext) -> CallNext:
 def surround_handler(middleware: Sequence[Middleware], handler: Handler, channel: str) -> Handler:
     """Return a handler of messages surrounded by the middleware; without middleware, the handler itself."""
 
-    async def call_handler(handling: Handling) -> object:
-        return await handler(handling.message)
+    # no coroutine of its own, which would be a fifth of the cost of a middleware
+    def call_handler(handling: Handling) -> Awaitable[object]:
+        return handler(handling.messages[0])
 
     surrounded: CallNext = handle_with(middleware, call_handler)
     if surrounded is call_handler:

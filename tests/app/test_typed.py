@@ -190,6 +190,44 @@ async def test_parameters() -> None:
             await test.deliver("orders", Order(1), headers={"user": "ann", "count": "many"})
 
 
+async def test_dependencies_are_called_after_the_body_was_decoded_and_not_after_an_error() -> None:
+    app = App("127.0.0.1:1", **DEAD | {"dead_letter": None})
+    events: list[str] = []
+
+    def number() -> int:
+        events.append("number")
+        return 1
+
+    def double(value: Annotated[int, Depends(number)]) -> int:
+        return 2 * value
+
+    async def session() -> AsyncIterator[str]:
+        events.append("open")
+        yield "session"
+        events.append("close")
+
+    @app.handler("plain", "ch")
+    async def plain(order: Order, two: Annotated[int, Depends(double)], one: Annotated[int, Depends(number)]) -> object:
+        return order.id, two, one
+
+    def user(session: Annotated[str, Depends(session)]) -> str:
+        return f"user of {session}"
+
+    @app.handler("nested", "ch")
+    async def nested(order: Order, *, user: Annotated[str, Depends(user)]) -> object:
+        events.append("handle")
+        return user
+
+    async with app.test() as test:
+        assert await test.deliver("plain", Order(7)) == [(7, 2, 1)]
+        assert await test.deliver("nested", Order(7)) == ["user of session"]
+        assert events == ["number", "open", "handle", "close"]
+        for topic in ("plain", "nested"):
+            with pytest.raises(Requeue):
+                await test.deliver(topic, b"{")
+        assert events == ["number", "open", "handle", "close"]
+
+
 def needs_itself(again: Annotated[int, Depends(lambda: 1)]) -> int:
     return again
 

@@ -7,7 +7,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -88,47 +88,73 @@ class _Dependency:
         elif inspect.isgeneratorfunction(function):
             self.manager = contextmanager(function)
 
+    @property
+    def managed(self) -> bool:
+        """Whether this or one that it depends on is resumed after the handler ended."""
+        return self.manager is not None or any(other.managed for other in self.arguments.dependencies)
+
 
 class _Call:
-    """The dependencies of one message."""
+    """The dependencies of one message.
 
-    def __init__(self, message: Message, stack: AsyncExitStack) -> None:
-        self.message = message
+    Args:
+        message: the message.
+        stack: ends the dependencies; not used where none is managed.
+    """
+
+    __slots__ = ("_message", "_results", "_stack")
+
+    def __init__(self, message: Message, stack: AsyncExitStack | None) -> None:
+        self._message = message
         self._stack = stack
-        self._results: dict[Callable[..., Any], Any] = {}
+        self._results: dict[_Dependency, Any] = {}
 
-    async def arguments(self, arguments: _Arguments) -> tuple[list[Any], dict[str, Any]]:
-        positional = [await self._value(source) for source in arguments.positional]
-        return positional, {name: await self._value(source) for name, source in arguments.keyword.items()}
-
-    async def _value(self, source: _Source | _Dependency) -> Any:
-        if not isinstance(source, _Dependency):
-            return source(self.message)
-        if source.function not in self._results:
-            self._results[source.function] = await self._result(source)
-        return self._results[source.function]
+    async def call(self, function: Callable[..., Any], arguments: _Arguments) -> Any:
+        """Call a function with its arguments, found in the order of its parameters; await what can be awaited."""
+        message, results = self._message, self._results
+        values: list[Any] = []
+        for source in arguments.sources:
+            if not isinstance(source, _Dependency):
+                values.append(source(message))
+                continue
+            if source not in results:
+                results[source] = await self._result(source)
+            values.append(results[source])
+        result = arguments.pass_to(function, values)
+        return await result if hasattr(result, "__await__") else result
 
     async def _result(self, dependency: _Dependency) -> Any:
-        positional, keyword = await self.arguments(dependency.arguments)
-        if dependency.manager is None:
-            result = dependency.function(*positional, **keyword)
-            return await result if inspect.isawaitable(result) else result
-        manager = dependency.manager(*positional, **keyword)
-        if inspect.isasyncgenfunction(dependency.function):
-            return await self._stack.enter_async_context(manager)
-        return self._stack.enter_context(manager)
+        manager, stack = dependency.manager, self._stack
+        if manager is None or stack is None:
+            return await self.call(dependency.function, dependency.arguments)
+        context = await self.call(manager, dependency.arguments)
+        if isinstance(context, AbstractAsyncContextManager):
+            return await stack.enter_async_context(context)
+        return stack.enter_context(context)
 
 
 @frozen
 class _Arguments:
-    """Where the arguments of a call are found."""
+    """Where the arguments of a call are found.
 
-    positional: tuple[_Source | _Dependency, ...]
-    keyword: Mapping[str, _Source | _Dependency]
+    Attributes:
+        sources: one for each argument.
+        names: names of the last arguments, which are passed as keywords.
+    """
+
+    sources: tuple[_Source | _Dependency, ...]
+    names: tuple[str, ...]
 
     @property
-    def dependent(self) -> bool:
-        return any(isinstance(source, _Dependency) for source in (*self.positional, *self.keyword.values()))
+    def dependencies(self) -> list[_Dependency]:
+        return [source for source in self.sources if isinstance(source, _Dependency)]
+
+    def pass_to(self, function: Callable[..., Any], values: list[Any]) -> Any:
+        """Call a function with the values of the sources."""
+        if not self.names:
+            return function(*values)
+        first = len(values) - len(self.names)
+        return function(*values[:first], **dict(zip(self.names, values[first:], strict=True)))
 
 
 class _Undecodable(Exception):
@@ -153,7 +179,7 @@ class CallPlan:
         A message that does not decode is rejected where the failure policy has dead letters; otherwise it is requeued
         with the longest delay of the policy, without backoff: it is neither lost nor redelivered in a loop.
         """
-        call = self._with_dependencies if self._arguments.dependent else self._plain()
+        call = self._with_dependencies() if self._arguments.dependencies else self._plain()
 
         async def handle(message: Message) -> object:
             try:
@@ -166,20 +192,23 @@ class CallPlan:
         return handle
 
     def _plain(self) -> Handler:
-        function, positional, keyword = self._function, self._arguments.positional, self._arguments.keyword
-        if len(positional) == 1 and not keyword:
-            source: Any = positional[0]
+        function, arguments = self._function, self._arguments
+        sources: Any = arguments.sources
+        if len(sources) == 1 and not arguments.names:
+            source = sources[0]
             return lambda message: function(source(message))
-        sources: Any = positional
-        named: Any = keyword
-        return lambda message: function(
-            *[source(message) for source in sources], **{name: source(message) for name, source in named.items()}
-        )
+        return lambda message: arguments.pass_to(function, [source(message) for source in sources])
 
-    async def _with_dependencies(self, message: Message) -> object:
-        async with AsyncExitStack() as stack:
-            positional, keyword = await _Call(message, stack).arguments(self._arguments)
-            return await self._function(*positional, **keyword)
+    def _with_dependencies(self) -> Handler:
+        function, arguments = self._function, self._arguments
+
+        async def managed(message: Message) -> object:
+            async with AsyncExitStack() as stack:
+                return await _Call(message, stack).call(function, arguments)
+
+        if any(dependency.managed for dependency in arguments.dependencies):
+            return managed
+        return lambda message: _Call(message, None).call(function, arguments)
 
 
 def _decide(message: Message, error: _Undecodable, failure: FailureOptions) -> Reject | Requeue:
@@ -276,7 +305,7 @@ class _Planner:
                 keyword[parameter.name] = source
             else:
                 positional.append(source)
-        return _Arguments(tuple(positional), keyword)
+        return _Arguments((*positional, *keyword.values()), tuple(keyword))
 
     def _hints(self, function: Callable[..., Any]) -> dict[str, Any]:
         while isinstance(function, functools.partial):

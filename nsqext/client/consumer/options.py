@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 
 from attrs import field, frozen
 
-from nsqext.arguments import check_groups, check_kinds, check_positive, check_time
+from nsqext.arguments import check_groups, check_kinds, check_number, check_positive, check_time
 from nsqext.dispatch.buckets import check_key_tags
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import LookupOptions, LookupSettings
@@ -265,10 +265,8 @@ class FailureOptions:
         _check_times(self, "requeue_delay", "max_requeue_delay")
         if not 0 <= self.requeue_jitter < 1:
             raise InvalidSetting(f"requeue_jitter={self.requeue_jitter!r} is not within 0..1 (1 excluded)")
-        for name in ("max_attempts", "report_attempts"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise InvalidSetting(f"{name}={value!r} is not a number of attempts")
+        check_number("max_attempts", self.max_attempts)
+        check_number("report_attempts", self.report_attempts)
         if isinstance(self.dead_letter, str):
             check_topic(self.dead_letter)
         elif self.dead_letter is not None and not callable(self.dead_letter):
@@ -296,9 +294,7 @@ class DeliveryOptions:
             raise InvalidSetting(f"on_lost={self.on_lost!r} is neither 'raise' nor 'ignore'")
         check_kinds(self)
         _check_times(self, "block_warning", "redelivery_wait", "gap_wait")
-        size = self.max_unpacked_bytes
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-            raise InvalidSetting(f"max_unpacked_bytes={size!r} is not a number of bytes")
+        check_number("max_unpacked_bytes", self.max_unpacked_bytes)
 
 
 @frozen
@@ -340,9 +336,7 @@ class ConsumerOptions:
             check_tag(self.tag)
         check_positive("max_in_flight", self.max_in_flight)
         check_positive("concurrency", self.concurrency)
-        rate = self.sample_rate
-        if isinstance(rate, bool) or not isinstance(rate, int) or not 0 <= rate <= 99:
-            raise InvalidSetting(f"sample_rate={self.sample_rate!r} is not within 0..99")
+        check_number("sample_rate", self.sample_rate, 0, 99)
         if self.ordered and self.sample_rate:
             raise InvalidSetting("ordered and sample_rate contradict each other", hint="servers refuse them together")
         if self.msg_timeout is not None:
@@ -365,9 +359,7 @@ class ConsumerOptions:
             for partition in self.partitions:
                 check_partition(partition)
         check_positive("initial_ready", self.initial_ready)
-        size = self.max_in_flight_bytes
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-            raise InvalidSetting(f"max_in_flight_bytes={size!r} is not a number of bytes")
+        check_number("max_in_flight_bytes", self.max_in_flight_bytes)
         self._check_start()
         _check_times(self, "max_reconnect_wait", "lookup_timeout", "start_timeout", "close_timeout")
         bound = self.max_reconnect_wait
@@ -409,8 +401,7 @@ class ConsumerOptions:
                 raise InvalidSetting(f"output_buffer_timeout={timeout!r} is longer than servers accept (1 s)")
         if size is None:
             return
-        if isinstance(size, bool) or not isinstance(size, int) or not 64 <= size <= 65536:
-            raise InvalidSetting(f"output_buffer_size={size!r} is not within 64..65536 bytes")
+        check_number("output_buffer_size", size, 64, 65536)
         if timeout == 0:
             raise InvalidSetting("output_buffer_timeout=0 and output_buffer_size contradict each other")
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from attrs import frozen
 
+from nsqext.arguments import is_whole
 from nsqext.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Position:
 
 
 def _count(value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if not is_whole(value):
         raise InvalidInput(f"{value!r} is not a position: it must be an integer of 0 or more")
     return value
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
 import time
 from collections.abc import Mapping
-from secrets import token_hex
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -111,7 +111,7 @@ def _row(
     if not isinstance(body, bytes) or not body:
         raise InvalidBody("the body has to be bytes, and not empty", topic=topic)
     encode_headers(headers, tag=tag)  # checks them
-    identity, data = token_hex(16), None if key is None else key_bytes(key)
+    identity, data = os.urandom(16).hex(), None if key is None else key_bytes(key)
     spread = crc32(topic.encode() + b"\0" + (identity.encode() if data is None else data))
     return identity, {
         "identity": identity,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import AsyncIterator, Sequence
-from secrets import token_hex
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
@@ -73,7 +73,7 @@ class OutboxRelay:
         self._store = store
         self._batch = batch
         self._poll = poll
-        self._owner = token_hex(8)
+        self._owner = os.urandom(8).hex()
         self._resting: dict[str, float] = {}
         """Topics that could not be published to, and when they are tried again."""
         self._alone: set[str] = set()

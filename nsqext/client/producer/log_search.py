@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
-from secrets import token_hex
 from typing import TYPE_CHECKING
 
 import anyio
@@ -44,14 +44,17 @@ _CONSUMER = ConsumerOptions(queue_position=True, msg_timeout=60.0, output_buffer
 
 
 class LogSearch:
-    """Reads the log of a partition from an offset to its end.
+    """Reads the log of a partition from a record to its end.
+
+    Each connection reads the last known record once more: another one in its place means that the topic was deleted and
+    created again, and the new log is read from its begin.
 
     Args:
         metadata: finds the leader, and its HTTP side.
         connection: how to connect.
         topic: the topic.
         partition: the partition.
-        since: offset of a record to begin with; None for the first retained one.
+        since: an acknowledged record to begin with; None for the first retained one.
 
     Attributes:
         found: receipts of the messages with trace id, by trace id.
@@ -65,7 +68,7 @@ class LogSearch:
         connection: ConnectionOptions,
         topic: str,
         partition: int,
-        since: int | None,
+        since: Receipt | None,
     ) -> None:
         self.found: dict[int, Receipt] = {}
         self.node: str = ""
@@ -74,7 +77,9 @@ class LogSearch:
         self._options = evolve(_CONSUMER, connection=connection)
         self._topic = topic
         self._partition = partition
-        self._next = since
+        self._last = since
+        self._checked = False
+        self._next = 0
         self._end = 0
         self._wanted: set[int] = set()
         self._progress = 0.0
@@ -127,13 +132,10 @@ class LogSearch:
             raise PartitionUnavailable("lookup returned no leader with an HTTP address")
         start, self._end = await self._bounds(http)
         self.node = str(leader)
-        if self._next is None:
-            self._next = start
-        elif start > self._next:
-            raise DataLoss(f"the log begins at byte {start}; its records from byte {self._next} on were removed")
+        self._next = self._begin(start)
         if self._next >= self._end:
             return
-        channel = f"nsqext_settle_{token_hex(8)}#ephemeral"
+        channel = f"nsqext_settle_{os.urandom(8).hex()}#ephemeral"
         request = SubscribeRequest(self._topic, channel, self._partition, leader, view.meta, None, self._options)
         reader = await PartitionReader.open(request)
         try:
@@ -142,6 +144,21 @@ class LogSearch:
             await self._read(reader, http)
         finally:
             reader.abort()
+
+    def _begin(self, start: int) -> int:
+        """Return the offset to begin with at a leader, whose log begins at ``start``; the end if nothing is new."""
+        last = self._last
+        if last is None or last.offset is None or last.size is None:
+            return start
+        known = last.offset + last.size
+        if self._end < known:
+            self._last = None
+            return start
+        if start > known:
+            raise DataLoss(f"the log begins at byte {start}; its records from byte {known} on were removed")
+        if self._end == known and self._checked:
+            return known
+        return max(start, last.offset)
 
     async def _bounds(self, http: Address) -> tuple[int, int]:
         return await self._metadata.channels.log_bounds(http, self._topic, self._partition)
@@ -172,7 +189,7 @@ class LogSearch:
 
     @property
     def _complete(self) -> bool:
-        return not self._wanted or (self._next or 0) >= self._end
+        return not self._wanted or self._next >= self._end
 
     async def _watch(self, reader: PartitionReader, http: Address) -> None:
         """Answer heartbeats until the end is reached; follow an end that moves back, where a write was undone."""
@@ -184,6 +201,8 @@ class LogSearch:
             if _clock() - self._progress > _STALL:
                 raise ConnectionLost(f"no record at byte {self._next} was received for {_STALL:g} s")
             self._end = min(self._end, (await self._bounds(http))[1])
+            if self._end < self._next:
+                raise _replaced(f"it ends at byte {self._end}")
             if self._complete:
                 return
 
@@ -203,12 +222,21 @@ class LogSearch:
             reader.flush()
 
     def _take(self, message: RawMessage) -> None:
+        trace, last = message.trace_id, self._last
+        record = Receipt(
+            self._topic, self._partition, self.node, message.internal_id, trace, message.offset, message.size
+        )
         if message.offset == self._next:  # a server may send records of the old position before it moves a channel
+            if last is not None and last.offset == record.offset and last[3:5] != record[3:5]:
+                self._last = None
+                raise _replaced(f"another record is at byte {message.offset}")
+            self._last, self._checked = record, True
             self._next += message.size
             self._progress = _clock()
-        trace = message.trace_id
         if trace in self._wanted:
             self._wanted.discard(trace)
-            self.found[trace] = Receipt(
-                self._topic, self._partition, self.node, message.internal_id, trace, message.offset, message.size
-            )
+            self.found[trace] = record
+
+
+def _replaced(reason: str) -> NsqError:
+    return PartitionUnavailable(f"the log was replaced while it was searched: {reason}")

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from math import ceil
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 from attrs import frozen
 
@@ -328,6 +328,18 @@ def read_receipt(target: Target, response: bytes, trace_id: int | None) -> Recei
     return Receipt(receipt.topic, receipt.partition, receipt.node, message_id, trace_id, offset, size)
 
 
+class Known(NamedTuple):
+    """A record that was acknowledged.
+
+    Attributes:
+        number: how many were acknowledged before by this producer.
+        receipt: where it was stored.
+    """
+
+    number: int
+    receipt: Receipt
+
+
 @frozen
 class SentTo:
     """Where a publish was sent to.
@@ -335,12 +347,12 @@ class SentTo:
     Attributes:
         partition: the partition.
         node: ``host:port`` of the node.
-        since: offset of a record that was acknowledged before; None if none was.
+        since: the record that was acknowledged last before; None if none was.
     """
 
     partition: int
     node: str
-    since: int | None
+    since: Known | None
 
 
 class PublishRequest:

@@ -7,12 +7,13 @@ messages. A publish of unknown outcome is looked for from the last offset that w
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import count
 from typing import TYPE_CHECKING
 
 import anyio
 from attrs import field, mutable
 
-from nsqext.client.producer.request import SentTo
+from nsqext.client.producer.request import Known, SentTo
 from nsqext.errors import DataLoss, DeliveryUnknown, RequestTimeout
 
 if TYPE_CHECKING:
@@ -37,13 +38,13 @@ class _Searches:
 
     Attributes:
         lock: held by the task that searches.
-        waiting: by publish, the trace ids that are looked for, and since which offset.
+        waiting: by publish, the trace ids that are looked for, and since which record.
         latest: the last search that ended.
         searched: the publishes that it looked for.
     """
 
     lock: anyio.Lock = field(factory=anyio.Lock)
-    waiting: dict[PublishRequest, tuple[Sequence[int], int | None]] = field(factory=dict)
+    waiting: dict[PublishRequest, tuple[Sequence[int], Known | None]] = field(factory=dict)
     latest: LogSearch | None = None
     searched: frozenset[PublishRequest] = frozenset()
 
@@ -59,7 +60,8 @@ class Settler:
     def __init__(self, options: ProducerOptions, metadata: MetadataCache) -> None:
         self._options = options
         self._metadata = metadata
-        self._acknowledged: dict[tuple[str, int], int] = {}
+        self._acknowledged: dict[tuple[str, int], Known] = {}
+        self._count = count()
         self._searches: defaultdict[tuple[str, int], _Searches] = defaultdict(_Searches)
 
     def sending(self, request: PublishRequest, target: Target) -> None:
@@ -68,12 +70,13 @@ class Settler:
         request.sent_to = SentTo(target.partition, target.node.node, since)
 
     def stored(self, receipts: Iterable[Receipt]) -> None:
-        """Remember the largest offset of the messages that were acknowledged."""
-        known = self._acknowledged
+        """Remember the last message of each partition that was acknowledged.
+
+        Not the one with the largest offset: a topic that is deleted and created again begins with offset 0.
+        """
         for receipt in receipts:
             if receipt.offset is not None:
-                key = receipt.topic, receipt.partition
-                known[key] = max(known.get(key, 0), receipt.offset)
+                self._acknowledged[receipt.topic, receipt.partition] = Known(next(self._count), receipt)
 
     async def settle(self, request: PublishRequest, unknown: DeliveryUnknown) -> list[Receipt] | None:
         """Look for the messages of a request in the log.
@@ -122,7 +125,7 @@ class Settler:
                 return searches.latest
             waiting = dict(searches.waiting)
             starts = [since for _, since in waiting.values()]
-            since = None if None in starts else min(one for one in starts if one is not None)
+            since = None if None in starts else min(filter(None, starts)).receipt
             connection = self._options.connection
             search = searches.latest = LogSearch(self._metadata, connection, request.topic, partition, since)
             searches.searched = frozenset()

@@ -101,6 +101,28 @@ async def test_many_publishes_at_a_time_share_searches(cluster: Cluster) -> None
     assert sorted(found[1:]) == sorted(bodies)
 
 
+@pytest.mark.parametrize("others", [0, 3, 9])
+async def test_the_log_of_a_topic_that_was_created_again_is_searched_from_its_beginning(
+    cluster: Cluster, others: int
+) -> None:
+    def create() -> None:
+        cluster.create_topic("again", partitions=1, replicas=1, channels=["ch"])
+
+    await run_sync(create)
+    async with bounded(), _settling(cluster) as producer, Producer(cluster.lookupd) as other:
+        for number in range(4):
+            await producer.publish("again", b"old %d" % number)
+        await run_sync(lambda: cluster.delete_topic("again"))
+        await run_sync(create)
+        if others:
+            await other.publish_many("again", [b"new %d" % number for number in range(others)])
+        await run_sync(lambda: cluster.faults.cut("n1", "out"))
+        await producer.publish("again", b"lost")
+    stored = [b"new %d" % number for number in range(others)]
+    assert await _stored(cluster, "again", others + 2) == [*stored, b"lost"]
+    await run_sync(lambda: cluster.delete_topic("again"))
+
+
 async def test_the_first_publish_of_a_producer_is_looked_for_from_the_beginning(cluster: Cluster) -> None:
     async with bounded(), _settling(cluster) as producer:
         await producer.ping()

@@ -417,3 +417,11 @@ def test_bytes_are_parsed_in_any_pieces() -> None:
     pieces = [("received", bytes([byte])) for byte in SUBSCRIBED + b"RDY 1\n"]
     pieces += [("sent", bytes([byte])) for byte in message(1) + message(2)]
     assert len(watched(*pieces)) == 1
+
+
+def test_an_answer_between_two_commands_of_one_read_is_that_of_the_first_delivery() -> None:
+    """What seed 4577 showed: RDY and FIN arrive together, and between them the message is sent again."""
+    read = b"RDY 1\nFIN " + (1).to_bytes(16, "big") + b"\n"
+    again, second = (("sent", message(number)) for number in (1, 2))
+    assert watched(("received", SUBSCRIBED), ("received", read), again, second) == []
+    assert len(watched(("received", SUBSCRIBED), ("received", read), again, second, times=(1.0, 1.0, 2.0, 2.0))) == 1

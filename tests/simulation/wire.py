@@ -31,6 +31,7 @@ class _Connection:
         self.body = 0
         self.counts: list[tuple[float, int]] = [(0.0, 0)]
         self.in_flight: dict[bytes, float] = {}
+        self.answered: dict[bytes, float] = {}
         self.is_consumer = True
 
 
@@ -91,7 +92,8 @@ class RdyWatch:
         if name == b"RDY" and line[4:].isdigit():
             connection.counts.append((self._now(), int(line[4:])))
         elif name in (b"FIN", b"REQ"):
-            connection.in_flight.pop(line[4:20], None)
+            if connection.in_flight.pop(line[4:20], None) is None:
+                connection.answered[line[4:20]] = self._now()
         elif name.startswith((b"PUB", b"MPUB")):
             connection.is_consumer = False
             connection.received.clear()
@@ -115,6 +117,8 @@ class RdyWatch:
 
     def _message(self, connection: _Connection, sock: SimulatedSocket, message_id: bytes) -> None:
         now, in_flight = self._now(), connection.in_flight
+        if connection.answered.pop(message_id, None) == now:
+            return  # sent again between two commands of one read, the second of which answers its first delivery
         in_flight[message_id] = now
         counts = connection.counts
         while len(counts) > 1 and counts[1][0] < now - _QUEUED:

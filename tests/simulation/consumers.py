@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ("Client", "Consumers")
 
-_ANSWERED = 20.0
-"""Virtual seconds for which handlers of the last messages may run."""
+_ANSWERED = 75.0
+"""Virtual seconds in which the last messages are handled: a key waits 60 s for a redelivery that a deleted topic lost."""
 
 Way = Literal["handler", "batch_handler", "batches", "fetch"]
 

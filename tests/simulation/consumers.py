@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ("Client", "Consumers")
 
 _ANSWERED = 75.0
-"""Virtual seconds in which the last messages are handled: a key waits 60 s for a redelivery that a deleted topic lost."""
+"""Virtual seconds in which the last messages are handled: a key of a deleted topic waits 60 s for a redelivery."""
 
 Way = Literal["handler", "batch_handler", "batches", "fetch"]
 

@@ -248,6 +248,7 @@ class KeyBuckets:
         await bucket.release.wait()
         group.retire([subscription])
         group.flush()
+        await subscription.stop()  # messages that were on their way have arrived now
         while subscription.in_flight:  # noqa: ASYNC110 - answers are not reported, to keep them cheap
             await anyio.sleep(_ANSWER_POLL)
         group.flush()

@@ -262,25 +262,32 @@ class PartitionReader:
         self._connection.protocol.fail(error)
         self._connection.close()
 
-    async def close(self, timeout: float = _CLOSE_TIMEOUT) -> None:
-        """Send what is pending, wait until the server has acknowledged CLS, and close the connection.
+    async def stop(self, timeout: float = _CLOSE_TIMEOUT) -> None:
+        """Send what is pending, and wait until the server has acknowledged CLS: it sends no more messages.
 
-        Does not raise. Cancellation closes the connection at once. While another task closes it, what is pending is
+        Does not raise. The server still accepts answers (captured: cls). While another task waits, what is pending is
         sent, and the other task awaited: the server refuses a second CLS.
 
         Args:
             timeout: seconds to wait.
         """
+        if not self.usable:
+            return
         try:
-            if self.usable:
-                self.flush()
-                with anyio.move_on_after(timeout):
-                    if self._closing is not None:
-                        await self._closing.wait()
-                    else:
-                        await self._send_cls()
+            self.flush()
+            with anyio.move_on_after(timeout):
+                if self._closing is not None:
+                    await self._closing.wait()
+                else:
+                    await self._send_cls()
+                await self._connection.drain()
         except NsqError as error:
-            logger.debug("connection closed before CLS was acknowledged: %s", error)
+            logger.debug("connection ended before CLS was acknowledged: %s", error)
+
+    async def close(self, timeout: float = _CLOSE_TIMEOUT) -> None:
+        """Stop as `stop` does, and close the connection. Cancellation closes it at once."""
+        try:
+            await self.stop(timeout)
         finally:
             self.abort()
 
@@ -289,7 +296,6 @@ class PartitionReader:
         try:
             await self._connection.request(CLS)
             self.flush()
-            await self._connection.drain()
         finally:
             closing.set()
 

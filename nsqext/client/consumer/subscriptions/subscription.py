@@ -417,6 +417,12 @@ class Subscription:
         """
         return self._reader is not None and self.live and self._reader.misses_heartbeat(now)
 
+    async def stop(self) -> None:
+        """Wait until the server sends no more messages; those that were received are still answered. Does not raise."""
+        self.stopped = True
+        if self._reader is not None and self.live:
+            await self._reader.stop()
+
     async def close(self, timeout: float = 2.0) -> None:
         """Send what is pending, wait until the server has acknowledged CLS, and close the connection.
 

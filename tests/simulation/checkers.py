@@ -287,7 +287,12 @@ def _longest(publish: Publish, history: History) -> float:
 
 
 def _discovers(publish: Publish, history: History) -> bool:
-    """Return whether a publish may be the first one on a lost connection, or to a node that does not lead any more."""
+    """Return whether a publish may be the first one on a lost connection, or to a node that does not lead any more.
+
+    The log of an ordered partition is searched with one message a round trip, which may take longer than the timeout.
+    """
+    if history.on_unknown == "settle":
+        return publish.topic == "ordered" and "not stored within" in publish.error
     stale = history.half_open or history.misled or "E_FAILED_ON_NOT_LEADER" in publish.error
     return stale and history.on_unknown == "raise" and publish.outcome == "unknown"
 

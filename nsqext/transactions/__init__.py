@@ -1,11 +1,12 @@
-"""Messages in database transactions: an outbox for publishes, and an inbox that handles each message once."""
+"""Messages in database transactions: an outbox for publishes; an inbox and positions that handle each message once."""
 
 from __future__ import annotations
 
 from nsqext.transactions.inbox import Inbox
 from nsqext.transactions.outbox import Outbox
+from nsqext.transactions.positions import Positions
 from nsqext.transactions.relay import OutboxRelay
 from nsqext.transactions.schema import schema_sql
 from nsqext.transactions.store import OutboxStore
 
-__all__ = ("Inbox", "Outbox", "OutboxRelay", "OutboxStore", "schema_sql")
+__all__ = ("Inbox", "Outbox", "OutboxRelay", "OutboxStore", "Positions", "schema_sql")

@@ -5,23 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from nsqext.arguments import check_time
-from nsqext.client.consumer.handler_signals import Finish
-from nsqext.client.middleware import Middleware
-from nsqext.errors import InvalidInput, InvalidState
 from nsqext.protocol.headers import IDENTITY_HEADER
-from nsqext.transactions.statements import SqlConnection, prepared
+from nsqext.transactions.handler_transaction import HandlerTransaction, S
+from nsqext.transactions.statements import prepared
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
-    from nsqext.client.middleware import CallNext, Handling
 
 __all__ = ("Inbox", "identity_of")
-
-S = TypeVar("S", bound=SqlConnection)
 
 _INSERT = """
 INSERT INTO nsqext_inbox (channel, identity, handled) VALUES (:channel, :identity, :handled) ON CONFLICT DO NOTHING
@@ -31,7 +25,7 @@ _FORGET_EVERY = 600.0
 """Seconds between two removals of old identities."""
 
 
-class Inbox(Middleware, Generic[S]):
+class Inbox(HandlerTransaction[S]):
     """A middleware that opens a transaction around each call of a handler, and skips messages that were handled before.
 
     The identity of the message is written in the transaction of the handler: both are committed, or neither is. A
@@ -56,50 +50,10 @@ class Inbox(Middleware, Generic[S]):
     """
 
     def __init__(self, begin: Callable[[], AbstractAsyncContextManager[S]], *, keep: float = 14 * 86_400.0) -> None:
+        super().__init__(begin)
         check_time("keep", keep, zero=False)
-        self._begin = begin
         self._keep = keep
-        self._session: ContextVar[S] = ContextVar("nsqext_inbox")
         self._forgotten = float("-inf")
-        self.skipped: int = 0
-        """Messages that were handled before, and skipped."""
-
-    def session(self) -> S:
-        """Return the session of the message that is being handled: ``Annotated[AsyncSession, Depends(inbox.session)]``.
-
-        Raises:
-            InvalidState: no message is being handled.
-        """
-        found = self._session.get(None)
-        if found is None:
-            raise InvalidState("no message is being handled", hint="call it in a handler with this inbox")
-        return found
-
-    async def handle(self, handling: Handling, call_next: CallNext) -> object:
-        """Call the handler in a transaction, unless the message was handled before.
-
-        Raises:
-            InvalidInput: the handler receives batches.
-            Exception: that of the handler, or of the database; nothing is committed then.
-        """
-        if handling.batch:
-            raise InvalidInput("an inbox cannot be used with batches", hint="use a handler of single messages")
-        finish: Finish | None = None
-        result: object = None
-        async with self._begin() as session:
-            if not await self._is_new(session, handling.channel, handling.message):
-                self.skipped += 1
-                return None
-            token = self._session.set(session)
-            try:
-                result = await call_next(handling)
-            except Finish as signal:  # the message is done: commit
-                finish = signal
-            finally:
-                self._session.reset(token)
-        if finish is not None:
-            raise finish
-        return result
 
     async def _is_new(self, session: S, channel: str, message: Message) -> bool:
         now = time.time()

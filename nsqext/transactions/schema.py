@@ -1,4 +1,4 @@
-"""The tables of outbox and inbox, for PostgreSQL and SQLite."""
+"""The tables of outbox, inbox and positions, for PostgreSQL and SQLite."""
 
 from __future__ import annotations
 
@@ -54,6 +54,16 @@ CREATE TABLE IF NOT EXISTS nsqext_inbox (
     PRIMARY KEY (channel, identity)
 );
 CREATE INDEX IF NOT EXISTS nsqext_inbox_handled ON nsqext_inbox (handled);
+CREATE TABLE IF NOT EXISTS nsqext_position (
+    topic TEXT NOT NULL,
+    channel TEXT NOT NULL,
+    partition INTEGER NOT NULL,
+    last BIGINT NOT NULL,
+    next BIGINT NOT NULL,
+    identity TEXT NOT NULL,
+    stored BIGINT NOT NULL,
+    PRIMARY KEY (topic, channel, partition)
+);
 """
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict, cast
 
 from attrs import field, frozen
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tenacity.wait import wait_base
 
     from nsqext.client.consumer.message import KeyOf, Message
-    from nsqext.client.consumer.position import Position
+    from nsqext.client.consumer.position import Position, StartPositions
 
 __all__ = (
     "BackoffOptions",
@@ -50,7 +50,9 @@ def _check_times(settings: object, *names: str, zero: bool = True) -> None:
         check_time(name, getattr(settings, name), zero=zero)
 
 
-def _position_of(given: Position | str | Mapping[int, Position] | None) -> Position | Mapping[int, Position] | None:
+def _position_of(
+    given: Position | str | Mapping[int, Position] | StartPositions | None,
+) -> Position | Mapping[int, Position] | StartPositions | None:
     if not isinstance(given, str):
         return given
     # imported lazily: it pulls in the HTTP client
@@ -95,9 +97,10 @@ class HandlerSettings(TypedDict, total=False):
     """Subscribe so that messages have offset and size (SUB_ADVANCED); ordered ones always have."""
     partitions: tuple[int, ...] | None
     """The partitions to consume; None for all."""
-    start: Position | str | Mapping[int, Position] | None
+    start: Position | str | Mapping[int, Position] | StartPositions | None
     """The position of a new channel, for all partitions or by partition; by default the end. Text such as ``earliest``
-    and ``timestamp:1700000000`` is parsed as in URLs.
+    and ``timestamp:1700000000`` is parsed as in URLs. ``nsqext.transactions.Positions`` moves the channel to the
+    positions in a database whenever a partition is subscribed to.
     """
     start_existing: bool
     """Move an existing channel to ``start`` as well, whenever this consumer opens."""
@@ -307,7 +310,7 @@ class ConsumerOptions:
     ordered: bool | None = None
     queue_position: bool = False
     partitions: tuple[int, ...] | None = None
-    start: Position | Mapping[int, Position] | None = field(default=None, converter=_position_of)
+    start: Position | Mapping[int, Position] | StartPositions | None = field(default=None, converter=_position_of)
     start_existing: bool = False
     msg_timeout: float | None = None
     sample_rate: int = 0
@@ -382,8 +385,12 @@ class ConsumerOptions:
                 raise InvalidSetting("start_existing needs start")
             return
         # imported lazily: it pulls in the HTTP client
-        from nsqext.client.consumer.position import Position
+        from nsqext.client.consumer.position import Position, StartPositions
 
+        if isinstance(self.start, StartPositions):
+            if self.start_existing:
+                raise InvalidSetting("start_existing has no effect on positions that are looked up")
+            return
         starts = self.start if isinstance(self.start, Mapping) else {0: self.start}
         for partition, position in starts.items():
             check_partition(partition)
@@ -431,7 +438,13 @@ class ConsumerOptions:
         return self.queue_position or (self.lanes is not None and not self.keys_ordered_by_server)
 
     def start_of(self, partition: int) -> Position | None:
-        """Return the start position of a partition; None leaves it to the server."""
+        """Return the start position of a partition; None leaves it to the server, or to the `start_positions`."""
         if isinstance(self.start, Mapping):
             return self.start.get(partition)
-        return self.start
+        return None if self.start_positions is not None else cast("Position | None", self.start)
+
+    @property
+    def start_positions(self) -> StartPositions | None:
+        """What is asked for the start before each subscription; None for nothing."""
+        found = self.start
+        return None if isinstance(found, Mapping) or not hasattr(found, "start_of") else cast("StartPositions", found)

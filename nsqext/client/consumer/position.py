@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal, Protocol, Self, runtime_checkable
 
 from attrs import frozen
 
@@ -14,7 +14,7 @@ from nsqext.errors import InvalidInput
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
 
-__all__ = ("Position", "check_position", "read_position")
+__all__ = ("Position", "StartPositions", "check_position", "read_position")
 
 _FUTURE = 365 * 24 * 3600.0
 
@@ -85,6 +85,21 @@ class Position:
         if self.kind == "timestamp":
             return message.timestamp >= self.value * 1_000_000_000
         return True
+
+
+@runtime_checkable
+class StartPositions(Protocol):
+    """Says where partitions are read from, for example `nsqext.transactions.Positions`."""
+
+    async def start_of(self, topic: str, channel: str, partition: int, begin: int, end: int) -> Position | None:
+        """Return where a partition has to be read from; None for the position of the channel.
+
+        Called before each subscription, with the offsets of the first retained message and behind the last one.
+
+        Raises:
+            DataLoss: the log does not contain that position; the consumer ends.
+            PartitionUnavailable: the position cannot be found out now; the consumer tries again.
+        """
 
 
 def _count(value: int) -> int:

@@ -50,10 +50,21 @@ class ChannelSeeker:
     async def apply_start(self, assignment: Assignment, view: PartitionMap, address: Address) -> None:
         """Record the start position of the options, before the first subscription to a partition.
 
+        Positions that are looked up are recorded before each one.
+
         Raises:
+            DataLoss: the log does not contain the position.
             InvalidSetting: the original NSQ has no start positions.
-            PartitionUnavailable: the request whether the channel exists failed.
+            PartitionUnavailable: the request whether the channel exists failed, or the position is not known.
         """
+        positions = self._options.start_positions
+        if positions is not None:
+            http, partition = _http(view, assignment.partition, address), assignment.partition
+            bounds = await self._channels().log_bounds(http, self._topic, partition)
+            found = await positions.start_of(self._topic, self._channel, partition, *bounds)
+            if found is not None and assignment.pending is None:
+                assignment.pending = found
+            return
         start = self._options.start_of(assignment.partition)
         if assignment.start_applied or start is None:
             return

@@ -19,6 +19,7 @@ from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequ
 from nsqext.client.consumer.subscriptions.subscription import Subscription
 from nsqext.dispatch.buckets import shared_tag
 from nsqext.errors import (
+    DataLoss,
     InvalidInput,
     InvalidPartition,
     InvalidSetting,
@@ -62,7 +63,7 @@ __all__ = ("LONGEST_POLL", "Subscriber", "SubscriberContext", "is_fatal", "is_no
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
-_FATAL = (AuthRequired, BadChannel, BadTopic, ChannelNotRegistered, InvalidInput, Unauthorized)
+_FATAL = (AuthRequired, BadChannel, BadTopic, ChannelNotRegistered, DataLoss, InvalidInput, Unauthorized)
 _FATAL_AT_FIRST = (AuthFailed, BadPartition, IdentifyFailed, InvalidCommand)
 """Settings that the server refuses. If it accepted them before, the cause is at the server, and the client retries."""
 _MISCONFIGURED = (NegotiationFailed, ProtocolError)

@@ -1,0 +1,79 @@
+"""A transaction around each call of a handler, which is committed before the message is finished."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from nsqext.client.consumer.handler_signals import Finish
+from nsqext.client.middleware import Middleware
+from nsqext.errors import InvalidInput, InvalidState
+from nsqext.transactions.statements import SqlConnection
+
+if TYPE_CHECKING:
+    from nsqext.client.consumer.message import Message
+    from nsqext.client.middleware import CallNext, Handling
+
+__all__ = ("HandlerTransaction",)
+
+S = TypeVar("S", bound=SqlConnection)
+
+
+class HandlerTransaction(Middleware, Generic[S]):
+    """What `Inbox` and `Positions` share.
+
+    Args:
+        begin: see there.
+    """
+
+    def __init__(self, begin: Callable[[], AbstractAsyncContextManager[S]]) -> None:
+        self._begin = begin
+        self._session: ContextVar[S] = ContextVar("nsqext_session")
+        self.skipped: int = 0
+        """Messages that were handled before, and skipped."""
+
+    def session(self) -> S:
+        """Return the session of the message that is being handled: ``Annotated[AsyncSession, Depends(inbox.session)]``.
+
+        Raises:
+            InvalidState: no message is being handled.
+        """
+        found = self._session.get(None)
+        if found is None:
+            raise InvalidState("no message is being handled", hint="call it in a handler with this middleware")
+        return found
+
+    async def handle(self, handling: Handling, call_next: CallNext) -> object:
+        """Call the handler in a transaction, unless the message was handled before.
+
+        Raises:
+            InvalidInput: the handler receives batches.
+            Exception: that of the handler, or of the database; nothing is committed then.
+        """
+        if handling.batch:
+            raise InvalidInput(
+                f"{type(self).__name__} cannot be used with batches", hint="use a handler of single messages"
+            )
+        finish: Finish | None = None
+        result: object = None
+        async with self._begin() as session:
+            if not await self._is_new(session, handling.channel, handling.message):
+                self.skipped += 1
+                return None
+            token = self._session.set(session)
+            try:
+                result = await call_next(handling)
+            except Finish as signal:  # the message is done: commit
+                finish = signal
+            finally:
+                self._session.reset(token)
+        if finish is not None:
+            raise finish
+        return result
+
+    @abstractmethod
+    async def _is_new(self, session: S, channel: str, message: Message) -> bool:
+        """Record a message in the transaction; return whether it was not handled before."""

@@ -1,0 +1,235 @@
+"""Handle each message of an ordered partition once: the position is committed with the effects of the handler."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from nsqext.client.consumer.handler_signals import Requeue
+from nsqext.client.consumer.position import Position
+from nsqext.errors import DataLoss, InvalidInput, InvalidSetting, PartitionUnavailable
+from nsqext.transactions.handler_transaction import HandlerTransaction, S
+from nsqext.transactions.statements import prepared
+
+if TYPE_CHECKING:
+    from nsqext.client.consumer.message import Message
+    from nsqext.client.middleware import Client
+
+__all__ = ("Positions",)
+
+_WHERE = "topic = :topic AND channel = :channel AND partition = :partition"
+_ADVANCE = f"""
+UPDATE nsqext_position SET last = :last, next = :next, identity = :identity, stored = :stored
+WHERE {_WHERE} AND next = :last
+"""  # noqa: S608
+_INSERT = """
+INSERT INTO nsqext_position (topic, channel, partition, last, next, identity, stored)
+VALUES (:topic, :channel, :partition, :last, :next, :identity, :stored) ON CONFLICT DO NOTHING
+"""
+_SELECT = f"SELECT last, next, identity, stored FROM nsqext_position WHERE {_WHERE}"  # noqa: S608
+_FORGET = "DELETE FROM nsqext_position WHERE topic = :topic AND channel = :channel"
+_REFUSED = {"tag": None, "ext_filter": None, "sample_rate": 0, "max_attempts": 0, "key_tags": 0}
+"""Settings with other values than these leave messages out, which look like lost ones."""
+
+_MOVES = 3
+"""How often a channel is moved to a message until that message is missing."""
+
+_Key = tuple[str, str, int]
+"""Topic, channel and partition."""
+
+
+class _Row(NamedTuple):
+    """The position of a partition.
+
+    Attributes:
+        last: offset of the message that was handled last.
+        next: offset of the message behind it.
+        identity: id of the last message, in hexadecimal digits.
+        stored: when the last message was stored, in nanoseconds since 1970.
+    """
+
+    last: int
+    next: int
+    identity: str
+    stored: int
+
+
+class Positions(HandlerTransaction[S]):
+    """A middleware that opens a transaction around each call of a handler, and commits the position with it.
+
+    The consumer begins behind that position, whatever the server remembers of its channel: each message has its effect
+    once, also after a change of the leader, and after the channel was emptied, skipped or deleted. One row for each
+    partition is kept. The consumer has to consume in order (an ordered topic, or ``ordered=True``), and be the only one
+    of its channel at a partition. It is given to it twice, as middleware and as start::
+
+        positions = Positions(sessions.begin)
+        consumer = Consumer("orders", "billing", lookupd, ordered=True, start=positions, middleware=[positions])
+
+    The handler takes the session of the transaction from `session`, and must neither commit it nor finish the message;
+    the middleware commits before the message is finished. A message whose handler raises is delivered again before
+    later ones. A message that was published twice has its effect twice: see `Inbox`.
+
+    Messages that the log does not contain any more, and a topic that was created again, end the consumer with
+    `DataLoss`; after `forget` it begins where the channel is.
+
+    The table is `nsqext.transactions.schema_sql`'s. It is in the database of the effects.
+
+    Args:
+        begin: opens a transaction, and commits it at the end or rolls it back after an exception:
+            ``async_sessionmaker(engine).begin`` of SQLAlchemy, or ``pool.connection`` of psycopg's pools.
+    """
+
+    def __init__(self, begin: Callable[[], AbstractAsyncContextManager[S]]) -> None:
+        super().__init__(begin)
+        self._sought: dict[_Key, _Row] = {}
+        """Rows from whose last message partitions are read again, until their first message."""
+        self._misses: Counter[_Key] = Counter()
+        """How often in succession another message came first: servers send what they had read before the move."""
+        self._lost: dict[_Key, DataLoss] = {}
+
+    def attach(self, client: Client) -> None:
+        """Check the settings of a consumer.
+
+        Raises:
+            InvalidSetting: a setting that leaves messages out, or ``start`` is not this object.
+        """
+        settings = client.settings
+        if "start" not in settings:
+            return  # a producer
+        for name, value in _REFUSED.items():
+            if settings[name] != value:
+                raise InvalidSetting(
+                    f"{name}={settings[name]!r} leaves messages out, and Positions does not",
+                    hint="use an Inbox, which keeps an identity for each message",
+                )
+        if settings["start"] is not self:
+            raise InvalidSetting(
+                "Positions has no effect without start", hint="give the same object as start and in middleware"
+            )
+
+    async def start_of(self, topic: str, channel: str, partition: int, begin: int, end: int) -> Position | None:
+        """Return where a partition has to be read from; None for the position of the channel.
+
+        Called before each subscription. The last message that was handled is read once more, which shows that the log
+        is the same.
+
+        Args:
+            topic: name of the topic.
+            channel: name of the channel.
+            partition: the partition.
+            begin: offset of the first retained message.
+            end: offset behind the last message.
+
+        Raises:
+            DataLoss: the log does not contain the message behind the last one that was handled.
+            PartitionUnavailable: the database does not respond.
+        """
+        key = topic, channel, partition
+        if key in self._lost:
+            raise self._lost.pop(key)
+        try:
+            async with self._begin() as session:
+                row = await self._row(session, key)
+        except Exception as error:
+            raise PartitionUnavailable(
+                f"its position cannot be read from the database: {error}", topic=topic, partition=partition
+            ) from error
+        self._sought.pop(key, None)
+        if row is None:
+            return None
+        if end < row.next:
+            raise _replaced(key, row, f"it ends at byte {end}")
+        if begin > row.next:
+            raise DataLoss(
+                f"the messages of {channel} from byte {row.next} to {begin} were removed before they were handled",
+                topic=topic,
+                partition=partition,
+                hint="await positions.forget(topic, channel) to go on with what is left",
+            )
+        if begin <= row.last:
+            self._sought[key] = row
+        return Position.offset(max(begin, row.last))
+
+    async def forget(self, topic: str, channel: str) -> None:
+        """Forget the positions of a channel: its consumer, opened again, begins where the channel is.
+
+        Raises:
+            Exception: those of the database.
+        """
+        async with self._begin() as session:
+            await session.execute(*prepared(session, _FORGET, {"topic": topic, "channel": channel}))
+        for key in [key for key in self._lost if key[:2] == (topic, channel)]:
+            del self._lost[key]
+
+    async def _is_new(self, session: S, channel: str, message: Message) -> bool:
+        if not message.in_order:
+            raise InvalidInput(
+                "Positions needs a consumer that receives messages in order",
+                topic=message.topic,
+                partition=message.partition,
+                hint="set ordered=True, or use an Inbox",
+            )
+        key = message.topic, channel, message.partition
+        sought = self._sought.pop(key, None)
+        if sought is not None:
+            self._check_first(key, message, sought)
+        values = {
+            **_where(key),
+            "last": message.offset,
+            "next": message.offset + message.size,
+            "identity": message.id.hex(),
+            "stored": message.timestamp,
+        }
+        if (await session.execute(*prepared(session, _ADVANCE, values))).rowcount:
+            return True
+        row = await self._row(session, key)
+        if row is None:
+            inserted: Any = await session.execute(*prepared(session, _INSERT, values))
+            return bool(inserted.rowcount)
+        if message.offset > row.last:  # the channel was moved: it has to be moved back
+            message.owner.reset(f"the channel was moved from byte {row.next} to {message.offset}")
+            raise Requeue(0)
+        known = message.timestamp <= row.stored
+        if not known or (message.offset == row.last and message.id.hex() != row.identity):
+            raise self._give_up(key, message, _replaced(key, row, f"byte {message.offset} holds a newer message"))
+        return False
+
+    def _check_first(self, key: _Key, message: Message, sought: _Row) -> None:
+        """Check that the first message after a move is the one that was handled last."""
+        if message.offset == sought.last:
+            del self._misses[key]
+            return
+        self._misses[key] += 1
+        if self._misses[key] >= _MOVES:
+            raise self._give_up(key, message, _replaced(key, sought, f"byte {sought.last} begins no message"))
+        message.owner.reset(f"byte {message.offset} was received in place of byte {sought.last}")
+        raise Requeue(0)
+
+    async def _row(self, session: S, key: _Key) -> _Row | None:
+        found: Any = await session.execute(*prepared(session, _SELECT, _where(key)))
+        row: Any = found.fetchone()
+        if inspect.isawaitable(row):
+            row = await row
+        return None if row is None else _Row(*row)
+
+    def _give_up(self, key: _Key, message: Message, error: DataLoss) -> Requeue:
+        """End the consumer with an error: it is raised by the next `start_of`."""
+        self._lost[key] = error
+        message.owner.reset(error.message)
+        return Requeue(0)
+
+
+def _where(key: _Key) -> Mapping[str, object]:
+    return {"topic": key[0], "channel": key[1], "partition": key[2]}
+
+
+def _replaced(key: _Key, row: _Row, reason: str) -> DataLoss:
+    return DataLoss(
+        f"the log is not the one of which {key[1]} has handled the message at byte {row.last}: {reason}",
+        topic=key[0],
+        partition=key[2],
+        hint="was the topic created again? await positions.forget(topic, channel) to begin where the channel is",
+    )

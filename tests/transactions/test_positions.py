@@ -1,0 +1,275 @@
+"""Positions: the place in an ordered partition is committed with the effects of the handler."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from secrets import token_hex
+from typing import Any
+
+import anyio
+import pytest
+from anyio.to_thread import run_sync
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+
+from nsqext import Admin, Consumer, Message, Position, Producer
+from nsqext.broker import Cluster
+from nsqext.errors import DataLoss, InvalidSetting
+from nsqext.transactions import Positions
+from tests.support.consumers import eventually
+from tests.support.programs import ROOT
+from tests.transactions.test_outbox import url_of
+
+pytestmark = pytest.mark.anyio
+_SECONDS = 25
+
+Sessions = async_sessionmaker[AsyncSession]
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> Iterator[str]:
+    """An ordered topic."""
+    name = f"t_{token_hex(4)}"
+    _create(cluster, name)
+    yield name
+
+
+def _create(cluster: Cluster, name: str) -> None:
+    cluster.create_topic(name, partitions=1, ordered=True, channels=["ch"])
+
+
+@pytest.fixture
+async def sessions(database: str) -> AsyncIterator[Sessions]:
+    """Sessions of a database with an empty table of effects."""
+    engine = create_async_engine(url_of(database, "async"))
+    async with engine.begin() as connection:
+        await connection.execute(text("DROP TABLE IF EXISTS effects"))
+        await connection.execute(text("CREATE TABLE effects (number INTEGER, body TEXT)"))
+    yield async_sessionmaker(engine)
+    await engine.dispose()
+
+
+class Ledger:
+    """A consumer whose handler writes each message to a table."""
+
+    def __init__(self, cluster: Cluster, topic: str, sessions: Sessions, **settings: Any) -> None:
+        self.positions: Positions[AsyncSession] = Positions(sessions.begin)
+        self.consumer = Consumer(
+            topic,
+            "ch",
+            cluster.lookupd,
+            **{
+                "start": self.positions,
+                "middleware": [self.positions],
+                "requeue_delay": 0.05,
+                "backoff": "off",
+                **settings,
+            },
+        )
+        self.sessions = sessions
+        self.failures = 0
+        self.consumer.handler(self.note)
+
+    async def note(self, message: Message) -> None:
+        session = self.positions.session()
+        await session.execute(
+            text("INSERT INTO effects SELECT count(*), :body FROM effects"), {"body": message.body.decode()}
+        )
+        if self.failures:
+            self.failures -= 1
+            raise RuntimeError("fails once")
+
+    async def effects(self) -> list[str]:
+        async with self.sessions() as session:
+            return list((await session.execute(text("SELECT body FROM effects ORDER BY number"))).scalars())
+
+    async def holds(self, *bodies: str) -> None:
+        with anyio.move_on_after(_SECONDS):
+            while await self.effects() != list(bodies):  # noqa: ASYNC110 - a table has no event
+                await anyio.sleep(0.05)
+        assert await self.effects() == list(bodies)
+
+
+async def publish(cluster: Cluster, topic: str, *bodies: str) -> None:
+    async with Producer(cluster.lookupd) as producer:
+        for body in bodies:
+            await producer.publish(topic, body.encode(), key="k")
+
+
+async def test_each_message_has_its_effect_once_and_in_order(cluster: Cluster, topic: str, sessions: Sessions) -> None:
+    ledger = Ledger(cluster, topic, sessions)
+    ledger.failures = 2
+    async with ledger.consumer:
+        await publish(cluster, topic, "a", "b", "c")
+        await ledger.holds("a", "b", "c")
+    assert ledger.failures == 0
+
+
+@pytest.mark.parametrize("change", ["deleted", "emptied", "moved back", "moved to the end"])
+async def test_a_consumer_goes_on_where_the_database_is_and_not_where_the_channel_is(
+    cluster: Cluster, topic: str, sessions: Sessions, change: str
+) -> None:
+    first = Ledger(cluster, topic, sessions)
+    async with first.consumer:
+        await publish(cluster, topic, "a", "b")
+        await first.holds("a", "b")
+    await publish(cluster, topic, "c", "d")
+    async with Admin(cluster.lookupd) as admin:
+        match change:
+            case "deleted":
+                await admin.delete_channel(topic, "ch")
+                await admin.create_channel(topic, "ch")
+            case "emptied":
+                await admin.empty_channel(topic, "ch")
+            case "moved back":
+                await admin.seek_channel(topic, "ch", Position.earliest())
+            case _:
+                await admin.seek_channel(topic, "ch", Position.latest())
+    second = Ledger(cluster, topic, sessions)
+    async with second.consumer:
+        await second.holds("a", "b", "c", "d")
+        await publish(cluster, topic, "e")
+        await second.holds("a", "b", "c", "d", "e")
+
+
+@pytest.mark.parametrize("change", ["emptied", "moved back", "moved to the end"])
+async def test_a_channel_that_is_moved_meanwhile_is_moved_back(
+    cluster: Cluster, topic: str, sessions: Sessions, change: str
+) -> None:
+    ledger = Ledger(cluster, topic, sessions, requeue_delay=0.5)
+    async with ledger.consumer, Admin(cluster.lookupd) as admin:
+        await publish(cluster, topic, "a")
+        await ledger.holds("a")
+        ledger.failures = 1
+        await publish(cluster, topic, "b", "c")
+        await eventually(lambda: not ledger.failures, _SECONDS)
+        match change:
+            case "emptied":
+                await admin.empty_channel(topic, "ch")
+            case "moved back":
+                await admin.seek_channel(topic, "ch", Position.earliest())
+            case _:
+                await admin.seek_channel(topic, "ch", Position.latest())
+        await publish(cluster, topic, "d")
+        await ledger.holds("a", "b", "c", "d")
+
+
+async def test_a_topic_that_was_created_again_ends_the_consumer(
+    cluster: Cluster, topic: str, sessions: Sessions
+) -> None:
+    ledger = Ledger(cluster, topic, sessions)
+    async with ledger.consumer:
+        await publish(cluster, topic, "a", "b")
+        await ledger.holds("a", "b")
+    for bodies in ((), ("1",), ("1", "2", "3"), ("longer than a and b", "x", "y", "z")):
+        await run_sync(lambda: cluster.delete_topic(topic))
+        await run_sync(_create, cluster, topic)
+        await publish(cluster, topic, *bodies)
+        again = Ledger(cluster, topic, sessions)
+        with pytest.raises(DataLoss, match="the log is not the one of which ch has handled"):
+            with anyio.fail_after(_SECONDS):
+                await again.consumer.serve()
+        assert await again.effects() == ["a", "b"]
+    await again.positions.forget(topic, "ch")
+    fresh = Ledger(cluster, topic, sessions)
+    async with fresh.consumer:
+        await publish(cluster, topic, "new")
+        with anyio.fail_after(_SECONDS):
+            while "new" not in await fresh.effects():  # noqa: ASYNC110 - a table has no event
+                await anyio.sleep(0.05)
+
+
+PROGRAM = """
+import os, signal, sys
+import anyio
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from nsqext import Consumer
+from nsqext.client.middleware import Middleware
+from nsqext.transactions import Positions
+
+lookupd, topic, url, line = sys.argv[1:]
+
+def die(here):
+    if here == line:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+class After(Middleware):
+    async def handle(self, handling, call_next):
+        result = await call_next(handling)
+        die("before FIN")
+        return result
+
+async def main():
+    positions = Positions(async_sessionmaker(create_async_engine(url)).begin)
+    consumer = Consumer(topic, "ch", lookupd, start=positions, middleware=[After(), positions])
+
+    @consumer.handler
+    async def note(message):
+        die("before the effect")
+        statement = text("INSERT INTO effects SELECT count(*), :body FROM effects")
+        await positions.session().execute(statement, {"body": message.body.decode()})
+        die("before the commit")
+
+    async with consumer:
+        await anyio.sleep_forever()
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.parametrize("line", ["before the effect", "before the commit", "before FIN"])
+async def test_a_process_that_is_killed_at_any_line_of_its_handler(
+    cluster: Cluster, topic: str, sessions: Sessions, database: str, line: str
+) -> None:
+    await publish(cluster, topic, "a", "b")
+    words = [sys.executable, "-c", PROGRAM, cluster.lookupd[0], topic, url_of(database, "async"), line]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    killed = await run_sync(lambda: subprocess.run(words, env=environment, timeout=_SECONDS, check=False))
+    assert killed.returncode == -signal.SIGKILL
+    ledger = Ledger(cluster, topic, sessions)
+    assert await ledger.effects() == (["a"] if line == "before FIN" else [])
+    async with ledger.consumer:
+        await ledger.holds("a", "b")
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_every_message_has_its_effect_once_through_changes_of_the_leader(sessions: Sessions) -> None:
+    with Cluster(nodes=3) as cluster:
+        cluster.create_topic("ordered", partitions=1, replicas=3, ordered=True, channels=["ch"])
+        ledger = Ledger(cluster, "ordered", sessions)
+        bodies = [str(number) for number in range(60)]
+        async with ledger.consumer:
+            for first in range(0, 60, 20):
+                await publish(cluster, "ordered", *bodies[first : first + 10])
+                killed = cluster.leader("ordered", 0)
+                await run_sync(cluster.kill, killed)
+                await publish(cluster, "ordered", *bodies[first + 10 : first + 20])
+                await run_sync(cluster.restart, killed)
+            await ledger.holds(*bodies)
+
+
+async def test_what_leaves_messages_out_is_refused(cluster: Cluster, topic: str, sessions: Sessions) -> None:
+    for name, value in {"tag": "t", "max_attempts": 3, "sample_rate": 10}.items():
+        with pytest.raises(InvalidSetting, match=f"{name}=.* leaves messages out"):
+            Ledger(cluster, topic, sessions, **{name: value})
+    with pytest.raises(InvalidSetting, match="no effect without start"):
+        Ledger(cluster, topic, sessions, start=None)
+    with pytest.raises(InvalidSetting, match="start_existing has no effect"):
+        Ledger(cluster, topic, sessions, start_existing=True)
+
+
+async def test_a_consumer_that_does_not_receive_in_order_is_refused(
+    cluster: Cluster, sessions: Sessions, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = f"t_{token_hex(4)}"
+    await run_sync(lambda: cluster.create_topic(name, partitions=1, channels=["ch"]))
+    ledger = Ledger(cluster, name, sessions)
+    async with ledger.consumer:
+        await publish(cluster, name, "a")
+        await eventually(lambda: "Positions needs a consumer that receives messages in order" in caplog.text, _SECONDS)
+    assert await ledger.effects() == []

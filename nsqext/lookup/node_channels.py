@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attrs import frozen
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nsqext.lookup.http import LookupHttp
     from nsqext.types import Address
 
-__all__ = ("ChannelConnections", "NodeChannels", "ask_node")
+__all__ = ("ChannelConnections", "LogBounds", "NodeChannels", "ask_node")
 
 _EMPTY = "commit log end of file"
 _SHOWN = 200
@@ -35,6 +35,20 @@ class ChannelConnections:
     clients: tuple[tuple[str, str], ...] = ()
     depth: int = 0
     in_flight: int = 0
+
+
+class LogBounds(NamedTuple):
+    """Byte offsets of the log of a partition.
+
+    Attributes:
+        begin: that of the first retained record.
+        end: behind the last record; those that replicas have not confirmed are included, and may be undone.
+        channel: behind the records that a channel has finished without a gap; None if it is not known.
+    """
+
+    begin: int
+    end: int
+    channel: int | None = None
 
 
 class NodeChannels:
@@ -105,15 +119,14 @@ class NodeChannels:
                 )
         return ChannelConnections()
 
-    async def log_bounds(self, node: Address, topic: str, partition: int) -> tuple[int, int]:
-        """Return the byte offsets of the first retained record of a partition, and after its last one.
-
-        The end includes records that replicas have not confirmed; they may be undone.
+    async def log_bounds(self, node: Address, topic: str, partition: int, channel: str = "") -> LogBounds:
+        """Return where the log of a partition begins and ends, and where a channel is.
 
         Args:
             node: HTTP address of the node that leads the partition.
             topic: name of the topic.
             partition: the partition.
+            channel: name of the channel; may be missing.
 
         Raises:
             PartitionUnavailable: the node does not respond, or does not lead the partition.
@@ -121,7 +134,8 @@ class NodeChannels:
         for found in await self._partitions(node, topic, partition):
             start, end = found.get("backend_start"), found.get("backend_depth")
             if found.get("is_leader") and isinstance(start, int) and isinstance(end, int):
-                return start, end
+                sizes = [one.get("depth_size") for one in found["channels"] if one.get("channel_name") == channel]
+                return LogBounds(start, end, end - sizes[0] if sizes and isinstance(sizes[0], int) else None)
         text = "the node does not lead the partition"
         raise PartitionUnavailable(text, topic=topic, partition=partition, node=str(node))
 

@@ -17,6 +17,7 @@ from nsqext.transactions.statements import prepared
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
     from nsqext.client.middleware import Client
+    from nsqext.lookup.node_channels import LogBounds
 
 __all__ = ("Positions",)
 
@@ -110,18 +111,17 @@ class Positions(HandlerTransaction[S]):
                 "Positions has no effect without start", hint="give the same object as start and in middleware"
             )
 
-    async def start_of(self, topic: str, channel: str, partition: int, begin: int, end: int) -> Position | None:
+    async def start_of(self, topic: str, channel: str, partition: int, log: LogBounds) -> Position | None:
         """Return where a partition has to be read from; None for the position of the channel.
 
-        Called before each subscription. The last message that was handled is read once more, which shows that the log
-        is the same.
+        Called before each subscription. A channel that is elsewhere is moved to the message that was handled last: that
+        it is delivered once more shows that the log is the same.
 
         Args:
             topic: name of the topic.
             channel: name of the channel.
             partition: the partition.
-            begin: offset of the first retained message.
-            end: offset behind the last message.
+            log: where the log begins and ends, and where the channel is.
 
         Raises:
             DataLoss: the log does not contain the message behind the last one that was handled.
@@ -140,18 +140,20 @@ class Positions(HandlerTransaction[S]):
         self._sought.pop(key, None)
         if row is None:
             return None
-        if end < row.next:
-            raise _replaced(key, row, f"it ends at byte {end}")
-        if begin > row.next:
+        if log.end < row.next:
+            raise _replaced(key, row, f"it ends at byte {log.end}")
+        if log.channel == row.next:
+            return None
+        if log.begin > row.next:
             raise DataLoss(
-                f"the messages of {channel} from byte {row.next} to {begin} were removed before they were handled",
+                f"the messages of {channel} from byte {row.next} to {log.begin} were removed before they were handled",
                 topic=topic,
                 partition=partition,
-                hint="await positions.forget(topic, channel) to go on with what is left",
+                hint="await positions.forget(topic, channel) to continue with what is left",
             )
-        if begin <= row.last:
+        if log.begin <= row.last:
             self._sought[key] = row
-        return Position.offset(max(begin, row.last))
+        return Position.offset(max(log.begin, row.last))
 
     async def forget(self, topic: str, channel: str) -> None:
         """Forget the positions of a channel: its consumer, opened again, begins where the channel is.
@@ -191,7 +193,7 @@ class Positions(HandlerTransaction[S]):
             return bool(inserted.rowcount)
         if message.offset > row.last:  # the channel was moved: it has to be moved back
             message.owner.reset(f"the channel was moved from byte {row.next} to {message.offset}")
-            raise Requeue(0)
+            raise Requeue(0, backoff=False)
         known = message.timestamp <= row.stored
         if not known or (message.offset == row.last and message.id.hex() != row.identity):
             raise self._give_up(key, message, _replaced(key, row, f"byte {message.offset} holds a newer message"))
@@ -206,7 +208,7 @@ class Positions(HandlerTransaction[S]):
         if self._misses[key] >= _MOVES:
             raise self._give_up(key, message, _replaced(key, sought, f"byte {sought.last} begins no message"))
         message.owner.reset(f"byte {message.offset} was received in place of byte {sought.last}")
-        raise Requeue(0)
+        raise Requeue(0, backoff=False)
 
     async def _row(self, session: S, key: _Key) -> _Row | None:
         found: Any = await session.execute(*prepared(session, _SELECT, _where(key)))
@@ -219,7 +221,7 @@ class Positions(HandlerTransaction[S]):
         """End the consumer with an error: it is raised by the next `start_of`."""
         self._lost[key] = error
         message.owner.reset(error.message)
-        return Requeue(0)
+        return Requeue(0, backoff=False)
 
 
 def _where(key: _Key) -> Mapping[str, object]:

@@ -1,4 +1,4 @@
-"""Positions in a database: a consumer goes on there, whatever happened to its channel."""
+"""Positions in a database: a consumer continues there, whatever happened to its channel."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ async def _effects(sessions: async_sessionmaker[AsyncSession], count: int) -> li
 
 @pytest.mark.parametrize("change", ["nothing", "deleted", "emptied", "moved back", "moved to the end"])
 async def test_each_message_has_its_effect_once_whatever_happened_to_the_channel(
-    cluster: ClusterUnderTest, tmp_path: Path, change: str
+    cluster_under_test: ClusterUnderTest, tmp_path: Path, change: str
 ) -> None:
-    channel, topic = f"p_{token_hex(4)}", cluster.ordered
+    channel, topic = f"p_{token_hex(4)}", cluster_under_test.ordered
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/effects.db")
     async with engine.begin() as connection:
         for statement in (*schema_sql("sqlite").split(";"), "CREATE TABLE effects (body TEXT)"):
@@ -56,10 +56,10 @@ async def test_each_message_has_its_effect_once_whatever_happened_to_the_channel
 
     bodies = [f"{channel}:{number}" for number in range(12)]
     expected: list[str] = []
-    async with Producer(cluster.lookupd) as producer, Admin(cluster.lookupd) as admin:
+    async with Producer(cluster_under_test.lookupd) as producer, Admin(cluster_under_test.lookupd) as admin:
         await admin.create_channel(topic, channel)
         for part in (bodies[:4], bodies[4:8], bodies[8:]):
-            consumer = Consumer(topic, channel, cluster.lookupd, start=positions, middleware=[positions])
+            consumer = Consumer(topic, channel, cluster_under_test.lookupd, start=positions, middleware=[positions])
             consumer.handler(handle)
             async with consumer:
                 for body in part:

@@ -110,7 +110,7 @@ async def test_each_message_has_its_effect_once_and_in_order(cluster: Cluster, t
 
 
 @pytest.mark.parametrize("change", ["deleted", "emptied", "moved back", "moved to the end"])
-async def test_a_consumer_goes_on_where_the_database_is_and_not_where_the_channel_is(
+async def test_a_consumer_continues_where_the_database_is_and_not_where_the_channel_is(
     cluster: Cluster, topic: str, sessions: Sessions, change: str
 ) -> None:
     first = Ledger(cluster, topic, sessions)

@@ -13,6 +13,7 @@ from nsqext.errors import InvalidInput
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
+    from nsqext.lookup.node_channels import LogBounds
 
 __all__ = ("Position", "StartPositions", "check_position", "read_position")
 
@@ -91,10 +92,10 @@ class Position:
 class StartPositions(Protocol):
     """Says where partitions are read from, for example `nsqext.transactions.Positions`."""
 
-    async def start_of(self, topic: str, channel: str, partition: int, begin: int, end: int) -> Position | None:
+    async def start_of(self, topic: str, channel: str, partition: int, log: LogBounds) -> Position | None:
         """Return where a partition has to be read from; None for the position of the channel.
 
-        Called before each subscription, with the offsets of the first retained message and behind the last one.
+        Called before each subscription.
 
         Raises:
             DataLoss: the log does not contain that position; the consumer ends.

@@ -60,8 +60,8 @@ class ChannelSeeker:
         positions = self._options.start_positions
         if positions is not None:
             http, partition = _http(view, assignment.partition, address), assignment.partition
-            bounds = await self._channels().log_bounds(http, self._topic, partition)
-            found = await positions.start_of(self._topic, self._channel, partition, *bounds)
+            log = await self._channels().log_bounds(http, self._topic, partition, self._channel)
+            found = await positions.start_of(self._topic, self._channel, partition, log)
             if found is not None and assignment.pending is None:
                 assignment.pending = found
             return

@@ -66,9 +66,7 @@ def serve(lookupd: str) -> bool:
         path.touch()
         environ = {**os.environ, "NSQEXT_LOOKUPD": lookupd, "ORDERS_HANDLED": str(path)}
         command = [sys.executable, "-m", "nsqext", "run", f"{Path(__file__).stem}:app", "--workers", "3"]
-        service = subprocess.Popen(  # noqa: S603 - this program itself
-            [*command, "--ready-file", str(ready)], env=environ, cwd=Path(__file__).parent
-        )
+        service = subprocess.Popen([*command, "--ready-file", str(ready)], env=environ, cwd=Path(__file__).parent)
         try:
             while not ready.exists() and service.poll() is None:
                 time.sleep(0.1)

@@ -12,10 +12,10 @@ import anyio.lowlevel
 import psycopg
 import pytest
 
+from examples.orders.postgres import postgres_server
 from nsqext import Admin, Producer
 from nsqext.broker import Cluster
 from tests.support.consumers import eventually
-from tests.support.postgres import postgres_server
 from tests.support.programs import ROOT
 
 BODIES = [b"order %d" % number for number in range(600)]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from examples.orders.postgres import postgres_server
 from nsqext.broker import Cluster
 from nsqext.transactions import OutboxStore
-from tests.support.postgres import postgres_server
 
 
 @pytest.fixture

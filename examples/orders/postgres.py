@@ -1,4 +1,4 @@
-"""A PostgreSQL server that belongs to one test: its own data, a Unix socket, no port."""
+"""A throw-away PostgreSQL server: its own data, a Unix socket, no port."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def _program(name: str) -> str:
     """Return the path of a program of the server, which Debian's packages keep out of PATH."""
     versions = sorted(Path(_PACKAGED).glob(f"*/bin/{name}"), key=lambda path: int(path.parts[-3]))
     found = str(versions[-1]) if versions else shutil.which(name)
-    assert found is not None, f"{name} is missing: install PostgreSQL (apt-get install postgresql)"
+    if found is None:
+        raise SystemExit(f"{name} is missing: install PostgreSQL (apt-get install postgresql)")
     return found
 
 
@@ -61,5 +62,6 @@ def _wait_ready(server: subprocess.Popen[bytes], address: str, log: Path) -> Non
     ready = (_program("pg_isready"), "-q", "-d", address)
     deadline = time.monotonic() + _START
     while subprocess.run(ready, check=False).returncode != 0:
-        assert server.poll() is None and time.monotonic() < deadline, log.read_text(errors="replace")
+        if server.poll() is not None or time.monotonic() > deadline:
+            raise SystemExit(f"PostgreSQL did not start: {log.read_text(errors='replace')}")
         time.sleep(0.05)

@@ -1,0 +1,1 @@
+"""Orders in PostgreSQL: an outbox, three workers, and an inbox."""

@@ -71,7 +71,7 @@ async def test_a_partition_that_was_added_by_another_process_is_asked_for(
         Producer(cluster.lookupd) as producer,
     ):
         await producer.publish(topic, b"before", partition=0)
-        monkeypatch.setattr("nsqext.admin.admin.topic_changed", lambda topic: None)
+        monkeypatch.setattr("nsqext.admin.topics.topic_changed", lambda topic: None)
         await admin.expand_topic(topic, 2)
         assert (await producer.publish(topic, b"after", partition=1)).partition == 1
 

@@ -1,0 +1,338 @@
+"""Methods of the administration client that list and change topics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import anyio
+
+from nsqext.admin.channels import ChannelAdmin
+from nsqext.admin.requests import ask_all, generation_of, http_of, unsupported
+from nsqext.admin.results import TopicInfo
+from nsqext.admin.topic_creation import NewTopic, create_topic, expand_topic, wait_offered, wait_writable
+from nsqext.arguments import check_number, check_time
+from nsqext.errors import InvalidInput, PartitionUnavailable, TopicNotFound
+from nsqext.lookup.metadata import topic_changed
+from nsqext.protocol.names import MAX_PARTITIONS, check_channel, check_topic
+
+__all__ = ("TopicAdmin",)
+
+_MAX_RETENTION_DAYS = 60  # limits of the server
+_MAX_SYNC_EVERY = 4000
+
+
+class TopicAdmin(ChannelAdmin):
+    """Methods of `nsqext.Admin` for topics."""
+
+    async def topics(self) -> dict[str, TopicInfo]:
+        """Return every topic by name, sorted.
+
+        Raises:
+            LookupFailed: no lookup node returned a usable response.
+        """
+        requests = self._open()
+        names = await requests.client.topics()
+        found, failed = await ask_all(names, self.topic)
+        for error in failed.values():
+            if not isinstance(error, TopicNotFound):  # deleted since it was listed
+                raise error
+        return {name: found[name] for name in names if name in found}
+
+    async def topic(self, topic: str) -> TopicInfo:
+        """Return a topic.
+
+        Raises:
+            InvalidName: the name is not valid.
+            TopicNotFound: lookup does not know the topic.
+            LookupFailed: no lookup node returned a usable response.
+        """
+        where, channels = await self._open().find_with_channels(topic)
+        nodes = tuple(sorted({*where.leaders.values(), *where.nodes}))
+        generation = generation_of(where)
+        meta = where.meta if generation == "ha" else None
+        return TopicInfo(topic, generation, meta, dict(sorted(where.leaders.items())), nodes, channels)
+
+    async def channels(self, topic: str) -> tuple[str, ...]:
+        """Return the names of a topic's channels, sorted; raises the errors of `topic`."""
+        return (await self.topic(topic)).channels
+
+    async def create_topic(
+        self,
+        topic: str,
+        *,
+        partitions: int = 1,
+        replicas: int = 1,
+        extend: bool = False,
+        ordered: bool = False,
+        multipart: bool = False,
+        channels: Iterable[str] = (),
+        exist_ok: bool = False,
+        wait: float = 150.0,
+    ) -> None:
+        """Create a topic, and return once every partition has a leader that accepts publishes and the channels exist.
+
+        The redesigned NSQ refuses publishes to a topic without channels: give ``channels``, or start a consumer before
+        the first publish. On the original generation the topic is created on every node, and all options except the
+        names are ignored.
+
+        Args:
+            topic: name of the topic.
+            partitions: number of partitions, 1 to 254.
+            replicas: copies of each partition, 1 to 5.
+            extend: messages may carry JSON extend headers.
+            ordered: consumers receive the messages of a partition in order; one node may hold several partitions.
+            multipart: one node may hold several partitions.
+            channels: channels to create.
+            exist_ok: an existing topic is not an error; its partitions and flags stay as they are.
+            wait: seconds to wait until the topic accepts publishes; a real cluster may take two minutes. With 0 it does
+                not wait, and ``channels`` must be empty.
+
+        Raises:
+            InvalidInput: a name or number is invalid, or the topic exists.
+            LookupFailed: the cluster refused to create the topic, or no lookup node responded.
+            PartitionUnavailable: the topic was created, but did not accept publishes in time.
+        """
+        requests = self._open()
+        if isinstance(channels, str):
+            raise InvalidInput(f"channels={channels!r} is one text", topic=topic, hint=f"give channels=[{channels!r}]")
+        names = [check_channel(channel) for channel in channels]
+        if names and wait <= 0:
+            raise InvalidInput("channels are created once the topic has leaders", topic=topic, hint="give wait > 0")
+        new = NewTopic(
+            check_topic(topic),
+            check_number("partitions", partitions, 1, MAX_PARTITIONS, InvalidInput),
+            check_number("replicas", replicas, 1, 5, InvalidInput),
+            extend=extend,
+            ordered=ordered,
+            multipart=multipart,
+        )
+        await create_topic(requests, new, exist_ok=exist_ok)
+        if wait > 0:
+            with anyio.move_on_after(wait) as scope:
+                await wait_writable(requests, topic)
+                for name in names:
+                    await self.create_channel(topic, name)
+                if names:
+                    await wait_offered(requests, topic)
+            if scope.cancelled_caught:
+                raise PartitionUnavailable(
+                    f"the topic was created, but does not accept publishes after {wait:g} s",
+                    topic=topic,
+                    hint="are enough nodes up?",
+                )
+
+    async def delete_topic(self, topic: str, *, missing_ok: bool = False) -> None:
+        """Delete a topic with all its messages and channels.
+
+        Args:
+            topic: name of the topic.
+            missing_ok: a missing topic is not an error.
+
+        Raises:
+            InvalidName: the name is not valid.
+            TopicNotFound: lookup does not know the topic.
+            LookupFailed: refused, or no lookup node responds.
+            ConnectionFailed: a node of the original generation does not respond.
+        """
+        requests = self._open()
+        try:
+            where = await requests.find(topic)
+        except TopicNotFound:
+            if missing_ok:
+                return
+            raise
+        await requests.change_lookup("/topic/delete", {"topic": topic, "partition": "**"})
+        for node in where.nodes:
+            await requests.post(http_of(where, node), "/topic/delete", {"topic": topic})
+        topic_changed(topic)
+
+    async def upgrade_topic(self, topic: str) -> None:
+        """Give an existing topic of the redesigned NSQ extend support: headers, tags and keys. It cannot be undone.
+
+        Returns once lookup reports it. Producers and consumers of this process use it at once, others with their next
+        poll of the lookup service.
+
+        Raises:
+            TopicNotFound: lookup does not know the topic.
+            OperationNotSupported: the topic is on the original generation.
+            LookupFailed: refused, or no lookup node responds.
+        """
+        requests = self._open()
+        where = await requests.find(topic)
+        if generation_of(where) == "nsq":
+            raise unsupported("upgrade_topic", "the original NSQ has no extend headers", topic)
+        if where.meta.extend_support:
+            return
+        await requests.change_lookup("/topic/meta/update", {"topic": topic, "upgradeext": "true"})
+
+        async def check() -> None:
+            if not (await requests.find(topic)).meta.extend_support:
+                raise PartitionUnavailable("lookup does not report extend support yet", topic=topic)
+
+        await requests.settled(check, topic)
+        topic_changed(topic)
+
+    async def set_topic(
+        self,
+        topic: str,
+        *,
+        replicas: int | None = None,
+        retention_days: int | None = None,
+        sync_every: int | None = None,
+        registered_channels_only: bool | None = None,
+    ) -> None:
+        """Change settings of a topic of the redesigned NSQ; None leaves a setting as it is.
+
+        Returns once lookup reports those that it shows: the number of replicas and whether channels are registered.
+        Replicas are added and removed afterwards, in the background.
+
+        Args:
+            topic: the topic.
+            replicas: copies of each partition, 1 to 5.
+            retention_days: days for which consumed messages are kept, 1 to 60.
+            sync_every: messages after which a node flushes the queue to its disk, 1 to 4000.
+            registered_channels_only: consumers cannot create channels; `create_channel` registers them.
+
+        Raises:
+            InvalidInput: a number is not valid, or no setting is given.
+            TopicNotFound: lookup does not know the topic.
+            OperationNotSupported: the topic is on the original generation.
+            LookupFailed: refused, for example because there are too few nodes, or no lookup node responds.
+            PartitionUnavailable: lookup does not report the change in time.
+        """
+        params: dict[str, str | int] = {"topic": topic}
+        if replicas is not None:
+            params["replicator"] = check_number("replicas", replicas, 1, 5, InvalidInput)
+        if retention_days is not None:
+            params["retention"] = check_number("retention_days", retention_days, 1, _MAX_RETENTION_DAYS, InvalidInput)
+        if sync_every is not None:
+            params["syncdisk"] = check_number("sync_every", sync_every, 1, _MAX_SYNC_EVERY, InvalidInput)
+        if registered_channels_only is not None:
+            params["disable_channel_auto_create"] = "true" if registered_channels_only else "false"
+        if len(params) == 1:
+            raise InvalidInput("no setting to change is given", topic=topic)
+        requests = self._open()
+        if generation_of(await requests.find(topic)) == "nsq":
+            raise unsupported("set_topic", "topics of the original NSQ have no settings", topic)
+        await requests.change_lookup("/topic/meta/update", params)
+
+        async def check() -> None:
+            meta = (await requests.find(topic)).meta
+            shown = (meta.replica, meta.disable_channel_auto_create)
+            wanted = (replicas, registered_channels_only)
+            if any(value is not None and value != now for value, now in zip(wanted, shown, strict=True)):
+                raise PartitionUnavailable("lookup does not report the change yet", topic=topic)
+
+        await requests.settled(check, topic)
+        topic_changed(topic)
+
+    async def expand_topic(self, topic: str, partitions: int, *, wait: float = 300.0) -> None:
+        """Raise the number of partitions of a topic of the redesigned NSQ.
+
+        Returns once every new partition accepts publishes and has the channels of the topic: the server creates it
+        without channels, and lookup does not offer such a partition to producers. Producers and consumers of this
+        process use the new partitions at once, others with their next poll of the lookup service.
+
+        Args:
+            topic: the topic.
+            partitions: number of partitions, at least that of the topic, at most 254.
+            wait: seconds to wait until the new partitions accept publishes; a real cluster may take four minutes, of
+                which it refuses to expand topics for the first ones while other partitions are being placed.
+
+        Raises:
+            InvalidInput: the number is not valid.
+            TopicNotFound: lookup does not know the topic.
+            OperationNotSupported: the topic is on the original generation.
+            LookupFailed: refused, or no lookup node responds.
+            PartitionUnavailable: the cluster was not stable in time, or the topic was expanded and a new partition did
+                not accept publishes in time. The same call can be repeated.
+        """
+        number = check_number("partitions", partitions, 1, MAX_PARTITIONS, InvalidInput)
+        check_time("wait", wait)
+        requests = self._open()
+        where, channels = await requests.find_with_channels(topic)
+        if generation_of(where) == "nsq":
+            raise unsupported("expand_topic", "the original NSQ has no partitions", topic)
+        sent = False
+        with anyio.move_on_after(wait) as scope:
+            await expand_topic(requests, topic, number)
+            sent = True
+            await wait_writable(requests, topic, number)
+            for channel in channels:
+                await self.create_channel(topic, channel)
+            if channels:
+                await wait_offered(requests, topic)
+        topic_changed(topic)
+        if scope.cancelled_caught:
+            if not sent:
+                raise PartitionUnavailable(f"not expanded: the cluster is unstable for {wait:g} s", topic=topic)
+            raise PartitionUnavailable(
+                f"the topic was expanded, but not every partition accepts publishes after {wait:g} s",
+                topic=topic,
+                hint="are enough nodes up? The same call can be repeated",
+            )
+
+    async def pause_topic(self, topic: str) -> None:
+        """Stop a topic of the original generation from passing messages to its channels.
+
+        Raises:
+            OperationNotSupported: the redesigned NSQ pauses channels only.
+            TopicNotFound: lookup does not know the topic.
+            ConnectionFailed: a node does not respond.
+        """
+        await self._switch_topic(topic, "pause")
+
+    async def unpause_topic(self, topic: str) -> None:
+        """Make a paused topic pass messages to its channels again; raises the errors of `pause_topic`."""
+        await self._switch_topic(topic, "unpause")
+
+    async def _switch_topic(self, topic: str, action: str) -> None:
+        requests = self._open()
+        where = await requests.find(topic)
+        if generation_of(where) == "ha":
+            raise unsupported(f"{action}_topic", "the redesigned NSQ pauses channels, not topics", topic)
+        for node in where.nodes:
+            await requests.post(http_of(where, node), f"/topic/{action}", {"topic": topic})
+
+    async def empty_topic(self, topic: str) -> None:
+        """Discard the messages that wait in a topic and in all its channels.
+
+        On the redesigned NSQ, where channels read from a log, every channel skips to the end of the log.
+
+        Raises:
+            TopicNotFound: lookup does not know the topic.
+            PartitionUnavailable: a partition has no leader in time.
+            ConnectionFailed: a node of the original generation does not respond.
+        """
+        requests = self._open()
+        where = await requests.find(topic)
+        for channel in await self.channels(topic):
+            await self.empty_channel(topic, channel)
+        for node in where.nodes:
+            await requests.post(http_of(where, node), "/topic/empty", {"topic": topic})
+
+    async def tombstone(self, topic: str, node: str, *, restore: bool = False) -> None:
+        """Hide a topic's node temporarily from consumers and producers, so that it can be taken out of service.
+
+        Args:
+            topic: the topic.
+            node: ``host:port`` of the node's HTTP side.
+            restore: show a hidden node again. The original NSQ shows it by itself after a while, 45 s by default.
+
+        Raises:
+            InvalidInput: lookup knows no such node.
+            TopicNotFound: lookup does not know the topic.
+            OperationNotSupported: ``restore``, and the topic is on the original generation.
+            LookupFailed: refused, or no lookup node responds.
+        """
+        requests = self._open()
+        if generation_of(await requests.find(topic)) == "nsq" and restore:
+            raise unsupported("tombstone(restore=True)", "the original NSQ shows a hidden node again by itself", topic)
+        known = sorted(str(info.http) for info in await requests.client.nodes())
+        if node not in known:  # servers ignore an unknown node
+            raise InvalidInput(
+                f"no node has the HTTP address {node!r}", topic=topic, hint=f"known are {', '.join(known)}"
+            )
+        params: dict[str, str | int] = {"topic": topic, "node": node}
+        await requests.change_lookup("/topic/tombstone", params | {"restore": "true"} if restore else params)
+        topic_changed(topic)

@@ -6,37 +6,178 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nsqext.admin.base import AdminBase
+from nsqext.admin.channel_creation import create_dispatched_channel
 from nsqext.admin.requests import http_of
 from nsqext.admin.stats import topic_stats
-from nsqext.errors import InvalidInput
+from nsqext.arguments import check_number
+from nsqext.errors import InvalidInput, LookupFailed
 from nsqext.protocol.names import check_channel
+from nsqext.protocol.record import COUNTER_BITS
 
 if TYPE_CHECKING:
+    from nsqext.admin.requests import ClusterRequests
     from nsqext.client.consumer.position import Position
     from nsqext.lookup.partition_map import PartitionMap
     from nsqext.types import Address
 
 __all__ = ("ChannelAdmin",)
 
+_MAX_RATE = 100 * 1024 * 1024  # KiB a second
+_MAX_HOURS = 365 * 24
+_MAX_READY = 50_000  # the servers' own limit
+_ID_BYTES = 16
+_LARGEST_ID = 2**63 - 1
+
 
 class ChannelAdmin(AdminBase):
     """Methods of `nsqext.Admin` for channels."""
 
-    async def create_channel(self, topic: str, channel: str) -> None:
+    async def create_channel(
+        self, topic: str, channel: str, *, dispatch: str | None = None, key_header: str | None = None
+    ) -> None:
         """Create a channel on every partition, starting after the stored messages. An existing one is not changed.
+
+        Args:
+            topic: the topic.
+            channel: the channel.
+            dispatch: how messages are distributed to all consumers of the channel, ``shared`` or ``key_failover``; an
+                existing channel without consumers is changed. By default the first consumer chooses. Only servers with
+                the Key_Failover extension can do this, of which the embedded cluster is one.
+            key_header: extend header that carries the key of a ``key_failover`` channel.
 
         Raises:
             InvalidName: a name is not valid.
+            InvalidInput: ``dispatch`` is unknown, ``key_header`` would be ignored, or the channel has consumers with
+                another dispatch.
             TopicNotFound: lookup does not know the topic.
+            OperationNotSupported: the servers do not know ``dispatch``.
             PartitionUnavailable: a partition has no leader in time.
         """
         check_channel(channel)
         requests = self._open()
+        if dispatch is not None or key_header is not None:
+            await create_dispatched_channel(requests, topic, channel, dispatch, key_header)
+            return
         where = await requests.find(topic)
         if where.meta.disable_channel_auto_create or not where.leaders:
-            await requests.change_lookup("/channel/create", {"topic": topic, "channel": channel})
+            await _register(requests, topic, channel)
         if not where.meta.disable_channel_auto_create:
             await requests.change_channel("create", topic, channel)
+
+    async def set_channel(
+        self, topic: str, channel: str, *, ordered: bool | None = None, rate_limit_kib: int | None = None
+    ) -> None:
+        """Change settings of a channel of the redesigned NSQ; None leaves a setting as it is.
+
+        Nodes keep the rate limit in memory only: it ends when a node restarts, or another one becomes the leader.
+
+        Args:
+            topic: the topic.
+            channel: the channel.
+            ordered: deliver one message of a partition at a time. False disconnects the consumers of an ordered
+                channel; a consumer that requests order makes it ordered again.
+            rate_limit_kib: KiB a second that each partition delivers, in bodies of more than 1 KiB; smaller messages
+                are not limited. The servers' default is 102,400, and there is no unlimited.
+
+        Raises:
+            InvalidInput: a name or a number is not valid, the channel does not exist, or no setting is given.
+            OperationNotSupported: the topic is on the original generation.
+            TopicNotFound: lookup does not know the topic.
+            PartitionUnavailable: a partition has no leader in time.
+        """
+        changes: list[tuple[str, dict[str, str | int]]] = []
+        if ordered is not None:
+            changes.append(("setorder", {"order": "true" if ordered else "false"}))
+        if rate_limit_kib is not None:
+            rate = check_number("rate_limit_kib", rate_limit_kib, 1, _MAX_RATE, InvalidInput)
+            changes.append(("ratelimit", {"ratekilobytes": rate}))
+        if not changes:
+            raise InvalidInput("no setting to change is given", topic=topic)
+        requests = self._open()
+        for action, extra in changes:
+            await requests.change_channel(action, topic, channel, ha_only="set_channel", extra=extra)
+
+    async def limit_consumers(self, topic: str, channel: str, ready: int, *, address_prefix: str = "") -> None:
+        """Limit the messages in flight at connected consumers of a channel of the redesigned NSQ, whatever their RDY.
+
+        Consumers that connect later are not limited.
+
+        Args:
+            topic: the topic.
+            channel: the channel.
+            ready: messages in flight at each connection, at most; 0 stops delivery to it, 50,000 is the default.
+            address_prefix: beginning of the ``host:port`` of the consumers; by default all are limited.
+
+        Raises:
+            InvalidInput: a name or the number is not valid, or the channel does not exist.
+            OperationNotSupported, TopicNotFound, PartitionUnavailable: see `set_channel`.
+        """
+        number = check_number("ready", ready, 0, _MAX_READY, InvalidInput)
+        extra: dict[str, str | int] = {"ready": number, "client_prefix": address_prefix}
+        await self._open().change_channel("setclientlimit", topic, channel, ha_only="limit_consumers", extra=extra)
+
+    async def finish_message(self, topic: str, channel: str, message: bytes | int) -> None:
+        """Finish a message that is in flight or deferred in a channel of the redesigned NSQ, for any consumer.
+
+        Args:
+            topic: the topic.
+            channel: the channel.
+            message: id of the message: 16 bytes, as in `nsqext.Message`, or the number of a traced publish's receipt.
+
+        Raises:
+            InvalidInput: the id is not valid, the channel does not exist, or it has no such message in flight.
+            OperationNotSupported, TopicNotFound, PartitionUnavailable: see `set_channel`.
+        """
+        number = _internal_id(message)
+
+        async def finish(where: PartitionMap, partition: int, node: Address) -> None:
+            params: dict[str, str | int] = {"topic": topic, "channel": channel, "partition": partition}
+            params["msgid"] = number
+            await requests.post(http_of(where, node), "/message/finish", params)
+
+        requests = self._open()
+        partition = number >> COUNTER_BITS
+        await requests.at_leaders(topic, channel, finish, partitions=[partition], operation="finish_message")
+
+    async def redeliver_unfinished(self, topic: str, channel: str) -> None:
+        """Make a channel of the redesigned NSQ read again from its confirmed position: when it is stuck.
+
+        Messages behind this position that are finished are not delivered again; those in flight may be delivered twice.
+        It has no effect on channels that are paused, skipped or ordered.
+
+        Raises:
+            InvalidInput, OperationNotSupported, TopicNotFound, PartitionUnavailable: see `set_channel`.
+        """
+        await self._open().change_channel("fixconfirmed", topic, channel, ha_only="redeliver_unfinished")
+
+    async def empty_delayed(self, topic: str, channel: str) -> None:
+        """Discard the delayed messages of a channel of the redesigned NSQ, in memory and in the delayed queue.
+
+        Raises:
+            InvalidInput, OperationNotSupported, TopicNotFound, PartitionUnavailable: see `set_channel`.
+        """
+        requests = self._open()
+        for action in ("finishmemdelayed", "emptydelayed"):
+            await requests.change_channel(action, topic, channel, ha_only="empty_delayed")
+
+    async def deliver_delayed(self, topic: str, channel: str, *, within_hours: int = 1) -> None:
+        """Deliver messages of the delayed queue of a channel of the redesigned NSQ now, before they are due.
+
+        The queue has messages with long delays; those that wait in memory, for minutes at most, stay there. Consumers
+        return messages of which they know when they are due: delayed publishes, and those that they requeued themselves
+        for more than 15 minutes.
+
+        Args:
+            topic: the topic.
+            channel: the channel.
+            within_hours: messages that are due within so many hours, 0 to 8,760.
+
+        Raises:
+            InvalidInput, OperationNotSupported, TopicNotFound, PartitionUnavailable: see `set_channel`.
+        """
+        hours = check_number("within_hours", within_hours, 0, _MAX_HOURS, InvalidInput)
+        extra: dict[str, str | int] = {"offset": hours}
+        await self._open().change_channel("requeuedelayed", topic, channel, ha_only="deliver_delayed", extra=extra)
 
     async def delete_channel(self, topic: str, channel: str, *, missing_ok: bool = False) -> None:
         """Delete a channel with its position and its waiting messages, on every partition.
@@ -96,11 +237,11 @@ class ChannelAdmin(AdminBase):
             OperationNotSupported: the topic is on the original generation.
             InvalidInput, TopicNotFound, PartitionUnavailable: see `pause_channel`.
         """
-        await self._open().change_channel("skip", topic, channel, ha_only=True)
+        await self._open().change_channel("skip", topic, channel, ha_only="skip_channel")
 
     async def unskip_channel(self, topic: str, channel: str) -> None:
         """Make a channel deliver messages again; raises the errors of `skip_channel`."""
-        await self._open().change_channel("unskip", topic, channel, ha_only=True)
+        await self._open().change_channel("unskip", topic, channel, ha_only="unskip_channel")
 
     async def seek_channel(
         self, topic: str, channel: str, position: Position, *, partitions: Sequence[int] | None = None
@@ -129,3 +270,20 @@ class ChannelAdmin(AdminBase):
             await channels.move(http_of(where, node), topic, number, channel, str(position))
 
         await requests.at_leaders(topic, channel, move, partitions=partitions, operation="seek_channel")
+
+
+async def _register(requests: ClusterRequests, topic: str, channel: str) -> None:
+    try:
+        await requests.change_lookup("/channel/create", {"topic": topic, "channel": channel})
+    except LookupFailed as error:
+        if "already registered" not in error.message:
+            raise
+
+
+def _internal_id(message: bytes | int) -> int:
+    """Return the number of a message; its upper bits are the partition."""
+    if isinstance(message, int):
+        return check_number("message", message, 1, _LARGEST_ID, InvalidInput)
+    if not isinstance(message, bytes) or len(message) != _ID_BYTES:
+        raise InvalidInput(f"message={message!r} is no message id", hint="give its 16 bytes, or its number")
+    return check_number("message", int.from_bytes(message[:8], "big"), 1, _LARGEST_ID, InvalidInput)

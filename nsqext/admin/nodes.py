@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Literal
+
+import orjson
 
 from nsqext.admin.base import AdminBase
+from nsqext.admin.node_changes import change_everywhere, cluster_generation, node_id, node_info, option
 from nsqext.admin.stats import node_statuses
+from nsqext.errors import InvalidInput, OperationNotSupported
 
 if TYPE_CHECKING:
+    from nsqext.admin.requests import ClusterRequests
     from nsqext.admin.results import NodeStatus
 
 __all__ = ("NodeAdmin",)
+
+# both generations have these; the redesigned one numbers them
+_LEVELS = {"error": 0, "warning": 1, "info": 2, "debug": 3}
+_ORIGINAL_LEVELS = {"warning": "warn"}
+
+_COLONS_OF_ID = 3
+_OPTION = re.compile("[a-z0-9_]{1,100}")
 
 
 class NodeAdmin(AdminBase):
@@ -23,3 +36,116 @@ class NodeAdmin(AdminBase):
             LookupFailed: no lookup node returned a usable response.
         """
         return await node_statuses(self._open())
+
+    async def remove_node(self, node: str) -> None:
+        """Make a cluster of the redesigned NSQ move all partitions of a node to other nodes, before it is shut down.
+
+        Returns once the cluster has accepted it. It moves one partition after the other, a real cluster begins within
+        30 s; `nodes` shows the topics that are left. It can be undone only by a restart of the lookup leader, and
+        partitions that no other node can hold stay.
+
+        Args:
+            node: ``host:port`` of its TCP side; or its id in the cluster, if it does not respond any more.
+
+        Raises:
+            InvalidInput: lookup lists no such node.
+            OperationNotSupported: the cluster is of the original generation.
+            ConnectionFailed: the node does not respond.
+            LookupFailed: refused, or no lookup node responds.
+        """
+        requests = self._open()
+        await self._check_ha(requests, "remove_node")
+        identity = node if node.count(":") == _COLONS_OF_ID else await node_id(requests, node)
+        await requests.change_lookup("/cluster/node/remove", {"remove_node": identity})
+
+    async def disable_writes(self, *, ordered_only: bool = False) -> None:
+        """Make all nodes of the redesigned NSQ refuse publishes, until `enable_writes`.
+
+        Nodes and lookup nodes keep this in memory: one that restarts accepts publishes again.
+
+        Args:
+            ordered_only: refuse publishes to ordered topics only.
+
+        Raises:
+            OperationNotSupported: the cluster is of the original generation.
+            ConnectionFailed, PartitionUnavailable: a node does not respond; the others are changed.
+            LookupFailed: no lookup node responds.
+        """
+        await self._set_writes("disable_writes", "ordered" if ordered_only else "all")
+
+    async def enable_writes(self) -> None:
+        """Make all nodes accept publishes again; raises the errors of `disable_writes`."""
+        await self._set_writes("enable_writes", "none")
+
+    async def _set_writes(self, operation: str, kind: str) -> None:
+        requests = self._open()
+        await self._check_ha(requests, operation)
+        await change_everywhere(requests, "/disable/write", {"type": kind}, lookupd=True)
+
+    async def set_log_level(self, level: Literal["error", "warning", "info", "debug"]) -> None:
+        """Set the log level of all nsqd nodes, and of the lookup nodes of the redesigned NSQ, until they restart.
+
+        Raises:
+            InvalidInput: the level is unknown.
+            ConnectionFailed, PartitionUnavailable: a node does not respond; the others are changed.
+            LookupFailed: no lookup node responds.
+        """
+        if level not in _LEVELS:
+            raise InvalidInput(f"level={level!r} is none of {', '.join(_LEVELS)}")
+        requests = self._open()
+        infos = await requests.client.nodes()
+        if cluster_generation(infos) == "ha":
+            await change_everywhere(requests, "/loglevel/set", {"loglevel": _LEVELS[level]}, lookupd=True)
+            return
+        for info in infos:
+            await option(requests, info, "log_level", _ORIGINAL_LEVELS.get(level, level).encode())
+
+    async def node_option(self, node: str, name: str) -> object:
+        """Return an option of an nsqd of either generation, as its JSON value; times are nanoseconds.
+
+        Args:
+            node: ``host:port`` of its TCP side.
+            name: name of the option: that of its flag, with underscores.
+
+        Raises:
+            InvalidInput: lookup lists no such node, or it has no such option.
+            ConnectionFailed: the node does not respond.
+            LookupFailed: no lookup node responds.
+        """
+        requests = self._open()
+        return await option(requests, await node_info(requests, node), _option_name(name))
+
+    async def set_node_option(self, node: str, name: str, value: object) -> object:
+        """Change an option of an nsqd until it restarts, and return its new value.
+
+        Nodes accept few options: ``log_level`` and ``nsqlookupd_tcp_addresses``, and on the redesigned NSQ ``verbose``,
+        ``allow_ext_compatible``, ``allow_sub_ext_compatible``, ``max_conn_for_client`` and ``max_pub_waiting_size``.
+
+        Args:
+            node: ``host:port`` of its TCP side.
+            name: name of the option.
+            value: the value: a text is sent as it is, anything else as JSON.
+
+        Raises:
+            InvalidInput: lookup lists no such node, or it refuses the option or the value.
+            ConnectionFailed: the node does not respond.
+            LookupFailed: no lookup node responds.
+        """
+        try:
+            sent = value.encode() if isinstance(value, str) else orjson.dumps(value)
+        except TypeError as error:
+            raise InvalidInput(f"{name}={value!r} cannot be sent as JSON: {error}", node=node) from None
+        if not sent:
+            raise InvalidInput(f"{name} is empty", node=node, hint="nodes refuse an empty value")
+        requests = self._open()
+        return await option(requests, await node_info(requests, node), _option_name(name), sent)
+
+    async def _check_ha(self, requests: ClusterRequests, operation: str) -> None:
+        if cluster_generation(await requests.client.nodes()) == "nsq":
+            raise OperationNotSupported(f"{operation} is not supported: the original NSQ cannot do this")
+
+
+def _option_name(name: str) -> str:
+    if not _OPTION.fullmatch(name):
+        raise InvalidInput(f"{name!r} is no name of an option", hint="write it as the flag, with underscores")
+    return name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
@@ -39,6 +40,8 @@ _AT_ONCE = 16  # concurrent requests
 
 # error codes of a node that is not the leader of the partition, or not yet
 _UNSETTLED = ("E_FAILED_ON_NOT_LEADER", "E_FAILED_ON_NOT_WRITABLE", "E_TOPIC_NOT_EXIST", "TOPIC_NOT_FOUND")
+
+_NOT_IN_FLIGHT = "not in flight"  # status 500 of a message that the channel does not have in flight
 
 
 class ClusterRequests:
@@ -129,7 +132,7 @@ class ClusterRequests:
             "partition": None if partition is None else int(partition),
             "node": str(address),
         }
-        if text.startswith(_UNSETTLED) or status >= 500:
+        if text.startswith(_UNSETTLED) or (status >= 500 and _NOT_IN_FLIGHT not in text):
             raise PartitionUnavailable(f"{path} was refused with {status} {text}", **where)
         hint = "check the name of the channel, or create it" if text.startswith("CHANNEL_NOT_FOUND") else None
         raise InvalidInput(f"{path} was refused with {status} {text}", **where, hint=hint)
@@ -204,20 +207,29 @@ class ClusterRequests:
 
         await self.settled(attempt, topic)
 
-    async def change_channel(self, action: str, topic: str, channel: str, *, ha_only: bool = False) -> None:
+    async def change_channel(
+        self,
+        action: str,
+        topic: str,
+        channel: str,
+        *,
+        ha_only: str | None = None,
+        extra: Mapping[str, str | int] = MappingProxyType({}),
+    ) -> None:
         """Change a channel on the leader of each partition, or on each node of a topic of the original NSQ.
 
         Args:
             action: last part of the path of the request.
             topic: the topic.
             channel: the channel.
-            ha_only: the original NSQ cannot do this.
+            ha_only: the operation to name in the error of the original NSQ, which cannot do this; None if it can.
+            extra: further arguments of the request.
         """
         changed, missing = 0, None
 
         async def change(where: PartitionMap, number: int, node: Address) -> None:
             nonlocal changed, missing
-            params: dict[str, str | int] = {"topic": topic, "channel": channel}
+            params: dict[str, str | int] = {"topic": topic, "channel": channel, **extra}
             if number >= 0:
                 params["partition"] = number
             try:
@@ -230,7 +242,7 @@ class ClusterRequests:
             else:
                 changed += 1
 
-        await self.at_leaders(topic, channel, change, operation=f"{action}_channel" if ha_only else None)
+        await self.at_leaders(topic, channel, change, operation=ha_only)
         if missing is not None and not changed:
             raise missing
 

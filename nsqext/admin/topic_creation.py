@@ -6,14 +6,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import anyio
-from attrs import frozen
+from attrs import field, frozen
 
 from nsqext.admin.requests import generation_of_node, http_of
 from nsqext.errors import InvalidInput, LookupFailed, NsqError, PartitionUnavailable, TopicNotFound, TopicNotReady
 from nsqext.lookup.partition_map import merged
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from nsqext.admin.requests import ClusterRequests
     from nsqext.types import Address
@@ -34,6 +34,8 @@ class NewTopic:
         extend: messages may carry JSON extend headers.
         ordered: consumers receive the messages of a partition in order; one node may hold several partitions.
         multipart: one node may hold several partitions.
+        registered_channels_only: consumers cannot create channels.
+        storage: arguments that say how long and how safely messages are stored.
     """
 
     name: str
@@ -42,15 +44,23 @@ class NewTopic:
     extend: bool = False
     ordered: bool = False
     multipart: bool = False
+    registered_channels_only: bool = False
+    storage: Mapping[str, int] = field(factory=dict)
 
     @property
     def params(self) -> dict[str, str | int]:
         """The arguments of ``/topic/create``."""
-        flags = {"extend": self.extend, "orderedmulti": self.ordered, "multipart": self.multipart}
+        flags = {
+            "extend": self.extend,
+            "orderedmulti": self.ordered,
+            "multipart": self.multipart,
+            "disable_channel_auto_create": self.registered_channels_only,
+        }
         return {
             "topic": self.name,
             "partition_num": self.partitions,
             "replicator": self.replicas,
+            **self.storage,
             **{name: "true" for name, value in flags.items() if value},
         }
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import anyio
 
 from nsqext.admin.channels import ChannelAdmin
+from nsqext.admin.node_changes import change_everywhere, move_partition
 from nsqext.admin.requests import ask_all, generation_of, http_of, unsupported
 from nsqext.admin.results import TopicInfo
 from nsqext.admin.topic_creation import NewTopic, create_topic, expand_topic, wait_offered, wait_writable
@@ -65,6 +66,9 @@ class TopicAdmin(ChannelAdmin):
         extend: bool = False,
         ordered: bool = False,
         multipart: bool = False,
+        retention_days: int | None = None,
+        sync_every: int | None = None,
+        registered_channels_only: bool = False,
         channels: Iterable[str] = (),
         exist_ok: bool = False,
         wait: float = 150.0,
@@ -82,6 +86,9 @@ class TopicAdmin(ChannelAdmin):
             extend: messages may carry JSON extend headers.
             ordered: consumers receive the messages of a partition in order; one node may hold several partitions.
             multipart: one node may hold several partitions.
+            retention_days: days for which consumed messages are kept, 1 to 60; the nodes' own setting by default.
+            sync_every: messages after which a node flushes the queue to its disk, 1 to 4000; the nodes' by default.
+            registered_channels_only: consumers cannot create channels; `create_channel` registers them.
             channels: channels to create.
             exist_ok: an existing topic is not an error; its partitions and flags stay as they are.
             wait: seconds to wait until the topic accepts publishes; a real cluster may take two minutes. With 0 it does
@@ -105,6 +112,8 @@ class TopicAdmin(ChannelAdmin):
             extend=extend,
             ordered=ordered,
             multipart=multipart,
+            registered_channels_only=registered_channels_only,
+            storage=_storage_params(retention_days, sync_every),
         )
         await create_topic(requests, new, exist_ok=exist_ok)
         if wait > 0:
@@ -203,10 +212,7 @@ class TopicAdmin(ChannelAdmin):
         params: dict[str, str | int] = {"topic": topic}
         if replicas is not None:
             params["replicator"] = check_number("replicas", replicas, 1, 5, InvalidInput)
-        if retention_days is not None:
-            params["retention"] = check_number("retention_days", retention_days, 1, _MAX_RETENTION_DAYS, InvalidInput)
-        if sync_every is not None:
-            params["syncdisk"] = check_number("sync_every", sync_every, 1, _MAX_SYNC_EVERY, InvalidInput)
+        params |= _storage_params(retention_days, sync_every)
         if registered_channels_only is not None:
             params["disable_channel_auto_create"] = "true" if registered_channels_only else "false"
         if len(params) == 1:
@@ -272,6 +278,71 @@ class TopicAdmin(ChannelAdmin):
                 hint="are enough nodes up? The same call can be repeated",
             )
 
+    async def move_partition(
+        self, topic: str, partition: int, source: str, target: str, *, wait: float = 300.0
+    ) -> None:
+        """Move a replica of a partition of the redesigned NSQ to another node, or make the other node its leader.
+
+        If ``source`` leads the partition, ``target`` becomes the leader, with the replica of ``source`` unless it has
+        one. Returns once that is done. Producers and consumers of this process use the new leader at once, others when
+        the old one refuses them.
+
+        Args:
+            topic: the topic.
+            partition: number of the partition.
+            source: ``host:port`` of the TCP side of a node with a replica, as `replicas` returns it.
+            target: ``host:port`` of the TCP side of the other node.
+            wait: seconds that the move may take; a real cluster refuses moves while it is unstable.
+
+        Raises:
+            InvalidInput: lookup lists no such node, the topic has no such partition, or ``source`` has no replica.
+            TopicNotFound: lookup does not know the topic.
+            OperationNotSupported: the topic is on the original generation.
+            LookupFailed: refused, or no lookup node responds.
+            PartitionUnavailable: the partition has not moved in time.
+            ConnectionFailed: a node does not respond.
+        """
+        check_time("wait", wait)
+        requests = self._open()
+        if generation_of(await requests.find(topic)) == "nsq":
+            raise unsupported("move_partition", "the original NSQ has no partitions", topic)
+        with anyio.move_on_after(wait) as scope:
+            await move_partition(requests, topic, partition, source, target)
+        topic_changed(topic)
+        if scope.cancelled_caught:
+            raise PartitionUnavailable(
+                f"the partition has not moved after {wait:g} s", topic=topic, partition=partition, node=target
+            )
+
+    async def trace_topic(self, topic: str, *, channel: str | None = None, enabled: bool = True) -> None:
+        """Make the nodes of the redesigned NSQ log the messages of a topic, or those of one of its channels.
+
+        Nodes keep this in memory: one that restarts does not log them any more.
+
+        Args:
+            topic: the topic.
+            channel: log deliveries and responses of this channel; by default publishes to the topic are logged.
+            enabled: False stops it.
+
+        Raises:
+            InvalidName: a name is not valid.
+            InvalidInput: the channel does not exist.
+            TopicNotFound: lookup does not know the topic.
+            OperationNotSupported: the topic is on the original generation.
+            ConnectionFailed, PartitionUnavailable: a node does not respond; the others are changed.
+        """
+        requests = self._open()
+        where = await requests.find(topic)
+        if generation_of(where) == "nsq":
+            raise unsupported("trace_topic", "the original NSQ cannot do this", topic)
+        params: dict[str, str | int] = {"topic": topic}
+        if channel is not None:
+            params["channel"] = check_channel(channel)
+            if await self._lacks_channel(topic, channel):  # nodes accept an unknown one
+                raise InvalidInput(f"the topic has no channel {channel}", topic=topic, hint="check its name")
+        path = f"/message/trace/{'enable' if enabled else 'disable'}"
+        await change_everywhere(requests, path, params, lookupd=False)
+
     async def pause_topic(self, topic: str) -> None:
         """Stop a topic of the original generation from passing messages to its channels.
 
@@ -336,3 +407,13 @@ class TopicAdmin(ChannelAdmin):
         params: dict[str, str | int] = {"topic": topic, "node": node}
         await requests.change_lookup("/topic/tombstone", params | {"restore": "true"} if restore else params)
         topic_changed(topic)
+
+
+def _storage_params(retention_days: int | None, sync_every: int | None) -> dict[str, int]:
+    """Return the arguments that say how long and how safely messages are stored."""
+    params = {}
+    if retention_days is not None:
+        params["retention"] = check_number("retention_days", retention_days, 1, _MAX_RETENTION_DAYS, InvalidInput)
+    if sync_every is not None:
+        params["syncdisk"] = check_number("sync_every", sync_every, 1, _MAX_SYNC_EVERY, InvalidInput)
+    return params

@@ -65,6 +65,7 @@ class RuntimeHa(Runtime):
         """Add a node to the coordinator, from which lookup nodes get their view."""
         self.coordinator.members[member.name] = member
         member.node.on_channel_created = member.node.on_channel_deleted = self.coordinator.channels_changed
+        member.node.place = {"rpc_port": str(member.http.port), "id": member.number}
         member.node.coordinator_stats = partial(coordinator_stats, self.coordinator, member.name)
 
     def create_servers(self) -> None:

@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "replay": ("nsqext.cli.files.replay", "Publish the messages of recorded files."),
     "topic": ("nsqext.cli.admin.topic", "List, show, create, change and delete topics."),
     "channel": ("nsqext.cli.admin.channel", "List, create, change, move and delete channels."),
+    "node": ("nsqext.cli.admin.node", "List nodes, remove one, disable writes, set log levels and options."),
     "stats": ("nsqext.cli.admin.stats", "Show depth, lag, messages and consumers of topics and channels."),
     "top": ("nsqext.cli.admin.top", "Watch channels in a table that is sorted by key press."),
     "doctor": ("nsqext.cli.admin.doctor", "Diagnose a cluster: report problems and how to solve them."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from datetime import datetime
@@ -14,8 +15,9 @@ from nsqext.errors import InvalidSetting
 if TYPE_CHECKING:
     from nsqext import Position
 
-__all__ = ("Channel", "Topic", "UntilEnd", "Yes", "parse_pairs", "parse_position", "parse_time")
+__all__ = ("Channel", "Topic", "UntilEnd", "Yes", "parse_message_id", "parse_pairs", "parse_position", "parse_time")
 
+_MESSAGE_ID = re.compile("[0-9A-Fa-f]{32}")
 
 Topic = Annotated[str, typer.Argument(help="The topic.")]
 Channel = Annotated[str, typer.Argument(help="The channel.")]
@@ -40,6 +42,19 @@ def parse_time(text: str) -> int:
         raise InvalidSetting(
             f"the time {text!r} cannot be parsed", hint="write 2026-05-01T12:00:00, seconds since 1970, or 30s, 5m, 2h"
         ) from None
+
+
+def parse_message_id(text: str) -> bytes | int:
+    """Return a message id: 16 bytes from 32 hexadecimal digits, or the number that a server gave the message.
+
+    Raises:
+        InvalidSetting: the text is neither.
+    """
+    if _MESSAGE_ID.fullmatch(text):
+        return bytes.fromhex(text)
+    if text.isascii() and text.isdecimal():
+        return int(text)
+    raise InvalidSetting(f"{text!r} is no message id", hint="give 32 hexadecimal digits, or a number")
 
 
 def parse_pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Literal, Self, Unpack
 
 from nsqext.admin import Admin as AsyncAdmin
 from nsqext.sync.loop import BlockingClient
@@ -72,6 +72,9 @@ class Admin(BlockingClient):
         extend: bool = False,
         ordered: bool = False,
         multipart: bool = False,
+        retention_days: int | None = None,
+        sync_every: int | None = None,
+        registered_channels_only: bool = False,
         channels: Iterable[str] = (),
         exist_ok: bool = False,
         wait: float = 150.0,
@@ -85,6 +88,9 @@ class Admin(BlockingClient):
             extend=extend,
             ordered=ordered,
             multipart=multipart,
+            retention_days=retention_days,
+            sync_every=sync_every,
+            registered_channels_only=registered_channels_only,
             channels=channels,
             exist_ok=exist_ok,
             wait=wait,
@@ -101,6 +107,14 @@ class Admin(BlockingClient):
     def expand_topic(self, topic: str, partitions: int, *, wait: float = 300.0) -> None:
         """See `nsqext.Admin.expand_topic`."""
         self._run(self._admin.expand_topic, topic, partitions, wait=wait)
+
+    def move_partition(self, topic: str, partition: int, source: str, target: str, *, wait: float = 300.0) -> None:
+        """See `nsqext.Admin.move_partition`."""
+        self._run(self._admin.move_partition, topic, partition, source, target, wait=wait)
+
+    def trace_topic(self, topic: str, *, channel: str | None = None, enabled: bool = True) -> None:
+        """See `nsqext.Admin.trace_topic`."""
+        self._run(self._admin.trace_topic, topic, channel=channel, enabled=enabled)
 
     def pause_topic(self, topic: str) -> None:
         """See `nsqext.Admin.pause_topic`."""
@@ -137,9 +151,37 @@ class Admin(BlockingClient):
         """See `nsqext.Admin.tombstone`."""
         self._run(self._admin.tombstone, topic, node, restore=restore)
 
-    def create_channel(self, topic: str, channel: str) -> None:
+    def create_channel(
+        self, topic: str, channel: str, *, dispatch: str | None = None, key_header: str | None = None
+    ) -> None:
         """See `nsqext.Admin.create_channel`."""
-        self._run(self._admin.create_channel, topic, channel)
+        self._run(self._admin.create_channel, topic, channel, dispatch=dispatch, key_header=key_header)
+
+    def set_channel(
+        self, topic: str, channel: str, *, ordered: bool | None = None, rate_limit_kib: int | None = None
+    ) -> None:
+        """See `nsqext.Admin.set_channel`."""
+        self._run(self._admin.set_channel, topic, channel, ordered=ordered, rate_limit_kib=rate_limit_kib)
+
+    def limit_consumers(self, topic: str, channel: str, ready: int, *, address_prefix: str = "") -> None:
+        """See `nsqext.Admin.limit_consumers`."""
+        self._run(self._admin.limit_consumers, topic, channel, ready, address_prefix=address_prefix)
+
+    def finish_message(self, topic: str, channel: str, message: bytes | int) -> None:
+        """See `nsqext.Admin.finish_message`."""
+        self._run(self._admin.finish_message, topic, channel, message)
+
+    def redeliver_unfinished(self, topic: str, channel: str) -> None:
+        """See `nsqext.Admin.redeliver_unfinished`."""
+        self._run(self._admin.redeliver_unfinished, topic, channel)
+
+    def empty_delayed(self, topic: str, channel: str) -> None:
+        """See `nsqext.Admin.empty_delayed`."""
+        self._run(self._admin.empty_delayed, topic, channel)
+
+    def deliver_delayed(self, topic: str, channel: str, *, within_hours: int = 1) -> None:
+        """See `nsqext.Admin.deliver_delayed`."""
+        self._run(self._admin.deliver_delayed, topic, channel, within_hours=within_hours)
 
     def delete_channel(self, topic: str, channel: str, *, missing_ok: bool = False) -> None:
         """See `nsqext.Admin.delete_channel`."""
@@ -174,6 +216,30 @@ class Admin(BlockingClient):
     def nodes(self) -> tuple[NodeStatus, ...]:
         """See `nsqext.Admin.nodes`."""
         return self._run(self._admin.nodes)
+
+    def remove_node(self, node: str) -> None:
+        """See `nsqext.Admin.remove_node`."""
+        self._run(self._admin.remove_node, node)
+
+    def disable_writes(self, *, ordered_only: bool = False) -> None:
+        """See `nsqext.Admin.disable_writes`."""
+        self._run(self._admin.disable_writes, ordered_only=ordered_only)
+
+    def enable_writes(self) -> None:
+        """See `nsqext.Admin.enable_writes`."""
+        self._run(self._admin.enable_writes)
+
+    def set_log_level(self, level: Literal["error", "warning", "info", "debug"]) -> None:
+        """See `nsqext.Admin.set_log_level`."""
+        self._run(self._admin.set_log_level, level)
+
+    def node_option(self, node: str, name: str) -> object:
+        """See `nsqext.Admin.node_option`."""
+        return self._run(self._admin.node_option, node, name)
+
+    def set_node_option(self, node: str, name: str, value: object) -> object:
+        """See `nsqext.Admin.set_node_option`."""
+        return self._run(self._admin.set_node_option, node, name, value)
 
     def replicas(self, topic: str) -> dict[int, tuple[str, ...]]:
         """See `nsqext.Admin.replicas`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from secrets import token_hex
 
 import anyio
@@ -397,3 +398,63 @@ async def test_a_channel_that_added_partitions_lack_is_emptied_and_deleted(ha: C
             await admin.empty_channel(topic, "never")
         await admin.delete_channel(topic, "old")
         assert await admin.channels(topic) == ()
+
+
+async def test_a_removed_node_leads_nothing() -> None:
+    topic = fresh()
+    with Cluster(nodes=2) as cluster:
+        async with Admin(cluster.lookupd) as admin:
+            await admin.create_topic(topic)
+            node = str((await admin.topic(topic)).leaders[0])
+            await admin.remove_node(node)
+            with anyio.fail_after(25):
+                while str((await admin.topic(topic)).leaders.get(0, node)) == node:  # noqa: ASYNC110 - no event for it
+                    await anyio.sleep(0.02)
+            with pytest.raises(InvalidInput, match="no node has the TCP address"):
+                await admin.remove_node("127.0.0.1:1")
+            await admin.remove_node("127.0.0.1:1:1:9")  # an id, of a node that is gone
+
+
+async def test_traced_messages_are_logged(ha: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    topic, channel = fresh(), f"ch_{token_hex(4)}"
+    caplog.set_level("INFO", "nsqext.broker")
+    async with (
+        Admin(ha.lookupd) as admin,
+        Producer(ha.lookupd) as producer,
+        Consumer(topic, channel, lookupd=ha.lookupd) as consumer,
+    ):
+        await admin.create_topic(topic, extend=True, channels=[channel])
+        await admin.trace_topic(topic)
+        await admin.trace_topic(topic, channel=channel)
+        await producer.publish(topic, b"1", trace_id=77)
+        await (await anext(consumer)).finish()
+        with anyio.fail_after(10):
+            while "finished by" not in caplog.text:  # noqa: ASYNC110 - no event for it
+                await anyio.sleep(0.02)
+        await admin.trace_topic(topic, enabled=False)
+        await admin.trace_topic(topic, channel=channel, enabled=False)
+        caplog.clear()
+        await producer.publish(topic, b"2", trace_id=78)
+        await (await anext(consumer)).finish()
+        with anyio.fail_after(10):
+            while (await admin.stats(topic, channel)).channels[channel].lag:  # noqa: ASYNC110 - no event for it
+                await anyio.sleep(0.02)
+    assert "trace id 78" not in caplog.text
+
+
+async def test_a_topic_is_created_with_storage_limits(tmp_path: Path) -> None:
+    with Cluster(nodes=1, data_path=tmp_path) as cluster:
+        async with Admin(cluster.lookupd) as admin:
+            await admin.create_topic(
+                "kept", retention_days=3, sync_every=100, registered_channels_only=True, channels=["ch"]
+            )
+            meta = (await admin.topic("kept")).meta
+            with pytest.raises(InvalidInput, match="retention_days=0"):
+                await admin.create_topic(fresh(), retention_days=0)
+    assert meta is not None
+    assert meta.disable_channel_auto_create
+    state = (tmp_path / "cluster.json").read_text(encoding="utf-8")
+    assert ('"retention_days":3' in state.replace(" ", ""), '"sync_every":100' in state.replace(" ", "")) == (
+        True,
+        True,
+    )

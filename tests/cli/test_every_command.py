@@ -29,6 +29,8 @@ class Place:
     Attributes:
         lookupd: lookup address of a redesigned cluster.
         original: lookup address of an original cluster.
+        node: TCP address of the redesigned node.
+        http: its HTTP address.
         topic: an extend topic with the channel ``ch`` and one message.
         other: a topic with the channel ``ch``.
         folder: an empty folder.
@@ -36,6 +38,8 @@ class Place:
 
     lookupd: str
     original: str
+    node: str
+    http: str
     topic: str
     other: str
     folder: Path
@@ -49,12 +53,24 @@ ENDING = {
     "topic upgrade": ("topic upgrade {topic}", "is upgraded"),
     "topic expand": ("topic expand {topic} --partitions 1", "is expanded"),
     "topic set": ("topic set {topic} --retention-days 7", "is changed"),
+    "topic trace": ("topic trace {topic} --channel ch", "is traced"),
+    "topic tombstone": ("topic tombstone {topic} {http}", "is hidden"),
+    "node list": ("node list", "reachable"),
+    "node disable-writes": ("node disable-writes --ordered-only --yes", "writes are disabled"),
+    "node enable-writes": ("node enable-writes", "writes are enabled"),
+    "node log-level": ("node log-level debug", "the log level is debug"),
+    "node option": ("node option {node} msg_timeout", "60000000000"),
     "topic empty": ("topic empty {topic} --yes", "is emptied"),
     "topic pause": ("topic pause orders --lookupd {original}", "is paused"),
     "topic unpause": ("topic unpause orders --lookupd {original}", "is unpaused"),
     "channel list": ("channel list {topic}", "in flight"),
     "channel create": ("channel create {topic} more", "is created"),
     "channel delete": ("channel delete {topic} ch --yes", "is deleted"),
+    "channel set": ("channel set {topic} ch --rate-limit-kib 1024", "is changed"),
+    "channel limit-consumers": ("channel limit-consumers {topic} ch 10", "is limited"),
+    "channel redeliver": ("channel redeliver {topic} ch", "is redelivered"),
+    "channel empty-delayed": ("channel empty-delayed {topic} ch --yes", "is emptied"),
+    "channel deliver-delayed": ("channel deliver-delayed {topic} ch", "is delivered"),
     "channel pause": ("channel pause {topic} ch", "is paused"),
     "channel unpause": ("channel unpause {topic} ch", "is unpaused"),
     "channel empty": ("channel empty {topic} ch --yes", "is emptied"),
@@ -103,6 +119,9 @@ RUNNING = {
 }
 """Arguments of commands that run until a signal, their output once they run, and their exit code."""
 
+ELSEWHERE = {"channel finish", "node remove", "topic move"}
+"""Commands that need a consumer or two nodes: tests/cli/admin."""
+
 SERVICE = """
 import nsqext
 
@@ -115,7 +134,7 @@ async def handle(body: str) -> None:
 
 
 def test_the_tables_name_every_command() -> None:
-    assert {*ENDING, *TABLES, *RUNNING} == {*(name for name, _ in commands()), *PROGRAMS}
+    assert {*ENDING, *TABLES, *RUNNING, *ELSEWHERE} == {*(name for name, _ in commands()), *PROGRAMS}
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +160,8 @@ def place(clusters: tuple[Cluster, Cluster], tmp_path: Path) -> Place:
     OutboxStore(f"sqlite:///{tmp_path}/shop.db", create=True).close()
     (tmp_path / "service.py").write_text(SERVICE.format(topic=topic))
     (tmp_path / "contexts.toml").write_text('[contexts]\n"here" = "nsq://127.0.0.1:1"\n')
-    return Place(cluster.lookupd[0], original.lookupd[0], topic, other, tmp_path)
+    (node,) = cluster.nodes.values()
+    return Place(cluster.lookupd[0], original.lookupd[0], node.tcp, node.http, topic, other, tmp_path)
 
 
 def prepared(text: str, place: Place) -> tuple[list[str], dict[str, str]]:
@@ -151,7 +171,7 @@ def prepared(text: str, place: Place) -> tuple[list[str], dict[str, str]]:
 
 
 def _members(place: Place) -> dict[str, object]:
-    return {name: getattr(place, name) for name in ("lookupd", "original", "topic", "other", "folder")}
+    return {name: getattr(place, name) for name in ("lookupd", "original", "node", "http", "topic", "other", "folder")}
 
 
 def piped(text: str, place: Place) -> CompletedProcess[bytes]:

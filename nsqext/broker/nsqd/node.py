@@ -53,8 +53,7 @@ class Hosted:
         auto_create_channels: SUB creates an unknown channel.
         waiting: bytes of publishes that wait for replicas.
         storing: set when the large batch that is being stored is complete; None while there is no such batch.
-        traced: publishes and deliveries of the topic are to be logged (`/message/trace/enable`).
-        traced_channels: the same for single channels.
+        traced: publishes to the topic are logged (`/message/trace/enable`).
         failed: publishes that failed.
         flushed: end of the queue at the last flush, offset and messages (redesigned node without a cluster).
         deliveries: messages delivered, by channel (original generation).
@@ -71,7 +70,6 @@ class Hosted:
     waiting: int = 0
     storing: anyio.Event | None = None
     traced: bool = False
-    traced_channels: set[str] = field(factory=set)
     failed: int = 0
     flushed: tuple[int, int] = (0, 0)
     deliveries: dict[str, int] = field(factory=dict)
@@ -179,6 +177,7 @@ class Node:
         wake: called when ``dirty`` is no longer empty; the server sets it.
         wake_at: called with the time of ``options.machine_clock`` for the next `expire_output`; the server sets it.
         coordinator_stats: answers ``/coordinator/stats`` for a topic and partition; the coordinator sets it.
+        place: options that name it in its cluster, ``rpc_port`` and ``id``; empty without a cluster.
         exiting: it drains; publishes are refused.
     """
 
@@ -194,6 +193,7 @@ class Node:
             self.options.max_pub_waiting,
             log_level=2,
         )
+        self.place: dict[str, Any] = {}
         self.started: int = self.options.wall()
         self.id_base: int = ((self.started >> 20) - _EPOCH) << _ID_SHIFT
         self.hosted: dict[tuple[str, int], Hosted] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from nsqext.protocol.server.command_parser import Command
 
 __all__ = ("commit", "publish", "publish_batch", "refuse_write", "store")
+
+logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
 
 _LENGTH = 4
 _RECORD_HEAD = 26
@@ -62,6 +65,12 @@ def store(node: Node, hosted: Hosted, items: Sequence[PublishItem], code: str) -
     except Refusal as refusal:
         raise RequestError(code, refusal.text, fatal=False) from None
     hosted.traffic.note([len(item.body) for item in items], node.options.wall())
+    if hosted.traced:
+        first, partition = stored.entries[0].record, hosted.partition
+        logger.info(
+            "TOPIC(%s-%d): stored %d messages from id %d, trace id %d, at offset %d",
+            *(partition.topic, partition.partition, len(items), first.internal_id, first.trace_id, stored.offset),
+        )
     return stored
 
 

@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nsqext.cli.arguments import Channel, Topic, Yes, parse_position
+from nsqext.cli.arguments import Channel, Topic, Yes, parse_message_id, parse_position
 from nsqext.cli.command import examples, perform
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.output import confirm
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from nsqext import Admin
     from nsqext.admin import ChannelStats
 
 __all__ = ("app", "channel_record")
@@ -58,14 +61,85 @@ def list_channels(connection: Connection, topic: Topic) -> None:
 
 
 @app.command("create")
-@examples("nsqext channel create orders billing audit")
+@examples(
+    "nsqext channel create orders billing audit",
+    "nsqext channel create orders carts --dispatch key_failover --key-header cart",
+)
 @connected
 def create(
-    connection: Connection, topic: Topic, channels: Annotated[list[str], typer.Argument(help="The channels.")]
+    connection: Connection,
+    topic: Topic,
+    channels: Annotated[list[str], typer.Argument(help="The channels.")],
+    dispatch: Annotated[
+        str | None, typer.Option(help="shared or key_failover, on servers with the Key_Failover extension.")
+    ] = None,
+    key_header: Annotated[
+        str | None, typer.Option(help="Header that carries the key of a key_failover channel.")
+    ] = None,
 ) -> None:
     """Create channels on every partition; a new channel starts after the stored messages."""
+
+    def create_one(name: str) -> Callable[[Admin], Awaitable[None]]:
+        return lambda admin: admin.create_channel(topic, name, dispatch=dispatch, key_header=key_header)
+
     for name in channels:
-        connection.change(topic, "created", lambda admin, name=name: admin.create_channel(topic, name), name)  # type: ignore[misc]
+        connection.change(topic, "created", create_one(name), name)
+
+
+@app.command("set")
+@examples("nsqext channel set orders billing --rate-limit-kib 1024", "nsqext channel set orders billing --ordered")
+@connected
+def set_channel(
+    connection: Connection,
+    topic: Topic,
+    channel: Channel,
+    ordered: Annotated[
+        bool | None, typer.Option("--ordered/--unordered", help="Deliver one message of a partition at a time.")
+    ] = None,
+    rate_limit_kib: Annotated[
+        int | None, typer.Option(help="KiB a second that each partition delivers, in messages of more than 1 KiB.")
+    ] = None,
+) -> None:
+    """Change settings of a channel of the redesigned NSQ; the others stay as they are."""
+    connection.change(
+        topic,
+        "changed",
+        lambda admin: admin.set_channel(topic, channel, ordered=ordered, rate_limit_kib=rate_limit_kib),
+        channel,
+    )
+
+
+@app.command("limit-consumers")
+@examples("nsqext channel limit-consumers orders billing 10 --address-prefix 10.0.0.7:")
+@connected
+def limit_consumers(
+    connection: Connection,
+    topic: Topic,
+    channel: Channel,
+    ready: Annotated[int, typer.Argument(help="Messages in flight at each connection, at most; 50000 ends the limit.")],
+    address_prefix: Annotated[str, typer.Option(help="Only consumers whose HOST:PORT begins so.")] = "",
+) -> None:
+    """Limit the messages in flight at the connected consumers of a channel of the redesigned NSQ."""
+    connection.change(
+        topic,
+        "limited",
+        lambda admin: admin.limit_consumers(topic, channel, ready, address_prefix=address_prefix),
+        channel,
+    )
+
+
+@app.command("finish")
+@examples("nsqext channel finish orders billing 0000000000000002000000000000002a")
+@connected
+def finish(
+    connection: Connection,
+    topic: Topic,
+    channel: Channel,
+    message: Annotated[str, typer.Argument(metavar="ID", help="Message id of 32 hexadecimal digits, or its number.")],
+) -> None:
+    """Finish a message that is in flight or deferred in a channel of the redesigned NSQ, for any consumer."""
+    wanted = parse_message_id(message)
+    connection.change(topic, "finished", lambda admin: admin.finish_message(topic, channel, wanted), channel)
 
 
 @app.command("delete")
@@ -110,6 +184,38 @@ _add_switch(
     "skip", "skipped", "Make a channel of the redesigned NSQ finish every message without delivery, until `unskip`."
 )
 _add_switch("unskip", "unskipped", "Make a skipped channel deliver messages again.")
+
+
+@app.command("redeliver")
+@examples("nsqext channel redeliver orders billing")
+@connected
+def redeliver(connection: Connection, topic: Topic, channel: Channel) -> None:
+    """Make a channel of the redesigned NSQ read again from its confirmed position: when it is stuck."""
+    connection.change(topic, "redelivered", lambda admin: admin.redeliver_unfinished(topic, channel), channel)
+
+
+@app.command("empty-delayed")
+@examples("nsqext channel empty-delayed orders billing --yes")
+@connected
+def empty_delayed(connection: Connection, topic: Topic, channel: Channel, yes: Yes = False) -> None:
+    """Discard the delayed messages of a channel of the redesigned NSQ."""
+    confirm(f"Discard the delayed messages of the channel {channel} of {topic}?", yes=yes)
+    connection.change(topic, "emptied", lambda admin: admin.empty_delayed(topic, channel), channel)
+
+
+@app.command("deliver-delayed")
+@examples("nsqext channel deliver-delayed orders billing --within-hours 24")
+@connected
+def deliver_delayed(
+    connection: Connection,
+    topic: Topic,
+    channel: Channel,
+    within_hours: Annotated[int, typer.Option(help="Messages that are due within so many hours.")] = 1,
+) -> None:
+    """Deliver messages of the delayed queue of a channel of the redesigned NSQ before they are due."""
+    connection.change(
+        topic, "delivered", lambda admin: admin.deliver_delayed(topic, channel, within_hours=within_hours), channel
+    )
 
 
 @app.command("seek")

@@ -21,6 +21,9 @@ __all__ = ("app", "describe_meta", "topic_record")
 
 app: typer.Typer = typer.Typer()
 
+RetentionDays = Annotated[int | None, typer.Option(help="Days for which consumed messages are kept.")]
+SyncEvery = Annotated[int | None, typer.Option(help="Messages after which a node flushes its disk.")]
+
 
 def topic_record(info: TopicInfo) -> dict[str, Any]:
     """Return a topic for tables and JSON."""
@@ -101,6 +104,11 @@ class TopicOptions:
     multipart: Annotated[
         bool, typer.Option("--multipart", help="One node may hold several partitions: for small clusters.")
     ] = False
+    retention_days: RetentionDays = None
+    sync_every: SyncEvery = None
+    registered_channels_only: Annotated[
+        bool, typer.Option("--registered-channels-only", help="Consumers cannot create channels.")
+    ] = False
 
 
 @app.command("create")
@@ -173,8 +181,8 @@ def set_topic(
     connection: Connection,
     topic: Topic,
     replicas: Annotated[int | None, typer.Option(help="Replicas of each partition.")] = None,
-    retention_days: Annotated[int | None, typer.Option(help="Days for which consumed messages are kept.")] = None,
-    sync_every: Annotated[int | None, typer.Option(help="Messages after which a node flushes its disk.")] = None,
+    retention_days: RetentionDays = None,
+    sync_every: SyncEvery = None,
     registered_channels_only: Annotated[
         bool | None,
         typer.Option("--registered-channels-only/--any-channel", help="Whether consumers cannot create channels."),
@@ -192,6 +200,48 @@ def set_topic(
             registered_channels_only=registered_channels_only,
         ),
     )
+
+
+@app.command("move")
+@examples("nsqext topic move orders 0 127.0.0.1:4150 127.0.0.1:4152")
+@connected
+def move(
+    connection: Connection,
+    topic: Topic,
+    partition: Annotated[int, typer.Argument(help="The partition.")],
+    source: Annotated[str, typer.Argument(help="HOST:PORT of the TCP side of a node with a replica.")],
+    target: Annotated[str, typer.Argument(help="HOST:PORT of the TCP side of the other node.")],
+) -> None:
+    """Move a replica of a partition to another node; if the first node leads, the other one becomes the leader."""
+    connection.change(topic, "moved", lambda admin: admin.move_partition(topic, partition, source, target))
+
+
+@app.command("trace")
+@examples("nsqext topic trace orders --channel billing", "nsqext topic trace orders --off")
+@connected
+def trace(
+    connection: Connection,
+    topic: Topic,
+    channel: Annotated[str | None, typer.Option(help="Deliveries of this channel, instead of publishes.")] = None,
+    off: Annotated[bool, typer.Option("--off", help="Stop it.")] = False,
+) -> None:
+    """Make the nodes of the redesigned NSQ log the messages of a topic or a channel."""
+    done = "untraced" if off else "traced"
+    connection.change(topic, done, lambda admin: admin.trace_topic(topic, channel=channel, enabled=not off), channel)
+
+
+@app.command("tombstone")
+@examples("nsqext topic tombstone orders 127.0.0.1:4151", "nsqext topic tombstone orders 127.0.0.1:4151 --restore")
+@connected
+def tombstone(
+    connection: Connection,
+    topic: Topic,
+    node: Annotated[str, typer.Argument(help="HOST:PORT of the node's HTTP side.")],
+    restore: Annotated[bool, typer.Option("--restore", help="Show a hidden node again.")] = False,
+) -> None:
+    """Hide a topic's node temporarily from consumers and producers, so that it can be taken out of service."""
+    done = "shown" if restore else "hidden"
+    connection.change(topic, done, lambda admin: admin.tombstone(topic, node, restore=restore))
 
 
 @app.command("empty")

@@ -10,6 +10,7 @@ from secrets import token_hex
 import pytest
 
 from nsqext.broker import Cluster
+from nsqext.sync import Consumer
 from tests.support.command_line import Terminal, lines, run, started
 
 NODES = 2
@@ -102,6 +103,32 @@ def test_a_channel_from_creation_to_deletion(cluster: Cluster) -> None:
     lines("channel", "delete", topic, "a", *where)
     by_name = {one["channel"]: one for one in lines("channel", "list", topic, *where)}
     assert (sorted(by_name), by_name["b"]["skipped"], by_name["c"]["lag"]) == (["b", "c"], False, 2)
+
+
+def test_a_channel_is_changed(cluster: Cluster) -> None:
+    topic, where = fresh(), ("--lookupd", cluster.lookupd[0])
+    cluster.create_topic(topic, extend=True, channels=["c"])
+    changed = [{"topic": topic, "channel": "c", "changed": True}]
+    assert lines("channel", "set", topic, "c", "--rate-limit-kib", "1024", "--ordered", *where) == changed
+    for words in (("limit-consumers", topic, "c", "10"), ("redeliver", topic, "c"), ("deliver-delayed", topic, "c")):
+        assert len(lines("channel", *words, *where)) == 1
+    assert len(lines("channel", "empty-delayed", topic, "c", "--yes", *where)) == 1
+    for message, text in (("7", b"not in flight"), ("0" * 32, b"message=0 is not within"), ("x", b"no message id")):
+        refused = run("channel", "finish", topic, "c", message, *where)
+        assert (refused.returncode, text in refused.stderr) == (2, True), refused.stderr
+    lines("channel", "create", topic, "k", "--dispatch", "key_failover", *where)
+    assert [one["channel"] for one in lines("key-ranges", topic, "k", "--once", *where)] == ["k"]
+
+
+def test_a_message_in_flight_is_finished(cluster: Cluster) -> None:
+    topic, where = fresh(), ("--lookupd", cluster.lookupd[0])
+    cluster.create_topic(topic, channels=["c"])
+    lines("pub", topic, "stuck", *where)
+    with Consumer(topic, "c", lookupd=cluster.lookupd) as consumer:
+        message = next(iter(consumer))
+        finished = lines("channel", "finish", topic, "c", message.id.hex(), *where)
+        assert finished == [{"topic": topic, "channel": "c", "finished": True}]
+        assert [one["lag"] for one in lines("channel", "list", topic, *where)] == [0]
 
 
 def test_lookup_shows_nodes_topics_and_partitions(cluster: Cluster) -> None:

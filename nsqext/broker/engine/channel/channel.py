@@ -6,11 +6,14 @@ the messages behind it (captured: tag_head_of_line).
 
 from __future__ import annotations
 
+import logging
+from math import inf
 from typing import TYPE_CHECKING
 
 from nsqext.broker.engine.channel.client import Client, Subscriber
 from nsqext.broker.engine.channel.cursor import Cursor
 from nsqext.broker.engine.channel.kind import PLAIN
+from nsqext.broker.engine.channel.rate_limit import RateLimit
 from nsqext.broker.engine.channel.requeue_rules import NOT_IN_FLIGHT, RequeueRules, not_owned
 from nsqext.broker.engine.channel.stats import ChannelCounters, Latencies
 from nsqext.broker.engine.channel.tag_selector import TagSelector
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ("Channel",)
 
+logger: logging.Logger = logging.getLogger(__name__)
+
 
 class Channel:
     """One channel of one partition.
@@ -45,6 +50,7 @@ class Channel:
         ephemeral: the channel is deleted with its last client.
         paused: nothing is delivered.
         skipped: every message is discarded.
+        traced: deliveries and finished messages are logged (`/message/trace/enable`).
         cursor: read position and messages in flight.
         read_ahead: the message that was read and is not delivered yet.
         clients: clients by their numbers.
@@ -58,6 +64,7 @@ class Channel:
         self.ephemeral: bool = is_ephemeral(name)
         self.paused: bool = False
         self.skipped: bool = False
+        self.traced: bool = False
         self.cursor: Cursor = self._make_cursor(partition, (offset, count))
         self.read_ahead: Delivery | None = None
         self.clients: dict[int, Client] = {}
@@ -72,6 +79,7 @@ class Channel:
         self._requeue_rules = RequeueRules(partition.options, self.cursor, on_disk=not self.ephemeral)
         self._pumping = False
         self._closed = False
+        self._rate_limit: RateLimit | None = None
 
     def _make_cursor(self, partition: PartitionView, position: tuple[int, int]) -> Cursor:
         return Cursor(partition, self.name, position, self._dropped)
@@ -183,6 +191,11 @@ class Channel:
                 self._selector.renew(client)
         self.pump()
 
+    def set_rate_limit(self, rate: int) -> None:
+        """Limit the KiB of large messages that are delivered a second; a rate of zero or less changes nothing."""
+        if rate > 0:
+            self._rate_limit = RateLimit(rate, self._clock())
+
     def is_stalled(self, subscriber: Subscriber) -> bool:
         """Return whether the sending side of a client has stopped for good: no messages and no heartbeats.
 
@@ -222,6 +235,8 @@ class Channel:
                     self.cursor.skip_queue()
                 if delivery is None or self.paused:
                     return
+                if self._rate_limit is not None and self._rate_limit.holds(delivery, self._clock()):
+                    return
                 client = selector.pick(delivery.tag if selector.tagged else "")
                 if client is None:
                     return
@@ -259,7 +274,14 @@ class Channel:
         if self._partition.extend and not (subscriber.extend or self._options.extend_compatible()):
             client.stall()
             return
+        if self.traced:
+            self._trace("delivered to", delivery, client)
         subscriber.deliver(delivery.message())
+
+    def _trace(self, event: str, delivery: Delivery, client: Client) -> None:
+        record, who = delivery.entry.record, client.subscriber.name
+        told = (record.internal_id, record.trace_id, delivery.attempts, event, who)
+        logger.info("CHANNEL(%s): message %d, trace id %d, attempt %d %s %s", self.name, *told)
 
     def _next_attempt(self, attempts: int) -> int:
         return min(attempts + 1, MAX_ATTEMPTS)
@@ -291,6 +313,8 @@ class Channel:
         client.finished += 1
         if client.errors:
             client.record_success()
+        if self.traced:
+            self._trace("finished by", delivery, client)
         self._selector.renew(client)
         self.pump()
 
@@ -378,7 +402,10 @@ class Channel:
         if self.cursor.blocked_by_disk:
             return now
         due = self._in_flight.next_deadline()
-        return min(due, self.cursor.delayed_deadline()) if self.clients else due
+        if not self.clients:
+            return due
+        held = self._rate_limit.until if self._rate_limit is not None else now
+        return min(due, self.cursor.delayed_deadline(), held if held > now else inf)
 
     def _expire(self, delivery: Delivery) -> None:
         client = delivery.owner

@@ -93,8 +93,8 @@ class _Channels(RequestArgs):
         channel.set_client_limit(call.arg("client_prefix"), _number(call, "ready"))
 
     def set_rate_limit(self, call: Call) -> None:
-        self.channel(call)
-        _number(call, "ratekilobytes")
+        _, channel = self.channel(call)
+        channel.set_rate_limit(_number(call, "ratekilobytes"))
 
 
 def _number(call: Call, name: str) -> int:

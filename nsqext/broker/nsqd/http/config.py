@@ -169,6 +169,7 @@ def _fixed(node: Node, addresses: Addresses) -> dict[str, Any]:
                 "nsq.%s", options.broadcast_address, split_address(addresses.http_address).port
             ),
         }
+        | node.place
     )
 
 

@@ -94,8 +94,8 @@ class _Messages(RequestArgs):
         for hosted in self.node.partitions(call.arg("topic")):
             if not channel:
                 hosted.traced = enabled
-            elif channel in hosted.partition.channels:
-                (hosted.traced_channels.add if enabled else hosted.traced_channels.discard)(channel)
+            elif found := hosted.partition.channels.get(channel):
+                found.traced = enabled
 
 
 def _search(partition: Partition, mode: str, position: int) -> Entry:

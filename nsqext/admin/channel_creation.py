@@ -1,0 +1,66 @@
+"""Create channels whose dispatch is chosen by the administrator."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from nsqext.admin.stats import topic_stats
+from nsqext.errors import InvalidInput, LookupFailed, OperationNotSupported, PartitionUnavailable
+from nsqext.protocol.identify import DISPATCH_TYPES, KEY_FAILOVER
+
+if TYPE_CHECKING:
+    from nsqext.admin.requests import ClusterRequests
+
+__all__ = ("create_dispatched_channel",)
+
+_HINT = f"without the extension, consumers share keys by tags: dispatch={KEY_FAILOVER!r} with key_tags"
+
+
+async def create_dispatched_channel(
+    requests: ClusterRequests, topic: str, channel: str, dispatch: str | None, key_header: str | None
+) -> None:
+    """Create a channel with a dispatch on every partition; see `nsqext.Admin.create_channel`.
+
+    Servers without the extension refuse the request, or ignore its argument for topics with registered channels: so the
+    dispatch that they report is checked.
+    """
+    if dispatch not in DISPATCH_TYPES:
+        raise InvalidInput(f"dispatch={dispatch!r} is none of {', '.join(DISPATCH_TYPES)}", topic=topic)
+    params: dict[str, str | int] = {"topic": topic, "channel": channel, "dispatch": dispatch}
+    if key_header is not None:
+        if dispatch != KEY_FAILOVER:
+            raise InvalidInput(f"key_header has no effect without dispatch={KEY_FAILOVER!r}", topic=topic)
+        if not key_header:
+            raise InvalidInput("key_header is empty", topic=topic, hint="leave it out for the default")
+        params["key_header"] = key_header
+    where = await requests.settled(partial(requests.led, topic), topic)
+    if where.nodes:
+        raise _unknown(topic, dispatch)
+
+    async def create() -> None:
+        try:
+            await requests.change_lookup("/channel/create", params)
+        except LookupFailed as error:
+            if "has no leader" in error.message:
+                raise PartitionUnavailable(error.message, topic=topic) from error
+            raise
+
+    try:
+        await requests.settled(create, topic)
+    except LookupFailed as error:
+        if "auto create NOT disabled" in error.message:
+            raise _unknown(topic, dispatch) from error
+        if f"channel {channel} of topic" in error.message:
+            raise InvalidInput(error.message, topic=topic, hint="stop its consumers, or delete the channel") from error
+        if "already registered" not in error.message:
+            raise
+    if dispatch != KEY_FAILOVER:
+        return
+    found = await topic_stats(requests, where, channel)
+    if any(part.channels[channel].dispatch != dispatch for part in found.partitions if channel in part.channels):
+        raise _unknown(topic, dispatch)
+
+
+def _unknown(topic: str, dispatch: str) -> OperationNotSupported:
+    return OperationNotSupported(f"the servers do not know dispatch={dispatch!r}", topic=topic, hint=_HINT)

@@ -1,0 +1,147 @@
+"""``nsqext node``: list nodes, remove one, and change their options."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import orjson
+import typer
+
+from nsqext.cli.arguments import Yes
+from nsqext.cli.command import examples, perform
+from nsqext.cli.connection import Connection, connected
+from nsqext.cli.output import confirm
+
+if TYPE_CHECKING:
+    from nsqext import Admin
+    from nsqext.admin import NodeStatus
+
+__all__ = ("app",)
+
+app: typer.Typer = typer.Typer()
+
+Node = Annotated[str, typer.Argument(help="HOST:PORT of the node's TCP side.")]
+Option = Annotated[str, typer.Argument(help="Name of the option: that of its flag, with underscores.")]
+
+
+class Level(Enum):
+    """Log levels that both generations have."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+    DEBUG = "debug"
+
+
+def node_record(node: NodeStatus) -> dict[str, Any]:
+    """Return a node for tables and JSON."""
+    return {
+        "node": str(node.tcp),
+        "http": node.http and str(node.http),
+        "generation": node.generation,
+        "version": node.version,
+        "hostname": node.hostname,
+        "reachable": node.reachable,
+        "topics": len(node.topics),
+        "tombstoned": list(node.tombstoned),
+    }
+
+
+@app.command("list")
+@examples("nsqext node list", "nsqext node list --json | jq 'select(.reachable | not)'")
+@connected
+def list_nodes(connection: Connection) -> None:
+    """List every nsqd that lookup lists, and whether it responds."""
+
+    async def act() -> None:
+        async with connection.admin() as admin:
+            records = [node_record(node) for node in await admin.nodes()]
+        connection.table(("node", "http", "version", "reachable", "topics", "tombstoned"), records)
+
+    perform(act)
+
+
+@app.command("remove")
+@examples("nsqext node remove 127.0.0.1:4150 --yes")
+@connected
+def remove(connection: Connection, node: Node, yes: Yes = False) -> None:
+    """Make a cluster of the redesigned NSQ move all partitions of a node to others, before it is shut down."""
+    confirm(f"Move all partitions of {node} to other nodes? Only a restart of the lookup leader undoes it.", yes=yes)
+    _change(
+        connection, {"node": node, "removing": True}, f"{node} is being removed", lambda admin: admin.remove_node(node)
+    )
+
+
+@app.command("disable-writes")
+@examples("nsqext node disable-writes --yes")
+@connected
+def disable_writes(
+    connection: Connection,
+    ordered_only: Annotated[bool, typer.Option("--ordered-only", help="Publishes to ordered topics only.")] = False,
+    yes: Yes = False,
+) -> None:
+    """Make all nodes of the redesigned NSQ refuse publishes, until `enable-writes`."""
+    confirm("Refuse publishes on all nodes?", yes=yes)
+    _change(
+        connection,
+        {"writes": "ordered" if ordered_only else "disabled"},
+        "writes are disabled",
+        lambda admin: admin.disable_writes(ordered_only=ordered_only),
+    )
+
+
+@app.command("enable-writes")
+@examples("nsqext node enable-writes")
+@connected
+def enable_writes(connection: Connection) -> None:
+    """Make all nodes accept publishes again."""
+    _change(connection, {"writes": "enabled"}, "writes are enabled", lambda admin: admin.enable_writes())
+
+
+@app.command("log-level")
+@examples("nsqext node log-level debug")
+@connected
+def log_level(connection: Connection, level: Annotated[Level, typer.Argument(help="The level.")]) -> None:
+    """Set the log level of all nodes, and of the lookup nodes of the redesigned NSQ, until they restart."""
+    _change(
+        connection,
+        {"log_level": level.value},
+        f"the log level is {level.value}",
+        lambda admin: admin.set_log_level(level.value),
+    )
+
+
+@app.command("option")
+@examples("nsqext node option 127.0.0.1:4150 msg_timeout", "nsqext node option 127.0.0.1:4150 verbose --set true")
+@connected
+def option(
+    connection: Connection,
+    node: Node,
+    name: Option,
+    value: Annotated[str | None, typer.Option("--set", help="The new value, as JSON or text.")] = None,
+) -> None:
+    """Show an option of a node, or change it until the node restarts; times are nanoseconds."""
+
+    async def act() -> None:
+        async with connection.admin() as admin:
+            if value is None:
+                found = await admin.node_option(node, name)
+            else:
+                found = await admin.set_node_option(node, name, value)
+        shown = found if isinstance(found, str) else orjson.dumps(found).decode()
+        connection.show({"node": node, "option": name, "value": found}, f"{name} of {node} is {shown}")
+
+    perform(act)
+
+
+def _change(
+    connection: Connection, record: dict[str, Any], done: str, change: Callable[[Admin], Awaitable[None]]
+) -> None:
+    async def act() -> None:
+        async with connection.admin() as admin:
+            await change(admin)
+        connection.show(record, done)
+
+    perform(act)

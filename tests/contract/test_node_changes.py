@@ -1,0 +1,131 @@
+"""Changes of nodes and of the place of partitions by an administrator, embedded and real."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from secrets import token_hex
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from nsqext import Admin, Consumer, Producer, sync
+from nsqext.errors import InvalidInput, OperationNotSupported, PublishFailed
+
+if TYPE_CHECKING:
+    from tests.support.cluster import ClusterUnderTest, Original
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def topic(cluster_under_test: ClusterUnderTest) -> Iterator[str]:
+    """A topic of one partition for all tests: a real cluster takes up to two minutes until it accepts publishes."""
+    name = f"contract_node_{token_hex(4)}"
+    with sync.Admin(cluster_under_test.lookupd) as admin:
+        admin.create_topic(name, retention_days=3, sync_every=100, channels=["other"])
+        yield name
+        admin.delete_topic(name)
+
+
+async def test_a_moved_leader_is_published_to_and_consumed(
+    cluster_under_test: ClusterUnderTest, topic: str, channel: str
+) -> None:
+    lookupd = cluster_under_test.lookupd
+    async with (
+        Admin(lookupd) as admin,
+        Producer(lookupd) as producer,
+        Consumer(topic, channel, lookupd=lookupd) as consumer,
+    ):
+        await producer.publish(topic, b"before")
+        first = await anext(consumer)
+        await first.finish()
+        source = str((await admin.topic(topic)).leaders[0])
+        target = next(str(node.tcp) for node in await admin.nodes() if str(node.tcp) != source)
+        await admin.move_partition(topic, 0, source, target)
+        assert str((await admin.topic(topic)).leaders[0]) == target
+        with anyio.fail_after(60):
+            await producer.publish(topic, b"after")
+            second = await anext(consumer)
+        await second.finish()
+    assert (first.body, second.body) == (b"before", b"after")
+
+
+async def test_moves_are_checked(cluster_under_test: ClusterUnderTest, topic: str) -> None:
+    async with Admin(cluster_under_test.lookupd) as admin:
+        leader = str((await admin.topic(topic)).leaders[0])
+        others = [str(node.tcp) for node in await admin.nodes() if str(node.tcp) != leader]
+        with pytest.raises(InvalidInput, match="no partition 7"):
+            await admin.move_partition(topic, 7, leader, others[0])
+        with pytest.raises(InvalidInput, match="has no replica"):
+            await admin.move_partition(topic, 0, others[0], others[1])
+        with pytest.raises(InvalidInput, match="no node has the TCP address"):
+            await admin.move_partition(topic, 0, leader, "127.0.0.1:1")
+
+
+async def test_disabled_writes_are_refused_until_they_are_enabled(
+    cluster_under_test: ClusterUnderTest, topic: str
+) -> None:
+    lookupd = cluster_under_test.lookupd
+    async with Admin(lookupd) as admin, Producer(lookupd, timeout=3.0) as producer:
+        await admin.disable_writes()
+        try:
+            with pytest.raises(PublishFailed):
+                await producer.publish(topic, b"refused")
+        finally:
+            await admin.enable_writes()
+    async with Producer(lookupd, timeout=100.0) as producer:  # real: lookup offers it again within a minute
+        await producer.publish(topic, b"accepted")
+
+
+async def test_options_of_a_node_are_read_and_changed(cluster_under_test: ClusterUnderTest) -> None:
+    async with Admin(cluster_under_test.lookupd) as admin:
+        node = str((await admin.nodes())[0].tcp)
+        assert await admin.node_option(node, "msg_timeout") == 60_000_000_000
+        before = await admin.node_option(node, "max_conn_for_client")
+        assert await admin.set_node_option(node, "max_conn_for_client", 12345) == 12345
+        assert await admin.node_option(node, "max_conn_for_client") == 12345
+        await admin.set_node_option(node, "max_conn_for_client", before)
+        with pytest.raises(InvalidInput, match="refuses msg_timeout"):
+            await admin.set_node_option(node, "msg_timeout", 1)
+        with pytest.raises(InvalidInput, match="has no option"):
+            await admin.node_option(node, "no_such_option")
+        with pytest.raises(InvalidInput, match="no name of an option"):
+            await admin.node_option(node, "../stats")
+
+
+async def test_log_levels_and_traces_are_accepted(
+    cluster_under_test: ClusterUnderTest, topic: str, channel: str
+) -> None:
+    async with Admin(cluster_under_test.lookupd) as admin:
+        await admin.set_log_level("debug")
+        await admin.set_log_level("info")
+        with pytest.raises(InvalidInput, match="none of error, warning, info, debug"):
+            await admin.set_log_level("loud")  # type: ignore[arg-type]
+        await admin.create_channel(topic, channel)
+        for enabled in (True, False):
+            await admin.trace_topic(topic, enabled=enabled)
+            await admin.trace_topic(topic, channel=channel, enabled=enabled)
+        with pytest.raises(InvalidInput, match="no channel"):
+            await admin.trace_topic(topic, channel="missing")
+
+
+async def test_the_original_nsq_has_options_and_log_levels_only(original: Original, channel: str) -> None:
+    topic = f"contract_{token_hex(4)}"
+    async with Admin(original.lookupd) as admin:
+        await admin.create_topic(topic, channels=[channel])
+        node = str((await admin.nodes())[0].tcp)
+        await admin.set_log_level("warning")
+        assert await admin.node_option(node, "log_level") in (3, "warning")
+        await admin.set_log_level("info")
+        assert await admin.node_option(node, "msg_timeout") == 60_000_000_000
+        changes: list[Callable[[], Awaitable[None]]] = [
+            lambda: admin.move_partition(topic, 0, node, node),
+            lambda: admin.trace_topic(topic),
+            lambda: admin.remove_node(node),
+            admin.disable_writes,
+            admin.enable_writes,
+        ]
+        for change in changes:
+            with pytest.raises(OperationNotSupported):
+                await change()

@@ -69,6 +69,8 @@ _PANELS = {
     "flights": "Servers and apps",
 }
 _LAST = "Settings"
+_COMPLETE = "_NSQEXT_COMPLETE"
+"""Set by the shell while it completes a command line."""
 _EPILOG = """\
 First steps: `nsqext broker --web` runs a cluster with a web page, and prints commands to try in another terminal.
 
@@ -115,6 +117,9 @@ def _typer_app(chosen: str | None) -> Callable[..., object]:
     app = typer.Typer(
         name="nsqext",
         no_args_is_help=True,
+        # options before a command; typer imports pydantic to parse them, even where they are not given
+        add_help_option=chosen is None,
+        add_completion=chosen is None or _COMPLETE in os.environ,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
         rich_markup_mode="rich" if sys.stdout.isatty() else None,
@@ -157,7 +162,7 @@ def _described() -> None:
 
 def _chosen(words: Sequence[str]) -> str | None:
     """Return the command to run, or to complete for the shell."""
-    if not words and "_NSQEXT_COMPLETE" in os.environ:
+    if not words and _COMPLETE in os.environ:
         words = (os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")).split()[1:]
     return words[0] if words and words[0] in COMMANDS else None
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from nsqext.admin.options import AdminSettings
     from nsqext.app.app import App
     from nsqext.app.router import Router
+    from nsqext.app.settings import AppSettings
     from nsqext.client.consumer.consumer import Consumer
     from nsqext.client.consumer.handler_signals import Finish, Reject, Requeue
     from nsqext.client.consumer.handlers.batches import MessageBatch
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from nsqext.client.producer.producer import Producer
     from nsqext.client.producer.request import OutgoingMessage
     from nsqext.client.producer.statistics import ProducerStatistics
-    from nsqext.client.settings import AppSettings
     from nsqext.client.trace_log import trace_log
     from nsqext.errors import BatchFailed, DeliveryUnknown, InvalidInput, NsqError, PublishFailed, ServerError
     from nsqext.lookup.lookup import Lookup
@@ -85,9 +85,9 @@ __all__ = (
 _HOMES = {
     "nsqext.admin": ("Admin",),
     "nsqext.admin.options": ("AdminSettings",),
-    "nsqext.client.settings": ("AppSettings",),
     "nsqext.app.app": ("App",),
     "nsqext.app.router": ("Router",),
+    "nsqext.app.settings": ("AppSettings",),
     "nsqext.client.producer.batcher": ("Batcher",),
     "nsqext.client.consumer.consumer": ("Consumer",),
     "nsqext.client.consumer.statistics": ("ConsumerConnection", "ConsumerStatistics"),

@@ -41,6 +41,7 @@ __all__ = (
 T = TypeVar("T")
 
 Reader = Callable[[str], Any]
+Foreign = Callable[[], Mapping[str, "Setting"]]
 """Parses the text of a value; raises ValueError where it is not valid."""
 
 PREFIX = "NSQEXT_"
@@ -326,9 +327,9 @@ def settings_as_text(url: str | None, environ: Mapping[str, str] | None = None) 
 class _Collector:
     """Collect values, in the order of precedence."""
 
-    def __init__(self, own: Mapping[str, Setting], foreign: Mapping[str, Setting] | None) -> None:
+    def __init__(self, own: Mapping[str, Setting], foreign: Foreign | None) -> None:
         self._own = own
-        self._others = foreign
+        self._foreign = foreign
         self.values: dict[str, object] = {}
         self.addresses: dict[str, object] = {}
 
@@ -345,9 +346,11 @@ class _Collector:
         for name, value in given.items():
             if name in ADDRESSES:
                 continue
-            setting = self._own.get(name) or (self._others or {}).get(name) if text else self._own.get(name)
-            if setting is None and text and self._others is None:
-                continue
+            setting = self._own.get(name)
+            if setting is None and text:
+                if self._foreign is None:
+                    continue
+                setting = self._foreign().get(name)
             if setting is None:
                 raise unknown_setting(place, name, self._own)
             read = parse(str(value), setting, f"{place}: ") if text else value
@@ -356,7 +359,7 @@ class _Collector:
 
     def add_url(self, url: str) -> None:
         """Add the settings of a URL."""
-        known = None if self._others is None else {*self._own, *self._others}
+        known = None if self._foreign is None else {*self._own, *self._foreign()}
         self.add(_from_url(url, known), redact_url(url, known), text=True)
 
     def add_environment(self, environ: Mapping[str, str], prefix: str) -> None:
@@ -376,14 +379,14 @@ class Schema:
     Attributes:
         client: name of its class, for errors.
         own: its settings by name.
-        foreign: settings of other clients, which URL and environment may contain as well; checked, not used. None where
-            they are not known: unknown names are ignored there.
+        foreign: returns the settings of other clients, which URL and environment may contain as well; checked, not
+            used. None where they are not known: unknown names are ignored there.
         direct: whether it can do without lookup, with addresses of nsqd.
     """
 
     client: str
     own: Mapping[str, Setting]
-    foreign: Mapping[str, Setting] | None = None
+    foreign: Foreign | None = None
     direct: bool = True
 
     def collect(

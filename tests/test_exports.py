@@ -21,6 +21,16 @@ LATER = ("asyncio", "httpx", "ssl", "hashlib", "concurrent.futures", "nsqext.syn
 """What a client loads when it is opened, or when a setting or an error needs it."""
 
 
+NOT_PUBLISHING = (
+    "nsqext.client.consumer.consumer",
+    "nsqext.client.consumer.options",
+    "nsqext.client.consumer.handlers",
+    "nsqext.client.producer.batcher",
+    "nsqext.app",
+)
+"""What a producer that only publishes does not use."""
+
+
 def modules() -> Iterator[str]:
     """Name every module of the package, except the one that runs when it is imported."""
     yield "nsqext"
@@ -94,11 +104,19 @@ def test_the_version_is_exported() -> None:
     assert nsqext.__version__.count(".") == 2
 
 
-@pytest.mark.parametrize("client", ["Producer", "Consumer"])
-def test_import_is_light(client: str) -> None:
+@pytest.mark.parametrize(
+    ("used", "others"),
+    [
+        ("nsqext", ("typing", "re", "attrs", "anyio", "orjson", "logging", "nsqext.errors", "nsqext.client")),
+        ("nsqext.Producer", NOT_PUBLISHING),
+        ("nsqext.Producer(nsqd='127.0.0.1:4150')", NOT_PUBLISHING),
+        ("nsqext.Consumer", ("nsqext.client.producer.producer",)),
+    ],
+)
+def test_import_is_light(used: str, others: tuple[str, ...]) -> None:
     """The import loads no package of an extra and no event loop; HTTP and TLS are imported when first used."""
-    unwanted = HEAVY + LATER
-    program = f"import sys, nsqext; nsqext.{client}; print([name for name in {unwanted!r} if name in sys.modules])"
+    unwanted = HEAVY + LATER + others
+    program = f"import sys, nsqext; {used}; print([name for name in {unwanted!r} if name in sys.modules])"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=20)
     assert run.stdout.strip() == "[]"
 

@@ -42,4 +42,4 @@ def admin_settings() -> Mapping[str, Setting]:
 @cache
 def admin_schema() -> Schema:
     """Return the settings of administration clients, with those of other clients."""
-    return Schema("Admin", admin_settings(), app_schema().own, direct=False)
+    return Schema("Admin", admin_settings(), lambda: app_schema().own, direct=False)

@@ -21,7 +21,6 @@ from nsqext.client.middleware import Middleware, check_middleware, surround_batc
 from nsqext.client.producer.producer import Producer
 from nsqext.client.producer.request import OutgoingMessage, PublishOptions
 from nsqext.client.settings import (
-    AppSettings,
     app_schema,
     consumer_schema,
     consumer_settings,
@@ -35,6 +34,7 @@ from nsqext.settings import build
 from nsqext.transport.event_loop import call_in_loop
 
 if TYPE_CHECKING:
+    from nsqext.app.settings import AppSettings
     from nsqext.app.testing import AppTest
     from nsqext.client.consumer.handlers.batches import BatchFunction
     from nsqext.client.consumer.handlers.workers import Handler

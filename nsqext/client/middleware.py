@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from attrs import define, field
 
-from nsqext.client.consumer.handlers.batches import MessageBatch
 from nsqext.client.consumer.message import Message  # noqa: TC001 (which of the two Message classes, for the documentation)
 from nsqext.errors import InvalidSetting, InvalidState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nsqext.client.consumer.handlers.batches import BatchFunction
+    from nsqext.client.consumer.handlers.batches import BatchFunction, MessageBatch
     from nsqext.client.consumer.handlers.workers import Handler
     from nsqext.client.events import ClientEvent
     from nsqext.client.producer.request import OutgoingMessage, TopicKey
@@ -187,6 +186,8 @@ def surround_batch_handler(middleware: Sequence[Middleware], handler: BatchFunct
 
     The handler is not called if the middleware removes all messages.
     """
+
+    from nsqext.client.consumer.handlers.batches import MessageBatch  # not at the import of a producer
 
     async def call_handler(handling: Handling) -> object:
         return await handler(MessageBatch(handling.messages)) if handling.messages else None

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nsqext.client.consumer.options import ConsumerOptions, ConsumerSettings
-from nsqext.client.consumer.position import read_position
-from nsqext.client.producer.options import ProducerOptions, ProducerSettings
-from nsqext.settings import Reader, Schema, Setting, settings_of
+from nsqext.settings import Schema, settings_of
+
+if TYPE_CHECKING:
+    from nsqext.settings import Setting
 
 __all__ = (
-    "AppSettings",
     "app_schema",
     "connection_settings",
     "consumer_schema",
@@ -24,23 +23,22 @@ __all__ = (
     "shared_settings",
 )
 
-_READERS: Mapping[str, Reader] = {"start": read_position, "compression": str}
-
-
-class AppSettings(ProducerSettings, ConsumerSettings, total=False):
-    """Settings of an app: those of its producer and of its consumers. One that both have applies to both."""
-
 
 @cache
 def producer_settings() -> Mapping[str, Setting]:
     """Return the settings of producers by name."""
-    return settings_of(ProducerOptions, _READERS)
+    from nsqext.client.producer.options import ProducerOptions
+
+    return settings_of(ProducerOptions, {"compression": str})
 
 
 @cache
 def consumer_settings() -> Mapping[str, Setting]:
     """Return the settings of consumers by name."""
-    return settings_of(ConsumerOptions, _READERS)
+    from nsqext.client.consumer.options import ConsumerOptions
+    from nsqext.client.consumer.position import read_position
+
+    return settings_of(ConsumerOptions, {"start": read_position})
 
 
 @cache
@@ -65,19 +63,19 @@ def handler_settings() -> Mapping[str, Setting]:
 @cache
 def producer_schema() -> Schema:
     """Return the settings of producers."""
-    return Schema("Producer", producer_settings(), consumer_settings())
+    return Schema("Producer", producer_settings(), consumer_settings)
 
 
 @cache
 def consumer_schema() -> Schema:
     """Return the settings of consumers."""
-    return Schema("Consumer", consumer_settings(), producer_settings())
+    return Schema("Consumer", consumer_settings(), producer_settings)
 
 
 @cache
 def app_schema() -> Schema:
     """Return the settings of apps."""
-    return Schema("App", {**producer_settings(), **consumer_settings()}, {})
+    return Schema("App", {**producer_settings(), **consumer_settings()}, dict)
 
 
 def settings_for(known: Mapping[str, Setting], given: Mapping[str, Any]) -> Any:

@@ -14,7 +14,6 @@ from anyio.lowlevel import checkpoint
 from nsqext.client.events import ClientEvent, ClientEvents
 from nsqext.client.middleware import Middleware, Publishing, check_middleware, send_with
 from nsqext.client.producer.batch_publisher import BatchCall, BatchPublisher
-from nsqext.client.producer.batcher import Batcher, BatcherLimits
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.delay import cancellation, check_for_topic, check_way, delayed_body
 from nsqext.client.producer.key_groups import KeyGroups
@@ -48,6 +47,7 @@ from nsqext.lookup.lookup import Lookup, metadata_cache, values_of
 from nsqext.settings import build
 
 if TYPE_CHECKING:
+    from nsqext.client.producer.batcher import Batcher
     from nsqext.client.producer.request import TopicKey
     from nsqext.client.producer.route import Route, Target
     from nsqext.types import Address, Receipt, TopicMeta
@@ -604,6 +604,8 @@ class Producer:
             InvalidState: the producer is not open.
         """
         self._check_open()
+        from nsqext.client.producer.batcher import Batcher, BatcherLimits
+
         limits = BatcherLimits(linger, max_count, max_bytes, max_pending)
 
         async def publish(messages: Sequence[bytes | OutgoingMessage], entered: Collection[TopicKey]) -> list[Receipt]:

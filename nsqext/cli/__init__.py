@@ -110,6 +110,19 @@ def _end_early(number: int, frame: object) -> NoReturn:
     os._exit(0)
 
 
+def _leave() -> NoReturn:
+    """End the process with status 0, without the 80 ms in which the interpreter would delete 500 modules.
+
+    Harnesses of tests restart servers and wait for their end. The servers are closed, and their files are written.
+    """
+    from contextlib import suppress
+
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # the reader has closed the pipe
+            stream.flush()
+    os._exit(0)
+
+
 def _typer_app(chosen: str | None) -> Callable[..., object]:
     """Return the typer app: with the chosen command, or with the descriptions of all commands for ``--help``."""
     import typer
@@ -179,6 +192,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _end_early)
         import_module(program).main(words[1:])
+        if arguments is None:
+            _leave()
         return
     if words == ["--version"]:  # also without typer
         from nsqext._version import __version__

@@ -1,11 +1,12 @@
 """One client, one kind of work, one process; prints the costs as JSON.
 
 ``python -m benchmarks.peer CLIENT MODE COUNT ADDRESS TOPIC [size=200] [topics=1] [connections=1] [handlers=1]``.
-Clients: nsqext, blocking (nsqext.sync), uvloop (nsqext on it), asyncnsq, pynsq, and raw: a blocking socket without
-parsing, which is the floor; go-nsq is a separate program (`benchmarks/go_peer`). Modes: pub (one in flight on each
-connection), pubc (64 in flight), mpub (batches of 100), sub (a handler that does nothing, messages acknowledged), for
-nsqext headersN (one in flight, N headers) and mix (256 in flight, bodies of 100 bytes and twice ``size`` in turn), for
-blocking iterate. Messages alternate between the topics. CPU is user and system time of this process.
+Clients: nsqext, blocking (nsqext.sync), uvloop (nsqext on it), asyncnsq, pynsq, gnsq (gevent), and raw: a blocking
+socket without parsing, which is the floor; go-nsq is a separate program (`benchmarks/go_peer`). Modes: pub (one in
+flight on each connection), pubc (64 in flight), mpub (batches of 100, or of 4 MB), sub (a handler that does nothing,
+messages acknowledged), for nsqext headersN (one in flight, N headers) and mix (256 in flight, bodies of 100 bytes and
+twice ``size`` in turn), for blocking iterate. Messages alternate between the topics. CPU is user and system time of
+this process.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ CONCURRENT = 64
 MIXED = 256
 SMALL = b"x" * 100
 BATCH = 100
+BATCH_BYTES = 4_000_000  # servers accept 5 MiB
 MAX_IN_FLIGHT = 200
 CHANNEL = "ch"
 Publish = Callable[..., Awaitable[Any]]
@@ -37,6 +39,7 @@ class Work:
     Attributes:
         topics: names of the topics.
         body: the body of each message.
+        batch: messages of a batch.
     """
 
     def __init__(self, client: str, mode: str, count: str, address: str, topic: str, *more: str) -> None:
@@ -47,6 +50,7 @@ class Work:
         self.address: str = address
         self.topics: list[str] = topic_names(topic, numbers.get("topics", 1))
         self.body: bytes = b"x" * numbers.get("size", len(BODY))
+        self.batch: int = max(1, min(BATCH, BATCH_BYTES // len(self.body)))
         self.connections: int = numbers.get("connections", 1)
         self.handlers: int = numbers.get("handlers", 1)
         self.taken = 0
@@ -85,8 +89,8 @@ async def drive(work: Work, publishes: Sequence[Publish], publish_many: Publish)
 
     work.begin()
     if work.mode == "mpub":
-        batch = [work.body] * BATCH
-        for _ in range(work.count // BATCH):
+        batch = [work.body] * work.batch
+        for _ in range(work.count // work.batch):
             await publish_many(work.topics[0], batch)
     elif work.mode == "mix":
         bodies = cycle((SMALL, work.body * 2))
@@ -204,7 +208,7 @@ def run_pynsq(work: Work) -> None:
         nsq.run()
         return
     writers = [nsq.Writer([work.address]) for _ in range(work.connections)]
-    batch, size = [work.body] * BATCH, BATCH if work.mode == "mpub" else 1
+    batch, size = [work.body] * work.batch, work.batch if work.mode == "mpub" else 1
     topics = cycle(work.topics)
     sent = acknowledged = 0
 
@@ -237,6 +241,40 @@ def run_pynsq(work: Work) -> None:
     nsq.run()
 
 
+def run_gnsq(work: Work) -> None:
+    """Run gnsq, a blocking client for gevent."""
+    import gevent
+    import gnsq
+
+    if work.mode == "sub":
+        consumer = gnsq.Consumer(work.topics[0], CHANNEL, [work.address], max_in_flight=MAX_IN_FLIGHT)
+
+        @consumer.on_message.connect
+        def handle(*_: Any) -> None:
+            if work.take():
+                gevent.spawn_later(0, work.done)  # its response is sent before
+
+        consumer.start()
+        return
+    producer = gnsq.Producer([work.address])
+    producer.start()
+    producer.publish(work.topics[0], work.body)
+    work.begin()
+    if work.mode == "mpub":
+        for _ in range(work.count // work.batch):
+            producer.multipublish(work.topics[0], [work.body] * work.batch)
+        work.done()
+
+    def some(count: int) -> None:
+        topics = cycle(work.topics)
+        for _ in range(count):
+            producer.publish(next(topics), work.body)
+
+    tasks = CONCURRENT if work.mode == "pubc" else 1
+    gevent.joinall([gevent.spawn(some, work.count // tasks) for _ in range(tasks)])
+    work.done()
+
+
 class RawSocket:
     """A minimal connection to nsqd."""
 
@@ -263,9 +301,9 @@ def run_raw(work: Work) -> None:
         consume_raw(work, peers[0])
     sized = struct.pack(">i", len(work.body)) + work.body
     if work.mode == "mpub":
-        items = struct.pack(">i", BATCH) + sized * BATCH
+        items = struct.pack(">i", work.batch) + sized * work.batch
         head = b"MPUB %s\n%s" % (work.topics[0].encode(), struct.pack(">i", len(items)))
-        chunks, answers, each = [head + items], 1, BATCH
+        chunks, answers, each = [head + items], 1, work.batch
     else:
         answers = CONCURRENT if work.mode == "pubc" else 1
         chunks, each = [(b"PUB %s\n" % topic.encode() + sized) * answers for topic in work.topics], answers
@@ -301,6 +339,8 @@ def main(work: Work) -> None:
     """Do the work."""
     if work.client == "pynsq":
         run_pynsq(work)
+    elif work.client == "gnsq":
+        run_gnsq(work)
     elif work.client == "raw":
         run_raw(work)
     elif work.client == "blocking":

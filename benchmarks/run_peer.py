@@ -17,7 +17,7 @@ CLIENTS = ("raw", "nsqext", "uvloop", "go-nsq", "asyncnsq", "pynsq")
 """All peers; uvloop is nsqext on that event loop."""
 
 _ROOT = Path(__file__).parents[1]
-_MODULES = {"uvloop": "uvloop", "asyncnsq": "asyncnsq", "pynsq": "nsq"}
+_MODULES = {"uvloop": "uvloop", "asyncnsq": "asyncnsq", "pynsq": "nsq", "gnsq": "gnsq"}
 _number = count(1)
 
 

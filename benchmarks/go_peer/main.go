@@ -22,6 +22,7 @@ import (
 const (
 	concurrent  = 64
 	batchSize   = 100
+	batchBytes  = 4000000 // servers accept 5 MiB
 	maxInFlight = 200
 	channel     = "ch"
 )
@@ -92,11 +93,11 @@ func (w *work) publish() {
 	}
 	w.begin()
 	if w.mode == "mpub" {
-		batch := make([][]byte, batchSize)
+		batch := make([][]byte, max(1, min(batchSize, batchBytes/len(w.body))))
 		for number := range batch {
 			batch[number] = w.body
 		}
-		for number := 0; number < w.count/batchSize; number++ {
+		for number := 0; number < w.count/len(batch); number++ {
 			check(producers[0].MultiPublish(w.topics[0], batch))
 		}
 		w.done()

@@ -44,32 +44,31 @@ class SendQueue:
     def put(self, commands: Iterable[Command]) -> None:
         """Append commands."""
         small: list[bytes] = []
-        size = 0
+        size = begin = 0
         for command in commands:
-            if isinstance(command, LargeCommand):
-                small.append(command.head)
-                self._join(small)
-                self._parts.append((command.body, 0))
-                size = 0
-            elif len(command) >= LARGE:
-                self._join(small)
-                self._parts.append((command, 1))
-                size = 0
-            else:
-                small.append(command)
-                size += len(command)
-                if size >= _JOINED:
-                    self._join(small)
-                    size = 0
-        self._join(small)
+            begins = 1
+            for part in command.parts if isinstance(command, LargeCommand) else (command,):
+                if len(part) >= LARGE:
+                    self._join(small, begin)
+                    self._parts.append((part, begins))
+                    size = begin = 0
+                else:
+                    small.append(part)
+                    size += len(part)
+                    begin += begins
+                    if size >= _JOINED:
+                        self._join(small, begin)
+                        size = begin = 0
+                begins = 0
+        self._join(small, begin)
 
     def append(self, data: bytes, commands: int) -> None:
         """Append a part in which a number of commands begin."""
         self._parts.append((data, commands))
 
-    def _join(self, small: list[bytes]) -> None:
+    def _join(self, small: list[bytes], begin: int) -> None:
         if small:
-            self._parts.append((b"".join(small), len(small)))
+            self._parts.append((b"".join(small), begin))
             small.clear()
 
     def encode(self, layers: Sequence[Layer]) -> None:

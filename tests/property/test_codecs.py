@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from nsqext.errors import ProtocolError
 from nsqext.errors.server import server_error
-from nsqext.protocol.client import commands
 from nsqext.protocol.extjson import UnreadableHeader, read_header
 from nsqext.protocol.go_structs import UnreadableFields, read_fields
 from nsqext.protocol.headers import decode_headers, encode_headers, tag_of
@@ -25,7 +24,7 @@ from nsqext.protocol.server.negotiate import ClientSettings, ServerLimits, ident
 from nsqext.protocol.server.publish_bodies import PUBLISH_VERBS, Target, parse_publish
 from nsqext.protocol.server.request_error import RequestError
 from nsqext.protocol.trace_reply import decode_trace_reply, encode_trace_reply
-from tests.support.commands import multi_body
+from tests.support.commands import ext_body, multi_body
 from tests.support.strategies import (
     HEADERS,
     JSON,
@@ -38,7 +37,7 @@ from tests.support.strategies import (
 
 @given(st.sampled_from(sorted(PUBLISH_VERBS)), st.data(), st.booleans(), st.booleans())
 def test_any_body_is_messages_or_an_error(verb: bytes, data: st.DataObject, extend: bool, lenient: bool) -> None:
-    header = commands.ext_body(b'{"##trace_id":"1"}', b"x")
+    header = ext_body(b'{"##trace_id":"1"}', b"x")
     good = multi_body([header, b"\x00\x00x"]) if verb.startswith(b"M") else header
     body = data.draw(st.binary(max_size=80) | damaged(good))
     try:
@@ -178,7 +177,7 @@ def test_headers_survive_a_round_trip_and_servers_read_them(
     decoded = decode_headers(encoded)
     assert tag_of(decoded) == tag
     assert {name: value for name, value in decoded.items() if not name.startswith("##")} == headers
-    (item,) = parse_publish(b"PUB_EXT", commands.ext_body(encoded, b"x"), ServerLimits(), Target("t", extend=True))
+    (item,) = parse_publish(b"PUB_EXT", ext_body(encoded, b"x"), ServerLimits(), Target("t", extend=True))
     assert (item.header, item.trace_id, item.traced) == (encoded, trace_id or 0, trace_id is not None)
 
 

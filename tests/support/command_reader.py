@@ -17,7 +17,7 @@ from nsqext.protocol.server.publish_bodies import (
     check_room,
 )
 from nsqext.protocol.server.request_error import RequestError
-from tests.support.commands import internal_create_topic, multi_body, trace_body
+from tests.support.commands import ext_body, internal_create_topic, multi_body, trace_body
 
 __all__ = ("OpenRules", "Reading", "read_commands", "write_command")
 
@@ -85,7 +85,7 @@ def read_commands(pieces: Iterable[bytes], rules: OpenRules | None = None, *, ra
 def _item(verb: bytes, item: PublishItem) -> bytes:
     if verb == b"MPUB_TRACE":
         return trace_body(item.trace_id, item.body)
-    return write.ext_body(item.header, item.body) if verb == b"MPUB_EXT" else item.body
+    return ext_body(item.header, item.body) if verb == b"MPUB_EXT" else item.body
 
 
 def _write_line(words: list[str]) -> bytes | None:

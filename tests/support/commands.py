@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from struct import Struct
 
-__all__ = ("internal_create_topic", "multi_body", "trace_body")
+__all__ = ("ext_body", "internal_create_topic", "multi_body", "trace_body")
 
 _U32 = Struct(">I")
 _U64 = Struct(">Q")
@@ -24,6 +24,11 @@ def multi_items(body: bytes) -> list[bytes]:
         items.append(body[at + 4 : at + 4 + size])
         at += 4 + size
     return items
+
+
+def ext_body(header: bytes, body: bytes) -> bytes:
+    """Return the body of PUB_EXT, or an item of MPUB_EXT."""
+    return len(header).to_bytes(2, "big") + header + body
 
 
 def trace_body(trace_id: int, body: bytes) -> bytes:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from nsqext.protocol.client import commands
 from nsqext.protocol.headers import encode_headers
 from nsqext.protocol.server.negotiate import ServerLimits
-from tests.support.commands import internal_create_topic, multi_body, trace_body
+from tests.support.commands import ext_body, internal_create_topic, multi_body, trace_body
 
 __all__ = (
     "BODIES",
@@ -82,7 +82,7 @@ COMMANDS: st.SearchStrategy[bytes] = st.one_of(
     ),
     st.builds(
         lambda topic, partition, headers, body: commands.sized(
-            commands.publish_line("PUB_EXT", topic, partition), commands.ext_body(encode_headers(headers), body)
+            commands.publish_line("PUB_EXT", topic, partition), ext_body(encode_headers(headers), body)
         ),
         NAMES, PARTITIONS, HEADERS, BODIES,
     ),
@@ -103,7 +103,7 @@ COMMANDS: st.SearchStrategy[bytes] = st.one_of(
         lambda topic, partition, bodies: commands.sized(
             commands.publish_line("MPUB_EXT", topic, partition),
             multi_body(
-                [commands.ext_body(encode_headers(headers) if headers else b"", body) for headers, body in bodies]
+                [ext_body(encode_headers(headers) if headers else b"", body) for headers, body in bodies]
             ),
         ),
         NAMES, PARTITIONS, st.lists(st.tuples(HEADERS, BODIES), min_size=1, max_size=4),

@@ -50,7 +50,7 @@ def test_small_commands_are_joined_once_and_large_bodies_never(numbers: list[int
     queue, commands = SendQueue(), commands_of(numbers)
     queue.put(commands)
     parts = queue.first(1000)
-    bodies = [command.body for command in commands if isinstance(command, LargeCommand)]
+    bodies = [command.parts[-1] for command in commands if isinstance(command, LargeCommand)]
     own = [part for part in parts if any(part is body for body in bodies)]
     assert [id(part) for part in own] == [id(body) for body in bodies]
     small = [len(command) for command in commands if len(command) < LARGE]

@@ -15,7 +15,7 @@ from nsqext.client.producer.request import (
     key_bytes,
 )
 from nsqext.errors import ExtendNotSupported, InvalidInput, ProtocolError
-from nsqext.protocol.client.commands import ext_body, multi, multi_trace
+from nsqext.protocol.client.commands import multi, multi_ext, multi_trace
 from nsqext.protocol.headers import encode_headers
 from nsqext.protocol.trace_reply import decode_trace_reply
 from nsqext.types import Receipt
@@ -23,6 +23,7 @@ from nsqext.types import Receipt
 if TYPE_CHECKING:
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.producer.route import Route, Target
+    from nsqext.protocol.client.commands import Command
     from nsqext.protocol.hashing import KeyHash
 
 __all__ = ("Batch", "BatchPlanner", "Rows", "TracedBodies", "invalid_message", "plain_batches")
@@ -131,14 +132,11 @@ class Batch(PublishRequest):
         self.breaks: bool = self.breaks or bool(header)
         self._traced = self._traced or trace_id is not None
 
-    def command(self, target: Target) -> bytes:
+    def command(self, target: Target) -> Command:
         bodies = self._bodies
         if self.breaks:
             check_supported(target, header=True)
-            items = zip(self._headers, self._traces, bodies, strict=True)
-            return multi(
-                target.line("MPUB_EXT"), [ext_body(_ext_header(header, trace), body) for header, trace, body in items]
-            )
+            return multi_ext(target.line("MPUB_EXT"), list(map(_ext_header, self._headers, self._traces)), bodies)
         if self._traced:
             check_supported(target, header=False)
             return multi_trace(target.line("MPUB_TRACE"), [trace or 0 for trace in self._traces], bodies)

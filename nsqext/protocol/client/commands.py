@@ -6,9 +6,9 @@ topic and partition.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
-from operator import itemgetter
+from operator import add, itemgetter
 from struct import Struct
 
 from nsqext.errors import InvalidBody
@@ -23,10 +23,10 @@ __all__ = (
     "LargeCommand",
     "auth",
     "check_body",
-    "ext_body",
     "fin",
     "identify",
     "multi",
+    "multi_ext",
     "multi_trace",
     "publish_ext",
     "publish_line",
@@ -62,24 +62,22 @@ _SIZE_AND_LENGTH = Struct(">IH")
 
 
 class LargeCommand:
-    """A command with a large body, which is sent without a copy.
+    """A command with large bodies, which are sent without a copy.
 
     Args:
-        head: the bytes before the body.
-        body: the body.
+        parts: bytes in the order in which they are sent; large ones are not joined with others.
     """
 
-    __slots__ = ("body", "head")
+    __slots__ = ("parts",)
 
-    def __init__(self, head: bytes, body: bytes) -> None:
-        self.head: bytes = head
-        self.body: bytes = body
+    def __init__(self, *parts: bytes) -> None:
+        self.parts: tuple[bytes, ...] = parts
 
     def __len__(self) -> int:
-        return len(self.head) + len(self.body)
+        return sum(map(len, self.parts))
 
     def __bytes__(self) -> bytes:
-        return self.head + self.body
+        return b"".join(self.parts)
 
 
 Command = bytes | LargeCommand
@@ -133,44 +131,51 @@ def publish_ext(line: bytes, header: bytes, body: bytes) -> Command:
     return with_body(b"%b%b%b" % (line, sizes, header), body)
 
 
-def ext_body(header: bytes, body: bytes) -> bytes:
-    """Return an item of MPUB_EXT, whose header may be empty, as that of PUB_EXT may not (captured: pub_ext_errors)."""
-    return b"%b%b%b" % (_U16.pack(len(header)), header, body)
-
-
-def multi(line: bytes, items: Sequence[bytes], sizes: Sequence[int] | int | None = None) -> bytes:
-    """Return a command of the MPUB family: line, size, count, then each item with its size.
+def multi(line: bytes, bodies: Sequence[bytes], sizes: Sequence[int] | int | None = None) -> Command:
+    """Return MPUB: line, size, count, then each body with its size.
 
     Args:
         line: the command line.
-        items: the messages.
+        bodies: the messages.
         sizes: their lengths, or the length that all of them have, if the caller knows it.
     """
-    count = len(items)
-    if isinstance(sizes, int):
-        # joined by their common size word, in a third of the time of the general case
-        word = _U32.pack(sizes)
-        head = b"%b%b%b" % (line, _U32.pack(4 + (4 + sizes) * count), _U32.pack(count))
-        return word.join((head, *items))
-    if sizes is None:
-        sizes = list(map(len, items))
-    parts = [b"%b%b%b" % (line, _U32.pack(4 + 4 * count + sum(sizes)), _U32.pack(count))] * (2 * count + 1)
-    if count > 1 and max(sizes) < _SMALL:
-        parts[1::2] = itemgetter(*sizes)(_small_words())
-    else:
-        parts[1::2] = map(_U32.pack, sizes)
-    parts[2::2] = items
-    return b"".join(parts)
-
-
-def multi_trace(line: bytes, trace_ids: Sequence[int], bodies: Sequence[bytes]) -> bytes:
-    """Return MPUB_TRACE: as `multi` with a trace id in front of each body, without a copy of each body."""
     count = len(bodies)
+    if isinstance(sizes, int):
+        if sizes < LARGE:
+            # joined by their common size word, in a third of the time of the general case
+            head = b"%b%b%b" % (line, _U32.pack(4 + (4 + sizes) * count), _U32.pack(count))
+            return _U32.pack(sizes).join((head, *bodies))
+        sizes = [sizes] * count
+    if sizes is None:
+        sizes = list(map(len, bodies))
+    if count > 1 and max(sizes) < _SMALL:
+        return _multi(line, sizes, itemgetter(*sizes)(_small_words()), bodies)
+    return _multi(line, sizes, map(_U32.pack, sizes), bodies)
+
+
+def multi_trace(line: bytes, trace_ids: Sequence[int], bodies: Sequence[bytes]) -> Command:
+    """Return MPUB_TRACE: as `multi` with a trace id before each body."""
     sizes = [len(body) + _U64.size for body in bodies]
+    return _multi(line, sizes, map(_SIZE_AND_TRACE.pack, sizes, trace_ids), bodies)
+
+
+def multi_ext(line: bytes, headers: Sequence[bytes], bodies: Sequence[bytes]) -> Command:
+    """Return MPUB_EXT: as `multi` with a header before each body.
+
+    A header may be empty, as that of PUB_EXT may not (captured: pub_ext_errors).
+    """
+    lengths = list(map(len, headers))
+    sizes = [_U16.size + length + len(body) for length, body in zip(lengths, bodies, strict=True)]
+    return _multi(line, sizes, map(add, map(_SIZE_AND_LENGTH.pack, sizes, lengths), headers), bodies)
+
+
+def _multi(line: bytes, sizes: Sequence[int], heads: Iterable[bytes], bodies: Sequence[bytes]) -> Command:
+    """Return a command of the MPUB family, whose items have these sizes and bytes before their bodies."""
+    count = len(bodies)
     parts = [b"%b%b%b" % (line, _U32.pack(4 + 4 * count + sum(sizes)), _U32.pack(count))] * (2 * count + 1)
-    parts[1::2] = map(_SIZE_AND_TRACE.pack, sizes, trace_ids)
+    parts[1::2] = heads
     parts[2::2] = bodies
-    return b"".join(parts)
+    return LargeCommand(*parts) if max(sizes, default=0) >= LARGE else b"".join(parts)
 
 
 @cache

@@ -9,8 +9,8 @@ import orjson
 import pytest
 
 from nsqext.broker.nsqd.http.routes import application
-from nsqext.protocol.client.commands import ext_body
 from nsqext.protocol.headers import KEY_HEADER
+from tests.support.commands import ext_body
 from tests.support.nsqd_sessions import Client, host, make_node, sized
 
 if TYPE_CHECKING:

@@ -16,10 +16,11 @@ from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.route import Route
 from nsqext.errors import InvalidInput, ProtocolError
 from nsqext.lookup.partition_map import PartitionMap
-from nsqext.protocol.client.commands import multi, multi_trace, sized
+from nsqext.protocol.client.commands import LARGE, LargeCommand, multi, multi_ext, multi_trace, sized
 from nsqext.transport.options import ConnectionOptions
+from nsqext.transport.send_queue import SendQueue
 from nsqext.types import Address, TopicMeta
-from tests.support.commands import multi_body, trace_body
+from tests.support.commands import ext_body, multi_body, trace_body
 
 _OPTIONS = ProducerOptions(max_message_size=300, max_batch_count=8, max_batch_size=1000)
 
@@ -93,8 +94,29 @@ traced_lists = st.lists(
 @given(traced_lists)
 def test_a_command_for_bodies_with_trace_ids(items: list[tuple[bytes, int]]) -> None:
     bodies, traces = [body for body, _ in items], [trace for _, trace in items]
-    expected = multi(b"MPUB_TRACE t 0\n", [trace_body(trace, body) for body, trace in items])
+    expected = sized(b"MPUB_TRACE t 0\n", multi_body([trace_body(trace, body) for body, trace in items]))
     assert multi_trace(b"MPUB_TRACE t 0\n", traces, bodies) == expected
+
+
+@pytest.mark.parametrize("sizes", [(LARGE,), (1, LARGE), (LARGE + 1, 5, 20_000, 3 * LARGE), (LARGE,) * 3])
+def test_large_bodies_of_a_batch_are_not_copied(sizes: tuple[int, ...]) -> None:
+    bodies = [bytes([number]) * size for number, size in enumerate(sizes)]
+    headers, traces = [b"{}"] * len(bodies), list(range(len(bodies)))
+    same = sizes[0] if len(set(sizes)) == 1 else list(sizes)
+    for command, items in (
+        (multi(b"MPUB t 0\n", bodies, same), bodies),
+        (multi_trace(b"MPUB t 0\n", traces, bodies), list(map(trace_body, traces, bodies))),
+        (multi_ext(b"MPUB t 0\n", headers, bodies), list(map(ext_body, headers, bodies))),
+    ):
+        assert isinstance(command, LargeCommand)
+        assert bytes(command) == sized(b"MPUB t 0\n", multi_body(items))
+        assert len(command) == len(bytes(command))
+        queue = SendQueue()
+        queue.put([b"NOP\n", command])
+        parts = queue.first(100)
+        assert all(any(part is body for part in parts) for body in bodies if len(body) >= LARGE)
+        assert b"".join(parts) == b"NOP\n" + bytes(command)
+        assert queue.sent(len(b"NOP\n" + bytes(command))) == 2
 
 
 @given(traced_lists)

@@ -107,7 +107,7 @@ def test_plain_bodies_make_one_batch() -> None:
     [[batch]] = sorter.rows
     assert batch.any_partition
     assert list(batch.indexes) == [0, 1]
-    assert batch.command(_route().at(0)).startswith(b"MPUB t 0\n")
+    assert bytes(batch.command(_route().at(0))).startswith(b"MPUB t 0\n")
 
 
 def test_batches_split_by_partition_count_and_size() -> None:

@@ -8,7 +8,7 @@ from nsqext.protocol.client import commands
 from nsqext.protocol.server.command_parser import MAX_LINE, MAX_LINE_CLASSIC, Command, CommandParser
 from nsqext.protocol.server.request_error import RequestError
 from tests.support.command_reader import OpenRules, read_commands
-from tests.support.commands import multi_body
+from tests.support.commands import ext_body, multi_body
 
 _ID = b"\n FIN\r\nREQ \x00\x80\xff\n\n"
 
@@ -106,7 +106,7 @@ def test_a_size_is_refused_before_its_body_is_received() -> None:
 
 
 def test_behind_a_refused_item_the_rest_of_the_batch_stays_in_the_stream() -> None:
-    body = multi_body([commands.ext_body(b"{}", b"a"), b"\x00\x00PING\n"])
+    body = multi_body([ext_body(b"{}", b"a"), b"\x00\x00PING\n"])
     parser = CommandParser(OpenRules(extend=False))
     parser.receive(commands.sized(b"MPUB_EXT t\n", body))
     with pytest.raises(RequestError, match="E_EXT_NOT_SUPPORT") as caught:

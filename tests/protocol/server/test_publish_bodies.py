@@ -6,7 +6,6 @@ from struct import pack
 
 import pytest
 
-from nsqext.protocol.client.commands import ext_body
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.protocol.server.publish_bodies import (
     BatchReader,
@@ -17,7 +16,7 @@ from nsqext.protocol.server.publish_bodies import (
     parse_publish,
 )
 from nsqext.protocol.server.request_error import RequestError
-from tests.support.commands import multi_body, trace_body
+from tests.support.commands import ext_body, multi_body, trace_body
 
 _HA = ServerLimits()
 _NSQ = ServerLimits.original()

@@ -47,7 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     "broker": PROTOCOL | {"dispatch", "http", "waits"},
     "sync": PUBLIC,
     "middleware": PUBLIC,
-    "observability": PUBLIC | {"middleware"},
+    "observability": PUBLIC | {"middleware", "transactions"},
     "app": PUBLIC | {"middleware"},
     "delays": PUBLIC | {"app"},
     "transactions": PUBLIC | {"app"},

@@ -18,7 +18,7 @@ _PACKAGE = Path(nsqext.__file__).parent
 
 _LAYERS = (
     ("cli", "web", "spark", "testing", "integrations"),
-    ("app", "sync", "admin", "observability"),
+    ("app", "sync", "admin", "observability", "transactions"),
     ("middleware",),
     ("client",),
     ("lookup", "transport"),

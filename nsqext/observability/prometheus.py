@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.producer.producer import Producer
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.observability.observer import Observer, failure
+from nsqext.transactions.relay import OutboxRelay
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.statistics import ConsumerStatistics
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from nsqext.client.producer.statistics import ProducerStatistics
 
 __all__ = ("Prometheus",)
+
+logger: logging.Logger = logging.getLogger("nsqext.observability")
 
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -122,6 +126,16 @@ _CONSUMER = (
     _highest("consumer_lookup_failures", "Consecutive failed rounds of lookup.", lambda found: found.lookup_failures),
 )
 _CONSUMER_LABELS = ("topic", "channel")
+_RELAY = (
+    _count("outbox_published_messages", "Messages that relays published.", lambda found: found.published),
+    _count("outbox_failed_publishes", "Attempts of relays that failed.", lambda found: found.failed),
+)
+_OUTBOX = (
+    _highest("outbox_waiting_messages", "Messages of the outbox that wait.", lambda found: found.waiting),
+    _highest("outbox_oldest_seconds", "Time for which the oldest of them waits.", lambda found: found.age),
+    _highest("outbox_refused_messages", "Messages of the outbox that were set aside.", lambda found: found.refused),
+    _highest("outbox_relays", "Relays of the outbox that run, in all processes.", lambda found: found.relays),
+)
 
 
 class _ClientCollector:
@@ -134,6 +148,7 @@ class _ClientCollector:
     def __init__(self, namespace: str) -> None:
         self.producers: WeakSet[Producer] = WeakSet()
         self.consumers: WeakSet[Consumer] = WeakSet()
+        self.relays: WeakSet[OutboxRelay] = WeakSet()
         self._namespace = namespace
 
     def collect(self) -> Iterator[Metric]:
@@ -147,10 +162,14 @@ class _ClientCollector:
             except InvalidState:
                 continue  # not opened yet
         yield from self._families(_CONSUMER, _CONSUMER_LABELS, consumers)
+        relays = tuple(self.relays)
+        yield from self._families(_RELAY, (), [((), one.statistics()) for one in relays])
+        yield from self._families(_OUTBOX, (), list(_summaries(relays)))
 
     def describe(self) -> Iterable[Metric]:
         """Return the metrics without values."""
-        return [*self._families(_PRODUCER, (), ()), *self._families(_CONSUMER, _CONSUMER_LABELS, ())]
+        rest = (*_PRODUCER, *_RELAY, *_OUTBOX)
+        return [*self._families(rest, (), ()), *self._families(_CONSUMER, _CONSUMER_LABELS, ())]
 
     def _families(
         self, table: Sequence[_Series], labels: tuple[str, ...], clients: Sequence[tuple[tuple[str, ...], Any]]
@@ -168,6 +187,14 @@ class _ClientCollector:
             for name, number in values.items():
                 metric.add_metric(name, number)
             yield metric
+
+
+def _summaries(relays: Iterable[OutboxRelay]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for relay in relays:
+        try:
+            yield (), relay.summary()
+        except InvalidState as error:  # the database is down: the other metrics are reported
+            logger.warning("metrics of an outbox: %s", error)
 
 
 def _labels(consumer: Consumer) -> tuple[str, str]:
@@ -236,11 +263,15 @@ class Prometheus(Observer):
         self._by_topic: dict[str, _Published] = {}
         self._by_channel: dict[tuple[str, str], _Handled] = {}
 
-    def attach(self, client: Client) -> None:
+    def attach(self, client: Client | OutboxRelay) -> None:
         """Report the statistics and events of a client; clients attach their middleware themselves.
 
-        The client is referenced weakly.
+        Of a relay, ``outbox_…`` are the values of `OutboxRelay.statistics` and `OutboxRelay.summary`; the latter reads
+        the database at each scrape. The client or relay is referenced weakly.
         """
+        if isinstance(client, OutboxRelay):
+            self._clients.relays.add(client)
+            return
         if client in self._clients.producers or client in self._clients.consumers:
             return
         if isinstance(client, Producer):

@@ -22,7 +22,7 @@ from nsqext.transactions.store import OutboxListener
 if TYPE_CHECKING:
     from nsqext import Producer
     from nsqext.app import App
-    from nsqext.transactions.store import OutboxRow, OutboxStore
+    from nsqext.transactions.store import OutboxRow, OutboxStore, OutboxSummary
 
 __all__ = ("OutboxRelay", "RelayStatistics")
 
@@ -83,6 +83,14 @@ class OutboxRelay:
     def statistics(self) -> RelayStatistics:
         """Return what the relay has done since it was made."""
         return RelayStatistics(self._published, self._failed, self._refused)
+
+    def summary(self) -> OutboxSummary:
+        """Return what is in the outbox, from the database.
+
+        Raises:
+            InvalidState: the database cannot be read, or the store was closed.
+        """
+        return self._store.summary(time.time())
 
     def attach(self, app: App) -> None:
         """Run while an app runs, with its producer.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+import re
+from typing import Any, Final, Literal, Protocol
 
 from nsqext.errors import InvalidSetting
 
-__all__ = ("CHANNEL", "SHARDS", "Dialect", "schema_sql")
+__all__ = ("CHANNEL", "SHARDS", "Dialect", "create_tables", "drop_tables", "schema_sql", "statements_of")
 
 Dialect = Literal["postgresql", "sqlite"]
 
@@ -36,7 +37,7 @@ CREATE TABLE IF NOT EXISTS nsqext_outbox (
     added {real} NOT NULL,
     error TEXT
 );
-CREATE INDEX IF NOT EXISTS nsqext_outbox_next ON nsqext_outbox (shard, sequence) WHERE error IS NULL;
+CREATE INDEX IF NOT EXISTS nsqext_outbox_next ON nsqext_outbox (sequence) WHERE error IS NULL;
 CREATE TABLE IF NOT EXISTS nsqext_outbox_shard (
     shard INTEGER PRIMARY KEY,
     owner TEXT NOT NULL DEFAULT '',
@@ -67,6 +68,9 @@ CREATE TABLE IF NOT EXISTS nsqext_position (
 """
 
 
+_TABLES = tuple(re.findall(r"CREATE TABLE IF NOT EXISTS (\w+)", _SCHEMA))
+
+
 def schema_sql(dialect: Dialect) -> str:
     """Return the statements that create the tables, each ended by a semicolon; existing tables are kept.
 
@@ -80,3 +84,43 @@ def schema_sql(dialect: Dialect) -> str:
         raise InvalidSetting(f"dialect={dialect!r} is unknown", hint=f"use {' or '.join(_TYPES)}")
     shards = ", ".join(f"({number})" for number in range(SHARDS))
     return _SCHEMA.format(**_TYPES[dialect], shards=shards).lstrip()
+
+
+def statements_of(dialect: Dialect) -> list[str]:
+    """Return the statements of `schema_sql`, without semicolons."""
+    return [statement.strip() for statement in schema_sql(dialect).split(";") if statement.strip()]
+
+
+class _Operations(Protocol):
+    """What is used of ``alembic.op``."""
+
+    def execute(self, sqltext: Any, /) -> Any:
+        """Execute a statement, or print it."""
+
+    def get_context(self) -> Any:
+        """Return the context of the migration, which has a dialect."""
+
+
+def create_tables(op: _Operations) -> None:
+    """Create the tables of outbox, inbox and positions in a migration of Alembic, with a connection or offline (``--sql``).
+
+    Existing tables are kept.
+
+    Args:
+        op: ``alembic.op``.
+
+    Raises:
+        InvalidSetting: the database is neither PostgreSQL nor SQLite.
+    """
+    for statement in statements_of(op.get_context().dialect.name):
+        op.execute(statement)
+
+
+def drop_tables(op: _Operations) -> None:
+    """Drop the tables that `create_tables` creates, with all that is in them, in a migration of Alembic.
+
+    Args:
+        op: ``alembic.op``.
+    """
+    for table in _TABLES:
+        op.execute(f"DROP TABLE IF EXISTS {table}")

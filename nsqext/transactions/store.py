@@ -14,7 +14,7 @@ from typing import Any, Self
 from attrs import frozen
 
 from nsqext.errors import InvalidSetting, InvalidState
-from nsqext.transactions.schema import CHANNEL, SHARDS, Dialect, schema_sql
+from nsqext.transactions.schema import CHANNEL, SHARDS, Dialect, statements_of
 from nsqext.transactions.statements import prepared
 
 __all__ = ("OutboxListener", "OutboxRow", "OutboxStore", "OutboxSummary")
@@ -45,13 +45,13 @@ class OutboxSummary:
     Attributes:
         waiting: messages that will be published.
         refused: messages that cannot be published, and wait for an operator.
-        oldest: when the oldest waiting message was added, in seconds since 1970; None without any.
+        age: seconds for which the oldest waiting message waits; None without any.
         relays: relays that run.
     """
 
     waiting: int
     refused: int
-    oldest: float | None
+    age: float | None
     relays: int
 
 
@@ -70,13 +70,16 @@ class OutboxStore:
         self.dialect: Dialect = "sqlite" if database.startswith("sqlite:") else "postgresql"
         self._database = database
         self._lock = threading.Lock()
+        self._connection: Any = None
         try:
-            self._connection: Any = self.connect()
+            self._connection = self.connect()
             if create:
                 self._create()
             with self._transaction():
                 self._run("SELECT count(*) FROM nsqext_outbox_shard", {})
         except Exception as error:
+            if self._connection is not None:
+                self._connection.close()
             if isinstance(error, InvalidSetting):
                 raise
             raise InvalidSetting(
@@ -95,9 +98,8 @@ class OutboxStore:
         return psycopg.connect(self._database, autocommit=True)
 
     def _create(self) -> None:
-        for statement in schema_sql(self.dialect).split(";"):
-            if statement.strip():
-                self._connection.execute(statement)
+        for statement in statements_of(self.dialect):
+            self._connection.execute(statement)
 
     def close(self) -> None:
         """Close the connection; later calls raise `InvalidState`."""
@@ -220,7 +222,7 @@ class OutboxStore:
             waiting, oldest = self._run("SELECT count(*), min(added) FROM nsqext_outbox WHERE error IS NULL", {})[0]
             refused = self._run("SELECT count(*) FROM nsqext_outbox WHERE error IS NOT NULL", {})[0][0]
             relays = self._run("SELECT count(*) FROM nsqext_outbox_relay WHERE until >= :now", {"now": now})[0][0]
-        return OutboxSummary(waiting, refused, oldest, relays)
+        return OutboxSummary(waiting, refused, None if oldest is None else max(0.0, now - oldest), relays)
 
     def retry_refused(self) -> int:
         """Publish the messages that were set aside after all; return how many."""
@@ -228,6 +230,15 @@ class OutboxStore:
             return len(
                 self._run("UPDATE nsqext_outbox SET error = NULL WHERE error IS NOT NULL RETURNING sequence", {})
             )
+
+    def discard_refused(self, before: float) -> int:
+        """Delete the messages that were set aside and were added before a time in seconds since 1970; return how many.
+
+        They are never published.
+        """
+        sql = "DELETE FROM nsqext_outbox WHERE error IS NOT NULL AND added < :before RETURNING sequence"
+        with self._transaction():
+            return len(self._run(sql, {"before": before}))
 
 
 class OutboxListener:

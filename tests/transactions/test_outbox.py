@@ -193,6 +193,23 @@ async def test_a_topic_that_cannot_be_published_to_does_not_delay_others(
         assert relay.statistics().failed
 
 
+async def test_refused_messages_are_deleted_on_request_after_a_time(database: str) -> None:
+    with closing(connect(database)) as connection:
+        for _ in range(2):
+            Outbox().add(connection, "t", b"one")
+        connection.commit()
+    with OutboxStore(database) as store:
+        (first, _) = store.rows(range(16), [], 10)
+        store.refuse(first.sequence, "too large")
+        now = time.time()
+        assert store.discard_refused(now - 60) == 0
+        assert store.discard_refused(now + 1) == 1
+        found = store.summary(now + 5)
+        assert (found.waiting, found.refused) == (1, 0)
+        assert found.age is not None
+        assert 4 < found.age < 60
+
+
 async def test_leases_of_a_relay_that_was_killed_end(database: str) -> None:
     with OutboxStore(database) as store:
         first = store.lease("first", now=100.0, until=110.0)

@@ -7,10 +7,11 @@ import ssl
 import time
 from contextlib import aclosing
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import anyio
 import typer
+from anyio import to_thread
 from attrs import asdict, frozen
 
 from nsqext.cli.command import examples, perform
@@ -33,6 +34,7 @@ T = TypeVar("T")
 
 _TIMEOUT = 5.0
 _CLOCK = 5.0  # largest difference of clocks, in seconds
+_OUTBOX_AGE = 60.0  # longest wait of a message of an outbox, in seconds
 _MARKS = {"ok": "✓", "warning": "!", "error": "✗"}
 
 
@@ -55,7 +57,13 @@ class Finding:
 
 @examples("nsqext doctor --lookupd 127.0.0.1:4161", "nsqext doctor --json | jq 'select(.status != \"ok\")'")
 @connected
-def run(connection: Connection) -> None:
+def run(
+    connection: Connection,
+    database: Annotated[
+        str | None,
+        typer.Option(envvar="NSQEXT_OUTBOX", help="Examine the outbox in this database too; see nsqext outbox."),
+    ] = None,
+) -> None:
     """Examine addresses, names, ports, leaders, channels, versions, clocks and TLS; report problems with a solution.
 
     Exits with 1 if an error is found.
@@ -63,6 +71,8 @@ def run(connection: Connection) -> None:
 
     async def act() -> None:
         findings = await examine(connection)
+        if database is not None:
+            findings.append(await to_thread.run_sync(_examine_outbox, database))
         for finding in findings:
             hint = f"\n    {printable(finding.hint)}" if finding.hint else ""
             found = printable(f"{finding.subject}: {finding.text}")
@@ -215,6 +225,27 @@ def _examine_channels(topic: TopicStats) -> list[Finding]:
             hint = f"start a consumer, or nsqext channel delete {change}"
             findings.append(Finding("warning", subject, f"has no consumer and {channel.lag} waiting messages", hint))
     return findings
+
+
+def _examine_outbox(database: str) -> Finding:
+    from nsqext.transactions import OutboxStore
+
+    try:
+        with OutboxStore(database) as store:
+            found = store.summary(time.time())
+    except NsqError as error:
+        return Finding("error", "outbox", error.message, error.hint or "")
+    text = f"{counted(found.waiting, 'message')} waiting"
+    text += "" if found.age is None else f", the oldest for {found.age:.0f} s"
+    text += f"; {counted(found.relays, 'relay')}"
+    if found.waiting and not found.relays:
+        return Finding("error", "outbox", text, "start a relay: nsqext outbox relay --database …")
+    if found.age is not None and found.age > _OUTBOX_AGE:
+        return Finding("warning", "outbox", text, "read the log of the relays: why do they not publish?")
+    if found.refused:
+        hint = "nsqext outbox status --retry publishes them, and --discard deletes them"
+        return Finding("warning", "outbox", f"{text}; {counted(found.refused, 'message')} set aside", hint)
+    return Finding("ok", "outbox", text)
 
 
 async def _examine_client(connection: Connection) -> list[Finding]:

@@ -75,6 +75,9 @@ def sql(
 def status(
     database: Database,
     retry: Annotated[bool, typer.Option("--retry", help="Publish messages that were set aside once more.")] = False,
+    discard: Annotated[
+        float | None, typer.Option(min=0, help="Delete messages that were set aside and are older than so many days.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON line at a terminal too.")] = False,
 ) -> None:
     """Show how many messages wait, how many cannot be published and were set aside, and how many relays run."""
@@ -82,14 +85,16 @@ def status(
 
     now = time.time()
     with OutboxStore(database) as store:
+        discarded = 0 if discard is None else store.discard_refused(now - discard * 86_400.0)
         again = store.retry_refused() if retry else 0
         found = store.summary(now)
-    age = None if found.oldest is None else round(now - found.oldest, 3)
+    age = None if found.age is None else round(found.age, 3)
     record = {
         "waiting": found.waiting,
         "oldest_seconds": age,
         "refused": found.refused,
         "retried": again,
+        "discarded": discarded,
         "relays": found.relays,
     }
     text = f"{counted(found.waiting, 'message')} waiting"

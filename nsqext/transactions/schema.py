@@ -102,7 +102,7 @@ class _Operations(Protocol):
 
 
 def create_tables(op: _Operations) -> None:
-    """Create the tables of outbox, inbox and positions in a migration of Alembic, with a connection or offline (``--sql``).
+    """Create the tables of outbox, inbox and positions in a migration of Alembic, also offline (``--sql``).
 
     Existing tables are kept.
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from secrets import token_hex
 from typing import Any
@@ -21,7 +17,6 @@ from nsqext.broker import Cluster
 from nsqext.errors import DataLoss, InvalidSetting
 from nsqext.transactions import Positions
 from tests.support.consumers import eventually
-from tests.support.programs import ROOT
 from tests.transactions.test_outbox import url_of
 
 pytestmark = pytest.mark.anyio
@@ -181,60 +176,6 @@ async def test_a_topic_that_was_created_again_ends_the_consumer(
         with anyio.fail_after(_SECONDS):
             while "new" not in await fresh.effects():  # noqa: ASYNC110 - a table has no event
                 await anyio.sleep(0.05)
-
-
-PROGRAM = """
-import os, signal, sys
-import anyio
-from sqlalchemy import text
-from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
-from nsqext import Consumer
-from nsqext.client.middleware import Middleware
-from nsqext.transactions import Positions
-
-lookupd, topic, url, line = sys.argv[1:]
-
-def die(here):
-    if here == line:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-class After(Middleware):
-    async def handle(self, handling, call_next):
-        result = await call_next(handling)
-        die("before FIN")
-        return result
-
-async def main():
-    positions = Positions(async_sessionmaker(create_async_engine(url)).begin)
-    consumer = Consumer(topic, "ch", lookupd, start=positions, middleware=[After(), positions])
-
-    @consumer.handler
-    async def note(message):
-        die("before the effect")
-        statement = text("INSERT INTO effects SELECT count(*), :body FROM effects")
-        await positions.session().execute(statement, {"body": message.body.decode()})
-        die("before the commit")
-
-    async with consumer:
-        await anyio.sleep_forever()
-
-anyio.run(main)
-"""
-
-
-@pytest.mark.parametrize("line", ["before the effect", "before the commit", "before FIN"])
-async def test_a_process_that_is_killed_at_any_line_of_its_handler(
-    cluster: Cluster, topic: str, sessions: Sessions, database: str, line: str
-) -> None:
-    await publish(cluster, topic, "a", "b")
-    words = [sys.executable, "-c", PROGRAM, cluster.lookupd[0], topic, url_of(database, "async"), line]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    killed = await run_sync(lambda: subprocess.run(words, env=environment, timeout=_SECONDS, check=False))
-    assert killed.returncode == -signal.SIGKILL
-    ledger = Ledger(cluster, topic, sessions)
-    assert await ledger.effects() == (["a"] if line == "before FIN" else [])
-    async with ledger.consumer:
-        await ledger.holds("a", "b")
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)

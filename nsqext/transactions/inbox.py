@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 from nsqext.arguments import check_time
 from nsqext.protocol.headers import IDENTITY_HEADER
+from nsqext.transactions.handled_ranges import HandledRanges, Key
 from nsqext.transactions.handler_transaction import HandlerTransaction, S
 from nsqext.transactions.statements import prepared
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
+    from nsqext.client.middleware import CallNext, Handling
 
 __all__ = ("Inbox", "identity_of")
 
@@ -23,6 +27,10 @@ INSERT INTO nsqext_inbox (channel, identity, handled) VALUES (:channel, :identit
 _FORGET = "DELETE FROM nsqext_inbox WHERE handled < :before"
 _FORGET_EVERY = 600.0
 """Seconds between two removals of old identities."""
+_MERGE_EVERY = 200
+"""Messages of a partition between two merges of its ranges, in one process."""
+
+logger: logging.Logger = logging.getLogger("nsqext.transactions")
 
 
 class Inbox(HandlerTransaction[S]):
@@ -33,12 +41,14 @@ class Inbox(HandlerTransaction[S]):
     `session`, and must neither commit it nor finish the message; the middleware commits before the message is finished.
 
     The identity is the header ``nsqext_id`` (that of an outbox, of a relay of delayed messages, or of the Spark sink).
-    Without it, it is topic, partition, offset and time of storage where the consumer receives offsets
-    (``queue_position``, or an ordered topic), and otherwise the id of the message; a message that was published twice
-    has two of these.
+    Without it, it is the place in the log of the partition where the consumer receives offsets (``queue_position``, or
+    an ordered topic), and otherwise the id of the message; a message that was published twice has two of these.
 
-    The table is `nsqext.transactions.schema_sql`'s. It is in the database of the effects: an effect elsewhere is not
-    undone by a rollback.
+    Identities are kept for a time. Places in a log are joined to ranges: what the table contains of a partition depends
+    on the messages in flight, and on those that the channel does not handle, and not on how many were handled.
+
+    The tables are those of `nsqext.transactions.schema_sql`. They are in the database of the effects: an effect
+    elsewhere is not undone by a rollback.
 
     Args:
         begin: opens a transaction, and commits it at the end or rolls it back after an exception:
@@ -54,22 +64,48 @@ class Inbox(HandlerTransaction[S]):
         check_time("keep", keep, zero=False)
         self._keep = keep
         self._forgotten = float("-inf")
+        self._ranges = HandledRanges()
+        self._unmerged: Counter[Key] = Counter()
+
+    async def handle(self, handling: Handling, call_next: CallNext) -> object:
+        """Call the handler in a transaction, unless the message was handled before.
+
+        Raises:
+            InvalidInput: the handler receives batches.
+            Exception: that of the handler, or of the database; nothing is committed then.
+        """
+        try:
+            return await super().handle(handling, call_next)
+        finally:
+            key = handling.messages[0].topic, handling.channel, handling.messages[0].partition
+            if self._unmerged[key] >= _MERGE_EVERY:
+                self._unmerged[key] = 0
+                await self._merge(key)
+
+    async def _merge(self, key: Key) -> None:
+        try:
+            async with self._begin() as session:
+                await self._ranges.merge(session, key)
+        except Exception as error:  # the message that was handled is committed
+            logger.warning("what was handled is not merged: %s", error, extra={"topic": key[0], "channel": key[1]})
 
     async def _is_new(self, session: S, channel: str, message: Message) -> bool:
         now = time.time()
         if now - self._forgotten > _FORGET_EVERY:
             self._forgotten = now
             await session.execute(*prepared(session, _FORGET, {"before": now - self._keep}))
+            await self._ranges.forget(session, now - self._keep)
+        if message.offset >= 0 and message.header_value(IDENTITY_HEADER) is None:
+            self._unmerged[message.topic, channel, message.partition] += 1
+            return await self._ranges.add(session, channel, message, now)
         values = {"channel": channel, "identity": identity_of(message), "handled": now}
         found: Any = await session.execute(*prepared(session, _INSERT, values))
         return bool(found.rowcount)
 
 
 def identity_of(message: Message) -> str:
-    """Return what identifies a message among all deliveries."""
+    """Return what identifies a message among all deliveries, without its place in a log."""
     given = message.header_value(IDENTITY_HEADER)
     if given is not None:
         return f"{message.topic}/{given}"
-    if message.offset >= 0:
-        return f"{message.topic}/{message.partition}/{message.offset}/{message.timestamp}"
     return f"{message.topic}/{message.id.hex()}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -12,7 +11,7 @@ from nsqext.client.consumer.handler_signals import Requeue
 from nsqext.client.consumer.position import Position
 from nsqext.errors import DataLoss, InvalidInput, InvalidSetting, PartitionUnavailable
 from nsqext.transactions.handler_transaction import HandlerTransaction, S
-from nsqext.transactions.statements import prepared
+from nsqext.transactions.statements import fetched, prepared
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
@@ -212,10 +211,8 @@ class Positions(HandlerTransaction[S]):
 
     async def _row(self, session: S, key: _Key) -> _Row | None:
         found: Any = await session.execute(*prepared(session, _SELECT, _where(key)))
-        row: Any = found.fetchone()
-        if inspect.isawaitable(row):
-            row = await row
-        return None if row is None else _Row(*row)
+        rows = await fetched(found)
+        return _Row(*rows[0]) if rows else None
 
     def _give_up(self, key: _Key, message: Message, error: DataLoss) -> Requeue:
         """End the consumer with an error: it is raised by the next `start_of`."""

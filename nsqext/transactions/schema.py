@@ -55,6 +55,16 @@ CREATE TABLE IF NOT EXISTS nsqext_inbox (
     PRIMARY KEY (channel, identity)
 );
 CREATE INDEX IF NOT EXISTS nsqext_inbox_handled ON nsqext_inbox (handled);
+CREATE TABLE IF NOT EXISTS nsqext_inbox_range (
+    topic TEXT NOT NULL,
+    channel TEXT NOT NULL,
+    partition INTEGER NOT NULL,
+    first BIGINT NOT NULL,
+    next BIGINT NOT NULL,
+    stored BIGINT NOT NULL,
+    handled {real} NOT NULL,
+    PRIMARY KEY (topic, channel, partition, first, stored)
+);
 CREATE TABLE IF NOT EXISTS nsqext_position (
     topic TEXT NOT NULL,
     channel TEXT NOT NULL,

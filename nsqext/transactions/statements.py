@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from nsqext.errors import InvalidInput
 
-__all__ = ("SqlConnection", "is_postgresql", "prepared")
+__all__ = ("SqlConnection", "fetched", "is_postgresql", "prepared")
 
 _PARAMETER = re.compile(r":([a-z]+)")
 _PACKAGES = ("sqlalchemy", "psycopg", "sqlite3", "aiosqlite")
@@ -33,6 +34,12 @@ def prepared(connection: SqlConnection, sql: str, values: Mapping[str, object]) 
 
         return text(sql), values
     return (_PARAMETER.sub(r"%(\1)s", sql) if package == "psycopg" else sql), values
+
+
+async def fetched(result: Any) -> list[tuple[Any, ...]]:
+    """Return the rows of what `execute` of an asynchronous connection returned."""
+    rows: Any = result.fetchall()
+    return [tuple(row) for row in (await rows if inspect.isawaitable(rows) else rows)]
 
 
 def is_postgresql(connection: SqlConnection) -> bool:

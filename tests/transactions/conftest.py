@@ -37,7 +37,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A database with empty tables, as `OutboxStore` takes it."""
     found: str = f"sqlite:///{tmp_path}/o.db" if request.param == "sqlite" else request.getfixturevalue("postgres")
     with OutboxStore(found, create=True) as store:
-        for table in ("nsqext_outbox", "nsqext_outbox_relay", "nsqext_inbox", "nsqext_position"):
+        for table in ("nsqext_outbox", "nsqext_outbox_relay", "nsqext_inbox", "nsqext_inbox_range", "nsqext_position"):
             store._connection.execute(f"DELETE FROM {table}")  # noqa: S608
         store._connection.execute("UPDATE nsqext_outbox_shard SET owner = '', until = 0")
     return found

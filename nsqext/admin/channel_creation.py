@@ -11,6 +11,7 @@ from nsqext.protocol.identify import DISPATCH_TYPES, KEY_FAILOVER
 
 if TYPE_CHECKING:
     from nsqext.admin.requests import ClusterRequests
+    from nsqext.admin.results import PartitionStats
 
 __all__ = ("create_dispatched_channel",)
 
@@ -22,8 +23,8 @@ async def create_dispatched_channel(
 ) -> None:
     """Create a channel with a dispatch on every partition; see `nsqext.Admin.create_channel`.
 
-    Servers without the extension refuse the request, or ignore its argument for topics with registered channels: so the
-    dispatch that they report is checked.
+    Servers without the extension refuse the request. For topics with registered channels they ignore its argument: so
+    the dispatch that they report is checked, and the channel is deleted again.
     """
     if dispatch not in DISPATCH_TYPES:
         raise InvalidInput(f"dispatch={dispatch!r} is none of {', '.join(DISPATCH_TYPES)}", topic=topic)
@@ -46,6 +47,7 @@ async def create_dispatched_channel(
                 raise PartitionUnavailable(error.message, topic=topic) from error
             raise
 
+    known = False
     try:
         await requests.settled(create, topic)
     except LookupFailed as error:
@@ -53,13 +55,19 @@ async def create_dispatched_channel(
             raise _unknown(topic, dispatch) from error
         if f"channel {channel} of topic" in error.message:
             raise InvalidInput(error.message, topic=topic, hint="stop its consumers, or delete the channel") from error
-        if "already registered" not in error.message:
+        known = "already registered" in error.message
+        if not known:
             raise
-    if dispatch != KEY_FAILOVER:
-        return
-    found = await topic_stats(requests, where, channel)
-    if any(part.channels[channel].dispatch != dispatch for part in found.partitions if channel in part.channels):
+    found = (await topic_stats(requests, where, channel)).partitions
+    if dispatch == KEY_FAILOVER and not all(_dispatch(part, channel) == dispatch for part in found):
+        if not known:
+            await requests.change_lookup("/channel/delete", {"topic": topic, "channel": channel})
         raise _unknown(topic, dispatch)
+
+
+def _dispatch(part: PartitionStats, channel: str) -> str:
+    found = part.channels.get(channel)
+    return found.dispatch if found else ""
 
 
 def _unknown(topic: str, dispatch: str) -> OperationNotSupported:

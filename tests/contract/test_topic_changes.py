@@ -12,6 +12,7 @@ import anyio.to_thread
 import pytest
 
 from nsqext import Admin, Consumer, Producer, sync
+from nsqext.admin.requests import http_of
 from nsqext.admin.topic_creation import expand_topic
 from nsqext.errors import InvalidInput, OperationNotSupported, PublishFailed
 from tests.support.messages import finish_all
@@ -115,6 +116,27 @@ async def test_a_consumer_receives_after_an_upgrade_to_extend(
         await producer.publish(topic, b"after", headers={"a": "b"})
         (message,) = await finish_all(consumer, 1)
     assert (message.body, dict(message.headers)) == (b"after", {"a": "b"})
+
+
+async def test_a_consumer_of_another_process_receives_after_an_upgrade(
+    cluster_under_test: ClusterUnderTest, channel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = cluster_under_test
+    async with (
+        new_topic(cluster, channel) as topic,
+        Admin(cluster.lookupd) as admin,
+        Consumer(topic, channel, lookupd=cluster.lookupd) as consumer,
+    ):
+        where = await admin._requests.led(topic)
+        node = http_of(where, where.leaders[0])
+        pub: dict[str, str | int] = {"topic": topic, "partition": 0}
+        await admin._requests.post(node, "/pub", pub, b"before")  # a producer would tell the consumer of its process
+        assert [message.body for message in await finish_all(consumer, 1)] == [b"before"]
+        monkeypatch.setattr("nsqext.admin.topics.topic_changed", lambda topic: None)
+        await admin.upgrade_topic(topic)
+        await admin._requests.post(node, "/pub", pub, b"after")
+        with anyio.fail_after(20):  # a missing heartbeat shows it after 31 s
+            assert (await anext(consumer)).body == b"after"
 
 
 async def test_settings_of_a_topic_are_changed(cluster_under_test: ClusterUnderTest, channel: str) -> None:

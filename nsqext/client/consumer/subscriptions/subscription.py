@@ -409,6 +409,11 @@ class Subscription:
         """When it has to be ticked, unless anything is received until then; infinity without heartbeats."""
         return self._reader.silence_due if self._reader is not None and self.live else inf
 
+    @property
+    def upgradable(self) -> bool:
+        """Whether it stands still, without a word of the server, when its topic gets extend support."""
+        return self.partition >= 0 and not self.request.meta.extend_support
+
     def misses_heartbeat(self, now: float) -> bool:
         """Return, once in a silence, whether the server is silent for longer than a heartbeat interval.
 

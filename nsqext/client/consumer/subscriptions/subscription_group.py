@@ -11,6 +11,7 @@ import anyio
 from anyio.lowlevel import RunVar
 
 from nsqext.client.consumer.subscriptions.rdy_distributor import IDLE, IDLE_TURN, RdyDistributor
+from nsqext.client.consumer.subscriptions.silence import SilenceWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sized
@@ -144,6 +145,7 @@ class SubscriptionGroup:
         self._all_due = 0.0
         self._idle = False
         self._received_at = 0.0
+        self._silence = SilenceWatch()
         self._levels: dict[Backoff, int] = {}
 
     @property
@@ -310,6 +312,9 @@ class SubscriptionGroup:
                 subscription.tick(now)
                 if subscription.misses_heartbeat(now):
                     self._look_up(subscription.topic)
+        if every or now >= self._silence.due:
+            for topic in self._silence.silent(self.subscriptions, self._received_at, now):
+                self._look_up(topic)
         for backoff in self._backoffs():
             backoff.tick(now)
         # it may raise the total that is distributed
@@ -329,6 +334,7 @@ class SubscriptionGroup:
     def _rest(self, now: float) -> float:
         """Return the seconds until an idle consumer ticks: turns end, windows are reset, a heartbeat is missing."""
         due = min((subscription.silence_due for subscription in self.live), default=inf)
+        due = min(due, self._silence.due + _PAST_DUE)
         if self.flow.takes_turns:
             due = min(due, now + IDLE_TURN + _PAST_DUE)
         reset = self._received_at + IDLE

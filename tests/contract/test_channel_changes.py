@@ -175,6 +175,8 @@ async def test_a_channel_is_created_with_a_dispatch(cluster_under_test: ClusterU
         await admin.create_channel(unused, "keys", dispatch="key_failover", key_header="cart")
         (part,) = (await admin.stats(unused)).partitions
         assert part.channels["keys"].dispatch == "key_failover"
+        with pytest.raises(InvalidInput, match="has no rate limit"):
+            await admin.set_channel(unused, "keys", rate_limit_kib=100)
         with pytest.raises(InvalidInput, match="no effect"):
             await admin.create_channel(unused, "other", dispatch="shared", key_header="cart")
         with pytest.raises(InvalidInput, match="is none of"):

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from starlette.applications import Starlette
 
+from docs.commands_table import commands
+from nsqext import Admin
 from nsqext.broker import Cluster
 from nsqext.http import api as web
 from tests.support import plain_http
@@ -21,10 +23,12 @@ if TYPE_CHECKING:
 _SECTION = re.compile(
     r"^## (nsqd|nsqlookupd), (redesigned|original) generation\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL
 )
-_ROW = re.compile(r"^\| (GET|POST|PUT) `(\S+)` \| (served|checked|left out)[ ;]", re.MULTILINE)
+_ROW = re.compile(
+    r"^\| (GET|POST|PUT) `(\S+)` \| [^|]+ \| ([^|]*) \| ([^|]*) \| (served|checked|left out)[ ;]", re.MULTILINE
+)
 _PAGE = (ROOT / "docs" / "reference" / "routes.md").read_text(encoding="utf-8")
 _LISTED = {
-    (program, generation): [(method, path, fate) for method, path, fate in _ROW.findall(text)]
+    (program, generation): [(method, path, fate) for method, path, _, _, fate in _ROW.findall(text)]
     for program, generation, text in _SECTION.findall(_PAGE)
 }
 
@@ -58,3 +62,16 @@ def test_the_page_lists_the_served_routes(name: str, generation: str, monkeypatc
 def test_every_row_is_read() -> None:
     assert len(_LISTED) == 4
     assert sum(map(len, _LISTED.values())) == len(re.findall("^\\| [A-Z]+ `", _PAGE, re.MULTILINE))
+
+
+def test_the_methods_and_commands_exist() -> None:
+    rows = _ROW.findall(_PAGE)
+    methods = {name for row in rows for name in re.findall(r"`(\w+)", row[2])}
+    assert {name for name in methods if not hasattr(Admin, name)} == set()
+    known = {name for name, _ in commands()}
+    listed = {" ".join(word for word in text.split() if word[0] != "-") for row in rows for text in _texts(row[3])}
+    assert listed - known == set()
+
+
+def _texts(cell: str) -> list[str]:
+    return re.findall("`([^`]+)`", cell)

@@ -119,6 +119,10 @@ class KeyFailoverChannel(Channel):
         self.keys.block(delivery)
         super()._dropped(delivery)
 
+    def set_rate_limit(self, rate: int) -> None:
+        """Refuse a rate limit: messages of many keys are read ahead."""
+        raise Refusal(f"channel {self.name} is dispatched by {self.kind} and has no rate limit")
+
     def pump(self) -> None:
         """Deliver messages, and read further while any client can take more."""
         if not self._partition.touched:

@@ -94,7 +94,10 @@ class _Channels(RequestArgs):
 
     def set_rate_limit(self, call: Call) -> None:
         _, channel = self.channel(call)
-        channel.set_rate_limit(_number(call, "ratekilobytes"))
+        try:
+            channel.set_rate_limit(_number(call, "ratekilobytes"))
+        except Refusal as refusal:
+            raise HttpFault(400, refusal.text) from None
 
 
 def _number(call: Call, name: str) -> int:

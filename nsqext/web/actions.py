@@ -89,6 +89,10 @@ class Form:
             raise InvalidInput(f"{name}={text!r} is not a whole number", hint="go back and correct it")
         return int(text)
 
+    def optional(self, name: str) -> int | None:
+        """Return a whole number, None for an empty field; raises the error of `number`."""
+        return self.number(name) if self.given(name) else None
+
 
 @frozen
 class Action:
@@ -155,9 +159,20 @@ async def _expand_topic(target: Target, form: Form) -> str:
     return topic_page(topic)
 
 
-async def _tombstone(target: Target, form: Form) -> str:
+async def _set_topic(target: Target, form: Form) -> str:
     topic = form.needed("topic")
-    await target.admin.tombstone(topic, form.needed("node"))
+    await target.admin.set_topic(
+        topic,
+        replicas=form.optional("replicas"),
+        retention_days=form.optional("retention_days"),
+        sync_every=form.optional("sync_every"),
+    )
+    return topic_page(topic)
+
+
+async def _tombstone(target: Target, form: Form, *, restore: bool = False) -> str:
+    topic = form.needed("topic")
+    await target.admin.tombstone(topic, form.needed("node"), restore=restore)
     return topic_page(topic)
 
 
@@ -192,6 +207,18 @@ async def _publish(target: Target, form: Form) -> str:
 async def _change_channel(method: str, target: Target, form: Form) -> str:
     topic, channel = form.needed("topic"), form.needed("channel")
     await getattr(target.admin, method)(topic, channel)
+    return _channel_page(topic, channel)
+
+
+async def _set_channel(target: Target, form: Form) -> str:
+    topic, channel = form.needed("topic"), form.needed("channel")
+    await target.admin.set_channel(topic, channel, rate_limit_kib=form.optional("rate_limit_kib"))
+    return _channel_page(topic, channel)
+
+
+async def _deliver_delayed(target: Target, form: Form) -> str:
+    topic, channel = form.needed("topic"), form.needed("channel")
+    await target.admin.deliver_delayed(topic, channel, within_hours=form.number("within_hours"))
     return _channel_page(topic, channel)
 
 
@@ -274,6 +301,8 @@ ACTIONS: dict[str, Action] = {
         "Lookup temporarily hides the node.",
         "Lookup temporarily hides the topic on this node: consumers disconnect from it, producers avoid it.",
     ),
+    "show-node": Action(partial(_tombstone, restore=True), "Show again", "Lookup shows the node again."),
+    "set-topic": Action(_set_topic, "Change settings", "The settings of the topic were changed."),
     "publish": Action(_publish, "Publish", "The message was stored."),
     "create-channel": Action(partial(_change_channel, "create_channel"), "Create channel", "The channel was created."),
     "delete-channel": Action(
@@ -304,6 +333,25 @@ ACTIONS: dict[str, Action] = {
         "Move channel",
         "The channel was moved.",
         "Consumers continue at the new position: they receive earlier messages again, or skip messages.",
+    ),
+    "set-channel": Action(_set_channel, "Limit rate", "The rate of the channel is limited."),
+    "redeliver-channel": Action(
+        partial(_change_channel, "redeliver_unfinished"),
+        "Redeliver",
+        "The channel reads again from its confirmed position.",
+        "Messages in flight may be delivered twice. It helps a channel that has a depth and delivers nothing.",
+    ),
+    "deliver-delayed": Action(
+        _deliver_delayed,
+        "Deliver delayed messages",
+        "The delayed messages are delivered.",
+        "Consumers receive the messages of the delayed queue before they are due.",
+    ),
+    "empty-delayed": Action(
+        partial(_change_channel, "empty_delayed"),
+        "Discard delayed messages",
+        "The delayed messages were discarded.",
+        "The delayed messages of the channel will not be delivered.",
     ),
     "kill": Action(partial(_fault, "kill"), "Kill", "The node was killed."),
     "freeze": Action(partial(_fault, "freeze"), "Freeze", "The node is frozen."),

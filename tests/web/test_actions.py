@@ -116,6 +116,43 @@ async def test_a_channel_is_skipped_and_moved(ha: Cluster) -> None:
             assert (position, refused.status_code) == (position, 400)
 
 
+async def test_settings_of_topics_and_channels_are_changed(ha: Cluster) -> None:
+    topic = fresh()
+    ha.create_topic(topic, channels=["ch"])
+    place = {"topic": topic, "channel": "ch"}
+    async with browsing(ha, write=True) as browser, Admin(ha.lookupd) as admin:
+        changed = await press(browser, "set-topic", topic=topic, replicas="2", retention_days="7", sync_every="")
+        assert (changed.status_code, "settings of the topic were changed" in changed.text) == (200, True)
+        meta = (await admin.topic(topic)).meta
+        assert meta is not None
+        assert meta.replica == 2
+        for name, fields in (
+            ("set-channel", {"rate_limit_kib": "100"}),
+            ("redeliver-channel", {}),
+            ("deliver-delayed", {"within_hours": "1"}),
+            ("empty-delayed", {}),
+        ):
+            done = await press(browser, name, **place, **fields)
+            assert (name, done.status_code, ACTIONS[name].done in done.text) == (name, 200, True)
+        for name, fields in (("set-topic", {"retention_days": "61"}), ("set-channel", {"rate_limit_kib": ""})):
+            refused = await press(browser, name, **place, **fields)
+            assert (name, refused.status_code) == (name, 400)
+
+
+async def test_a_hidden_node_is_shown_again(ha: Cluster) -> None:
+    topic = fresh()
+    ha.create_topic(topic, channels=["ch"])
+    async with browsing(ha, write=True) as browser, Admin(ha.lookupd) as admin:
+        leader = (await admin.topic(topic)).leaders[0]
+        node = next(one for one in await admin.nodes() if one.tcp == leader)
+        await admin.tombstone(topic, str(node.http))
+        page = await page_with(browser, f"/nodes/{leader}", lambda text: "Show again" in text)
+        assert "show-node" in page
+        shown = await press(browser, "show-node", topic=topic, node=str(node.http))
+        assert "Lookup shows the node again." in shown.text
+        assert next(one for one in await admin.nodes() if one.tcp == leader).tombstoned == ()
+
+
 async def test_a_message_is_published_with_all_properties(ha: Cluster) -> None:
     topic = fresh()
     ha.create_topic(topic, extend=True, channels=["ch"])

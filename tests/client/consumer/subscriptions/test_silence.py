@@ -19,7 +19,7 @@ class Stand:
     """The members of a subscription that the watch reads."""
 
     topic: str = "t"
-    received: int = 0
+    received: int = 1
     upgradable: bool = True
 
 
@@ -54,17 +54,32 @@ def test_a_silent_topic_is_looked_up_ever_less_often_until_a_heartbeat_is_earlie
 def test_a_message_begins_a_new_silence() -> None:
     stand = Stand()
     watch = started(stand)
-    looks(watch, [stand], 0.0, 500.0)
-    stand.received = 1
-    assert watch.silent(cast("list[Subscription]", [stand]), 501.0, 502.0) == []
-    assert watch.due == 504.0
-    assert looks(watch, [stand], 501.0, 505.0) == [504.0]
+    stand.received = 2
+    assert watch.silent(cast("list[Subscription]", [stand]), 101.0, 102.0) == []
+    assert watch.due == 104.0
+    assert looks(watch, [stand], 101.0, 105.0) == [104.0]
+
+
+def test_a_silence_as_long_as_the_one_before_is_usual() -> None:
+    stand = Stand()
+    watch = started(stand)
+    assert looks(watch, [stand], 0.0, 110.0) == [103.0, 106.0, 109.0]
+    for at in (110.0, 120.0, 130.0):  # a message every ten seconds
+        stand.received += 1
+        assert watch.silent(cast("list[Subscription]", [stand]), at, at) == []
+        assert looks(watch, [stand], at, at + 9.9) == []
+    (longer,) = looks(watch, [stand], 130.0, 143.0)
+    assert longer > 140
+
+
+def test_a_topic_without_a_message_so_far_is_not_looked_up() -> None:
+    assert started(Stand(received=0)).due == inf
 
 
 def test_messages_of_another_topic_or_partition_count_for_their_topic() -> None:
     quiet, first, second = Stand("quiet"), Stand("busy"), Stand("busy")
     watch = started(quiet, first, second)
-    second.received = 1
+    second.received += 1
     found = watch.silent(cast("list[Subscription]", [quiet, first, second]), 102.9, 103.0)
     assert found == ["quiet"]
 

@@ -74,7 +74,7 @@ def complete(line: str, **variables: Any) -> list[str]:
 
 def test_completion_of_commands_and_options() -> None:
     assert set(COMMANDS) == set(complete("nsqext "))
-    assert complete("nsqext channel se") == ["seek"]
+    assert complete("nsqext channel see") == ["seek"]
     assert complete("nsqext tail orders --until") == ["--until-end", "--until"]
 
 

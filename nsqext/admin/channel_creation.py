@@ -58,8 +58,17 @@ async def create_dispatched_channel(
         known = "already registered" in error.message
         if not known:
             raise
-    found = (await topic_stats(requests, where, channel)).partitions
-    if dispatch == KEY_FAILOVER and not all(_dispatch(part, channel) == dispatch for part in found):
+    if dispatch != KEY_FAILOVER:
+        return
+
+    async def reported() -> tuple[PartitionStats, ...]:
+        found = (await topic_stats(requests, await requests.led(topic), channel)).partitions
+        if len(found) < where.partition_num:
+            raise PartitionUnavailable("not every leader reports its partition yet", topic=topic)
+        return found
+
+    found = await requests.settled(reported, topic)
+    if any(_dispatch(part, channel) != dispatch for part in found):
         if not known:
             await requests.change_lookup("/channel/delete", {"topic": topic, "channel": channel})
         raise _unknown(topic, dispatch)

@@ -11,7 +11,7 @@ from nsqext.protocol.identify import DISPATCH_TYPES, KEY_FAILOVER
 
 if TYPE_CHECKING:
     from nsqext.admin.requests import ClusterRequests
-    from nsqext.admin.results import PartitionStats
+    from nsqext.lookup.partition_map import PartitionMap
 
 __all__ = ("create_dispatched_channel",)
 
@@ -26,15 +26,7 @@ async def create_dispatched_channel(
     Servers without the extension refuse the request. For topics with registered channels they ignore its argument: so
     the dispatch that they report is checked, and the channel is deleted again.
     """
-    if dispatch not in DISPATCH_TYPES:
-        raise InvalidInput(f"dispatch={dispatch!r} is none of {', '.join(DISPATCH_TYPES)}", topic=topic)
-    params: dict[str, str | int] = {"topic": topic, "channel": channel, "dispatch": dispatch}
-    if key_header is not None:
-        if dispatch != KEY_FAILOVER:
-            raise InvalidInput(f"key_header has no effect without dispatch={KEY_FAILOVER!r}", topic=topic)
-        if not key_header:
-            raise InvalidInput("key_header is empty", topic=topic, hint="leave it out for the default")
-        params["key_header"] = key_header
+    params: dict[str, str | int] = {"topic": topic, "channel": channel, **_checked(topic, dispatch, key_header)}
     where = await requests.settled(partial(requests.led, topic), topic)
     if where.nodes:
         raise _unknown(topic, dispatch)
@@ -58,26 +50,38 @@ async def create_dispatched_channel(
         known = "already registered" in error.message
         if not known:
             raise
-    if dispatch != KEY_FAILOVER:
-        return
-
-    async def reported() -> tuple[PartitionStats, ...]:
-        found = (await topic_stats(requests, await requests.led(topic), channel)).partitions
-        if len(found) < where.partition_num:
-            raise PartitionUnavailable("not every leader reports its partition yet", topic=topic)
-        return found
-
-    found = await requests.settled(reported, topic)
-    if any(_dispatch(part, channel) != dispatch for part in found):
+    if dispatch == KEY_FAILOVER and await _reported(requests, where, channel) != {dispatch}:
         if not known:
             await requests.change_lookup("/channel/delete", {"topic": topic, "channel": channel})
         raise _unknown(topic, dispatch)
 
 
-def _dispatch(part: PartitionStats, channel: str) -> str:
-    found = part.channels.get(channel)
-    return found.dispatch if found else ""
+def _checked(topic: str, dispatch: str | None, key_header: str | None) -> dict[str, str]:
+    """Return the arguments of the request."""
+    if dispatch not in DISPATCH_TYPES:
+        raise InvalidInput(f"dispatch={dispatch!r} is none of {', '.join(DISPATCH_TYPES)}", topic=topic)
+    if key_header is None:
+        return {"dispatch": dispatch}
+    if dispatch != KEY_FAILOVER:
+        raise InvalidInput(f"key_header has no effect without dispatch={KEY_FAILOVER!r}", topic=topic)
+    if not key_header:
+        raise InvalidInput("key_header is empty", topic=topic, hint="leave it out for the default")
+    return {"dispatch": dispatch, "key_header": key_header}
 
 
-def _unknown(topic: str, dispatch: str) -> OperationNotSupported:
+async def _reported(requests: ClusterRequests, where: PartitionMap, channel: str) -> set[str]:
+    """Return the dispatches that the leaders of all partitions report for a channel."""
+
+    async def ask() -> set[str]:
+        now = await requests.led(where.topic)
+        parts = (await topic_stats(requests, now, channel)).partitions
+        if len(parts) < now.partition_num:
+            raise PartitionUnavailable("not every leader reports its partition yet", topic=where.topic)
+        found = [part.channels.get(channel) for part in parts]
+        return {one.dispatch if one else "" for one in found}
+
+    return await requests.settled(ask, where.topic)
+
+
+def _unknown(topic: str, dispatch: str | None) -> OperationNotSupported:
     return OperationNotSupported(f"the servers do not know dispatch={dispatch!r}", topic=topic, hint=_HINT)

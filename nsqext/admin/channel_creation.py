@@ -30,6 +30,7 @@ async def create_dispatched_channel(
     where = await requests.settled(partial(requests.led, topic), topic)
     if where.nodes:
         raise _unknown(topic, dispatch)
+    await _reported(requests, where, channel)  # nothing is sent while a leader cannot show afterwards what it ignores
 
     async def create() -> None:
         try:

@@ -191,9 +191,9 @@ async def test_a_dispatch_that_the_servers_do_not_know_is_refused(
     async with Admin(cluster_under_test.lookupd) as admin:
         if registered:
             await admin.set_topic(unused, registered_channels_only=True)
-            with anyio.fail_after(150):  # so long a leader of a new topic may not report it
-                while not (await admin.stats(unused)).partitions:  # noqa: ASYNC110 - no event for it
-                    await anyio.sleep(0.2)
+        with anyio.fail_after(150):  # so long a leader of a new topic may not report it
+            while not (await admin.stats(unused)).partitions:  # noqa: ASYNC110 - no event for it
+                await anyio.sleep(0.2)
         with pytest.raises(OperationNotSupported, match="do not know dispatch='key_failover'"):
             await admin.create_channel(unused, "keys", dispatch="key_failover")
 

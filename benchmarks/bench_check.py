@@ -1,9 +1,10 @@
 """Compare this version with the committed baseline: ``python -m benchmarks.bench_check``, or ``make bench-check``.
 
-CPU and rates of different machines cannot be compared, so the baseline contains ratios of one run: the client's CPU per
-message to that of a raw blocking socket, for small and large bodies, a mix of both, and the blocking client; and that
-of publishes with keys, headers and trace ids to plain ones. The command fails if a ratio is more than its tolerance
-above the baseline; ``--update`` writes the baseline again.
+CPU of different machines cannot be compared, so the baseline contains ratios of one run: the cost of each path to that
+of a raw blocking socket (publishes with keys and headers: to plain ones; start: to the import of libraries). The
+command fails if a ratio is more than its tolerance above the baseline; ``--update`` writes the baseline again.
+``--page`` also measures go-nsq, gnsq and pynsq, and writes the table to the documentation; NSQEXT_BENCH_NSQD may name
+another nsqd.
 """
 
 from __future__ import annotations
@@ -11,64 +12,69 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
-from benchmarks.bench_client import COUNTS, NAMES, measure_clients, measure_variants
-from benchmarks.curves.child import VARIANTS
-from benchmarks.report import table
-from benchmarks.run_peer import new_topic, run_peer
-from benchmarks.servers import fill, original_nsqd
+from benchmarks.paths import OTHERS, ROWS, Costs, probes
+from benchmarks.report import table, write_section
+from benchmarks.servers import program_given
 
 BASELINE = Path(__file__).with_name("baseline.json")
-TOLERANCE = {"client": 1.35, "size": 1.5, "blocking": 1.5, "variant": 1.15}
-"""Largest accepted factors above the baseline. Repeated runs on two shared cores differ by up to 1.25 and 1.1."""
+TOLERANCE = {
+    "client": 1.35,
+    "size": 1.5,
+    "blocking": 1.5,
+    "variant": 1.15,
+    "key": 1.5,
+    "partitions": 1.5,
+    "idle": 3.0,
+    "start": 1.25,
+    "stop": 3.0,
+}
+"""Largest accepted factors above the baseline, by the noise of repeated runs on two shared cores."""
 ROUNDS = 5
 
 
-SIZES = {
-    "publish 20 kB": ("pubc", "pubc", 20_000, 3200),
-    "publish 1 MB": ("pubc", "pubc", 1_000_000, 256),
-    "publish 100 B and 200 kB in turn": ("mix", "pubc", 100_000, 1024),
-    "consume 20 kB": ("sub", "sub", 20_000, 3200),
-    "consume 1 MB": ("sub", "sub", 1_000_000, 256),
-}
-"""Mode, mode of the raw socket, bytes of a body, and number of messages."""
-BLOCKING = {
-    "publish": ("pub", "pub", 200, 3200),
-    "handler": ("sub", "sub", 200, 12_800),
-    "iteration": ("iterate", "iterate", 200, 12_800),
-}
-
-
-def to_raw(client: str, rows: dict[str, tuple[str, str, int, int]], rounds: int, scale: float) -> dict[str, float]:
-    """Return the client's CPU per message as a multiple of the raw socket's, both measured in turn."""
-    found: dict[str, list[float]] = {name: [] for name in rows}
-    with original_nsqd() as nsqd:
+def measure(rounds: int, scale: float, others: tuple[str, ...], program: str | None) -> Costs:
+    """Return the medians of all costs; rows and clients take turns in each round."""
+    found: dict[tuple[str, str], list[float]] = {}
+    with probes(others, scale, program) as functions:
         for _ in range(rounds):
-            for name, (mode, raw_mode, size, count) in rows.items():
-                amount = max(256, int(count * scale) // 256 * 256)
-                cpu = []
-                for peer, its_mode in ((client, mode), ("raw", raw_mode)):
-                    topic = new_topic()
-                    if mode in ("sub", "iterate"):
-                        fill(nsqd.tcp, topic, amount + 300, b"x" * size)
-                    cpu.append(run_peer(peer, its_mode, amount, nsqd.tcp, topic, size=size)["cpu"])
-                    nsqd.delete(topic)
-                found[name].append(cpu[0] / cpu[1])
-    return {name: median(values) for name, values in found.items()}
+            for function in functions:
+                for key, cost in function().items():
+                    found.setdefault(key, []).append(cost)
+    return {key: median(costs) for key, costs in found.items()}
 
 
-def ratios(rounds: int, scale: float) -> dict[str, dict[str, float]]:
-    """Measure the ratios and return them by kind and name."""
-    found = measure_clients(("raw", "nsqext"), rounds, scale)
-    variants = measure_variants(rounds, scale)
-    return {
-        "client": {NAMES[mode]: found[mode, "nsqext"]["cpu"] / found[mode, "raw"]["cpu"] for mode in COUNTS},
-        "size": to_raw("nsqext", SIZES, rounds, scale),
-        "blocking": to_raw("blocking", BLOCKING, rounds, scale),
-        "variant": {name: variants[name] / variants["plain"] for name in VARIANTS if name != "plain"},
-    }
+def ratios(costs: Costs) -> dict[str, float]:
+    """Return the cost of each row as a multiple of its reference."""
+    return {name: costs[name, "nsqext"] / costs[row.reference or (name, "raw")] for name, row in ROWS.items()}
+
+
+def compared(found: Mapping[str, float], baseline: Mapping[str, float]) -> tuple[str, list[str]]:
+    """Return a table of ratios beside the baseline, and the rows that are slower than it allows."""
+    lines, slower = [], []
+    for name, ratio in found.items():
+        before, limit = baseline[name], baseline[name] * TOLERANCE[ROWS[name].group]
+        if ratio > limit:
+            slower.append(name)
+        reference = (ROWS[name].reference or ("", "raw socket"))[0] or "raw socket"
+        shown = (f"{before:.2f}", f"{ratio:.2f}", f"{limit:.2f}", "slower" if ratio > limit else "")
+        lines.append([name, reference, *shown])
+    return table(("path", "cost as a multiple of", "baseline", "now", "limit", ""), lines), slower
+
+
+def beside_others(costs: Costs) -> str:
+    """Return a table of costs beside those of other clients, shares of two of them, and earlier costs."""
+    lines = []
+    for name, row in ROWS.items():
+        own = costs[name, "nsqext"]
+        cells = [f"{costs[name, peer]:.1f}" if (name, peer) in costs else "" for peer in ("raw", *OTHERS)]
+        shares = [f"{own / costs[name, peer]:.2f}" if (name, peer) in costs else "" for peer in ("go-nsq", "raw")]
+        lines.append([name, row.unit, f"{own:.1f}", *cells, *shares, row.before])
+    head = ("path", "unit", "nsqext", "raw socket", *OTHERS, "× go-nsq", "× raw socket", "before")
+    return table(head, lines)
 
 
 def main() -> None:
@@ -77,24 +83,43 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the usual number of messages")
     parser.add_argument("--update", action="store_true", help="write the baseline")
+    parser.add_argument("--page", action="store_true", help="measure other clients too, and write the page")
     given = parser.parse_args()
-    measured = ratios(given.rounds, given.scale)
+    program = program_given()
+    costs = measure(given.rounds, given.scale, OTHERS if given.page else (), program)
+    found = ratios(costs)
     if given.update:
-        rounded = {kind: {name: round(ratio, 2) for name, ratio in by.items()} for kind, by in measured.items()}
+        rounded = {name: round(ratio, 2) for name, ratio in found.items()}
         BASELINE.write_text(json.dumps(rounded, indent=1) + "\n", encoding="utf-8")
-    baseline: dict[str, dict[str, float]] = json.loads(BASELINE.read_text(encoding="utf-8"))
-    rows, slower = [], []
-    for kind, by in baseline.items():
-        for name, before in by.items():
-            now, limit = measured[kind][name], before * TOLERANCE[kind]
-            unit = "plain publish" if kind == "variant" else "raw socket"
-            shown = f"blocking {name}" if kind == "blocking" else name
-            rows.append([shown, unit, f"{before:.2f}", f"{now:.2f}", f"{limit:.2f}", "" if now <= limit else "slower"])
-            if now > limit:
-                slower.append(name)
-    print(table(("CPU per message", "times that of a", "baseline", "now", "limit", ""), rows))
+    if given.page:
+        shown = beside_others(costs)
+        print(shown)
+        note = _NOTE.format("another nsqd" if program else "`nsqext nsqd`", given.rounds)
+        write_section("Every path", note + shown)
+    text, slower = compared(found, json.loads(BASELINE.read_text(encoding="utf-8")))
+    print(text)
     if slower:
         sys.exit(f"slower than the baseline allows: {', '.join(slower)}")
+
+
+_NOTE = """\
+All paths in one run, against {0}, {1} rounds: `python -m benchmarks.bench_check --page`. Publishes of sizes have 64 in
+flight, batches have 100 messages or 4 MB; consuming has `max_in_flight` 200, with partitions 2,540 in all. "Before" is
+what the same path cost on 2026-11-22, in the unit of its row where no other is named; it was measured on another day.
+
+What remains:
+
+- One publish in flight waits for its response, and the event loop polls once for each.
+- Small messages cost Python's objects: a message, a command, an entry of a queue.
+- Large bodies cost the kernel's copy, and a second one where a received body is joined of its pieces.
+- The blocking client reads and writes in the calling thread; handlers and iteration get many messages by one change of
+  threads.
+- Publishes of one key follow each other on one connection, and wait for each other after a failure.
+- A partition costs a receive and a send for the messages that are in flight on it together.
+- An idle consumer answers a heartbeat every 30 s.
+- Libraries are half of a client's import; a cluster imports asyncio, Starlette and uvicorn, and a command typer.
+
+"""
 
 
 if __name__ == "__main__":

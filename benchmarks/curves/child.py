@@ -25,6 +25,7 @@ __all__ = ("VARIANTS", "child", "rss")
 
 _HALF_RANDOM = 2
 _SETTLE = 0.5
+_TASKS = 64
 _TURN = 100
 """Publishes of a variant before the next one."""
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -54,13 +55,13 @@ def rss(pid: int | str = "self") -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1024
 
 
-async def consume_partitions(address: str, topic: str, amount: int) -> float:
+async def consume_partitions(address: str, topic: str, amount: int, max_in_flight: int) -> float:
     """Fill all partitions of a topic, then consume it; µs of CPU per message."""
     where = address.removeprefix("http://")
     async with nsqext.Producer(where) as producer:
         for _ in range(amount // 100):
             await producer.publish_many(topic, [b"x" * 200] * 100)
-    consumer = nsqext.Consumer(topic, "ch", lookupd=where, max_in_flight=2540)
+    consumer = nsqext.Consumer(topic, "ch", lookupd=where, max_in_flight=max_in_flight)
     taken = 0
     began = 0.0
 
@@ -95,6 +96,29 @@ async def publish_variants(address: str, amount: int) -> str:
                     await producer.publish(topic, body, **extra)
                 spent[name] += time.process_time() - began
     return json.dumps({name: seconds / turns / _TURN * 1e6 for name, seconds in spent.items()})
+
+
+async def publish_one_key(address: str, amount: int) -> str:
+    """Publish by 64 tasks, without a key and with the same one.
+
+    Returns:
+        JSON: µs of time per message, for ``plain`` and ``key``.
+    """
+    spent: dict[str, float] = {}
+    async with nsqext.Producer(address) as producer:
+
+        async def some(key: str | None) -> None:
+            for _ in range(amount // _TASKS):
+                await producer.publish("plain", b"x" * 200, key=key)
+
+        for name, key in (("plain", None), ("key", "user:42")):
+            await producer.publish("plain", b"x" * 200, key=key)
+            began = time.perf_counter()
+            async with anyio.create_task_group() as tasks:
+                for _ in range(_TASKS):
+                    tasks.start_soon(some, key)
+            spent[name] = (time.perf_counter() - began) / (amount // _TASKS * _TASKS) * 1e6
+    return json.dumps(spent)
 
 
 async def publish_compressed(address: str, codec: Codec, size: int, amount: int) -> float:
@@ -145,6 +169,20 @@ async def idle_consumers(address: str, count: int) -> float:
     for consumer in consumers:
         await consumer.aclose()
     return grown
+
+
+async def idle_consumers_cpu(address: str, count: int, seconds: float) -> float:
+    """Open consumers of one partition without messages; milliseconds of CPU a second that all of them take."""
+    consumers = [nsqext.Consumer("idle", f"ch{number}", lookupd=address) for number in range(count)]
+    for consumer in consumers:
+        await consumer.start()
+    await anyio.sleep(2)
+    began = time.process_time()
+    await anyio.sleep(seconds)
+    used = (time.process_time() - began) / seconds * 1e3
+    for consumer in consumers:
+        await consumer.aclose()
+    return used
 
 
 async def subscribed_partitions(address: str, partitions: int) -> float:
@@ -229,9 +267,11 @@ MEASUREMENTS: dict[str, Callable[..., Awaitable[object]]] = {
         consume_partitions,
         publish_compressed,
         publish_variants,
+        publish_one_key,
         first_lookup,
         idle_producer,
         idle_consumers,
+        idle_consumers_cpu,
         subscribed_partitions,
         messages_in_flight,
         pending_publishes,

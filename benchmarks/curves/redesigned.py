@@ -14,6 +14,9 @@ from benchmarks.servers import redesigned_cluster
 __all__ = ("CURVES",)
 
 _PARTITIONS = (1, 4, 16, 64, 254)
+_IN_FLIGHT = (1, 10, 40)
+_LEAST, _FOR_EACH = 12_700, 100
+"""Messages of a topic, and of a partition, at least."""
 _HEADERS = (0, 1, 2, 4, 8, 16, 32)
 _SIZES = (1_000, 10_000, 100_000, 1_000_000)
 _BODY_BYTES = 20_000_000
@@ -24,9 +27,10 @@ def publish_cpu(mode: str, amount: int, address: str, topic: str) -> float:
     return run_peer("nsqext", mode, amount, address, topic)["cpu"]
 
 
-def consume_cpu(address: str, topic: str, amount: int) -> float:
-    """Fill a topic in batches, and consume it; return microseconds of client CPU per message."""
-    return float(child("consume_partitions", address, topic, amount))
+def consume_cpu(address: str, topic: str, partitions: int, each: int) -> float:
+    """Fill a topic, and consume it with so many messages in flight for each partition; µs of client CPU per message."""
+    amount = max(_LEAST, partitions * max(_FOR_EACH, 20 * each))
+    return float(child("consume_partitions", address, topic, amount, partitions * each))
 
 
 def compressed_cpu(address: str, codec: str, size: int) -> float:
@@ -41,7 +45,9 @@ def _partition_points() -> Iterator[Points]:
         for count in _PARTITIONS:
             points["publish, one in flight", float(count)] = partial(publish_cpu, "pub", 2540, address, f"p{count}")
             points["publish, 64 in flight", float(count)] = partial(publish_cpu, "pubc", 6400, address, f"p{count}")
-            points["consume", float(count)] = partial(consume_cpu, address, f"p{count}", 25_400)
+            for each in _IN_FLIGHT:
+                name = f"consume, {each} in flight for each partition"
+                points[name, float(count)] = partial(consume_cpu, address, f"p{count}", count, each)
         yield points
 
 
@@ -73,8 +79,8 @@ CURVES = (
         "partitions of the topic",
         "µs of client CPU per message",
         "Publishing: the partitions of a node share a connection, so their number adds nothing. Consuming: each "
-        "partition has a connection, as the protocol requires, and reads get smaller when the same messages arrive "
-        "over more of them.",
+        "partition has a connection, as the protocol requires, with a receive and a send (FIN) for the messages that "
+        "are in flight on it together; their number determines the cost, and the number of partitions adds nothing.",
         _partition_points,
         note="One node; the topic that is consumed was filled before.",
     ),

@@ -21,6 +21,7 @@ import (
 
 const (
 	concurrent  = 64
+	mixed       = 256
 	batchSize   = 100
 	batchBytes  = 4000000 // servers accept 5 MiB
 	maxInFlight = 200
@@ -103,8 +104,13 @@ func (w *work) publish() {
 		w.done()
 	}
 	tasks := w.connections
-	if w.mode == "pubc" {
+	bodies := [][]byte{w.body}
+	switch w.mode {
+	case "pubc":
 		tasks = concurrent
+	case "mix":
+		tasks = mixed
+		bodies = [][]byte{w.body[:100], append(w.body, w.body...)}
 	}
 	var group sync.WaitGroup
 	for task := 0; task < tasks; task++ {
@@ -113,7 +119,7 @@ func (w *work) publish() {
 		go func() {
 			defer group.Done()
 			for number := 0; number < w.count/tasks; number++ {
-				check(producer.Publish(w.topics[number%len(w.topics)], w.body))
+				check(producer.Publish(w.topics[number%len(w.topics)], bodies[number%len(bodies)]))
 			}
 		}()
 	}

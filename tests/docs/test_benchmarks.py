@@ -8,8 +8,9 @@ import logging
 
 import pytest
 
-from benchmarks.bench_check import BASELINE
+from benchmarks.bench_check import BASELINE, TOLERANCE
 from benchmarks.curves.curve import RESULTS
+from benchmarks.paths import ROWS
 from benchmarks.report import PAGE
 from benchmarks.scale import simulate
 from tests.support.programs import ROOT
@@ -31,9 +32,14 @@ def test_a_curve_is_on_the_page(name: str) -> None:
 
 
 def test_the_baseline_names_every_ratio() -> None:
-    baseline = json.loads(BASELINE.read_text(encoding="utf-8"))
-    counts = {kind: len(ratios) for kind, ratios in baseline.items()}
-    assert counts == {"client": 4, "size": 5, "blocking": 3, "variant": 4}
+    assert list(json.loads(BASELINE.read_text(encoding="utf-8"))) == list(ROWS)
+    assert {row.group for row in ROWS.values()} == set(TOLERANCE)
+
+
+def test_every_path_is_on_the_page() -> None:
+    """``python -m benchmarks.bench_check --page`` writes it."""
+    page = PAGE.read_text(encoding="utf-8").partition("\n## Every path\n")[2]
+    assert [name for name in ROWS if f"\n| {name} |" not in page] == []
 
 
 def test_lost_nodes_cause_a_bounded_number_of_lookups(caplog: pytest.LogCaptureFixture) -> None:

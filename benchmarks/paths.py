@@ -1,0 +1,180 @@
+"""The paths that `benchmarks.bench_check` measures: their costs, beside other clients and beside a raw socket."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+from attrs import frozen
+
+from benchmarks.curves.child import VARIANTS, child
+from benchmarks.curves.start import PROGRAMS, program_cpu, server_cpu
+from benchmarks.run_peer import available, new_topic, run_peer
+from benchmarks.servers import Nsqd, fill, original_nsqd, redesigned_cluster
+
+__all__ = ("LIBRARIES", "OTHERS", "ROWS", "Costs", "Row", "probes")
+
+Costs = Mapping[tuple[str, str], float]
+"""Costs by row and client."""
+
+OTHERS = ("go-nsq", "gnsq", "pynsq")
+LIBRARIES = "import attrs, anyio, orjson"
+
+_CPU = "µs of CPU a message"
+_CONSUME = "consume, 200 B"
+_PARTITIONS = (1, 8, 64, 254)
+_IDLE = 100
+_IDLE_SECONDS = 10.0
+
+
+@frozen
+class Row:
+    """A path, and what its cost is compared with.
+
+    Attributes:
+        group: kind of the path; rows of a group have one tolerance.
+        unit: of its cost.
+        client: ``nsqext``, or ``blocking`` for `nsqext.sync`.
+        mode: see `benchmarks.peer`; empty for a path that no other client has.
+        size: bytes of a body.
+        count: messages.
+        others: clients beside it.
+        reference: row and client whose cost is the measure of the baseline; ``raw`` in the same row by default.
+        before: cost or share of go-nsq before the paths were measured for the first time (2026-11-22, nsqd 1.3.0).
+    """
+
+    group: str
+    unit: str = _CPU
+    client: str = "nsqext"
+    mode: str = ""
+    size: int = 200
+    count: int = 3200
+    others: Sequence[str] = ("go-nsq",)
+    reference: tuple[str, str] | None = None
+    before: str = ""
+
+
+def _size_rows() -> Iterator[tuple[str, Row]]:
+    before = {"publish, 1 MB": "1.88 × go-nsq", "consume, 1 MB": "2.47 × go-nsq"}
+    amounts = {"20 B": (20, 12_800), "20 kB": (20_000, 3200), "100 kB": (100_000, 1600), "1 MB": (1_000_000, 256)}
+    for verb, mode in (("publish", "pubc"), ("batches", "mpub"), ("consume", "sub")):
+        for text, (size, count) in amounts.items():
+            name = f"{verb}, {text}"
+            yield name, Row("size", mode=mode, size=size, count=count, before=before.get(name, ""))
+
+
+ROWS: dict[str, Row] = {
+    "publish one by one, 200 B": Row("client", mode="pub", before="0.90 × go-nsq"),
+    "publish, 64 in flight, 200 B": Row("client", mode="pubc", count=9600, before="0.38 × go-nsq"),
+    "batches of 100, 200 B": Row("client", mode="mpub", count=48_000, before="0.91 × go-nsq"),
+    _CONSUME: Row("client", mode="sub", count=12_800, before="0.20 × go-nsq"),
+    **dict(_size_rows()),
+    "100 B and 200 kB in turn, 256 in flight": Row("size", mode="mix", size=100_000, count=1024, before="880"),
+    "blocking: publish": Row("blocking", client="blocking", mode="pub", others=OTHERS, before="239"),
+    "blocking: handler": Row("blocking", client="blocking", mode="sub", count=12_800, others=OTHERS, before="216"),
+    "blocking: iteration": Row(
+        "blocking", client="blocking", mode="iterate", count=12_800, others=OTHERS, before="412"
+    ),
+    **{
+        f"publish with {name}": Row("variant", reference=("plain publish", "nsqext"))
+        for name in VARIANTS
+        if name != "plain"
+    },
+    "one key, 64 in flight": Row("key", "µs a message", reference=("64 in flight", "nsqext"), before="286"),
+    **{
+        f"consume {count} partitions": Row(
+            "partitions", reference=(_CONSUME, "raw"), before={1: "2.7", 254: "17.5"}.get(count, "")
+        )
+        for count in _PARTITIONS
+    },
+    "an idle consumer": Row("idle", "µs of CPU a second", reference=(_CONSUME, "raw"), before="47"),
+    **{
+        name: Row("start", "ms of CPU", reference=(LIBRARIES, "nsqext"), before=before)
+        for name, before in (
+            ("import nsqext; nsqext.Producer", "120"),
+            ("nsqext pub --help", "370"),
+            ("Cluster(nodes=3)", "830"),
+            ("nsqext nsqd, start and stop", "450"),
+        )
+    },
+    "nsqext nsqd, stop": Row("stop", "ms", reference=(LIBRARIES, "nsqext"), before="300 to 500"),
+}
+"""All paths by name."""
+
+
+def _peers(nsqd: Nsqd, name: str, others: Sequence[str], scale: float) -> dict[tuple[str, str], float]:
+    """Measure a path beside a raw socket and the other clients that have it."""
+    row = ROWS[name]
+    found = {}
+    for peer in ("raw", row.client, *(peer for peer in row.others if peer in others)):
+        mode = row.mode
+        if (peer, mode) == ("raw", "mix"):
+            mode = "pubc"
+        elif mode == "iterate" and peer in OTHERS:
+            mode = "sub"
+        amount = max(256, int(row.count * scale) // 256 * 256)
+        topic = new_topic()
+        if mode in ("sub", "iterate"):
+            fill(nsqd.tcp, topic, amount + 300, b"x" * row.size)
+        cost = run_peer(peer, mode, amount, nsqd.tcp, topic, size=row.size)["cpu"]
+        nsqd.delete(topic)
+        found[name, "nsqext" if peer == "blocking" else peer] = cost
+    return found
+
+
+def _variants(cluster: str, scale: float) -> dict[tuple[str, str], float]:
+    found: dict[str, float] = json.loads(child("publish_variants", cluster, int(3200 * scale)))
+    return {("plain publish" if name == "plain" else f"publish with {name}", "nsqext"): found[name] for name in found}
+
+
+def _one_key(cluster: str, scale: float) -> dict[tuple[str, str], float]:
+    found: dict[str, float] = json.loads(child("publish_one_key", cluster, int(6400 * scale)))
+    return {("64 in flight", "nsqext"): found["plain"], ("one key, 64 in flight", "nsqext"): found["key"]}
+
+
+def _partitions(cluster: str, count: int) -> dict[tuple[str, str], float]:
+    return {
+        (f"consume {count} partitions", "nsqext"): float(
+            child("consume_partitions", cluster, f"p{count}", 25_400, 2540)
+        )
+    }
+
+
+def _idle(cluster: str) -> dict[tuple[str, str], float]:
+    used = float(child("idle_consumers_cpu", cluster, _IDLE, _IDLE_SECONDS))
+    return {("an idle consumer", "nsqext"): used / _IDLE * 1e3}
+
+
+def _start(cache: str) -> dict[tuple[str, str], float]:
+    found = {(name, "nsqext"): program_cpu(name, cache) for name in PROGRAMS if name in ROWS or name == LIBRARIES}
+    cpu, stop = server_cpu(cache)
+    return {**found, ("nsqext nsqd, start and stop", "nsqext"): cpu, ("nsqext nsqd, stop", "nsqext"): stop}
+
+
+@contextmanager
+def probes(others: Sequence[str], scale: float, program: str | None) -> Iterator[list[Callable[[], Costs]]]:
+    """Start servers, and yield functions that measure all rows; each call of all of them is a round.
+
+    Args:
+        others: clients to measure beside this one; those that cannot run here are left out.
+        scale: share of the usual number of messages.
+        program: path of an nsqd to use instead of this package's.
+    """
+    found = [peer for peer in others if available(peer)]
+    with ExitStack() as stack:
+        nsqd = stack.enter_context(original_nsqd(program=program))
+        topics = (f"p{count}:{count}" for count in _PARTITIONS)
+        cluster = stack.enter_context(redesigned_cluster("plain", "ext:1:ext", "idle", *topics)).removeprefix("http://")
+        cache = stack.enter_context(tempfile.TemporaryDirectory())
+        _start(cache)  # writes the compiled modules
+        yield [
+            *(partial(_peers, nsqd, name, found, scale) for name, row in ROWS.items() if row.mode),
+            partial(_variants, cluster, scale),
+            partial(_one_key, cluster, scale),
+            *(partial(_partitions, cluster, count) for count in _PARTITIONS),
+            partial(_idle, cluster),
+            partial(_start, cache),
+        ]

@@ -237,6 +237,7 @@ class _TestOwner:
     msg_timeout = 60.0
     max_msg_timeout = 900.0
     ignore_lost = False
+    taking_over = False
 
     def __init__(self, topic: str) -> None:
         self.topic = topic

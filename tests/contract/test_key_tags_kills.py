@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
 from collections import defaultdict
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,13 +16,15 @@ import anyio
 import pytest
 
 from nsqext import OutgoingMessage, Producer
-from tests.support.cluster import REAL
+from tests.support.cluster import PARTITIONS, REAL
 from tests.support.consumers import eventually
+from tests.support.tcp_relay import relaying
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.support.cluster import ClusterUnderTest
+    from tests.support.tcp_relay import Relay
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
@@ -28,6 +32,8 @@ TAGS = 8
 MESSAGES = 20_000 if REAL else 4_000
 KEYS = 500
 BATCH = 100
+PAUSE = 2.5 if REAL else 1.0
+"""Mean seconds between two cuts: a consumer has its buckets again after one or two."""
 HEARTBEATS = 12.0
 """Seconds for which a process is stopped: longer than its heartbeats and its message timeout allow."""
 
@@ -58,12 +64,13 @@ class Workers:
         self.folder = folder
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def start(self) -> None:
-        """Start another process."""
+    def start(self, relays: dict[str, Relay] | None = None) -> None:
+        """Start another process, which connects to nodes through relays."""
         path = self.folder / f"worker-{len(self.processes)}"
         path.touch()
+        through = [f"{node}={relay.address}" for node, relay in (relays or {}).items()]
         environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-        self.processes.append(subprocess.Popen([*self.command, str(path)], env=environ))
+        self.processes.append(subprocess.Popen([*self.command, str(path), *through], env=environ))
 
     def end(self) -> None:
         """End all processes."""
@@ -93,10 +100,8 @@ class Workers:
 
 @pytest.fixture
 def workers(cluster_under_test: ClusterUnderTest, channel: str, tmp_path: Path) -> Iterator[Workers]:
-    """Three processes."""
+    """Processes that tests start."""
     found = Workers(cluster_under_test.lookupd, cluster_under_test.extend, channel, tmp_path)
-    for _ in range(3):
-        found.start()
     try:
         yield found
     finally:
@@ -109,16 +114,13 @@ async def test_keys_keep_their_order_while_a_consumer_is_lost(
 ) -> None:
     topic = cluster_under_test.extend
     await cluster_under_test.make_named_channel(topic, channel)
+    for _ in range(3):
+        workers.start()
     numbers: dict[str, list[int]] = defaultdict(list)
     stopped: list[float] = []
     async with Producer(cluster_under_test.lookupd, key_tags=TAGS) as producer:
         for first in range(0, MESSAGES, BATCH):
-            drafts = []
-            for number in range(first, first + BATCH):
-                key = f"key-{number * 7919 % KEYS}"
-                numbers[key].append(number)
-                drafts.append(OutgoingMessage(b"%d" % number, key=key))
-            await producer.publish_many(topic, drafts)
+            await producer.publish_many(topic, drafts(first, numbers))
             await anyio.sleep(0.08)
             if first == MESSAGES // 4 and fault == "kill":
                 workers.processes[0].kill()
@@ -132,16 +134,64 @@ async def test_keys_keep_their_order_while_a_consumer_is_lost(
         if len(stopped) == 1:
             await anyio.sleep(HEARTBEATS)
             workers.processes[0].send_signal(signal.SIGCONT)
-    await eventually(lambda: len(workers.finished()) == MESSAGES, patience=150.0)
-    handled = workers.handled()
-    first_begins: dict[str, dict[int, None]] = defaultdict(dict)
-    for one in handled:
-        first_begins[one.key].setdefault(one.number)
-    assert {key: list(found) for key, found in first_begins.items()} == numbers
+    handled = await all_handled(workers, numbers)
     assert two_at_once(handled, stopped[0] if stopped else float("inf")) == []
     used = {one.worker for one in handled}
     assert used >= {1, 2}
     assert len(handled) - MESSAGES < 3 * 200 * (fault != "none") + 1
+
+
+async def test_keys_keep_their_order_while_connections_are_cut(
+    cluster_under_test: ClusterUnderTest, channel: str, workers: Workers
+) -> None:
+    """A relay before each node closes a third of all connections, again and again, at random times."""
+    topic = cluster_under_test.extend
+    await cluster_under_test.make_named_channel(topic, channel)
+    numbers: dict[str, list[int]] = defaultdict(list)
+    chance = random.Random(11)
+    cuts = 0
+    async with AsyncExitStack() as stack, Producer(cluster_under_test.lookupd, key_tags=TAGS) as producer:
+        relays = {node.tcp: await stack.enter_async_context(relaying(node.tcp)) for node in cluster_under_test.nodes}
+        for _ in range(3):
+            workers.start(relays)
+        shared = PARTITIONS * (3 + TAGS)  # each consumer is a member of each partition, and each bucket has an owner
+        await eventually(lambda: sum(relay.connections for relay in relays.values()) >= shared, patience=30.0)
+        due = anyio.current_time() + PAUSE
+        for first in range(0, MESSAGES, BATCH):
+            await producer.publish_many(topic, drafts(first, numbers))
+            if anyio.current_time() >= due:  # while they are in flight
+                due = anyio.current_time() + chance.uniform(0.5, 1.5) * PAUSE
+                cuts += 1
+                for relay in relays.values():
+                    relay.cut(lambda: chance.random() < 0.33)
+            await anyio.sleep(0.08)
+        handled = await all_handled(workers, numbers)
+    assert cuts > 2
+    assert two_at_once(handled, float("inf")) == []
+    assert {one.worker for one in handled} == {0, 1, 2}
+    assert sum(relay.connections for relay in relays.values()) > shared + cuts
+    assert len(handled) < MESSAGES + cuts * 3 * 200
+
+
+def drafts(first: int, numbers: dict[str, list[int]]) -> list[OutgoingMessage]:
+    """Return a batch of messages whose bodies are their numbers, and note the numbers of each key."""
+    made = []
+    for number in range(first, first + BATCH):
+        key = f"key-{number * 7919 % KEYS}"
+        numbers[key].append(number)
+        made.append(OutgoingMessage(b"%d" % number, key=key))
+    return made
+
+
+async def all_handled(workers: Workers, numbers: dict[str, list[int]]) -> list[Handled]:
+    """Wait until every message was handled, check that each key was first handled in order, and return the calls."""
+    await eventually(lambda: len(workers.finished()) == MESSAGES, patience=150.0)
+    handled = workers.handled()
+    begun: dict[str, dict[int, None]] = defaultdict(dict)
+    for one in handled:
+        begun[one.key].setdefault(one.number)
+    assert {key: list(found) for key, found in begun.items()} == numbers
+    return handled
 
 
 def two_at_once(handled: list[Handled], stopped: float) -> list[tuple[Handled, Handled]]:

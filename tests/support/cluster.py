@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = (
     "KILL",
+    "PARTITIONS",
     "REAL",
     "REAL_ORIGINAL",
     "START",
@@ -48,6 +49,7 @@ REAL_ORIGINAL = os.environ.get("NSQEXT_TEST_NSQ_LOOKUPD", "")
 """HTTP addresses of nsqlookupd of a real original NSQ; empty without one."""
 
 PARTITIONS = 2
+"""Partitions of the topics for all tests."""
 READY = ("ready",)
 """A channel without consumers: lookup does not offer a topic without channels to producers."""
 _UPGRADES = 3

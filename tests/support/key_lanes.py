@@ -19,7 +19,7 @@ class Owner:
     def __init__(self) -> None:
         self.horizon = 0.0
         self.partition = 0
-        self.moved = False
+        self.moved = self.taking_over = False
         self.number = 1
         self.ready = 20
         self.commands: list[tuple[str, bytes]] = []

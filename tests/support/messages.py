@@ -130,6 +130,7 @@ class RecordingOwner:
     def __init__(self, *, in_order: bool = False) -> None:
         self.in_order: bool = in_order
         self.moved: bool = False
+        self.taking_over: bool = False
         self.number: int = 1
         self.ready: int = 1
         self.horizon: float = float("-inf")

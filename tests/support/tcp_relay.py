@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import anyio
@@ -27,11 +27,12 @@ class Relay:
         self.connections = 0
         """Number of connections so far."""
 
-    def cut(self) -> None:
-        """Close all connections; new ones are accepted."""
-        for scope in self._scopes:
-            scope.cancel()
-        self._scopes.clear()
+    def cut(self, chosen: Callable[[], bool] = lambda: True) -> None:
+        """Close all connections, or those that are chosen; new ones are accepted."""
+        for scope in self._scopes.copy():
+            if chosen():
+                self._scopes.remove(scope)
+                scope.cancel()
 
     async def serve(self, client: SocketStream) -> None:
         """Relay one connection."""
@@ -45,6 +46,8 @@ class Relay:
             ):
                 tasks.start_soon(self._pass_on, client, node, scope)
                 tasks.start_soon(self._pass_on, node, client, scope)
+        if scope in self._scopes:  # it ended by itself
+            self._scopes.remove(scope)
 
     async def _pass_on(self, source: ByteReceiveStream, sink: ByteSendStream, scope: anyio.CancelScope) -> None:
         try:

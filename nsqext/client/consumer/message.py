@@ -62,6 +62,10 @@ class Owner(Protocol):
     ignore_lost: bool
 
     @property
+    def taking_over(self) -> bool:
+        """Whether the server may not have redelivered yet what another consumer had in flight before."""
+
+    @property
     def ready(self) -> int:
         """Messages that the server may have in flight."""
 

@@ -297,7 +297,7 @@ class KeyLanes:
         if order.gap_due is not None:
             if not order.settling and not self._can_receive(order):
                 order.gap_due = now + self._gap_wait
-            elif order.gap_due <= now:
+            elif order.gap_due <= now and not (order.settling and owner.taking_over):
                 self._end_gap(order)
         blocked = self._count_blocked(order)
         if order.returned:

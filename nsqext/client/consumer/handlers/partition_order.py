@@ -288,6 +288,11 @@ class KeyLaneOwner:
         """Messages that the server may have in flight."""
         return self.owner.ready
 
+    @property
+    def taking_over(self) -> bool:
+        """Whether the server may not have redelivered yet what another consumer had in flight before."""
+        return self.owner.taking_over
+
     def finish(self, message: Message) -> None:
         """Send FIN."""
         self.owner.finish(message)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import random
 import time
+from math import inf
 from typing import TYPE_CHECKING
 
 import anyio
@@ -39,7 +40,12 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 _POLL = 1.0
 """Mean seconds between two looks at the statistics."""
 _TAKEOVER = 1.0
-"""Seconds for which a new owner requests all messages that the last one may have had in flight, to sort them."""
+"""Seconds for which a new owner requests all messages that the last one may have had in flight, to sort them. They
+count while each bucket has an owner: behind a message whose bucket has none, the server delivers nothing."""
+_LONGEST_TAKEOVER = 6.0
+"""Seconds after which a takeover ends although a bucket has no owner."""
+_TAKEOVER_POLL = 0.2
+"""Seconds between two looks at the statistics during a takeover."""
 _ANSWER_POLL = 0.02
 """Seconds between two checks whether the messages of a bucket were answered."""
 _BLOCKED = 5
@@ -96,6 +102,8 @@ class KeyBuckets:
         self._shared = shared_tag(count)
         self._owned: dict[str, _Bucket] = {}
         self._claiming: set[str] = set()
+        self._looked = 0.0
+        self._owned_since = inf  # since when each bucket has an owner
         self._blocked = 0
         if node is None:
             raise InvalidSetting(
@@ -139,13 +147,17 @@ class KeyBuckets:
     async def _look(self) -> ChannelConnections | None:
         """Return the connections of the channel; None if the node does not respond now."""
         request = self._request
+        self._looked = _clock()
         try:
-            return await self._context.channels.connections(
+            found = await self._context.channels.connections(
                 self._node, request.topic, request.partition, request.channel
             )
         except NsqError as error:
             self._log(logging.WARNING, f"the other consumers are not known: {error}")
             return None
+        all_owned = {tag for _, tag in found.clients} >= set(self._tags)
+        self._owned_since = min(self._owned_since, _clock()) if all_owned else inf
+        return found
 
     def _move(self, tasks: TaskGroup, found: ChannelConnections) -> None:
         owners = {tag: {client for client, other in found.clients if other == tag} for tag in self._tags}
@@ -235,14 +247,25 @@ class KeyBuckets:
             raise reason
         group.flush()
 
+    async def _take_over(self, bucket: _Bucket) -> None:
+        """Wait until the server has redelivered what the last owner had in flight, or the bucket is released."""
+        began = _clock()
+        while not bucket.release.is_set() and _clock() - max(began, self._owned_since) < _TAKEOVER:
+            with anyio.move_on_after(_TAKEOVER_POLL):
+                await bucket.release.wait()
+            if _clock() - self._looked >= _TAKEOVER_POLL:  # one bucket looks for all
+                await self._look()
+
     async def _request_messages(self, bucket: _Bucket) -> None:
         subscription, group = bucket.subscription, self._context.group
         if not group.flow.paused:
             # the last owner may have died with messages in flight, which are redelivered in any order
             subscription.set_ready(min(subscription.max_ready, 2 * group.flow.max_in_flight))
             group.flush()
-        with anyio.move_on_after(_TAKEOVER):
-            await bucket.release.wait()
+        subscription.taking_over = True
+        with anyio.move_on_after(_LONGEST_TAKEOVER):
+            await self._take_over(bucket)
+        subscription.taking_over = False
         group.add(subscription)
         group.flush()
         await bucket.release.wait()

@@ -108,6 +108,7 @@ class Subscription:
         "requeued",
         "start",
         "stopped",
+        "taking_over",
         "timed_out",
         "topic",
     )
@@ -146,6 +147,8 @@ class Subscription:
         """Which of the subscriptions to its partition that were opened, counted from 1."""
         self.moved: bool = False
         """Whether the channel was moved on this subscription."""
+        self.taking_over: bool = False
+        """Whether the server may not have redelivered yet what another consumer had in flight before."""
         self.start: Position | None = None
         """Where the channel was moved to; earlier messages are finished without being delivered."""
         self._deliver = deliver

@@ -43,6 +43,7 @@ class Link(Subscriber):
     """A connection: the subscriber of the channel, and the subscription of the lanes."""
 
     topic, partition, node, in_order, moved, ignore_lost = "t", 0, "127.0.0.1:4150", False, False, False
+    taking_over = False
     max_msg_timeout = 30.0
 
     def __init__(self, walk: Walk, number: int) -> None:

@@ -242,6 +242,23 @@ def test_a_key_function_that_fails_is_an_error() -> None:
     assert [message.body for message in bench.lanes.queued()] == [b"good"]
 
 
+def test_a_bucket_is_sorted_until_it_is_taken_over() -> None:
+    """The server delivers the first message of the key long after the others: another bucket had no owner."""
+    bench = Bench()
+    bench.lanes = KeyLanes(
+        2, key_reader(lambda message: message.body[:1]), bench.clock, DeliveryOptions(), owned_by_connection=True
+    )
+    bench.owner.taking_over = True
+    bench.put_at(3, 5)
+    bench.wait(2.0)
+    bench.put_at(1)
+    bench.wait(2.0)
+    assert bench.rows() == {}
+    bench.owner.taking_over = False
+    bench.wait(0.1)
+    assert bench.rows() == {"a": ["a1", "a3", "a5"]}
+
+
 @pytest.mark.anyio
 async def test_a_waiting_worker_wakes_when_its_key_is_free() -> None:
     bench = Bench(1)

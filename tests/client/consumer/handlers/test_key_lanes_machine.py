@@ -24,6 +24,7 @@ class _Connection:
 
     topic, partition, node, in_order = "t", 0, "127.0.0.1:4150", False
     msg_timeout, max_msg_timeout, ignore_lost, moved, ready = _TIMEOUT, 900.0, False, False, _READY
+    taking_over = False
 
     def __init__(self, server: _Server) -> None:
         self.horizon = server.now - _TIMEOUT

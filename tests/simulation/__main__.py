@@ -21,7 +21,7 @@ from attrs import frozen
 from nsqext.testing.simulation import Fault, Run, run_seed
 from nsqext.testing.simulation.runner import shrink
 from tests.simulation.mutations import MUTATIONS
-from tests.simulation.plan import FEATURES, KEY_TAGS, TRIPLE, Plan, Size, draw_plan
+from tests.simulation.plan import FEATURES, JOINS, KEY_TAGS, TRIPLE, Plan, Size, draw_plan
 from tests.simulation.workload import histories, run_schedule
 
 MOST_TURNS = 200_000
@@ -192,7 +192,7 @@ def main() -> int:
     parser.add_argument(
         "--features",
         nargs="*",
-        choices=(*FEATURES, TRIPLE, KEY_TAGS),
+        choices=(*FEATURES, TRIPLE, KEY_TAGS, JOINS),
         help="what all clients use, instead of a few by seed",
     )
     parser.add_argument("--seconds", type=float, default=0.0, help="start no more seeds after this time")

@@ -15,7 +15,7 @@ from nsqext import Consumer, Lookup, Message, MessageBatch, Reject, Requeue
 from nsqext.dispatch.buckets import bucket_tag
 from nsqext.errors import InvalidState, MessageNotInFlight
 from tests.simulation.history import Channel, Delivery, History, Letter, Wanted
-from tests.simulation.plan import KEY_TAGS
+from tests.simulation.plan import JOINS, KEY_TAGS
 from tests.simulation.publishers import BUCKETS
 
 if TYPE_CHECKING:
@@ -261,6 +261,8 @@ class Consumers:
             await anyio.sleep_forever()
         if chance < 0.2:
             await anyio.sleep(random.uniform(0.0, 0.02))
+        elif JOINS in self._plan.features and chance < 0.3:
+            await anyio.sleep(random.uniform(1.0, 5.0))  # while its bucket moves, which takes one to three seconds
         elif chance < 0.205:
             await anyio.sleep(random.uniform(1.0, 8.0))
 

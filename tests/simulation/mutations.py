@@ -382,6 +382,11 @@ _ALL = (
         _always(lambda right, self: None),
     ),
     Mutation(
+        "a bucket of keys is released before its messages are answered",
+        f"{_CLIENT}.consumer.subscriptions.key_buckets:KeyBuckets._wait_answered",
+        _always(_nothing_later),
+    ),
+    Mutation(
         "a replica that is not in sync is elected",
         f"{_BROKER}.coordinator.membership:_elect",
         _always(_elect_any),

@@ -16,7 +16,7 @@ from nsqext.broker.engine.storage.segments import DiskOptions
 from nsqext.testing.simulation import Fault, FaultOptions, NetworkOptions
 from nsqext.testing.simulation.faults import KINDS, draw_faults
 
-__all__ = ("FEATURES", "LOOKUPDS", "NODES", "TRIPLE", "Plan", "Size", "draw_plan")
+__all__ = ("FEATURES", "JOINS", "LOOKUPDS", "NODES", "TRIPLE", "Plan", "Size", "draw_plan")
 
 NODES = ("n1", "n2", "n3")
 LOOKUPDS = ("l1", "l2")
@@ -35,10 +35,14 @@ FEATURES = ("tags", "batcher", "batches", "fetch", "batch_handler", "letters")
 """What clients of some schedules use besides handlers and `Producer`: see `Plan.features`."""
 TRIPLE = "triple"
 TRIPLES = 0.25
+"""Share of the schedules in which faults of three kinds last at the same time: see `Plan.features`."""
 KEY_TAGS = "key_tags"
 KEY_TAGS_SHARE = 0.1
 """Share of the schedules in which keys are shared by tags: see `Plan.features`."""
-"""Share of the schedules in which faults of three kinds last at the same time: see `Plan.features`."""
+JOINS = "joins"
+JOINS_SHARE = 0.4
+"""Share of those without faults, in which consumers join and leave in order: see `Plan.features`."""
+_JOINS_SECONDS = 20.0
 _SETTLED = 21.0
 """Virtual seconds after which publishes must succeed."""
 
@@ -85,7 +89,8 @@ class Plan:
         features: ``tags`` has a topic whose messages have tags, with consumers for some of them; ``batcher`` publishes
             with `nsqext.Batcher`; ``batches``, ``fetch`` and ``batch_handler`` consume batches; ``letters`` has a topic
             whose failing messages go to a dead-letter topic; ``triple`` has faults of three kinds at the same time;
-            ``key_tags`` shares the keys of the topic ``keyed`` by tags, instead of by its channel.
+            ``key_tags`` shares the keys of the topic ``keyed`` by tags, instead of by its channel; with ``joins``,
+            handlers take seconds, and consumers join and leave this topic without faults.
         batchers: topics with publishers that use a `nsqext.Batcher`.
     """
 
@@ -137,6 +142,8 @@ def draw_plan(
     drawn: Size = "long" if random.random() < LONG else "short"
     draw = _draw_long if (size or drawn) == "long" else _draw_short
     plan = draw(seed, random, faults, _draw_features(seed) if features is None else tuple(features))
+    if JOINS in plan.features:
+        return _with_joins(plan)
     return _with_triple(plan) if TRIPLE in plan.features and faults is None else plan
 
 
@@ -223,6 +230,8 @@ def _draw_features(seed: int) -> tuple[str, ...]:
         features.append(TRIPLE)
     if Random(f"key tags {seed}").random() < KEY_TAGS_SHARE:
         features.append(KEY_TAGS)
+        if Random(f"joins {seed}").random() < JOINS_SHARE:
+            features.append(JOINS)
     return tuple(features)
 
 
@@ -237,6 +246,22 @@ def _with_features(seed: int, topics: tuple[str, ...], features: tuple[str, ...]
 def _draw_habits(seed: int) -> tuple[str, ...]:
     random = Random(f"habits {seed}")
     return tuple(random.sample(HABITS, random.choice((0, 0, 0, 1, 1, 2, 3))))
+
+
+def _with_joins(plan: Plan) -> Plan:
+    """Leave only the topic whose keys are shared, and nothing that excuses two owners of a key."""
+    return evolve(
+        plan,
+        topics=("keyed",),
+        single=("keyed",),
+        batches=(),
+        batchers=(),
+        seconds=_JOINS_SECONDS,
+        guests=False,
+        doomed=False,
+        faults=(),
+        habits=(),
+    )
 
 
 def _with_triple(plan: Plan) -> Plan:

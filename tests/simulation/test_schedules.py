@@ -12,7 +12,7 @@ from nsqext.client.consumer.subscriptions.key_buckets import KeyBuckets
 from tests.simulation.__main__ import measure, run_one, run_plan, text_of
 from tests.simulation.compare import SIZES, run_simulated
 from tests.simulation.mutations import MUTATIONS
-from tests.simulation.plan import FEATURES, KEY_TAGS, TRIPLE, Size, draw_plan
+from tests.simulation.plan import FEATURES, JOINS, KEY_TAGS, TRIPLE, Size, draw_plan
 
 
 @pytest.mark.parametrize("seed", range(1, 13))
@@ -77,7 +77,12 @@ def test_a_seed_draws_the_same_schedule_each_time() -> None:
     assert forwards == backwards[::-1], "drawing one changed another one"
     assert draw_plan(5, faults=()).faults == ()
     assert {draw_plan(seed).size for seed in range(200)} == {"short", "long"}
-    assert {feature for seed in range(100) for feature in draw_plan(seed).features} == {*FEATURES, TRIPLE, KEY_TAGS}
+    assert {feature for seed in range(100) for feature in draw_plan(seed).features} == {
+        *FEATURES,
+        TRIPLE,
+        KEY_TAGS,
+        JOINS,
+    }
     assert draw_plan(5, features=()).features == ()
 
 
@@ -135,3 +140,15 @@ def test_a_bucket_with_two_owners_is_found() -> None:
 
     with patch.object(KeyBuckets, "_is_alone", claim_all):
         assert "keyed" in text_of(run_one(40, features=("key_tags",)).error)
+
+
+@pytest.mark.parametrize("features", [("joins",), ("joins", "key_tags")], ids=["command", "tags"])
+def test_keys_have_one_owner_while_consumers_join_and_leave(features: tuple[str, ...]) -> None:
+    for seed in range(1, 5):
+        assert text_of(run_one(seed, features=features).error) == ""
+
+
+def test_a_bucket_that_is_released_too_early_is_found() -> None:
+    """With seed 4, two consumers handle messages of a key at once."""
+    name = "a bucket of keys is released before its messages are answered"
+    assert "two_owners_of_a_key" in measure(4, name, features=("joins", "key_tags")).error

@@ -16,6 +16,7 @@ from tests.simulation.checkers import judge
 from tests.simulation.consumers import Client, Consumers
 from tests.simulation.history import Channel, History
 from tests.simulation.operators import Operators
+from tests.simulation.plan import JOINS
 from tests.simulation.publishers import KEYED, Publishers
 from tests.simulation.wire import RdyWatch
 
@@ -92,6 +93,8 @@ class Schedule:
                     publishing.start_soon(kind)
                 if self.plan.guests:
                     publishing.start_soon(self._come_and_go, makers)
+                if JOINS in self.plan.features:
+                    publishing.start_soon(self._join_in_order, makers)
                 if "tagged" in self.plan.topics and self.plan.come_and_go:
                     publishing.start_soon(self._want_green, makers)
                 if "rejected" in self.plan.topics and self.plan.come_and_go:
@@ -206,6 +209,17 @@ class Schedule:
             async with self._closing(client):
                 await anyio.sleep(random.uniform(0.1, 2.0))
             self.history.disturbances.append((began, world.now))
+
+    async def _join_in_order(self, makers: Consumers) -> None:
+        """Join and leave the topic whose keys are shared, for as long as buckets take to move; no handler hangs."""
+        random, number = self.world.random, 0
+        while self._publishers.working:
+            number += 1
+            name = f"keyed/a/guest {number}"
+            client = makers.make("keyed", "a", {"concurrency": 2, "dispatch": "key_failover"}, name=name)
+            async with self._closing(client):
+                await anyio.sleep(random.uniform(3.0, 9.0))
+            await anyio.sleep(random.uniform(0.5, 2.0))
 
     async def _want_green(self, makers: Consumers) -> None:
         """Join and leave a channel with a tag; some of the handlers hang until their consumer leaves."""

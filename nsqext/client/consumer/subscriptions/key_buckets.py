@@ -272,7 +272,10 @@ class KeyBuckets:
         group.retire([subscription])
         group.flush()
         await subscription.stop()  # messages that were on their way have arrived now
-        while subscription.in_flight:  # noqa: ASYNC110 - answers are not reported, to keep them cheap
-            await anyio.sleep(_ANSWER_POLL)
+        await self._wait_answered(subscription)
         group.flush()
         await subscription.close()
+
+    async def _wait_answered(self, subscription: Subscription) -> None:
+        while subscription.in_flight:  # noqa: ASYNC110 - answers are not reported, to keep them cheap
+            await anyio.sleep(_ANSWER_POLL)

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
@@ -32,6 +33,8 @@ _LEASE = 5.0
 """Seconds beyond the timeout of a publish after which another relay takes what this one has leased."""
 _RETRY = 5.0
 """Seconds until a topic is tried again that could not be published to."""
+_RECONNECT = 1.0
+"""Seconds until a database is tried again that was away."""
 
 
 class RelayStatistics(NamedTuple):
@@ -109,20 +112,26 @@ class OutboxRelay:
     async def run(self, producer: Producer) -> None:
         """Publish until cancelled, and return the leases then; cancellation takes effect within ``poll`` seconds.
 
+        While the database is away, a warning is logged, and it is tried again every second.
+
         Args:
             producer: an open producer; without ``middleware`` that drops messages.
 
         Raises:
             InvalidState: the store was closed.
-            Exception: those of the database.
+            Exception: those of the database, except of an outage.
         """
-        listener = await to_thread.run_sync(OutboxListener, self._store)
+        listener = OutboxListener(self._store)
         try:
             while True:
-                if not await self._publish_next(producer):
-                    await to_thread.run_sync(listener.wait, self._poll)
+                try:
+                    if not await self._publish_next(producer):
+                        await listener.wait(self._poll)
+                except* self._store.outage as group:
+                    logger.warning("the database of the outbox is away: %s", group.exceptions[0])
+                    await anyio.sleep(_RECONNECT)
         finally:
-            with anyio.CancelScope(shield=True):
+            with anyio.CancelScope(shield=True), suppress(self._store.outage):  # its leases end by themselves
                 await to_thread.run_sync(listener.close)
                 await to_thread.run_sync(self._store.leave, self._owner)
 

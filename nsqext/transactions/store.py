@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import ceil
 from types import TracebackType
 from typing import Any, Self
 
+import anyio
+from anyio import to_thread
 from attrs import frozen
 
 from nsqext.errors import InvalidSetting, InvalidState
@@ -58,6 +59,9 @@ class OutboxSummary:
 class OutboxStore:
     """The outbox in a database; thread-safe. Every call is a transaction of its own.
 
+    A connection that the database ended is replaced by the next call. A call raises the ``OperationalError`` of its
+    driver while the database is away.
+
     Args:
         database: ``postgresql://user@host/name`` (or another text that libpq accepts), or ``sqlite:///path``.
         create: create the tables if they do not exist.
@@ -70,6 +74,7 @@ class OutboxStore:
         self.dialect: Dialect = "sqlite" if database.startswith("sqlite:") else "postgresql"
         self._database = database
         self._lock = threading.Lock()
+        self._closed = False
         self._connection: Any = None
         try:
             self._connection = self.connect()
@@ -104,6 +109,7 @@ class OutboxStore:
     def close(self) -> None:
         """Close the connection; later calls raise `InvalidState`."""
         with self._lock:
+            self._closed = True
             self._connection.close()
 
     def __enter__(self) -> Self:
@@ -114,19 +120,39 @@ class OutboxStore:
     ) -> None:
         self.close()
 
+    @property
+    def outage(self) -> type[Exception]:
+        """The error of the driver while the database is away, or busy for too long."""
+        if self.dialect == "sqlite":
+            return sqlite3.OperationalError
+        import psycopg
+
+        return psycopg.OperationalError
+
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         with self._lock:
-            try:
-                self._connection.execute("BEGIN IMMEDIATE" if self.dialect == "sqlite" else "BEGIN")
-            except Exception as error:
-                raise InvalidState(f"the outbox cannot be used: {error}") from error
+            self._begin()
             try:
                 yield
+                self._connection.execute("COMMIT")
             except BaseException:
-                self._connection.execute("ROLLBACK")
+                with suppress(self.outage):  # the connection is lost, and the transaction with it
+                    self._connection.execute("ROLLBACK")
                 raise
-            self._connection.execute("COMMIT")
+
+    def _begin(self) -> None:
+        if self._closed:
+            raise InvalidState("the outbox was closed")
+        if self.dialect == "sqlite":
+            self._connection.execute("BEGIN IMMEDIATE")
+            return
+        try:
+            self._connection.execute("BEGIN")
+        except self.outage:
+            self._connection.close()
+            self._connection = self.connect()
+            self._connection.execute("BEGIN")
 
     def _run(self, sql: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
         found = self._connection.execute(*prepared(self._connection, sql, values))
@@ -242,30 +268,46 @@ class OutboxStore:
 
 
 class OutboxListener:
-    """Waits until a message was added; for one thread at a time.
+    """Waits until a message was added; for one task at a time.
 
     Args:
         store: the outbox.
     """
 
     def __init__(self, store: OutboxStore) -> None:
+        self._store = store
         self._connection: Any = None
-        if store.dialect == "postgresql":
-            self._connection = store.connect()
-            self._connection.execute(f"LISTEN {CHANNEL}")
 
-    def wait(self, timeout: float) -> None:
-        """Wait for a time in seconds, or until PostgreSQL tells that a message was added."""
+    async def wait(self, timeout: float) -> None:
+        """Wait for a time in seconds, or until PostgreSQL tells that a message was added.
+
+        The first call returns at once: messages may have been added before it listens.
+
+        Raises:
+            Exception: `OutboxStore.outage`; the next call connects again.
+        """
+        if self._store.dialect == "sqlite":
+            await anyio.sleep(timeout)
+        else:
+            await to_thread.run_sync(self._wait, timeout)
+
+    def _wait(self, timeout: float) -> None:
         if self._connection is None:
-            time.sleep(timeout)
+            self._connection = self._store.connect()
+            self._connection.execute(f"LISTEN {CHANNEL}")
             return
-        for _ in self._connection.notifies(timeout=timeout, stop_after=1):
-            pass
+        try:
+            for _ in self._connection.notifies(timeout=timeout, stop_after=1):
+                pass
+        except self._store.outage:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close its connection."""
         if self._connection is not None:
             self._connection.close()
+            self._connection = None
 
 
 def _named(letter: str, values: Sequence[object]) -> dict[str, object]:

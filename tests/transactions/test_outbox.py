@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from nsqext import Consumer, Message, Position, Producer
 from nsqext.app import App
-from nsqext.errors import InvalidBody, InvalidHeader, InvalidInput, InvalidName, InvalidSetting
+from nsqext.errors import InvalidBody, InvalidHeader, InvalidInput, InvalidName, InvalidSetting, InvalidState
 from nsqext.transactions import Outbox, OutboxRelay, OutboxStore, schema_sql
 from tests.support.consumers import eventually
 
@@ -245,3 +245,47 @@ def test_a_database_without_the_tables_says_how_to_create_them(tmp_path: Path) -
         OutboxStore(f"sqlite:///{tmp_path / 'empty.db'}")
     with pytest.raises(InvalidSetting, match="is unknown"):
         schema_sql("mysql")  # type: ignore[arg-type]
+
+
+async def test_a_relay_continues_when_the_connections_of_its_database_are_ended(
+    postgres: str, cluster: Cluster, topic: str
+) -> None:
+    """The relay ended with the error of the driver, and the app that ran it too."""
+    with OutboxStore(postgres, create=True) as store:
+        relay = OutboxRelay(store, poll=0.1)
+        async with Producer(cluster.lookupd) as producer, anyio.create_task_group() as tasks:
+            tasks.start_soon(relay.run, producer)
+            for count in range(1, 4):
+                add_with_driver(postgres, topic, commit=True)
+                await eventually(lambda count=count: relay.statistics().published == count, _SECONDS)  # type: ignore[misc]
+                with psycopg.connect(postgres, autocommit=True) as connection:
+                    connection.execute(
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
+                        "AND backend_type = 'client backend'"
+                    )
+            await eventually(lambda: store.summary(time.time()).waiting == 0, _SECONDS)
+            tasks.cancel_scope.cancel()
+
+
+async def test_a_relay_waits_for_a_database_that_is_locked(
+    tmp_path: Path, cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsqext.transactions.store._BUSY", 0.05)
+    database = f"sqlite:///{tmp_path}/o.db"
+    with OutboxStore(database, create=True) as store, closing(connect(database)) as other:
+        relay = OutboxRelay(store, poll=0.05)
+        async with Producer(cluster.lookupd) as producer, anyio.create_task_group() as tasks:
+            other.execute("BEGIN IMMEDIATE")
+            tasks.start_soon(relay.run, producer)
+            await anyio.sleep(0.3)
+            Outbox().add(other, topic, b"x")
+            other.commit()
+            await eventually(lambda: relay.statistics().published == 1, _SECONDS)
+            tasks.cancel_scope.cancel()
+
+
+def test_a_store_that_was_closed_says_so(tmp_path: Path) -> None:
+    store = OutboxStore(f"sqlite:///{tmp_path}/o.db", create=True)
+    store.close()
+    with pytest.raises(InvalidState, match="was closed"):
+        store.summary(0.0)

@@ -12,7 +12,7 @@ SPHINX = rm -rf docs/reference/api/generated && $(VENV)/check/bin/sphinx-build -
 PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo pipeline test chaos hostile simulate mutate soak soak-tasks fuzz spark-cluster spark-long check coverage docs docs-layout docs-search release-check bench bench-check scale clean
+.PHONY: help demo pipeline test chaos hostile simulate mutate soak soak-tasks soak-bank fuzz spark-cluster spark-long check coverage docs docs-layout docs-search release-check bench bench-check scale clean
 
 help:
 	@echo "make demo        publish and consume a real day of flights on a three-node cluster"
@@ -24,6 +24,7 @@ help:
 	@echo "make mutate      insert bugs into client and broker, and count the seeds and the MUTANTS=60 that tests find"
 	@echo "make soak        run real processes under kill -9, SIGSTOP and cut connections for MINUTES=20"
 	@echo "make soak-tasks  10,000 tasks of Celery and Taskiq while workers, nsqd and lookup are killed"
+	@echo "make soak-bank   a bank of two databases while workers, relays, leaders and connections are killed, for MINUTES"
 	@echo "make fuzz        fuzz every parser of untrusted bytes, each for SECONDS=60"
 	@echo "make spark-long  kill a streaming query ten times and check its output (needs Java 17)"
 	@echo "make spark-cluster  read, write and stream on a Spark cluster while its processes are killed (needs Java 17)"
@@ -69,6 +70,9 @@ soak: $(VENV)/test/.ready
 soak-tasks: $(VENV)/test/.ready
 	set -e; for framework in celery taskiq; do for target in embedded broker original; do \
 		$(VENV)/test/bin/python -m tests.soak.tasks --framework $$framework --target $$target; done; done
+
+soak-bank: $(VENV)/test/.ready
+	$(VENV)/test/bin/python -m tests.soak.bank --minutes $(MINUTES)
 
 SECONDS ?= 60
 fuzz: $(VENV)/fuzz/.ready

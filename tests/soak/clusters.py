@@ -126,6 +126,10 @@ class EmbeddedProcess:
         self._process.stdin.flush()
         return self._read().get("result")
 
+    def leader(self, topic: str, partition: int) -> str:
+        """Return the name of the node that leads a partition."""
+        return str(self.call("leader", topic, partition))
+
     def begin(self, fault: Fault, topics: Sequence[str]) -> End:
         assert self._process is not None
         kind, node = fault.kind, fault.target
@@ -345,6 +349,15 @@ class RealCluster:
         self.kinds += ("kill",) * 2 if _KILL and _START_NODE else ()
         self.kinds += ("freeze",) if _FREEZE and _THAW else ()
         self._down: set[int] = set()
+
+    def leader(self, topic: str, partition: int) -> str:
+        """Return the name of the node that leads a partition; all nodes have to run."""
+        nodes, partitions = (
+            _ask("GET", self.lookupd[0], path, **words)["data"][name]
+            for path, words, name in (("/nodes", {}, "producers"), ("/lookup", {"topic": topic}, "partitions"))
+        )
+        ports = sorted(node["tcp_port"] for node in nodes)
+        return _NODES[ports.index(partitions[str(partition)]["tcp_port"])]
 
     def start(self) -> None:
         """Do nothing: it runs."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import anyio
 import orjson
+from attrs import asdict, frozen
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 
@@ -26,16 +27,42 @@ from nsqext.transactions import Inbox, Outbox, OutboxRelay, OutboxStore
 if TYPE_CHECKING:
     from nsqext.client.middleware import CallNext, Handling
 
-__all__ = ("ACCOUNTS", "CONFIRMATIONS", "OPENING", "TRANSFERS", "create_accounts", "engine_of", "transfer")
+__all__ = ("ACCOUNTS", "OPENING", "SKIPPED", "Bank", "create_accounts", "engine_of", "transfer")
 
-ACCOUNTS = 20
+ACCOUNTS = 100
 OPENING = 1000
-TRANSFERS = "transfers"
-CONFIRMATIONS = "confirmations"
+SKIPPED = "skipped"
+"""A worker prints this line for each message that its inbox drops."""
 _TABLES = (
     "CREATE TABLE account (number INTEGER PRIMARY KEY, balance INTEGER NOT NULL)",
     "CREATE TABLE transfer (number INTEGER PRIMARY KEY, amount INTEGER NOT NULL, times INTEGER NOT NULL)",
 )
+
+
+@frozen
+class Bank:
+    """What the processes of a bank share.
+
+    Attributes:
+        lookupd: lookup addresses.
+        first: database that is debited, and counts confirmations.
+        second: database that is credited.
+        transfers: topic of the transfers.
+        confirmations: topic of the confirmations.
+        death: chance that a worker dies between its commit and FIN; that of a relay between publish and deletion is 2.5
+            times as large.
+    """
+
+    lookupd: list[str]
+    first: str
+    second: str
+    transfers: str = "transfers"
+    confirmations: str = "confirmations"
+    death: float = 0.02
+
+    def command(self, role: str) -> list[str]:
+        """Return the command of a process: ``work`` or ``relay``."""
+        return [sys.executable, "-m", "tests.transactions.bank", role, orjson.dumps(asdict(self)).decode()]
 
 
 def engine_of(database: str) -> AsyncEngine:
@@ -57,12 +84,13 @@ async def create_accounts(database: str, opening: int) -> None:
     await engine.dispose()
 
 
-async def transfer(session: AsyncSession, outbox: Outbox, number: int, account: int, amount: int) -> None:
-    """Debit an account of the first database, and add the transfer to its outbox."""
-    await _change(session, account, -amount)
+async def transfer(session: AsyncSession, bank: Bank, number: int, accounts: tuple[int, int], amount: int) -> None:
+    """Debit the first account in the first database, and add the transfer to the second one to its outbox."""
+    source, target = accounts
+    await _change(session, source, -amount)
     await _record(session, number, amount, times=0)
-    body = orjson.dumps({"number": number, "account": account, "amount": amount})
-    await outbox.add_async(session, TRANSFERS, body, key=account)
+    body = orjson.dumps({"number": number, "account": target, "amount": amount})
+    await Outbox().add_async(session, bank.transfers, body, key=source)
 
 
 async def _change(session: AsyncSession, account: int, amount: int) -> None:
@@ -82,17 +110,33 @@ async def _record(session: AsyncSession, number: int, amount: int, *, times: int
 class _Dies(Middleware):
     """Kills the process now and then after a handler's transaction was committed, before its message is finished."""
 
+    def __init__(self, chance: float) -> None:
+        self._chance = chance
+
     async def handle(self, handling: Handling, call_next: CallNext) -> object:
         result = await call_next(handling)
-        _die(0.02)
+        _die(self._chance)
         return result
+
+
+class _Inbox(Inbox[AsyncSession]):
+    """Reports each message that it drops; the counts of a process that is killed would be lost."""
+
+    async def _is_new(self, session: AsyncSession, channel: str, message: Message) -> bool:
+        found = await super()._is_new(session, channel, message)
+        if not found:
+            sys.stdout.write(f"{SKIPPED}\n")
+            sys.stdout.flush()
+        return found
 
 
 class _Store(OutboxStore):
     """Kills the process now and then after messages were published, before they are deleted from the outbox."""
 
+    death = 0.0
+
     def delete(self, sequences: Sequence[int]) -> None:
-        _die(0.05)
+        _die(self.death)
         super().delete(sequences)
 
 
@@ -101,20 +145,20 @@ def _die(chance: float) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-async def work(lookupd: str, first: str, second: str) -> None:
+async def work(bank: Bank) -> None:
     """Credit transfers in the second database, and count confirmations in the first one, until killed."""
-    debits, credits = (async_sessionmaker(engine_of(database)) for database in (first, second))
-    crediting, confirming, outbox = Inbox(credits.begin), Inbox(debits.begin), Outbox()
-    app = App(lookupd, max_in_flight=20, msg_timeout=3.0, requeue_delay=0.2, backoff="off")
+    debits, credits = (async_sessionmaker(engine_of(database)) for database in (bank.first, bank.second))
+    crediting, confirming, outbox = _Inbox(credits.begin), _Inbox(debits.begin), Outbox()
+    app = App(bank.lookupd, max_in_flight=20, msg_timeout=3.0, requeue_delay=0.2, backoff="off")
 
-    @app.handler(TRANSFERS, "bank", middleware=[_Dies(), crediting])
+    @app.handler(bank.transfers, "bank", middleware=[_Dies(bank.death), crediting])
     async def credit(message: Message, session: Annotated[AsyncSession, Depends(crediting.session)]) -> None:
         found = orjson.loads(message.body)
         await _change(session, found["account"], found["amount"])
         await _record(session, found["number"], found["amount"], times=1)
-        await outbox.add_async(session, CONFIRMATIONS, message.body, key=found["account"])
+        await outbox.add_async(session, bank.confirmations, message.body, key=found["account"])
 
-    @app.handler(CONFIRMATIONS, "bank", middleware=[_Dies(), confirming])
+    @app.handler(bank.confirmations, "bank", middleware=[_Dies(bank.death), confirming])
     async def confirm(message: Message, session: Annotated[AsyncSession, Depends(confirming.session)]) -> None:
         found = orjson.loads(message.body)
         await _record(session, found["number"], found["amount"], times=1)
@@ -122,20 +166,14 @@ async def work(lookupd: str, first: str, second: str) -> None:
     await app.serve()
 
 
-async def relay(lookupd: str, databases: Sequence[str]) -> None:
+async def relay(bank: Bank) -> None:
     """Relay the outboxes of both databases, until killed."""
-    async with Producer(lookupd, timeout=2.0) as producer, anyio.create_task_group() as tasks:
-        for database in databases:
-            tasks.start_soon(OutboxRelay(_Store(database), poll=0.05, batch=20).run, producer)
-
-
-def main(role: str, lookupd: str, first: str, second: str) -> None:
-    """Run a process of the bank."""
-    if role == "relay":
-        anyio.run(relay, lookupd, (first, second))
-    else:
-        anyio.run(work, lookupd, first, second)
+    async with Producer(bank.lookupd, timeout=2.0) as producer, anyio.create_task_group() as tasks:
+        for database in (bank.first, bank.second):
+            store = _Store(database)
+            store.death = 2.5 * bank.death
+            tasks.start_soon(OutboxRelay(store, poll=0.05, batch=20).run, producer)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    anyio.run({"relay": relay, "work": work}[sys.argv[1]], Bank(**orjson.loads(sys.argv[2])))

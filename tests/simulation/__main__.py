@@ -20,8 +20,9 @@ from attrs import frozen
 
 from nsqext.testing.simulation import Fault, Run, run_seed
 from nsqext.testing.simulation.runner import shrink
+from tests.simulation.bank import run_bank
 from tests.simulation.mutations import MUTATIONS
-from tests.simulation.plan import FEATURES, JOINS, KEY_TAGS, TRIPLE, Plan, Size, draw_plan
+from tests.simulation.plan import BANK, FEATURES, JOINS, KEY_TAGS, TRIPLE, Plan, Size, draw_plan
 from tests.simulation.workload import histories, run_schedule
 
 MOST_TURNS = 200_000
@@ -74,6 +75,7 @@ def quiet() -> None:
     consumers = logging.getLogger("nsqext.consumer")
     consumers.setLevel(logging.WARNING)
     consumers.propagate = False
+    consumers.addHandler(logging.NullHandler())  # without one, logging prints to standard error
     warnings.simplefilter("ignore")  # tasks of killed servers that never started
 
 
@@ -108,7 +110,7 @@ def run_plan(plan: Plan, *, keep_trace: bool = False) -> Run:
     """Run a schedule."""
     histories.clear()
     return run_seed(
-        *(partial(run_schedule, plan=plan), plan.seed, plan.faults),
+        *(partial(run_bank if BANK in plan.features else run_schedule, plan=plan), plan.seed, plan.faults),
         network=plan.network,
         keep_trace=keep_trace,
         most_turns=MOST_TURNS,
@@ -192,7 +194,7 @@ def main() -> int:
     parser.add_argument(
         "--features",
         nargs="*",
-        choices=(*FEATURES, TRIPLE, KEY_TAGS, JOINS),
+        choices=(*FEATURES, TRIPLE, KEY_TAGS, JOINS, BANK),
         help="what all clients use, instead of a few by seed",
     )
     parser.add_argument("--seconds", type=float, default=0.0, help="start no more seeds after this time")

@@ -43,7 +43,7 @@ def find(name: str, most: int, size: Size | None) -> Search:
     """Run seeds with a mutation until one fails."""
     cpu = 0.0
     for seed in range(1, most + 1):
-        found = measure(seed, name, size)
+        found = measure(seed, name, size, MUTATIONS[name].features)
         cpu += found.cpu
         if seed % GARBAGE == 0:
             gc.collect()

@@ -16,6 +16,8 @@ from unittest.mock import patch
 
 from attrs import frozen
 
+from tests.simulation.plan import BANK
+
 __all__ = ("MUTATIONS", "Mutation")
 
 
@@ -27,11 +29,13 @@ class Mutation:
         name: what goes wrong.
         where: module, and path of the function in it.
         change: returns the broken function, given the right one.
+        features: what all schedules use in which it is looked for; None for those of their seeds.
     """
 
     name: str
     where: str
     change: Callable[[Any], Any]
+    features: tuple[str, ...] | None = None
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -262,8 +266,34 @@ def _keep_queue_of_tag(right: Any, self: Any, client: Any) -> None:
         self._queues.setdefault(client.tag, deque())
 
 
+def _delete_at_once(right: Any, self: Any, *args: Any) -> Any:
+    """Delete messages from the outbox before they are published."""
+    rows = right(self, *args)
+    self.delete([row.sequence for row in rows])
+    return rows
+
+
+async def _commit_identity_at_once(right: Any, self: Any, session: Any, *args: Any) -> Any:
+    """Commit the identity of a message before its handler has run."""
+    found = await right(self, session, *args)
+    await session.execute("COMMIT")
+    await session.execute("BEGIN IMMEDIATE")
+    return found
+
+
+async def _finish_before_the_commit(right: Any, self: Any, handling: Any, call_next: Any) -> Any:
+    handling.message.finish_now()
+    return await right(self, handling, call_next)
+
+
+async def _always_new(right: Any, self: Any, *args: Any) -> bool:
+    await right(self, *args)
+    return True
+
+
 _CLIENT = "nsqext.client"
 _BROKER = "nsqext.broker"
+_TRANSACTIONS = "nsqext.transactions"
 
 
 def _never_sync(right: Any, self: Any) -> None:
@@ -475,6 +505,36 @@ _ALL = (
         "messages wait for a tag whose consumers have left",
         f"{_BROKER}.engine.channel.tag_selector:TagSelector.remove",
         _always(_keep_queue_of_tag),
+    ),
+    Mutation(
+        "a relay deletes messages before it publishes them",
+        f"{_TRANSACTIONS}.store:OutboxStore.rows",
+        _always(_delete_at_once),
+        (BANK,),
+    ),
+    Mutation(
+        "a relay sends no identities",
+        f"{_TRANSACTIONS}.relay:_message",
+        _always(lambda right, row, *, extend: right(row, extend=False)),
+        (BANK,),
+    ),
+    Mutation(
+        "an inbox commits an identity before the handler has run",
+        f"{_TRANSACTIONS}.inbox:Inbox._is_new",
+        _always(_commit_identity_at_once),
+        (BANK,),
+    ),
+    Mutation(
+        "an inbox commits after the message is finished",
+        f"{_TRANSACTIONS}.handler_transaction:HandlerTransaction.handle",
+        _always(_finish_before_the_commit),
+        (BANK,),
+    ),
+    Mutation(
+        "an inbox knows no message again",
+        f"{_TRANSACTIONS}.inbox:Inbox._is_new",
+        _always(_always_new),
+        (BANK,),
     ),
 )
 

@@ -16,7 +16,7 @@ from nsqext.broker.engine.storage.segments import DiskOptions
 from nsqext.testing.simulation import Fault, FaultOptions, NetworkOptions
 from nsqext.testing.simulation.faults import KINDS, draw_faults
 
-__all__ = ("FEATURES", "JOINS", "LOOKUPDS", "NODES", "TRIPLE", "Plan", "Size", "draw_plan")
+__all__ = ("BANK", "FEATURES", "JOINS", "LOOKUPDS", "NODES", "TRIPLE", "Plan", "Size", "draw_plan")
 
 NODES = ("n1", "n2", "n3")
 LOOKUPDS = ("l1", "l2")
@@ -43,6 +43,9 @@ JOINS = "joins"
 JOINS_SHARE = 0.4
 """Share of those without faults, in which consumers join and leave in order: see `Plan.features`."""
 _JOINS_SECONDS = 20.0
+BANK = "bank"
+BANK_SHARE = 0.05
+"""Share of the schedules that are a bank of two databases: see `tests.simulation.bank`."""
 _SETTLED = 21.0
 """Virtual seconds after which publishes must succeed."""
 
@@ -90,7 +93,8 @@ class Plan:
             with `nsqext.Batcher`; ``batches``, ``fetch`` and ``batch_handler`` consume batches; ``letters`` has a topic
             whose failing messages go to a dead-letter topic; ``triple`` has faults of three kinds at the same time;
             ``key_tags`` shares the keys of the topic ``keyed`` by tags, instead of by its channel; with ``joins``,
-            handlers take seconds, and consumers join and leave this topic without faults.
+            handlers take seconds, and consumers join and leave this topic without faults; ``bank`` runs a bank of two
+            databases, and nothing else.
         batchers: topics with publishers that use a `nsqext.Batcher`.
     """
 
@@ -144,7 +148,8 @@ def draw_plan(
     plan = draw(seed, random, faults, _draw_features(seed) if features is None else tuple(features))
     if JOINS in plan.features:
         return _with_joins(plan)
-    return _with_triple(plan) if TRIPLE in plan.features and faults is None else plan
+    plan = _with_triple(plan) if TRIPLE in plan.features and faults is None else plan
+    return _as_bank(plan) if BANK in plan.features else plan
 
 
 def _draw_long(seed: int, random: Random, faults: Sequence[Fault] | None, features: tuple[str, ...]) -> Plan:
@@ -232,6 +237,8 @@ def _draw_features(seed: int) -> tuple[str, ...]:
         features.append(KEY_TAGS)
         if Random(f"joins {seed}").random() < JOINS_SHARE:
             features.append(JOINS)
+    if Random(f"bank {seed}").random() < BANK_SHARE:
+        return (BANK, *(feature for feature in features if feature == TRIPLE))
     return tuple(features)
 
 
@@ -277,6 +284,29 @@ def _with_triple(plan: Plan) -> Plan:
         begin, seconds = at + random.uniform(0.0, 0.2), random.uniform(0.25, 3.0)
         faults.append(Fault(kind, begin, seconds, target, random.random()))
     return evolve(plan, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
+
+
+def _as_bank(plan: Plan) -> Plan:
+    """Leave out what a bank has not, and faults after which more is lost than a bank survives.
+
+    A clock that jumps by an hour lets the leases of a dead relay end an hour later.
+    """
+    disk = plan.disk if plan.disk is not None and plan.disk.fsync == "always" else None
+    useless = _not_injected(disk) | _TOPICS_OF_FAULTS.keys() | {"clock_jump"}
+    return evolve(
+        plan,
+        topics=(),
+        single=(),
+        batches=(),
+        batchers=(),
+        guests=False,
+        doomed=False,
+        come_and_go=False,
+        habits=(),
+        disk=disk,
+        faults=tuple(fault for fault in plan.faults if fault.kind not in useless),
+        features=tuple(feature for feature in plan.features if feature in (BANK, TRIPLE)),
+    )
 
 
 def _draw_disk(seed: int, used: bool) -> DiskOptions | None:

@@ -12,7 +12,7 @@ from nsqext.client.consumer.subscriptions.key_buckets import KeyBuckets
 from tests.simulation.__main__ import measure, run_one, run_plan, text_of
 from tests.simulation.compare import SIZES, run_simulated
 from tests.simulation.mutations import MUTATIONS
-from tests.simulation.plan import FEATURES, JOINS, KEY_TAGS, TRIPLE, Size, draw_plan
+from tests.simulation.plan import BANK, FEATURES, JOINS, KEY_TAGS, TRIPLE, Size, draw_plan
 
 
 @pytest.mark.parametrize("seed", range(1, 13))
@@ -82,6 +82,7 @@ def test_a_seed_draws_the_same_schedule_each_time() -> None:
         TRIPLE,
         KEY_TAGS,
         JOINS,
+        BANK,
     }
     assert draw_plan(5, features=()).features == ()
 
@@ -152,3 +153,15 @@ def test_a_bucket_that_is_released_too_early_is_found() -> None:
     """With seed 4, two consumers handle messages of a key at once."""
     name = "a bucket of keys is released before its messages are answered"
     assert "two_owners_of_a_key" in measure(4, name, features=("joins", "key_tags")).error
+
+
+@pytest.mark.parametrize("seed", [2, 7, 9, 22])
+def test_every_transfer_of_the_bank_is_applied_once(seed: int) -> None:
+    run = run_one(seed, features=[BANK])
+    assert text_of(run.error) == ""
+    assert run.trace == run_one(seed, features=[BANK]).trace
+
+
+@pytest.mark.parametrize("name", [name for name, mutation in MUTATIONS.items() if mutation.features == (BANK,)])
+def test_a_bug_of_outbox_or_inbox_is_found_by_the_bank(name: str) -> None:
+    assert any(measure(seed, name, features=[BANK]).error for seed in range(1, 9))

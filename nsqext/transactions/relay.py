@@ -127,8 +127,8 @@ class OutboxRelay:
                 try:
                     if not await self._publish_next(producer):
                         await listener.wait(self._poll)
-                except* self._store.outage as group:
-                    logger.warning("the database of the outbox is away: %s", group.exceptions[0])
+                except self._store.outage as error:
+                    logger.warning("the database of the outbox is away: %s", error)
                     await anyio.sleep(_RECONNECT)
         finally:
             with anyio.CancelScope(shield=True), suppress(self._store.outage):  # its leases end by themselves
@@ -146,19 +146,29 @@ class OutboxRelay:
         for row in rows:
             by_topic.setdefault(row.topic, []).append(row)
         stored: list[int] = []
+        refused: list[tuple[OutboxRow, NsqError]] = []
         try:
             async with anyio.create_task_group() as tasks:
                 for topic, listed in by_topic.items():
-                    tasks.start_soon(self._publish, producer, topic, listed, stored)
+                    tasks.start_soon(self._publish, producer, topic, listed, stored, refused)
         finally:
             if stored:
                 with anyio.CancelScope(shield=True):
                     await to_thread.run_sync(self._store.delete, stored)
                 self._published += len(stored)
+        for row, error in refused:
+            await self._refuse(row, error)
         return len(rows) == self._batch or bool(self._alone)
 
-    async def _publish(self, producer: Producer, topic: str, rows: Sequence[OutboxRow], stored: list[int]) -> None:
-        """Publish messages of a topic, and add the numbers of those that are stored.
+    async def _publish(
+        self,
+        producer: Producer,
+        topic: str,
+        rows: Sequence[OutboxRow],
+        stored: list[int],
+        refused: list[tuple[OutboxRow, NsqError]],
+    ) -> None:
+        """Publish messages of a topic, and add the numbers of those that are stored, and those that never can be.
 
         After an error that a message causes, the messages are published one by one, to find that message.
         """
@@ -186,7 +196,7 @@ class OutboxRelay:
             if size > 1:
                 self._alone.add(topic)
                 return
-            await self._refuse(some[0], failure)
+            refused.append((some[0], failure))
 
     def _rest(self, topic: str, error: NsqError, count: int) -> None:
         self._failed += 1

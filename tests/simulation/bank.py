@@ -226,8 +226,10 @@ class _Bank:
             async def live(life: _Life = life) -> None:
                 try:
                     await main(life)
-                except* _Died:
-                    await anyio.sleep_forever()
+                except Exception:
+                    if not life.dead:
+                        raise
+                await anyio.sleep_forever()
 
             process = world.start(live, life.name)
             try:

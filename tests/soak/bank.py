@@ -67,7 +67,7 @@ class BankResult:
 
 
 class _Disaster:
-    """Kills what a bank consists of, until it is told to stop.
+    """Kills what a bank consists of, until `over`.
 
     Args:
         run: the bank.

@@ -104,7 +104,7 @@ class Schedule:
                     began = world.now
                     history.paused = sum(fault.seconds for fault in world.faults if fault.kind == "pause")
                     history.half_open = any(fault.kind == "half_open" for fault in world.faults)
-                    history.misled = any(fault.kind == "lookup_wrong" for fault in world.faults)
+                    history.misled = any(fault.kind in ("lookup_wrong", "move") for fault in world.faults)
                     history.faults = [(began + fault.at, began + fault.at + fault.seconds) for fault in world.faults]
                     history.disturbances += history.faults
                     await anyio.sleep(self.plan.seconds)

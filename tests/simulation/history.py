@@ -170,9 +170,9 @@ class History:
         settle: seconds after the last fault in which leases end, back-off ends, and clients reconnect.
         paused: seconds for which the machine did nothing.
         half_open: connections were lost without a sign, and the next request on each of them discovers it.
-        misled: lookup named wrong leaders, or leaders moved, and idle producers keep the old ones. A node without a copy
-            of the partition closes the connection, and where a command was not received as a whole, a reset hides the
-            error that it sent.
+        misled: lookup named wrong leaders, or leaders moved, and idle producers keep the old ones. A node without a
+            copy of the partition closes the connection, and where a command was not received as a whole, a reset hides
+            the error that it sent.
         close_seconds: longest time that closing a client took.
         pauses: topic, channel, begin and end of each time for which all nodes had paused a channel.
         left_over: sockets and tasks that existed after everything was closed.

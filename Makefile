@@ -130,7 +130,7 @@ $(VENV)/test/.ready: INSTALL = ".[all]" --group test --group coverage
 $(VENV)/check/.ready: INSTALL = ".[all]" --group test --group lint --group type --group docs --group layout --group release
 $(VENV)/fuzz/.ready: INSTALL = ".[broker,cli,snappy,speed]" --group fuzz
 $(VENV)/release/.ready: INSTALL = "." --group release
-$(VENV)/bench/.ready: INSTALL = ".[broker,celery,cli,spark,speed]" --group bench
+$(VENV)/bench/.ready: INSTALL = ".[broker,celery,cli,spark,speed,transactions]" --group bench
 
 $(VENV)/%/.ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11: make PYTHON=python3.12 $(@:$(VENV)/%/.ready=%)"; exit 1; }

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
     from nsqext.client.middleware import CallNext, Handling
 
-__all__ = ("Inbox", "identity_of")
+__all__ = ("Inbox",)
 
 _INSERT = """
 INSERT INTO nsqext_inbox (channel, identity, handled) VALUES (:channel, :identity, :handled) ON CONFLICT DO NOTHING
@@ -41,8 +41,9 @@ class Inbox(HandlerTransaction[S]):
     `session`, and must neither commit it nor finish the message; the middleware commits before the message is finished.
 
     The identity is the header ``nsqext_id`` (that of an outbox, of a relay of delayed messages, or of the Spark sink).
-    Without it, it is the place in the log of the partition where the consumer receives offsets (``queue_position``, or
-    an ordered topic), and otherwise the id of the message; a message that was published twice has two of these.
+    On topics without headers, ``identity`` reads it from the body. Without one, it is the place in the log of the
+    partition where the consumer receives offsets (``queue_position``, or an ordered topic), and otherwise the id of the
+    message; a message that was published twice has two of these.
 
     Identities are kept for a time. Places in a log are joined to ranges: what the table contains of a partition depends
     on the messages in flight, and on those that the channel does not handle, and not on how many were handled.
@@ -54,15 +55,24 @@ class Inbox(HandlerTransaction[S]):
         begin: opens a transaction, and commits it at the end or rolls it back after an exception:
             ``async_sessionmaker(engine).begin`` of SQLAlchemy, or ``pool.connection`` of psycopg's pools.
         keep: seconds for which identities are kept; longer than any message is delivered again after it was handled.
+        identity: returns the identity of a message within its topic, for example the number of an order in its body;
+            None for the identity above.
 
     Raises:
         InvalidSetting: a time that is not valid.
     """
 
-    def __init__(self, begin: Callable[[], AbstractAsyncContextManager[S]], *, keep: float = 14 * 86_400.0) -> None:
+    def __init__(
+        self,
+        begin: Callable[[], AbstractAsyncContextManager[S]],
+        *,
+        keep: float = 14 * 86_400.0,
+        identity: Callable[[Message], str | None] | None = None,
+    ) -> None:
         super().__init__(begin)
         check_time("keep", keep, zero=False)
         self._keep = keep
+        self._identity = identity
         self._forgotten = float("-inf")
         self._ranges = HandledRanges()
         self._unmerged: Counter[Key] = Counter()
@@ -95,17 +105,13 @@ class Inbox(HandlerTransaction[S]):
             self._forgotten = now
             await session.execute(*prepared(session, _FORGET, {"before": now - self._keep}))
             await self._ranges.forget(session, now - self._keep)
-        if message.offset >= 0 and message.header_value(IDENTITY_HEADER) is None:
+        given = None if self._identity is None else self._identity(message)
+        if given is None:
+            given = message.header_value(IDENTITY_HEADER)
+        if given is None and message.offset >= 0:
             self._unmerged[message.topic, channel, message.partition] += 1
             return await self._ranges.add(session, channel, message, now)
-        values = {"channel": channel, "identity": identity_of(message), "handled": now}
+        identity = f"{message.topic}/{message.id.hex() if given is None else given}"
+        values = {"channel": channel, "identity": identity, "handled": now}
         found: Any = await session.execute(*prepared(session, _INSERT, values))
         return bool(found.rowcount)
-
-
-def identity_of(message: Message) -> str:
-    """Return what identifies a message among all deliveries, without its place in a log."""
-    given = message.header_value(IDENTITY_HEADER)
-    if given is not None:
-        return f"{message.topic}/{given}"
-    return f"{message.topic}/{message.id.hex()}"

@@ -46,6 +46,7 @@ class Outbox:
         headers: Mapping[str, str] | None = None,
         key: str | bytes | int | None = None,
         tag: str | None = None,
+        identity: str | None = None,
     ) -> str:
         """Add a message in the transaction of a blocking connection.
 
@@ -59,16 +60,18 @@ class Outbox:
             headers: extend headers; the topic has to support them.
             key: see `nsqext.Producer.publish`.
             tag: tag for dispatch; the topic has to support extend headers.
+            identity: identity of the message within the topic, such as the number of an order; None for a random one.
 
         Returns:
             The identity of the message. On topics with extend support it travels in the header ``nsqext_id``, by which
-            an `Inbox` knows a message that was published twice.
+            an `Inbox` knows a message that was published twice. On others, put your own into the body, and let
+            ``Inbox(identity=…)`` read it there.
 
         Raises:
             InvalidInput: an argument is not valid, or the connection is asynchronous; nothing was added.
             Exception: those of the database.
         """
-        identity, values = _row(topic, body, headers, key, tag)
+        identity, values = _row(topic, body, headers, key, tag, identity)
         for sql, given in self._statements(connection, values):
             found = connection.execute(*prepared(connection, sql, given))
             if inspect.isawaitable(found):
@@ -86,9 +89,10 @@ class Outbox:
         headers: Mapping[str, str] | None = None,
         key: str | bytes | int | None = None,
         tag: str | None = None,
+        identity: str | None = None,
     ) -> str:
         """Add a message in the transaction of an asynchronous session or connection; otherwise as `add`."""
-        identity, values = _row(topic, body, headers, key, tag)
+        identity, values = _row(topic, body, headers, key, tag, identity)
         for sql, given in self._statements(connection, values):
             found = connection.execute(*prepared(connection, sql, given))
             if not inspect.isawaitable(found):
@@ -104,14 +108,23 @@ class Outbox:
 
 
 def _row(
-    topic: str, body: bytes, headers: Mapping[str, str] | None, key: str | bytes | int | None, tag: str | None
+    topic: str,
+    body: bytes,
+    headers: Mapping[str, str] | None,
+    key: str | bytes | int | None,
+    tag: str | None,
+    identity: str | None,
 ) -> tuple[str, dict[str, object]]:
     """Return the identity of a message and the values of its row."""
     check_topic(topic)
     if not isinstance(body, bytes) or not body:
         raise InvalidBody("the body has to be bytes, and not empty", topic=topic)
     encode_headers(headers, tag=tag)  # checks them
-    identity, data = os.urandom(16).hex(), None if key is None else key_bytes(key)
+    if identity is None:
+        identity = os.urandom(16).hex()
+    elif not isinstance(identity, str) or not identity:
+        raise InvalidInput(f"identity={identity!r} is not text, or empty", topic=topic)
+    data = None if key is None else key_bytes(key)
     spread = crc32(topic.encode() + b"\0" + (identity.encode() if data is None else data))
     return identity, {
         "identity": identity,

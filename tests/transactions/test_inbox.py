@@ -15,10 +15,9 @@ from nsqext import App, Consumer, Finish, Message, Producer
 from nsqext.app import Depends
 from nsqext.client.middleware import Handling
 from nsqext.delays.relay import publish_record
-from nsqext.errors import InvalidState
+from nsqext.errors import InvalidInput, InvalidState
 from nsqext.protocol.delay_record import DelayedMessage, encode_delay
 from nsqext.transactions import Inbox, Outbox
-from nsqext.transactions.inbox import identity_of
 from tests.support.consumers import eventually
 from tests.support.messages import RecordingOwner, make_message
 from tests.transactions.test_outbox import received, relay_until_empty, url_of
@@ -145,6 +144,34 @@ async def test_results_are_published_with_the_effects(
     assert [message.body for message in await received(cluster, results, 1)] == [b"result of one"]
 
 
+async def test_an_identity_in_the_body_is_that_of_a_message_without_headers(
+    cluster: Cluster, database: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    plain = f"t_{token_hex(4)}"
+    cluster.create_topic(plain, channels=["ch"])
+    inbox = Inbox(sessions.begin, identity=lambda message: message.body.decode().partition(" ")[0])
+    consumer = Consumer(plain, "ch", cluster.lookupd, middleware=[inbox])
+    outbox = Outbox()
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        await note(inbox.session(), message)
+
+    async with sessions.begin() as session:
+        for body in (b"17 paid", b"18 paid"):
+            number = body.decode().partition(" ")[0]
+            assert await outbox.add_async(session, plain, body, identity=number) == number
+    await relay_until_empty(cluster, database)
+    async with consumer, Producer(cluster.lookupd) as producer:
+        await producer.publish(plain, b"17 paid")
+        await eventually(lambda: consumer.statistics().finished == 3, _SECONDS)
+    assert inbox.skipped == 1
+    assert await effects(sessions) == ["17 paid", "18 paid"]
+    with pytest.raises(InvalidInput, match="identity='' is not text, or empty"):
+        async with sessions.begin() as session:
+            await outbox.add_async(session, plain, b"19", identity="")
+
+
 async def test_old_identities_are_removed(sessions: async_sessionmaker[AsyncSession]) -> None:
     async def handle(_: Any) -> None:
         """Do nothing."""
@@ -155,7 +182,7 @@ async def test_old_identities_are_removed(sessions: async_sessionmaker[AsyncSess
     await Inbox(sessions.begin).handle(Handling([message], "ch"), handle)
     async with sessions() as session:
         left = list((await session.execute(text("SELECT identity FROM nsqext_inbox"))).scalars())
-    assert left == [identity_of(message)]
+    assert left == [f"{message.topic}/{message.id.hex()}"]
 
 
 async def test_two_workers_do_not_handle_a_message_at_once(

@@ -290,13 +290,14 @@ class ClientProcess:
 
     def _message(self, topic: str, key: str, begin: float) -> OutgoingMessage:
         """Record the begin of a publish, and return its message."""
+        by_batcher = key.startswith("b")  # its publish waits for the batch before it, and begins then
         key = "" if topic == "plain" else f"{self.settings.name}-{key}"
         tag = self.random.choice(("", "blue")) if topic == "tagged" else ""
         self._numbers += 1
         body = f"{self.settings.round}|{topic}|{key}|{tag}|{self.settings.name}|{self._numbers}".encode()
         headers = {"h": "x" * (len(key) % 3)} if topic in ("lanes", "keyed", "tagged") and len(key) % 3 else None
         trace_id = self._numbers if self.random.random() < 0.5 else None
-        self.recorder.publish_begins(body, topic, key, begin)
+        self.recorder.publish_begins(body, topic, key, begin, self.settings.timeout if by_batcher else 0.0)
         return OutgoingMessage(body, headers, tag or None, trace_id, key or None)
 
     async def _publish_each(

@@ -42,10 +42,11 @@ class Recorder:
         """Write an event."""
         os.write(self._file, orjson.dumps({"event": kind, **values}) + b"\n")
 
-    def publish_begins(self, body: bytes, topic: str, key: str, begin: float) -> None:
-        """Record that a publish is about to be called."""
+    def publish_begins(self, body: bytes, topic: str, key: str, begin: float, patience: float = 0.0) -> None:
+        """Record that a publish is about to be called; see `Publish.patience`."""
         self._count += 1
-        self.write("publish", body=body.decode(), topic=topic, key=key, number=self._count, begin=begin)
+        values = {"number": self._count, "begin": begin, "patience": patience}
+        self.write("publish", body=body.decode(), topic=topic, key=key, **values)
 
     def publish_ends(self, body: bytes, result: Receipt | BaseException) -> None:
         """Record the receipt or the error of a publish."""

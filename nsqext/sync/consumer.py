@@ -258,18 +258,28 @@ class Consumer(BlockingClient):
         with suppress(RuntimeError):
             portal.start_task_soon(self._consumer.stop)
 
-    def pause(self) -> None:
-        """Request no further messages, until `resume`; received messages are handled."""
-        self._run_now(self._consumer.pause)
+    def pause(self, topic: str | None = None) -> None:
+        """Request no further messages, until `resume`; see `nsqext.Consumer.pause`."""
+        self._run_now(functools.partial(self._consumer.pause, topic))
 
-    def resume(self) -> None:
-        """Request messages again."""
-        self._run_now(self._consumer.resume)
+    def resume(self, topic: str | None = None) -> None:
+        """Request messages again; see `nsqext.Consumer.pause`."""
+        self._run_now(functools.partial(self._consumer.resume, topic))
 
     @property
     def paused(self) -> bool:
-        """Whether no further messages are requested."""
+        """Whether no further messages are requested of any topic."""
         return self._consumer.paused
+
+    @property
+    def paused_topics(self) -> frozenset[str]:
+        """The topics that were paused by name."""
+        return self._consumer.paused_topics
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether a connection has as many messages in flight as it may, nearly."""
+        return self._consumer.is_starved
 
     @property
     def subscribed(self) -> bool:

@@ -183,7 +183,7 @@ async def test_a_channel_is_created_with_a_dispatch(cluster_under_test: ClusterU
             await admin.create_channel(unused, "other", dispatch="round_robin")
 
 
-@pytest.mark.skipif(not REAL, reason="the embedded cluster has the extension")
+@pytest.mark.skipif(not REAL, reason="needs servers without the extension: NSQEXT_TEST_LOOKUPD")
 @pytest.mark.parametrize("registered", [False, True])
 async def test_a_dispatch_that_the_servers_do_not_know_is_refused(
     cluster_under_test: ClusterUnderTest, unused: str, registered: bool

@@ -29,7 +29,7 @@ from nsqext.client.settings import consumer_schema
 from nsqext.client.tasks import BackgroundTasks, run_blocking, stop_on_signals, takes_signals
 from nsqext.errors import InvalidSetting, InvalidState, NsqError
 from nsqext.lookup.lookup import Lookup, metadata_cache, share_lookup, values_of
-from nsqext.protocol.names import check_channel
+from nsqext.protocol.names import check_channel, check_topic
 from nsqext.settings import build
 from nsqext.transport.event_loop import call_in_loop
 
@@ -479,21 +479,46 @@ class Consumer:
 
     # Control and statistics
 
-    def pause(self) -> None:
-        """Request no further messages until `resume`; received messages are still handled."""
+    def pause(self, topic: str | None = None) -> None:
+        """Request no further messages until `resume`; received messages are still handled.
+
+        Args:
+            topic: name of one topic, of several; None for all. Each is resumed by itself.
+
+        Raises:
+            InvalidName: no name of a topic.
+        """
+        if topic is not None:
+            self._group.pause(check_topic(topic), paused=True)
+            return
         self._flow.paused = True
         self._group.rebalance()
 
-    def resume(self) -> None:
-        """Request messages again, unless the consumer was stopped."""
-        if not self._dispatcher.stopped:
+    def resume(self, topic: str | None = None) -> None:
+        """Request messages again, unless the consumer was stopped; see `pause`."""
+        if topic is not None:
+            self._group.pause(check_topic(topic), paused=False)
+        elif not self._dispatcher.stopped:
             self._flow.paused = False
             self._group.rebalance()
 
     @property
     def paused(self) -> bool:
-        """Whether no further messages are requested."""
+        """Whether no further messages are requested of any topic."""
         return self._flow.paused
+
+    @property
+    def paused_topics(self) -> frozenset[str]:
+        """The topics that were paused by name."""
+        return frozenset(self._group.paused_topics)
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether a connection has as many messages in flight as it may, nearly: a batch need not wait for more.
+
+        As in the Go client: 85 % of the RDY count, on any connection.
+        """
+        return any(0.85 * one.ready <= one.in_flight > 0 for one in self._group.subscriptions)
 
     @property
     def subscribed(self) -> bool:

@@ -258,7 +258,7 @@ class KeyBuckets:
 
     async def _request_messages(self, bucket: _Bucket) -> None:
         subscription, group = bucket.subscription, self._context.group
-        if not group.flow.paused:
+        if not group.flow.paused and subscription.topic not in group.paused_topics:
             # the last owner may have died with messages in flight, which are redelivered in any order
             subscription.set_ready(min(subscription.max_ready, 2 * group.flow.max_in_flight))
             group.flush()

@@ -40,6 +40,7 @@ class _Member:
         recent: messages received since ``recent_since``.
         turn: when its turn began; None while it has no turn.
         order: number of its last turn: the member with the lowest one has waited longest.
+        paused: while True, its RDY count is 0.
     """
 
     limit: int
@@ -52,9 +53,12 @@ class _Member:
     recent_since: float = 0.0
     turn: float | None = None
     order: int = 0
+    paused: bool = False
 
     @property
     def most(self) -> int:
+        if self.paused:
+            return 0
         state = self.backoff.state
         return min(self.limit, self.window) if state == "running" else 0 if state == "waiting" else 1
 
@@ -129,6 +133,12 @@ class RdyDistributor(Generic[K]):
             now: the time.
         """
         self._members[member] = _Member(limit, backoff, now, self._initial)
+
+    def pause(self, member: K, *, paused: bool) -> None:
+        """Give a connection no messages, or messages again; one that is unknown is ignored."""
+        found = self._members.get(member)
+        if found is not None:
+            found.paused = paused
 
     def remove(self, member: K) -> None:
         """Remove a connection; one that is unknown is ignored."""

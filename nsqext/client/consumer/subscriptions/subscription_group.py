@@ -132,6 +132,7 @@ class SubscriptionGroup:
         self.reconnects: int = 0
         self.closed_counts: tuple[int, int, int, int] = (0, 0, 0, 0)
         self.flow: RdyDistributor[Subscription] = flow
+        self.paused_topics: set[str] = set()
         self._ticked = ticked
         self._events = events
         self._check_event_loop = check_event_loop
@@ -158,6 +159,7 @@ class SubscriptionGroup:
         self.live[subscription] = None
         self.opened += 1
         self.flow.add(subscription, subscription.max_ready, subscription.backoff, _clock())
+        self.flow.pause(subscription, paused=subscription.topic in self.paused_topics)
         self.rebalance()
         self._all_due = 0.0  # its message timeout may be shorter than the current pause
         self.wake_timer()
@@ -186,6 +188,14 @@ class SubscriptionGroup:
         self.rebalance()
 
     # RDY
+
+    def pause(self, topic: str, *, paused: bool) -> None:
+        """Request no messages of a topic, or messages again."""
+        (self.paused_topics.add if paused else self.paused_topics.discard)(topic)
+        for subscription in self.live:
+            if subscription.topic == topic:
+                self.flow.pause(subscription, paused=paused)
+        self.rebalance()
 
     @property
     def share(self) -> int:

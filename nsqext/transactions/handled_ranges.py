@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 from nsqext.errors import InvalidSetting
-from nsqext.transactions.statements import fetched, is_postgresql, prepared
+from nsqext.transactions.statements import execute, fetched, is_postgresql
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
@@ -123,9 +123,9 @@ class HandledRanges:
             "handled": now,
         }
         # first: it waits for a transaction that handles the message, or that merges the range of it
-        if not (await session.execute(*prepared(session, _INSERT, values))).rowcount:
+        if not (await execute(session, _INSERT, values)).rowcount:
             return False
-        ((newest,),) = await fetched(await session.execute(*prepared(session, _COVERING, values)))
+        ((newest,),) = await fetched(await execute(session, _COVERING, values))
         if newest is None or newest >= message.timestamp:
             return newest is None
         logger.warning(
@@ -134,7 +134,7 @@ class HandledRanges:
             message.offset,
             extra={"topic": message.topic, "partition": message.partition, "channel": channel},
         )
-        await session.execute(*prepared(session, _REPLACED, values))
+        await execute(session, _REPLACED, values)
         return True
 
     async def merge(self, session: SqlConnection, key: Key) -> None:
@@ -143,22 +143,22 @@ class HandledRanges:
         if is_postgresql(session):
             lock = "SELECT pg_try_advisory_xact_lock(:number)"
             number = crc32(repr(key).encode())
-            ((free,),) = await fetched(await session.execute(*prepared(session, lock, {"number": number})))
+            ((free,),) = await fetched(await execute(session, lock, {"number": number}))
             if not free:
                 return
-        rows = await fetched(await session.execute(*prepared(session, _TAKE, values)))
+        rows = await fetched(await execute(session, _TAKE, values))
         for one in merged((HandledRange(*row) for row in rows), time.time()):
-            await session.execute(*prepared(session, _INSERT, {**values, **one._asdict()}))
+            await execute(session, _INSERT, {**values, **one._asdict()})
 
     async def forget(self, session: SqlConnection, before: float) -> None:
         """Delete ranges of which no message was handled since a time in seconds since 1970."""
-        await session.execute(*prepared(session, _FORGET, {"before": before}))
+        await execute(session, _FORGET, {"before": before})
 
     async def _check(self, session: SqlConnection) -> None:
         if self._checked:
             return
         if is_postgresql(session):
-            ((level,),) = await fetched(await session.execute(*prepared(session, "SHOW transaction_isolation", {})))
+            ((level,),) = await fetched(await execute(session, "SHOW transaction_isolation", {}))
             if level == "repeatable read":
                 raise InvalidSetting(
                     "an inbox cannot be used with the isolation level repeatable read: a message may be handled twice",

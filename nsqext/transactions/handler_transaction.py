@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Generic, TypeVar
+
+from anyio import CancelScope, to_thread
 
 from nsqext.client.consumer.handler_signals import Finish
 from nsqext.client.middleware import Middleware
@@ -17,9 +19,12 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
     from nsqext.client.middleware import CallNext, Handling
 
-__all__ = ("HandlerTransaction",)
+__all__ = ("Begin", "HandlerTransaction")
 
 S = TypeVar("S", bound=SqlConnection)
+
+Begin = Callable[[], AbstractAsyncContextManager[S] | AbstractContextManager[S]]
+"""Opens a transaction, and commits it at the end or rolls it back after an exception."""
 
 
 class HandlerTransaction(Middleware, Generic[S]):
@@ -29,7 +34,7 @@ class HandlerTransaction(Middleware, Generic[S]):
         begin: see there.
     """
 
-    def __init__(self, begin: Callable[[], AbstractAsyncContextManager[S]]) -> None:
+    def __init__(self, begin: Begin[S]) -> None:
         self._begin = begin
         self._session: ContextVar[S] = ContextVar("nsqext_session")
         self.skipped: int = 0
@@ -59,7 +64,7 @@ class HandlerTransaction(Middleware, Generic[S]):
             )
         finish: Finish | None = None
         result: object = None
-        async with self._begin() as session:
+        async with self._transaction() as session:
             if not await self._is_new(session, handling.channel, handling.message):
                 self.skipped += 1
                 return None
@@ -73,6 +78,24 @@ class HandlerTransaction(Middleware, Generic[S]):
         if finish is not None:
             raise finish
         return result
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[S]:
+        """Open a transaction; one of a blocking connection begins and ends in a thread."""
+        manager = self._begin()
+        if isinstance(manager, AbstractAsyncContextManager):
+            async with manager as session:
+                yield session
+            return
+        session = await to_thread.run_sync(manager.__enter__)
+        try:
+            yield session
+        except BaseException as error:
+            with CancelScope(shield=True):
+                await to_thread.run_sync(manager.__exit__, type(error), error, error.__traceback__)
+            raise
+        with CancelScope(shield=True):
+            await to_thread.run_sync(manager.__exit__, None, None, None)
 
     @abstractmethod
     async def _is_new(self, session: S, channel: str, message: Message) -> bool:

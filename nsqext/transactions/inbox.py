@@ -6,14 +6,13 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 from nsqext.arguments import check_time
 from nsqext.protocol.headers import IDENTITY_HEADER
 from nsqext.transactions.handled_ranges import HandledRanges, Key
-from nsqext.transactions.handler_transaction import HandlerTransaction, S
-from nsqext.transactions.statements import prepared
+from nsqext.transactions.handler_transaction import Begin, HandlerTransaction, S
+from nsqext.transactions.statements import execute
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
@@ -53,7 +52,9 @@ class Inbox(HandlerTransaction[S]):
 
     Args:
         begin: opens a transaction, and commits it at the end or rolls it back after an exception:
-            ``async_sessionmaker(engine).begin`` of SQLAlchemy, or ``pool.connection`` of psycopg's pools.
+            ``async_sessionmaker(engine).begin`` or ``sessionmaker(engine).begin`` of SQLAlchemy, ``pool.connection`` of
+            psycopg's pools, or another function that returns a context manager. Blocking connections are used in
+            threads.
         keep: seconds for which identities are kept; longer than any message is delivered again after it was handled.
         identity: returns the identity of a message within its topic, for example the number of an order in its body;
             None for the identity above.
@@ -64,7 +65,7 @@ class Inbox(HandlerTransaction[S]):
 
     def __init__(
         self,
-        begin: Callable[[], AbstractAsyncContextManager[S]],
+        begin: Begin[S],
         *,
         keep: float = 14 * 86_400.0,
         identity: Callable[[Message], str | None] | None = None,
@@ -94,7 +95,7 @@ class Inbox(HandlerTransaction[S]):
 
     async def _merge(self, key: Key) -> None:
         try:
-            async with self._begin() as session:
+            async with self._transaction() as session:
                 await self._ranges.merge(session, key)
         except Exception as error:  # the message that was handled is committed
             logger.warning("what was handled is not merged: %s", error, extra={"topic": key[0], "channel": key[1]})
@@ -103,7 +104,7 @@ class Inbox(HandlerTransaction[S]):
         now = time.time()
         if now - self._forgotten > _FORGET_EVERY:
             self._forgotten = now
-            await session.execute(*prepared(session, _FORGET, {"before": now - self._keep}))
+            await execute(session, _FORGET, {"before": now - self._keep})
             await self._ranges.forget(session, now - self._keep)
         given = None if self._identity is None else self._identity(message)
         if given is None:
@@ -113,5 +114,5 @@ class Inbox(HandlerTransaction[S]):
             return await self._ranges.add(session, channel, message, now)
         identity = f"{message.topic}/{message.id.hex() if given is None else given}"
         values = {"channel": channel, "identity": identity, "handled": now}
-        found: Any = await session.execute(*prepared(session, _INSERT, values))
+        found: Any = await execute(session, _INSERT, values)
         return bool(found.rowcount)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsqext.client.consumer.handler_signals import Requeue
 from nsqext.client.consumer.position import Position
 from nsqext.errors import DataLoss, InvalidInput, InvalidSetting, PartitionUnavailable
-from nsqext.transactions.handler_transaction import HandlerTransaction, S
-from nsqext.transactions.statements import fetched, prepared
+from nsqext.transactions.handler_transaction import Begin, HandlerTransaction, S
+from nsqext.transactions.statements import execute, fetched
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
@@ -79,10 +78,12 @@ class Positions(HandlerTransaction[S]):
 
     Args:
         begin: opens a transaction, and commits it at the end or rolls it back after an exception:
-            ``async_sessionmaker(engine).begin`` of SQLAlchemy, or ``pool.connection`` of psycopg's pools.
+            ``async_sessionmaker(engine).begin`` or ``sessionmaker(engine).begin`` of SQLAlchemy, ``pool.connection`` of
+            psycopg's pools, or another function that returns a context manager. Blocking connections are used in
+            threads.
     """
 
-    def __init__(self, begin: Callable[[], AbstractAsyncContextManager[S]]) -> None:
+    def __init__(self, begin: Begin[S]) -> None:
         super().__init__(begin)
         self._sought: dict[_Key, _Row] = {}
         """Rows from whose last message partitions are read again, until their first message."""
@@ -130,7 +131,7 @@ class Positions(HandlerTransaction[S]):
         if key in self._lost:
             raise self._lost.pop(key)
         try:
-            async with self._begin() as session:
+            async with self._transaction() as session:
                 row = await self._row(session, key)
         except Exception as error:
             raise PartitionUnavailable(
@@ -160,8 +161,8 @@ class Positions(HandlerTransaction[S]):
         Raises:
             Exception: those of the database.
         """
-        async with self._begin() as session:
-            await session.execute(*prepared(session, _FORGET, {"topic": topic, "channel": channel}))
+        async with self._transaction() as session:
+            await execute(session, _FORGET, {"topic": topic, "channel": channel})
         for key in [key for key in self._lost if key[:2] == (topic, channel)]:
             del self._lost[key]
 
@@ -184,11 +185,11 @@ class Positions(HandlerTransaction[S]):
             "identity": message.id.hex(),
             "stored": message.timestamp,
         }
-        if (await session.execute(*prepared(session, _ADVANCE, values))).rowcount:
+        if (await execute(session, _ADVANCE, values)).rowcount:
             return True
         row = await self._row(session, key)
         if row is None:
-            inserted: Any = await session.execute(*prepared(session, _INSERT, values))
+            inserted: Any = await execute(session, _INSERT, values)
             return bool(inserted.rowcount)
         if message.offset > row.last:  # the channel was moved: it has to be moved back
             message.owner.reset(f"the channel was moved from byte {row.next} to {message.offset}")
@@ -210,7 +211,7 @@ class Positions(HandlerTransaction[S]):
         raise Requeue(0, backoff=False)
 
     async def _row(self, session: S, key: _Key) -> _Row | None:
-        found: Any = await session.execute(*prepared(session, _SELECT, _where(key)))
+        found: Any = await execute(session, _SELECT, _where(key))
         rows = await fetched(found)
         return _Row(*rows[0]) if rows else None
 

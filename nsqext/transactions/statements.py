@@ -7,9 +7,11 @@ import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from anyio import to_thread
+
 from nsqext.errors import InvalidInput
 
-__all__ = ("SqlConnection", "fetched", "is_postgresql", "prepared")
+__all__ = ("SqlConnection", "execute", "fetched", "is_postgresql", "prepared")
 
 _PARAMETER = re.compile(r":([a-z]+)")
 _PACKAGES = ("sqlalchemy", "psycopg", "sqlite3", "aiosqlite")
@@ -36,8 +38,16 @@ def prepared(connection: SqlConnection, sql: str, values: Mapping[str, object]) 
     return (_PARAMETER.sub(r"%(\1)s", sql) if package == "psycopg" else sql), values
 
 
+async def execute(connection: SqlConnection, sql: str, values: Mapping[str, object]) -> Any:
+    """Execute a statement on a connection of any kind, in a thread if it is a blocking one; return the result."""
+    statement = prepared(connection, sql, values)
+    if inspect.iscoroutinefunction(connection.execute) or _package_of(connection) == "aiosqlite":
+        return await connection.execute(*statement)
+    return await to_thread.run_sync(connection.execute, *statement)
+
+
 async def fetched(result: Any) -> list[tuple[Any, ...]]:
-    """Return the rows of what `execute` of an asynchronous connection returned."""
+    """Return the rows of what `execute` returned."""
     rows: Any = result.fetchall()
     return [tuple(row) for row in (await rows if inspect.isawaitable(rows) else rows)]
 

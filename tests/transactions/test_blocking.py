@@ -1,0 +1,101 @@
+"""Inbox and positions with blocking connections: in blocking consumers, and on trio."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import Session, sessionmaker
+
+from nsqext import Consumer, Message, Producer, sync
+from nsqext.transactions import Inbox, Positions
+from tests.support.consumers import eventually
+from tests.transactions.test_outbox import url_of
+
+if TYPE_CHECKING:
+    from nsqext.broker import Cluster
+
+_SECONDS = 25
+Sessions = sessionmaker[Session]
+INSERT = text("INSERT INTO effects VALUES (:body)")
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> str:
+    """An ordered topic with extend support."""
+    name = f"t_{token_hex(4)}"
+    cluster.create_topic(name, partitions=1, ordered=True, extend=True, channels=["ch"])
+    return name
+
+
+@pytest.fixture
+def sessions(database: str) -> Iterator[Sessions]:
+    """Blocking sessions of a database with an empty table of effects."""
+    engine = create_engine(url_of(database, "sync"))
+    with engine.begin() as connection:
+        connection.execute(text("DROP TABLE IF EXISTS effects"))
+        connection.execute(text("CREATE TABLE effects (body TEXT)"))
+    yield sessionmaker(engine)
+    engine.dispose()
+
+
+def effects(sessions: Sessions) -> list[str]:
+    with sessions() as session:
+        return list(session.execute(text("SELECT body FROM effects ORDER BY body")).scalars())
+
+
+def once(kind: str, sessions: Sessions) -> Inbox[Session] | Positions[Session]:
+    return Positions(sessions.begin) if kind == "positions" else Inbox(sessions.begin)
+
+
+@pytest.mark.parametrize("kind", ["inbox", "positions"])
+def test_a_blocking_handler_has_its_effects_once(cluster: Cluster, topic: str, sessions: Sessions, kind: str) -> None:
+    middleware = once(kind, sessions)
+    settings: Any = {"start": middleware} if kind == "positions" else {}
+    consumer = sync.Consumer(
+        topic, "ch", cluster.lookupd, middleware=[middleware], requeue_delay=0.0, backoff="off", **settings
+    )
+    failures = [True]
+
+    @consumer.handler
+    def handle(message: Message) -> None:
+        middleware.session().execute(INSERT, {"body": message.body.decode()})
+        if failures:
+            failures.pop()
+            raise ValueError("the effect is rolled back")
+        if message.body == b"last":
+            consumer.stop()
+
+    with sync.Producer(cluster.lookupd) as producer:
+        for identity, body in (("1", b"one"), ("2", b"two"), ("3", b"last")):
+            producer.publish(topic, body, headers={"nsqext_id": identity}, key="k")
+        if kind == "inbox":
+            producer.publish(topic, b"again", headers={"nsqext_id": "3"}, key="k")
+    consumer.run()
+    assert effects(sessions) == ["last", "one", "two"]
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("kind", ["inbox", "positions"])
+@pytest.mark.anyio
+async def test_blocking_connections_are_used_in_threads(
+    cluster: Cluster, topic: str, sessions: Sessions, kind: str
+) -> None:
+    middleware = once(kind, sessions)
+    settings: Any = {"start": middleware} if kind == "positions" else {}
+    consumer = Consumer(topic, "ch", cluster.lookupd, middleware=[middleware], **settings)
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        await anyio.to_thread.run_sync(middleware.session().execute, INSERT, {"body": message.body.decode()})
+
+    async with consumer, Producer(cluster.lookupd) as producer:
+        for number in range(5):
+            await producer.publish(topic, b"%d" % number, headers={"nsqext_id": str(number % 4)}, key="k")
+        await eventually(lambda: consumer.statistics().finished == 5, _SECONDS)
+    expected = ["0", "1", "2", "3"] if kind == "inbox" else ["0", "1", "2", "3", "4"]
+    assert effects(sessions) == expected

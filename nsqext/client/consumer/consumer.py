@@ -514,9 +514,9 @@ class Consumer:
 
     @property
     def is_starved(self) -> bool:
-        """Whether a connection has as many messages in flight as it may, nearly: a batch need not wait for more.
+        """Whether a connection has nearly as many messages in flight as it may, so that a batch need not wait for more.
 
-        As in the Go client: 85 % of the RDY count, on any connection.
+        As in the Go client, this is 85 % of the RDY count, on any connection.
         """
         return any(0.85 * one.ready <= one.in_flight > 0 for one in self._group.subscriptions)
 

@@ -15,6 +15,7 @@ from nsqext.client.consumer.handlers.dispatcher import MessageDispatcher
 from nsqext.client.consumer.handlers.iteration import ConsumerState, MessageIteration
 from nsqext.client.consumer.handlers.workers import MessageHandler
 from nsqext.client.consumer.options import ConsumerOptions, ConsumerSettings
+from nsqext.client.consumer.position import check_position
 from nsqext.client.consumer.statistics import connections_of, statistics_of
 from nsqext.client.consumer.subscriptions.assignment import SubscriptionSpec
 from nsqext.client.consumer.subscriptions.backoff import Backoff
@@ -584,9 +585,6 @@ class Consumer:
         It waits for partitions without a leader. Cancellation does not revoke the move, which continues later.
         """
         self._tasks.check()
-        # imported lazily: it pulls in the HTTP client
-        from nsqext.client.consumer.position import check_position
-
         check_position(position)
         if self._dispatcher.stopped:
             raise InvalidState("the consumer is closed", topic=self._name)

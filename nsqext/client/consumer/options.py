@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Literal, TypedDict, cast
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from attrs import field, frozen
 
 from nsqext.arguments import check_groups, check_kinds, check_number, check_positive, check_time
+from nsqext.client.consumer.position import Position, StartPositions, read_position
 from nsqext.dispatch.buckets import check_key_tags
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import LookupOptions, LookupSettings
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from tenacity.wait import wait_base
 
     from nsqext.client.consumer.message import KeyOf, Message
-    from nsqext.client.consumer.position import Position, StartPositions
 
 __all__ = (
     "BackoffOptions",
@@ -55,9 +55,6 @@ def _position_of(
 ) -> Position | Mapping[int, Position] | StartPositions | None:
     if not isinstance(given, str):
         return given
-    # imported lazily: it pulls in the HTTP client
-    from nsqext.client.consumer.position import read_position
-
     try:
         return read_position(given)
     except ValueError as error:
@@ -384,9 +381,6 @@ class ConsumerOptions:
             if self.start_existing:
                 raise InvalidSetting("start_existing needs start")
             return
-        # imported lazily: it pulls in the HTTP client
-        from nsqext.client.consumer.position import Position, StartPositions
-
         if isinstance(self.start, StartPositions):
             if self.start_existing:
                 raise InvalidSetting("start_existing has no effect on positions that are looked up")
@@ -441,10 +435,9 @@ class ConsumerOptions:
         """Return the start position of a partition; None leaves it to the server, or to the `start_positions`."""
         if isinstance(self.start, Mapping):
             return self.start.get(partition)
-        return None if self.start_positions is not None else cast("Position | None", self.start)
+        return self.start if isinstance(self.start, Position) else None
 
     @property
     def start_positions(self) -> StartPositions | None:
         """What is asked for the start before each subscription; None for nothing."""
-        found = self.start
-        return None if isinstance(found, Mapping) or not hasattr(found, "start_of") else cast("StartPositions", found)
+        return self.start if isinstance(self.start, StartPositions) else None

@@ -12,7 +12,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from nsqext import Admin, Consumer, Message, Position, Producer
-from nsqext.transactions import Positions, schema_sql
+from nsqext.transactions import OutboxStore, Positions
 
 if TYPE_CHECKING:
     from tests.support.cluster import ClusterUnderTest
@@ -42,11 +42,10 @@ async def test_each_message_has_its_effect_once_whatever_happened_to_the_channel
     cluster_under_test: ClusterUnderTest, tmp_path: Path, change: str
 ) -> None:
     channel, topic = f"p_{token_hex(4)}", cluster_under_test.ordered
+    OutboxStore(f"sqlite:///{tmp_path}/effects.db", create=True).close()
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/effects.db")
     async with engine.begin() as connection:
-        for statement in (*schema_sql("sqlite").split(";"), "CREATE TABLE effects (body TEXT)"):
-            if statement.strip():
-                await connection.execute(text(statement))
+        await connection.execute(text("CREATE TABLE effects (body TEXT)"))
     sessions = async_sessionmaker(engine)
     positions = Positions(sessions.begin)
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from secrets import token_hex
 
 import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from examples.orders.postgres import postgres_server
 from nsqext.broker import Cluster
 from nsqext.transactions import OutboxStore
+from tests.transactions.databases import url_of
 
 
 @pytest.fixture
@@ -41,3 +45,22 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
             store._connection.execute(f"DELETE FROM {table}")  # noqa: S608
         store._connection.execute("UPDATE nsqext_outbox_shard SET owner = '', until = 0")
     return found
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> str:
+    """An ordered topic with extend support."""
+    name = f"t_{token_hex(4)}"
+    cluster.create_topic(name, partitions=1, ordered=True, extend=True, channels=["ch"])
+    return name
+
+
+@pytest.fixture
+async def sessions(database: str) -> AsyncIterator[async_sessionmaker[AsyncSession]]:
+    """Sessions of a database with an empty table of effects."""
+    engine = create_async_engine(url_of(database, "async"))
+    async with engine.begin() as connection:
+        await connection.execute(text("DROP TABLE IF EXISTS effects"))
+        await connection.execute(text("CREATE TABLE effects (number INTEGER, body TEXT)"))
+    yield async_sessionmaker(engine)
+    await engine.dispose()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -14,7 +13,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from nsqext import Consumer, Message, Producer, sync
 from nsqext.transactions import Inbox, Positions
 from tests.support.consumers import eventually
-from tests.transactions.test_outbox import url_of
+from tests.transactions.databases import url_of
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster
@@ -22,14 +21,6 @@ if TYPE_CHECKING:
 _SECONDS = 25
 Sessions = sessionmaker[Session]
 INSERT = text("INSERT INTO effects VALUES (:body)")
-
-
-@pytest.fixture
-def topic(cluster: Cluster) -> str:
-    """An ordered topic with extend support."""
-    name = f"t_{token_hex(4)}"
-    cluster.create_topic(name, partitions=1, ordered=True, extend=True, channels=["ch"])
-    return name
 
 
 @pytest.fixture

@@ -10,45 +10,26 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from secrets import token_hex
 from typing import Any
 
 import pytest
 from anyio.to_thread import run_sync
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
 from nsqext import Admin, Position, Producer
 from nsqext.broker import Cluster
 from nsqext.transactions import Outbox, OutboxRelay, OutboxStore
 from tests.support.programs import ROOT
+from tests.transactions.databases import url_of
 from tests.transactions.ledger import MODES, STEPS, Service, lost_response
-from tests.transactions.test_outbox import connect, relay_until_empty, url_of
+from tests.transactions.test_outbox import connect, relay_until_empty
 
 pytestmark = pytest.mark.anyio
 _SECONDS = 25
 
 Sessions = async_sessionmaker[AsyncSession]
 modes = pytest.mark.parametrize("mode", MODES)
-
-
-@pytest.fixture
-def topic(cluster: Cluster) -> str:
-    """An ordered topic with extend support."""
-    name = f"t_{token_hex(4)}"
-    cluster.create_topic(name, partitions=1, ordered=True, extend=True, channels=["ch"])
-    return name
-
-
-@pytest.fixture
-async def sessions(database: str) -> AsyncIterator[Sessions]:
-    """Sessions of a database with an empty table of effects."""
-    engine = create_async_engine(url_of(database, "async"))
-    async with engine.begin() as connection:
-        await connection.execute(text("DROP TABLE IF EXISTS effects"))
-        await connection.execute(text("CREATE TABLE effects (number INTEGER, body TEXT)"))
-    yield async_sessionmaker(engine)
-    await engine.dispose()
 
 
 async def publish(cluster: Cluster, topic: str, *bodies: str) -> None:

@@ -24,7 +24,7 @@ from nsqext.transactions import Inbox, inbox
 from nsqext.transactions.handled_ranges import HandledRange, merged
 from tests.support.consumers import eventually
 from tests.support.messages import RecordingOwner, make_message
-from tests.transactions.test_outbox import url_of
+from tests.transactions.databases import url_of
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster

@@ -20,7 +20,8 @@ from nsqext.protocol.delay_record import DelayedMessage, encode_delay
 from nsqext.transactions import Inbox, Outbox
 from tests.support.consumers import eventually
 from tests.support.messages import RecordingOwner, make_message
-from tests.transactions.test_outbox import received, relay_until_empty, url_of
+from tests.transactions.databases import url_of
+from tests.transactions.test_outbox import received, relay_until_empty
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster

@@ -20,7 +20,8 @@ from sqlalchemy import create_engine, inspect
 from nsqext.observability.prometheus import Prometheus
 from nsqext.transactions import Outbox, OutboxRelay, OutboxStore
 from tests.support.command_line import run
-from tests.transactions.test_outbox import connect, url_of
+from tests.transactions.databases import url_of
+from tests.transactions.test_outbox import connect
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster

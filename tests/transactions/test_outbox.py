@@ -22,6 +22,7 @@ from nsqext.app import App
 from nsqext.errors import InvalidBody, InvalidHeader, InvalidInput, InvalidName, InvalidSetting, InvalidState
 from nsqext.transactions import Outbox, OutboxRelay, OutboxStore, schema_sql
 from tests.support.consumers import eventually
+from tests.transactions.databases import url_of
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster
@@ -35,14 +36,6 @@ def connect(database: str) -> Any:
     if database.startswith("sqlite:///"):
         return sqlite3.connect(database.removeprefix("sqlite:///"), timeout=20)
     return psycopg.connect(database)
-
-
-def url_of(database: str, driver: str) -> str:
-    """Return the database as SQLAlchemy writes it."""
-    if database.startswith("sqlite:///"):
-        return database.replace("sqlite:", "sqlite+aiosqlite:" if driver == "async" else "sqlite:")
-    folder = database.split()[0].removeprefix("host=")
-    return f"postgresql+psycopg://postgres@/postgres?host={folder}"
 
 
 @pytest.fixture

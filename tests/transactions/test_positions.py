@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from secrets import token_hex
 from typing import Any
 
@@ -10,14 +10,13 @@ import anyio
 import pytest
 from anyio.to_thread import run_sync
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
 from nsqext import Admin, Consumer, Message, Position, Producer
 from nsqext.broker import Cluster
 from nsqext.errors import DataLoss, InvalidSetting
 from nsqext.transactions import Positions
 from tests.support.consumers import eventually
-from tests.transactions.test_outbox import url_of
 
 pytestmark = pytest.mark.anyio
 _SECONDS = 25
@@ -35,17 +34,6 @@ def topic(cluster: Cluster) -> Iterator[str]:
 
 def _create(cluster: Cluster, name: str) -> None:
     cluster.create_topic(name, partitions=1, ordered=True, channels=["ch"])
-
-
-@pytest.fixture
-async def sessions(database: str) -> AsyncIterator[Sessions]:
-    """Sessions of a database with an empty table of effects."""
-    engine = create_async_engine(url_of(database, "async"))
-    async with engine.begin() as connection:
-        await connection.execute(text("DROP TABLE IF EXISTS effects"))
-        await connection.execute(text("CREATE TABLE effects (number INTEGER, body TEXT)"))
-    yield async_sessionmaker(engine)
-    await engine.dispose()
 
 
 class Ledger:

@@ -17,7 +17,7 @@ import anyio
 from attrs import define, field
 
 from tests.soak.clusters import SoakCluster, new_cluster, targets
-from tests.soak.soak_round import ALL, KEYED, TOPICS, RoundResult, Soak, create_topics, delete_topics, make_plan
+from tests.soak.soak_round import ALL, KEYED, ORIGINAL, RoundResult, Soak, create_topics, delete_topics, make_plan
 
 __all__ = ("Run", "main")
 
@@ -66,8 +66,7 @@ class Run:
             if self._cluster is None:
                 cluster.start()
                 token = f"_{token_hex(3)}" if self.target == "real" else ""
-                kinds = ["keyed"] if self.roles is KEYED else [*TOPICS]
-                kinds = [kind for kind in kinds if cluster.key_failover or kind != "keyed"]
+                kinds = ["keyed"] if self.roles is KEYED else cluster.topics
                 self._topics = {kind: f"soak_{kind}{token}" for kind in kinds}
                 anyio.run(create_topics, cluster.lookupd, 3 if token else plan.replicas, self._topics)
             if self.target == "real":
@@ -139,7 +138,7 @@ def main() -> int:
     """Run rounds until the time is over; 1 when a guarantee was violated."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=20.0, help="start no round after this time")
-    parser.add_argument("--target", action="append", choices=("embedded", "broker", "real"), help="all by default")
+    parser.add_argument("--target", action="append", choices=targets(), help="all by default")
     parser.add_argument("--seed", type=int, help="run the round of this seed only")
     parser.add_argument("--first", type=int, help="first seed; random without it")
     parser.add_argument("--seconds", type=float, default=40.0, help="of each round in which faults begin")
@@ -151,11 +150,9 @@ def main() -> int:
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO if given.verbose else logging.WARNING, format="  %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    chosen = given.target or [name for name in targets() if not given.keyed or name != "real"]
-    runs = [
-        Run(target, given.seconds, given.every, given.settle, given.shortest, KEYED if given.keyed else ALL)
-        for target in chosen
-    ]
+    roles = {name: KEYED if given.keyed else ORIGINAL if name == "original" else ALL for name in targets()}
+    chosen = given.target or [name for name in targets() if not given.keyed or name in ("embedded", "broker")]
+    runs = [Run(target, given.seconds, given.every, given.settle, given.shortest, roles[target]) for target in chosen]
     first = given.seed or given.first or int(time.time()) % 1_000_000
     until = time.monotonic() + 60 * given.minutes
     for run, number in zip(itertools.cycle(runs), itertools.count()):

@@ -23,7 +23,7 @@ from attrs import frozen
 
 from nsqext import BatchFailed, Consumer, Message, MessageBatch, OutgoingMessage, Producer
 from tests.simulation.history import Delivery
-from tests.soak.records import Recorder
+from tests.soak.records import Recorder, place
 
 __all__ = ("CONCURRENCY", "CONSUMERS", "PUBLISHERS", "Settings")
 
@@ -68,6 +68,7 @@ class Settings:
         timeout: of publishes.
         request_timeout: of requests.
         on_unknown: setting of the producers.
+        traced: half of the publishes have a trace id.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Settings:
     timeout: float
     request_timeout: float
     on_unknown: Literal["retry", "raise"]
+    traced: bool
 
 
 class HandlerFailed(Exception):
@@ -211,12 +213,9 @@ class ClientProcess:
                 self.recorder.write("violation", text=f"{message.body!r} was delivered with key, tag, header {found}")
             if label.startswith("tag ") and tag != "blue":
                 self.recorder.write("violation", text=f"{message.body!r} was delivered to a consumer of tag blue")
-        begin = time.monotonic()
-        return self.recorder.delivery_begins(
-            Delivery(
-                message.body, topic, channel, label, message.partition, message.internal_id, message.attempts, begin
-            )
-        )
+        number = message.internal_id if message.partition >= 0 else int(message.id, 16)
+        where = topic, channel, label, place(message), number
+        return self.recorder.delivery_begins(Delivery(message.body, *where, message.attempts, time.monotonic()))
 
     async def _work(self, calls: list[int]) -> None:
         outcome: Literal["returned", "raised", "cancelled"] = "cancelled"
@@ -296,7 +295,7 @@ class ClientProcess:
         self._numbers += 1
         body = f"{self.settings.round}|{topic}|{key}|{tag}|{self.settings.name}|{self._numbers}".encode()
         headers = {"h": "x" * (len(key) % 3)} if topic in ("lanes", "keyed", "tagged") and len(key) % 3 else None
-        trace_id = self._numbers if self.random.random() < 0.5 else None
+        trace_id = self._numbers if self.settings.traced and self.random.random() < 0.5 else None
         self.recorder.publish_begins(body, topic, key, begin, self.settings.timeout if by_batcher else 0.0)
         return OutgoingMessage(body, headers, tag or None, trace_id, key or None)
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from nsqext.testing.simulation import Fault
 
 __all__ = (
+    "TOPICS",
     "BrokerProcess",
     "EmbeddedProcess",
     "OriginalProcesses",
@@ -35,6 +36,14 @@ __all__ = (
 )
 
 End = Callable[[], object]
+TOPICS: dict[str, dict[str, bool]] = {
+    "plain": {},
+    "lanes": {"extend": True},
+    "keyed": {"extend": True},
+    "ordered": {"ordered": True},
+    "tagged": {"extend": True},
+}
+"""Flags of each kind of topic."""
 _NODES = ("n1", "n2", "n3")
 _START = 30.0
 
@@ -52,16 +61,20 @@ class SoakCluster(Protocol):
     Attributes:
         lookupd: lookup addresses.
         kinds: kinds of faults.
-        key_failover: channels of this type are served.
+        topics: kinds of topics that it has.
+        traced: publishes may have trace ids.
         settle: seconds after the last fault in which leaders are elected and clients reconnect.
         shortest: seconds of the shortest node fault.
+        losses: when a fault took all unfinished messages of a node, and where this node stored them.
     """
 
     lookupd: list[str]
     kinds: tuple[str, ...]
-    key_failover: bool
+    topics: tuple[str, ...]
+    traced: bool
     settle: float
     shortest: float
+    losses: Sequence[tuple[float, int]]
 
     def start(self) -> None:
         """Start it; returns when it can be used."""
@@ -96,9 +109,11 @@ class EmbeddedProcess:
         *("kill", "kill", "terminate", "freeze", "freeze", "move", "move", "refuse", "cut", "delay", "cluster_stop"),
         *("lookup_kill", "lookup_stale", "lookup_empty", "lookup_slow"),
     )
-    key_failover: bool = True
+    topics: tuple[str, ...] = tuple(TOPICS)
+    traced: bool = True
     settle: float = 20.0
     shortest: float = 0.1
+    losses: Sequence[tuple[float, int]] = ()
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -223,9 +238,11 @@ class BrokerProcess:
     """``nsqext broker --data-path``, which is killed by kill -9 and started again on the same files."""
 
     kinds: tuple[str, ...] = ("cluster_kill", "cluster_kill", "cluster_end", "cluster_stop", "move", "move")
-    key_failover: bool = True
+    topics: tuple[str, ...] = tuple(TOPICS)
+    traced: bool = True
     settle: float = 20.0
     shortest: float = 0.1
+    losses: Sequence[tuple[float, int]] = ()
 
     def __init__(self, folder: Path) -> None:
         lookup, *ports = (f"127.0.0.1:{port}" for port in free_ports(7))
@@ -274,11 +291,13 @@ class OriginalProcesses:
     """Three nsqd and a nsqlookupd of the original NSQ, each a process with files that is killed and started again.
 
     Their programs are those of `nsqext`, or those in the directory NSQEXT_TEST_NSQ_PROGRAMS.
+    The nsqd of NSQ keeps messages in its memory, and loses the unfinished ones by kill -9.
     """
 
-    kinds: tuple[str, ...] = ("kill", "terminate", "lookup_kill")
-    key_failover: bool = False
-    settle: float = 20.0
+    kinds: tuple[str, ...] = ("kill", "kill", "terminate", "terminate", "freeze", "lookup_kill")
+    topics: tuple[str, ...] = ("plain",)
+    traced: bool = False
+    settle: float = 30.0
     shortest: float = 0.1
 
     def __init__(self, folder: Path) -> None:
@@ -293,8 +312,11 @@ class OriginalProcesses:
             words += ["-tcp-address", f"127.0.0.1:{node}", "-http-address", f"127.0.0.1:{web}"]
             self._commands[f"n{number}"] = [*_program("nsqd"), *words, "-broadcast-address", "127.0.0.1"]
         self._web = {"l1": http, **dict(zip(_NODES, ports[3:], strict=True))}
+        self._ports = dict(zip(_NODES, ports[:3], strict=True))
         self._folder = folder
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._down: set[str] = set()
+        self.losses: Sequence[tuple[float, int]] = ()
 
     def start(self) -> None:
         for name in self._commands:
@@ -312,10 +334,26 @@ class OriginalProcesses:
 
     def begin(self, fault: Fault, topics: Sequence[str]) -> End:
         name = "l1" if fault.kind == "lookup_kill" else fault.target
+        if name in self._down:
+            return _nothing
+        self._down.add(name)
         process = self._processes[name]
-        process.send_signal(signal.SIGTERM if fault.kind == "terminate" else signal.SIGKILL)
-        process.wait()
-        return lambda: self._start(name)
+        if fault.kind == "freeze":
+            process.send_signal(signal.SIGSTOP)
+        else:
+            process.send_signal(signal.SIGTERM if fault.kind == "terminate" else signal.SIGKILL)
+            process.wait()
+        if _PROGRAMS and fault.kind == "kill":
+            self.losses = [*self.losses, (time.monotonic(), self._ports[name])]
+
+        def end() -> None:
+            if fault.kind == "freeze":
+                process.send_signal(signal.SIGCONT)
+            else:
+                self._start(name)
+            self._down.discard(name)
+
+        return end
 
     def stop(self) -> None:
         for process in reversed(self._processes.values()):
@@ -338,10 +376,12 @@ def _responds(address: str) -> bool:
 class RealCluster:
     """A cluster that runs already; its nodes are killed and started by the commands of environment variables."""
 
-    key_failover: bool = False
+    topics: tuple[str, ...] = tuple(kind for kind in TOPICS if kind != "keyed")
+    traced: bool = True
     settle: float = 90.0
     shortest: float = 45.0
     """A leader that is killed and starts again before another replica leads loses messages that it acknowledged."""
+    losses: Sequence[tuple[float, int]] = ()
 
     def __init__(self) -> None:
         self.lookupd: list[str] = REAL.split(",")
@@ -388,7 +428,7 @@ def _run(command: str, number: int) -> None:
 
 def targets() -> list[str]:
     """Return the names of the clusters that can be tested: the real one if an environment variable names it."""
-    return ["embedded", "broker", *(["real"] if REAL else [])]
+    return ["embedded", "broker", "original", *(["real"] if REAL else [])]
 
 
 def new_cluster(target: str, seed: int, folder: Path) -> SoakCluster:

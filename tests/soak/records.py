@@ -10,10 +10,10 @@ from typing import Any
 import orjson
 from attrs import define, field
 
-from nsqext import DeliveryUnknown, NsqError, Receipt
+from nsqext import DeliveryUnknown, Message, NsqError, Receipt
 from tests.simulation.history import Delivery, DeliveryOutcome, History, Publish, PublishOutcome
 
-__all__ = ("Record", "Recorder", "SoakHistory")
+__all__ = ("Record", "Recorder", "SoakHistory", "place")
 
 
 @define(eq=False)
@@ -25,6 +25,24 @@ class SoakHistory(History):
     """
 
     observed: list[str] = field(factory=list)
+
+    def forget_unfinished(self, moment: float, partition: int) -> None:
+        """Take publishes whose messages were not finished when their node was killed for those of unknown outcome.
+
+        Args:
+            moment: when it was killed.
+            partition: where the node stored messages.
+        """
+        finished = {
+            (found.channel, found.body)
+            for found in self.deliveries
+            if found.outcome == "returned" and found.end <= moment
+        }
+        for publish in self.publishes:
+            if publish.outcome == "stored" and publish.partition == partition and publish.begin <= moment:
+                channels = [channel.name for channel in self.channels if channel.topic == publish.topic]
+                if not all((channel, publish.body) in finished for channel in channels):
+                    publish.outcome, publish.unsynced = "unknown", True
 
 
 class Recorder:
@@ -52,7 +70,7 @@ class Recorder:
         """Record the receipt or the error of a publish."""
         values: dict[str, Any] = {"outcome": _outcome(result)}
         if isinstance(result, Receipt):
-            values |= {"partition": result.partition, "message_id": result.message_id, "offset": result.offset}
+            values |= {"partition": place(result), "message_id": result.message_id, "offset": result.offset}
         else:
             values["error"] = repr(result)
         self.write("published", body=body.decode(), end=time.monotonic(), **values)
@@ -70,6 +88,11 @@ class Recorder:
 
 
 _DELIVERY = ("topic", "channel", "consumer", "partition", "message_id", "attempts", "begin")
+
+
+def place(message: Receipt | Message) -> int:
+    """Return the partition of a message; on the original NSQ the port of its node."""
+    return message.partition if message.partition >= 0 else int(message.node.rpartition(":")[2])
 
 
 def _outcome(result: Receipt | BaseException) -> PublishOutcome:

@@ -23,6 +23,7 @@ from nsqext.testing.simulation import Fault
 from tests.simulation.checkers import judge
 from tests.simulation.history import Channel
 from tests.soak.client_process import CONCURRENCY, CONSUMERS, Settings
+from tests.soak.clusters import TOPICS
 from tests.soak.records import Record, SoakHistory
 from tests.support.machine_pauses import PauseWatch
 from tests.support.programs import ROOT
@@ -30,17 +31,10 @@ from tests.support.programs import ROOT
 if TYPE_CHECKING:
     from tests.soak.clusters import End, SoakCluster
 
-__all__ = ("ALL", "KEYED", "TOPICS", "Plan", "RoundResult", "Soak", "create_topics", "delete_topics", "make_plan")
+__all__ = ("ALL", "KEYED", "ORIGINAL", "Plan", "RoundResult", "Soak", "create_topics", "delete_topics", "make_plan")
 
 logger: logging.Logger = logging.getLogger("tests.soak")
 
-TOPICS: dict[str, dict[str, bool]] = {
-    "plain": {},
-    "lanes": {"extend": True},
-    "keyed": {"extend": True},
-    "ordered": {"ordered": True},
-    "tagged": {"extend": True},
-}
 PARTITIONS = 2
 DRAIN = 150.0
 """Seconds after the last publish within which everything has to be handled."""
@@ -122,6 +116,15 @@ KEYED: dict[str, tuple[list[str], list[str]]] = {
     "second": ([], ["key_failover", "key_failover", "guest key_failover"]),
 }
 """Nothing but channels of type key_failover: six producers and six consumers."""
+
+ORIGINAL: dict[str, tuple[list[str], list[str]]] = {
+    "steady": ([], ["handlers"]),
+    "plain": (["plain/each", "plain/many"], []),
+    "more": (["plain/each", "plain/batcher"], []),
+    "first": ([], ["handlers", "batches", "guest handlers"]),
+    "second": ([], ["handlers", "batches", "guest batches"]),
+}
+"""Without what the original NSQ has not: order, keys, tags."""
 
 
 @define(eq=False)
@@ -232,6 +235,8 @@ class Soak:
                 self._kill_all()
         history = self.history
         history.paused += pauses.total
+        for moment, node in self.cluster.losses:
+            history.forget_unfinished(moment, node)
         for delivery in history.deliveries:
             history.concurrency[delivery.consumer] = CONCURRENCY[delivery.consumer.rpartition(" ")[0]]
         history.publishes.sort(key=lambda publish: publish.begin)
@@ -323,6 +328,7 @@ class Soak:
             plan.timeout,
             plan.request_timeout,
             plan.on_unknown,  # type: ignore[arg-type]
+            self.cluster.traced,
         )
         command = [sys.executable, "-m", "tests.soak.client_process", orjson.dumps(asdict(settings)).decode()]
         with (self.folder / f"{name}.err").open("wb") as errors:

@@ -282,7 +282,7 @@ def main() -> int:
     """Run tasks under faults; 1 if one did not run, or if a message is left."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak.tasks", description=__doc__)
     parser.add_argument("--framework", choices=tuple(FRAMEWORKS), default="celery")
-    parser.add_argument("--target", choices=(*targets(), "original"), default="embedded")
+    parser.add_argument("--target", choices=targets(), default="embedded")
     parser.add_argument("--tasks", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=0.005, help="duration of each task")
     parser.add_argument("--terminate", action="store_true", help="end nsqd by SIGTERM instead of kill -9")

@@ -14,9 +14,9 @@ from nsqext import DeliveryUnknown, PublishFailed, Receipt
 from nsqext.testing.simulation import Fault
 from tests.simulation.history import Delivery
 from tests.soak.__main__ import Run
-from tests.soak.clusters import EmbeddedProcess
+from tests.soak.clusters import TOPICS, EmbeddedProcess
 from tests.soak.records import Record, Recorder, SoakHistory
-from tests.soak.soak_round import ALL, KEYED, TOPICS, Soak, make_plan
+from tests.soak.soak_round import ALL, KEYED, Soak, make_plan
 
 SHORT = {
     "steady": ([], ["lanes", "ordered", "key_failover"]),

@@ -10,6 +10,7 @@ enforces the timeouts.
 from __future__ import annotations
 
 import socket
+import struct
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -38,6 +39,7 @@ _MAX_UNSENT = 16 * 1024 * 1024
 _MOST_PARTS = 64 if hasattr(socket.socket, "sendmsg") else 1
 """Parts of one system call; every system allows as many (IOV_MAX)."""
 _NEVER = float("inf")
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time
 
 _clock = time.monotonic
 
@@ -576,24 +578,29 @@ class Connection:
         if self._received != before and self._reading and self._watch is None:
             anyio.notify_closing(self._sock)
 
-    def fail(self, error: NsqError, unsent: int = 0) -> None:
+    def fail(self, error: NsqError, unsent: int = 0, *, reset: bool = True) -> None:
         """Close the connection because of an error, which is the cause of the errors of all pending requests.
 
         Args:
             error: the error.
             unsent: number of the last requests of which nothing was sent, besides those that are still queued.
+            reset: the kernel drops what it has not transmitted.
         """
         self.protocol.fail(error, unsent + max(0, self._queued - self._rest.begun))
-        self._end()
+        self._end(reset=reset)
 
     def close(self) -> None:
         """Close the socket at once; pending requests fail. Closing twice does nothing."""
         if not self.closed:
-            self.fail(ConnectionLost("the client closed the connection"))
+            self.fail(ConnectionLost("the client closed the connection"), reset=False)
 
-    def _end(self) -> None:
+    def _end(self, *, reset: bool = True) -> None:
         if self.closed:
             return
+        if reset:
+            # the kernel would send a publish for minutes, while its outcome is looked for on another connection
+            with suppress(OSError):  # some systems refuse it after the server's reset
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.closed = True
         self._reading = False
         if self._watch is not None:

@@ -71,13 +71,17 @@ def invented(history: History) -> Iterator[str]:
 
 
 def stored_twice(history: History) -> Iterator[str]:
-    """*A message may be stored twice in one case only*: its outcome was unknown and it was sent again."""
+    """*A message may be stored twice in one case only*: its outcome was unknown and it was sent again.
+
+    The log of a topic that was deleted does not tell what it contained.
+    """
     copies: dict[tuple[str, bytes], set[tuple[int, int]]] = defaultdict(set)
     for delivery in history.deliveries:
         copies[delivery.topic, delivery.body].add((delivery.partition, delivery.message_id))
     letters = {channel.letters for channel in history.channels}  # published by consumers, which repeat
+    deleted = {publish.body for publish in history.publishes if history.may_be_of_deleted_topic(publish)}
     for (topic, body), found in copies.items():
-        if len(found) > 1 and history.on_unknown != "retry" and topic not in letters:
+        if len(found) > 1 and history.on_unknown != "retry" and topic not in letters and body not in deleted:
             yield f"{body!r} is stored {len(found)} times, although nothing may be sent again"
 
 
@@ -292,7 +296,8 @@ def _discovers(publish: Publish, history: History) -> bool:
     The log of an ordered partition is searched with one message a round trip, which may take longer than the timeout.
     """
     if history.on_unknown == "settle":
-        return publish.topic == "ordered" and "not stored within" in publish.error
+        late = "not stored within" in publish.error or "still unknown after" in publish.error
+        return publish.topic == "ordered" and late
     stale = history.half_open or history.misled or "E_FAILED_ON_NOT_LEADER" in publish.error
     return stale and history.on_unknown == "raise" and publish.outcome == "unknown"
 

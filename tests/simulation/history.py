@@ -237,15 +237,19 @@ class History:
         after = self.healed is not None and publish.begin >= self.healed
         return after and self.recreated and publish.topic == "recreated"
 
+    def may_be_of_deleted_topic(self, publish: Publish) -> bool:
+        """Return whether a publish may have gone to the topic that was deleted, or to the new one."""
+        return self.recreated and publish.topic == "recreated" and not self.is_of_new_topic(publish)
+
     def forget_unsynced(self, power_losses: Sequence[float], interval: float) -> None:
         """Take publishes that were stored shortly before a loss of power for publishes of unknown outcome.
 
         Args:
             power_losses: when a node lost its power.
-            interval: seconds between two syncs of its files.
+            interval: longest time between two syncs of its files, in seconds.
         """
         for publish in self.publishes:
-            lost = any(publish.begin <= cut <= publish.end + 2 * interval for cut in power_losses)
+            lost = any(publish.begin <= cut <= publish.end + interval for cut in power_losses)
             if lost and publish.outcome == "stored":
                 publish.outcome, publish.message_id, publish.offset, publish.unsynced = "unknown", None, None, True
                 self.due = {place: None for place in self.due if publish.body not in place}

@@ -120,14 +120,14 @@ def _acknowledge_too_far(right: Any, old: Any, new: Any) -> None:
         channel.cursor.jump(new.log.end_offset, new.log.end_count)
 
 
-def _ends_without_sign(right: Any, self: Any) -> None:
+def _ends_without_sign(right: Any, self: Any, *, reset: bool = True) -> None:
     """Fail in the callback of the event loop, as under ``asyncio.run`` with sniffio before it was fixed."""
     if self._watch is not None:
         self.closed = True
         self._watch.end()
         self._watch = None
         raise RuntimeError("no event loop")
-    right(self)
+    right(self, reset=reset)
 
 
 def _drop_received(right: Any, self: Any, frames: list[bytes]) -> None:

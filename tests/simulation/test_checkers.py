@@ -292,6 +292,18 @@ def test_a_redelivery_after_a_fault_has_a_cause() -> None:
     assert judge(history) == []
 
 
+def test_a_message_may_be_stored_in_a_deleted_topic_and_in_the_new_one() -> None:
+    """What seed 54347 showed: the first publish of a producer, which knows no record of the old log."""
+    history = good()
+    history.recreated, history.on_unknown = True, "settle"
+    history.publishes.append(Publish(b"3", "recreated", "", 3, 3.0, 5.0, "stored"))
+    for number, begin in ((7, 3.5), (1, 5.5)):
+        history.deliveries.append(Delivery(b"3", "recreated", "a", "c", 0, number, 1, begin, begin, "returned"))
+    assert [*CHECKERS["stored_twice"](history)] == []
+    history.recreated = False
+    assert [*CHECKERS["stored_twice"](history)] != []
+
+
 def test_a_dead_letter_stands_for_its_message() -> None:
     history = good()
     _letters(history)

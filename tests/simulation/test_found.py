@@ -9,7 +9,7 @@ import anyio
 import httpx
 import pytest
 
-from nsqext import BatchFailed, OutgoingMessage, Producer
+from nsqext import Admin, BatchFailed, DeliveryUnknown, OutgoingMessage, Producer
 from nsqext.testing.simulation import run_seed
 from nsqext.testing.simulation.http import SimulatedHttpTransport, SimulatedRequest
 
@@ -59,3 +59,26 @@ async def server_ends_before_the_request(world: World) -> None:
 def test_a_server_that_ends_a_connection_before_the_request_is_a_documented_error() -> None:
     """What seed 1012720 showed: the stand-in for httpx closed the connection twice, and raised AttributeError."""
     assert run_seed(server_ends_before_the_request, 1, ()).error is None
+
+
+async def node_is_out_of_reach(world: World) -> None:
+    """Publish to a node that receives nothing until the publish has failed."""
+    await world.cluster.create_topic("orders", 1, channels=["billing"])
+    leader = world.cluster.leader("orders")
+    async with Producer(world.cluster.lookupd, on_unknown="raise", timeout=4.0, request_timeout=1.0) as producer:
+        await producer.publish("orders", b"before")
+        for client in world.clients:
+            world.network.block(client, leader)
+        with pytest.raises(DeliveryUnknown):
+            await producer.publish("orders", b"lost")
+        for client in world.clients:
+            world.network.unblock(client, leader)
+        await anyio.sleep(5.0)
+        await producer.publish("orders", b"after")
+    async with Admin(world.cluster.lookupd) as admin:
+        assert [message.body.encode() for message in await admin.peek("orders", count=3)] == [b"after", b"before"]
+
+
+def test_a_connection_that_was_given_up_sends_nothing_later() -> None:
+    """What seed 50039 showed: a publish was settled as not stored, and was stored 18 s later."""
+    assert run_seed(node_is_out_of_reach, 1, ()).error is None

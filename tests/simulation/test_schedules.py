@@ -32,9 +32,13 @@ def test_a_schedule_that_once_failed_violates_no_guarantee(seed: int) -> None:
     assert text_of(run_plan(evolve(draw_plan(seed, features=()), habits=(), shared_lookup=False)).error) == ""
 
 
-@pytest.mark.parametrize("seed", [3_613, 4_577, 4_924, 6_743, 10_235])
+@pytest.mark.parametrize("seed", [3_613, 4_577, 4_924, 6_743, 10_235, 50_039, 54_347, 61_707, 63_419, 70_281])
 def test_a_schedule_with_all_features_that_once_failed_violates_no_guarantee(seed: int) -> None:
-    """Topics that are created again while outcomes are looked for, and buckets that are given back too early."""
+    """Topics that are created again while outcomes are looked for, and buckets that are given back too early.
+
+    In 50,039 a closed connection sent a publish 18 s later. 63,419 stops a node between publish and sync. In 70,281 the
+    last attempt had no response, and the refusal of an earlier one counted as its end.
+    """
     assert text_of(run_one(seed).error) == ""
 
 

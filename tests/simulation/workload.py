@@ -127,7 +127,8 @@ class Schedule:
         """Wait until all messages are handled; give up when nothing was handled for DRAIN seconds."""
         history, world, disk = self.history, self.world, self.world.cluster.disk
         if disk is not None and self.plan.disk is not None and self.plan.disk.fsync == "interval":
-            history.forget_unsynced(disk.power_losses, self.plan.disk.sync_interval)
+            stopped = sum(fault.seconds for fault in world.faults if fault.kind in ("freeze", "pause"))
+            history.forget_unsynced(disk.power_losses, 2 * self.plan.disk.sync_interval + stopped)
         fewest, since, late = len(history.due), world.now, world.now + _LATE_PAUSE
         while history.due and world.now < since + DRAIN:
             await anyio.sleep(0.25)

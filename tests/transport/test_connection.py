@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import anyio
 import pytest
 
@@ -9,6 +11,8 @@ from nsqext.errors import ConnectionLost, InvalidState, NotSent, NsqError, Proto
 from nsqext.errors.server import BadMessage, NotLeader
 from nsqext.protocol.client.client_protocol import MAX_NOTICES
 from nsqext.transport import connection as module
+from nsqext.transport.connection import Connection
+from nsqext.types import Address
 from tests.support.connections import Caller, connected_peer, paired_connection, pub, until
 from tests.support.fake_nsqd import error, message, ok
 
@@ -299,3 +303,23 @@ async def test_rejected_acknowledgements_are_bounded() -> None:
         assert isinstance(connection.protocol.error, ProtocolError)
         assert 0 < most <= MAX_NOTICES
         assert connection.protocol.notices == []  # a connection that ended keeps none, however long others refer to it
+
+
+@pytest.mark.parametrize("fails", [True, False])
+async def test_a_connection_that_fails_is_reset_so_that_the_kernel_sends_nothing_later(fails: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        peer, _ = server.accept()
+        client.setblocking(False)
+        connection = Connection(client, Address("127.0.0.1", 1), max_frame_size=1000, request_timeout=10.0)
+        if fails:
+            connection.fail(ConnectionLost("no heartbeat"))
+        else:
+            connection.close()
+        with peer:
+            peer.settimeout(10.0)
+            if fails:
+                with pytest.raises(ConnectionResetError):
+                    peer.recv(1)
+            else:
+                assert peer.recv(1) == b""

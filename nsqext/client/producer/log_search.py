@@ -80,6 +80,7 @@ class LogSearch:
         self._partition = partition
         self._last = since
         self._checked = False
+        self._replaced = False
         self._next = 0
         self._end = 0
         self._wanted: set[int] = set()
@@ -103,6 +104,11 @@ class LogSearch:
         if self._wanted:
             await anyio.sleep(_GRACE)
             await self._read_to_end()
+        if self._wanted and self._replaced:
+            raise DataLoss("the log was replaced; the records that it had were removed")
+
+    def _begin_again(self) -> None:
+        self._last, self._replaced = None, True
 
     async def _read_to_end(self) -> None:
         pauses = Doubling(0.05, 0.5)
@@ -153,7 +159,7 @@ class LogSearch:
             return start
         known = last.offset + last.size
         if self._end < known:
-            self._last = None
+            self._begin_again()
             return start
         if start > known:
             raise DataLoss(f"the log begins at byte {start}; its records from byte {known} on were removed")
@@ -229,7 +235,7 @@ class LogSearch:
         )
         if message.offset == self._next:  # a server may send records of the old position before it moves a channel
             if last is not None and last.offset == record.offset and last[3:5] != record[3:5]:
-                self._last = None
+                self._begin_again()
                 raise _replaced(f"another record is at byte {message.offset}")
             self._last, self._checked = record, True
             self._next += message.size

@@ -12,6 +12,7 @@ from nsqext.errors import (
     NotSent,
     NsqError,
     PublishFailed,
+    RequestTimeout,
     TopicNotFound,
 )
 from nsqext.waits import pause_after
@@ -111,7 +112,10 @@ class AttemptErrors:
             reason: why, as in "not stored within 5 s".
             in_doubt: the last attempt was sent, and received no response.
         """
-        if in_doubt or self.unknown:
+        if in_doubt:
+            self.add(RequestTimeout(f"no response {reason}"))
+            reason = self.last.message
+        if self.unknown:
             return self._unknown(reason)
         if not self.count:
             return PublishFailed(f"not stored {reason}: no connection was made")

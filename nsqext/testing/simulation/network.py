@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from hashlib import blake2b
 from heapq import heappop, heappush
+from math import inf
 from random import Random
 from typing import Any
 
@@ -161,10 +162,22 @@ class Network:
                 self._abort(waiting)
             sock.backlog.clear()
         elif sock.peer is not None and not sock.error and sock.host not in self.dead:
-            if sock.buffer:
+            if sock.resets:
+                self._discard(sock, sock.peer)
+            elif sock.buffer:
                 self.transmit(sock, _RST)
             elif not sock.fin_sent:
                 self.transmit(sock, _FIN)
+
+    def _discard(self, sock: SimulatedSocket, peer: SimulatedSocket) -> None:
+        """Reset a connection: what is not on its way is not sent any more, and a reset that is lost is not repeated."""
+        blocked = (sock.host, peer.host) in self.blocked
+        on_its_way = -inf if blocked else self.now + self.options.latency[1]
+        sock.segments = deque(segment for segment in sock.segments if segment[0] <= on_its_way)
+        sock.unread = sum(len(data) for _, _, data in sock.segments)
+        sock.last_arrival = max((arrival for arrival, _, _ in sock.segments), default=self.now)
+        if not blocked:
+            self.transmit(sock, _RST)
 
     def _abort(self, sock: SimulatedSocket) -> None:
         if not sock.ended:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import struct
 from collections import deque
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -78,6 +79,7 @@ class SimulatedSocket(socket.socket):
         self.ended: bool = False
         self.eof: bool = False
         self.fin_sent: bool = False
+        self.resets: bool = False
         self.error: int = 0
         self.backlog: deque[SimulatedSocket] = deque()
         self.segments: deque[tuple[float, int, bytes]] = deque()
@@ -120,8 +122,10 @@ class SimulatedSocket(socket.socket):
         """Return 0: the socket never blocks."""
         return 0.0
 
-    def setsockopt(self, *args: Any) -> None:
-        """Do nothing."""
+    def setsockopt(self, level: int, option: int, value: Any = None, *_: Any) -> None:
+        """Note whether `close` resets the connection; all other options have no effect."""
+        if (level, option) == (socket.SOL_SOCKET, socket.SO_LINGER):
+            self.resets = value == struct.pack("ii", 1, 0)
 
     def getsockopt(self, level: int, option: int, size: int = 0, /) -> Any:
         """Return and clear the pending error; 0 for all other options."""

@@ -17,6 +17,7 @@ from nsqext.errors import (
     NotSent,
     NsqError,
     PublishFailed,
+    RequestTimeout,
     ServerError,
     TopicNotFound,
 )
@@ -92,6 +93,14 @@ def test_the_error_of_an_abandoned_publish() -> None:
         type(AttemptErrors(ProducerOptions(), [NotLeader("x"), LookupFailed("x")]).given_up("within 1 s"))
         is LookupFailed
     )
+
+
+def test_the_cause_of_an_abandoned_publish_is_the_missing_response_not_an_earlier_refusal() -> None:
+    """A search of the log took the earlier refusal for the end of the attempt that was still open."""
+    unknown = AttemptErrors(ProducerOptions(), [NotLeader("x")]).given_up("within 1 s", in_doubt=True)
+    assert [type(error) for error in unknown.attempts] == [NotLeader, RequestTimeout]
+    assert isinstance(unknown.__cause__, RequestTimeout)
+    assert unknown.message == "the message may have been stored: no response within 1 s"
 
 
 def test_the_errors_of_many_attempts_are_bounded_and_keep_unknown_outcomes() -> None:

@@ -123,6 +123,23 @@ async def test_the_log_of_a_topic_that_was_created_again_is_searched_from_its_be
     await run_sync(lambda: cluster.delete_topic("again"))
 
 
+async def test_a_publish_that_may_have_been_in_the_log_of_a_deleted_topic_stays_unknown(cluster: Cluster) -> None:
+    """Simulation, seed 61707: it was delivered before the topic was deleted, and sent again to the new one."""
+
+    def create() -> None:
+        cluster.create_topic("replaced", partitions=1, replicas=1, channels=["ch"])
+
+    await run_sync(create)
+    async with bounded(), _settling(cluster) as producer:
+        await producer.publish("replaced", b"old")
+        await run_sync(lambda: cluster.delete_topic("replaced"))
+        await run_sync(create)
+        await run_sync(lambda: cluster.faults.cut("n1", "in", connections=1))
+        with pytest.raises(DeliveryUnknown, match="the log was replaced"):
+            await producer.publish("replaced", b"lost")
+    await run_sync(lambda: cluster.delete_topic("replaced"))
+
+
 async def test_the_first_publish_of_a_producer_is_looked_for_from_the_beginning(cluster: Cluster) -> None:
     async with bounded(), _settling(cluster) as producer:
         await producer.ping()

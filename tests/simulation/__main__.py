@@ -22,11 +22,13 @@ from nsqext.testing.simulation import Fault, Run, run_seed
 from nsqext.testing.simulation.runner import shrink
 from tests.simulation.bank import run_bank
 from tests.simulation.mutations import MUTATIONS
-from tests.simulation.plan import BANK, FEATURES, JOINS, KEY_TAGS, TRIPLE, Plan, Size, draw_plan
+from tests.simulation.plan import BANK, FEATURES, JOINS, KEY_TAGS, LATE, SHARES, TRIPLE, Plan, Size, draw_plan
 from tests.simulation.workload import histories, run_schedule
 
 MOST_TURNS = 200_000
 """A long schedule takes 10,000 to 20,000."""
+LIMIT, LATE_LIMIT = 600.0, 5000.0
+"""Virtual seconds of a schedule; the second, if messages wait for long delays."""
 CHUNK = 8
 """Schedules that a process takes at a time."""
 CHUNKS = 5
@@ -114,6 +116,7 @@ def run_plan(plan: Plan, *, keep_trace: bool = False) -> Run:
         network=plan.network,
         keep_trace=keep_trace,
         most_turns=MOST_TURNS,
+        time_limit=LATE_LIMIT if LATE in plan.features else LIMIT,
         disk=plan.disk or False,
         real_http=plan.real_http,
     )
@@ -194,7 +197,7 @@ def main() -> int:
     parser.add_argument(
         "--features",
         nargs="*",
-        choices=(*FEATURES, TRIPLE, KEY_TAGS, JOINS, BANK),
+        choices=(*FEATURES, TRIPLE, KEY_TAGS, JOINS, *SHARES, BANK),
         help="what all clients use, instead of a few by seed",
     )
     parser.add_argument("--seconds", type=float, default=0.0, help="start no more seeds after this time")

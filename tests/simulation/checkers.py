@@ -22,6 +22,8 @@ _UNDERWAY = 0.3
 """Longest time that a message takes from a node to its consumer."""
 _DELIVERED = 100.0
 """Longest time from the end of the faults to the delivery of everything: timeouts of messages are 60 s."""
+_ON_DISK = 900.0
+"""Delays above this are kept on the disk, in seconds."""
 _TASKS, _SOCKETS, _SESSIONS = 600, 600, 200
 
 Checker = Callable[[History], Iterator[str]]
@@ -34,7 +36,7 @@ def lost(history: History) -> Iterator[str]:
         handled |= {(channel.topic, channel.name, body) for topic, _, body in handled if topic == channel.letters}
     for channel in history.channels:
         for publish in history.publishes:
-            due = publish.topic == channel.topic and publish.outcome == "stored"
+            due = channel.wants(publish) and publish.outcome == "stored"
             if due and (channel.topic, channel.name, publish.body) not in handled:
                 yield f"{publish.body!r}, stored at {publish.end:.3f} s, was never handled on {channel.name}"
 
@@ -227,18 +229,26 @@ def redelivered_without_cause(history: History) -> Iterator[str]:
 
 
 def redelivered_early(history: History) -> Iterator[str]:
-    """A message that was requeued with a delay is not delivered before it has passed, unless its leader changed."""
+    """A message that was requeued with a delay is not delivered before it has passed, unless its leader changed.
+
+    A long delay is kept on the disk, and the next leader has it.
+    """
     requeued: dict[tuple[str, str, int, int], Delivery] = {}
     for delivery in sorted(history.deliveries, key=lambda delivery: delivery.begin):
         key = delivery.topic, delivery.channel, delivery.partition, delivery.message_id
         before = requeued.get(key)
         due = 0.0 if before is None else before.end + before.delay - _MOMENT
-        if before is not None and before.end <= delivery.begin < due and not _disturbed(history, before.end, due):
+        if before is not None and before.end <= delivery.begin < due and not _may_be_early(history, before, due):
             yield (
                 f"{delivery.body!r} was requeued for {before.delay:g} s on {delivery.channel} at {before.end:.3f} s, "
                 f"and delivered again at {delivery.begin:.3f} s"
             )
         requeued[key] = delivery
+
+
+def _may_be_early(history: History, before: Delivery, due: float) -> bool:
+    """Return whether the end of a connection or a new leader may have ended a delay; the request may be lost, too."""
+    return _disturbed(history, before.end, before.end if before.delay > _ON_DISK else due)
 
 
 def delivered_while_paused(history: History) -> Iterator[str]:
@@ -315,9 +325,12 @@ def late_deliveries(history: History) -> Iterator[str]:
         if delivery.outcome == "returned":
             busy[delivery.consumer] += delivery.end - delivery.begin
     first: dict[tuple[str, str, bytes], Delivery] = {}
+    delays: dict[tuple[str, str, bytes], float] = defaultdict(float)
     for delivery in history.deliveries:
+        place = delivery.topic, delivery.channel, delivery.body
+        delays[place] += delivery.delay
         if delivery.outcome == "returned":
-            first.setdefault((delivery.topic, delivery.channel, delivery.body), delivery)
+            first.setdefault(place, delivery)
     for channel in history.channels:
         before = _times_before(history, channel) if channel.order == "partition" else {}
         for publish in history.publishes:
@@ -325,7 +338,7 @@ def late_deliveries(history: History) -> Iterator[str]:
             if publish.topic != channel.topic or publish.outcome != "stored" or found is None:
                 continue
             late = found.begin - max(history.healed, publish.end, before.get(id(found), 0.0))
-            if late > _DELIVERED + busy[found.consumer]:
+            if late > _DELIVERED + busy[found.consumer] + delays[channel.topic, channel.name, publish.body]:
                 yield f"{publish.body!r} was handled on {channel.name} {late:.3f} s after all faults"
 
 
@@ -386,6 +399,16 @@ def wrong_tag(history: History) -> Iterator[str]:
                     f"{delivery.body!r} of tag {publish.tag!r} was delivered to {delivery.consumer} without a tag at "
                     f"{delivery.begin:.3f} s, and a consumer of its tag was connected since {wanted.begin:.3f} s"
                 )
+
+
+def wrong_header(history: History) -> Iterator[str]:
+    """A consumer with a header filter receives messages with this header and no others."""
+    publishes = {publish.body: publish for publish in history.publishes}
+    channels = {(channel.topic, channel.name): channel for channel in history.channels if channel.color}
+    for delivery in history.deliveries:
+        channel, publish = channels.get((delivery.topic, delivery.channel)), publishes.get(delivery.body)
+        if channel is not None and publish is not None and not channel.wants(publish):
+            yield f"{delivery.body!r} with headers {publish.headers} was delivered to a filter of {channel.color}"
 
 
 def _faulty(history: History, begin: float, end: float) -> bool:
@@ -482,6 +505,7 @@ CHECKERS: dict[str, Checker] = {
         late_deliveries,
         two_owners_of_a_key,
         wrong_tag,
+        wrong_header,
         dead_letters,
         refused_answers,
         unanswered,

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import anyio
 from attrs import define
 
-from nsqext import Consumer, Lookup, Message, MessageBatch, Reject, Requeue
+from nsqext import Consumer, ExtFilter, Lookup, Message, MessageBatch, Reject, Requeue
 from nsqext.dispatch.buckets import bucket_tag
 from nsqext.errors import InvalidState, MessageNotInFlight
 from tests.simulation.history import Channel, Delivery, History, Letter, Wanted
-from tests.simulation.plan import JOINS, KEY_TAGS
+from tests.simulation.plan import JOINS, KEY_TAGS, LATE
 from tests.simulation.publishers import BUCKETS
 
 if TYPE_CHECKING:
@@ -30,6 +30,10 @@ __all__ = ("Client", "Consumers")
 
 _ANSWERED = 75.0
 """Virtual seconds in which the last messages are handled: a key of a deleted topic waits 60 s for a redelivery."""
+
+_BLUE = ExtFilter(1, "color", "blue")
+_LATE = (901.0, 1500.0)
+"""Delays of requeues in seconds that are longer than what nodes keep in memory."""
 
 Way = Literal["handler", "batch_handler", "batches", "fetch"]
 
@@ -113,8 +117,8 @@ class Consumers:
         self._failing = 0.2 if "failing" in plan.habits else 0.05 if "delays" in plan.habits else 0.01
         self._random = Random(f"consumers {plan.seed}")  # for features: schedules without one stay as they are
 
-    def every(self) -> list[Client]:
-        """Return the consumers that run from the beginning to the end."""
+    def every(self, topics: Sequence[str] = ()) -> list[Client]:
+        """Return the consumers that run from the beginning to the end, of all topics or of some."""
         every: list[tuple[str, str, dict[str, Any]]] = [
             ("plain", "a", {"concurrency": 4}),
             ("plain", "b", {"concurrency": 2, "max_in_flight": 5}),
@@ -128,8 +132,11 @@ class Consumers:
             ("tagged", "a", {"concurrency": 2, "tag": "blue", "max_in_flight": 5}),
             ("rejected", "a", {"concurrency": 3}),
             ("letters", "a", {"concurrency": 2}),
+            ("filtered", "a", {"concurrency": 2}),
+            ("filtered", "blue", {"concurrency": 2, "ext_filter": _BLUE}),
+            ("filtered", "blue", {"concurrency": 2, "ext_filter": _BLUE}),
         ]
-        topics = {*self._plan.topics, *({"letters"} if "rejected" in self._plan.topics else ())}
+        topics = topics or (*self._plan.topics, *(("letters",) if "rejected" in self._plan.topics else ()))
         return [
             self.make(topic, channel, settings, way=self._way(topic, settings))
             for topic, channel, settings in every
@@ -266,6 +273,14 @@ class Consumers:
         elif chance < 0.205:
             await anyio.sleep(random.uniform(1.0, 8.0))
 
+    def _is_late(self, delivery: Delivery) -> bool:
+        """Return whether a message is requeued for a long time: one that was published after the faults."""
+        if LATE not in self._plan.features or delivery.topic != "plain" or self.history.healed is None:
+            return False
+        publish = self.history.publishes[int(delivery.body.rsplit(b"/", 1)[1]) - 1]
+        again = any(found.delay and found.body == delivery.body for found in self.history.deliveries)
+        return publish.begin > self.history.healed and not again
+
     def _fails(self, client: Client) -> bool:
         return self.world.random.random() < (0.4 if client.channel[0] == "rejected" else self._failing)
 
@@ -285,6 +300,9 @@ class Consumers:
             delivery = self._begin(client, message)
             try:
                 await self._work(hangs=hangs)
+                if self._is_late(delivery):
+                    self._end([delivery], "raised", self._random.choice(_LATE))
+                    raise Requeue(delivery.delay, backoff=False)
                 if self._fails(client):
                     self._end([delivery], "raised")
                     error = self._error(client)

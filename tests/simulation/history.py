@@ -142,6 +142,7 @@ class Channel:
         shared: consumers share it, and the server gives each key to one of them.
         max_attempts: after so many, a message that failed goes to the dead letters; 0 for never.
         letters: the dead-letter topic; empty without one.
+        color: value of the header ``color`` that its consumers want; empty for all messages.
     """
 
     topic: str
@@ -150,6 +151,11 @@ class Channel:
     shared: bool = False
     max_attempts: int = 0
     letters: str = ""
+    color: str = ""
+
+    def wants(self, publish: Publish) -> bool:
+        """Return whether its consumers receive a message."""
+        return publish.topic == self.topic and self.color in ("", publish.headers.get("color"))
 
 
 @define(eq=False)
@@ -229,7 +235,7 @@ class History:
             (channel.topic, channel.name, publish.body) not in returned
             for channel in self.channels
             for publish in self.publishes
-            if publish.topic == channel.topic and publish.outcome == "stored"
+            if channel.wants(publish) and publish.outcome == "stored"
         )
 
     def is_of_new_topic(self, publish: Publish) -> bool:
@@ -260,7 +266,7 @@ class History:
             place: tuple[str | bytes | int, ...] = channel.topic, channel.name, publish.body
             if publish.message_id is not None:
                 place = *place, publish.partition, publish.message_id  # another copy may have been handled
-            if channel.topic == publish.topic and place not in self._handled:
+            if channel.wants(publish) and place not in self._handled:
                 self.due[place] = None
         place = publish.topic, "a", publish.body
         if self.is_of_new_topic(publish) and place not in self._handled:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
 from attrs import frozen
 
-from tests.simulation.plan import BANK
+from tests.simulation.plan import BANK, FILTERS, LATE, PARTED
 
 __all__ = ("MUTATIONS", "Mutation")
 
@@ -30,12 +30,14 @@ class Mutation:
         where: module, and path of the function in it.
         change: returns the broken function, given the right one.
         features: what all schedules use in which it is looked for; None for those of their seeds.
+        importers: other modules that import the function.
     """
 
     name: str
     where: str
     change: Callable[[Any], Any]
     features: tuple[str, ...] | None = None
+    importers: tuple[str, ...] = ()
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -45,7 +47,10 @@ class Mutation:
         *parents, name = path.split(".")
         for parent in parents:
             owner = getattr(owner, parent)
-        with patch.object(owner, name, self.change(vars(owner)[name])):
+        broken = self.change(vars(owner)[name])
+        with ExitStack() as patches:
+            for place in (owner, *map(import_module, self.importers)):
+                patches.enter_context(patch.object(place, name, broken))
             yield
 
 
@@ -291,6 +296,25 @@ async def _always_new(right: Any, self: Any, *args: Any) -> bool:
     return True
 
 
+def _later_is_sooner(right: Any, self: Any, delivery: Any, delay: float) -> Any:
+    """Keep a long delay on the disk as a tenth of it."""
+    return right(self, delivery, delay / 10)
+
+
+def _forget_delayed(right: Any, old: Any, new: Any) -> None:
+    """Hand the channels over without their delayed queues."""
+    right(old, new)
+    for channel in new.channels.values():
+        channel.cursor.delayed.clear()
+
+
+def _copy_all_but_one(right: Any, source: Any, target: Any, *args: Any) -> bool:
+    """Leave out the last record of a follower that catches up."""
+    if source.log.end_count - target.log.end_count <= 1:
+        return True
+    return bool(right(source, target, source.log.end_count - target.log.end_count - 1))
+
+
 _CLIENT = "nsqext.client"
 _BROKER = "nsqext.broker"
 _TRANSACTIONS = "nsqext.transactions"
@@ -505,6 +529,37 @@ _ALL = (
         "messages wait for a tag whose consumers have left",
         f"{_BROKER}.engine.channel.tag_selector:TagSelector.remove",
         _always(_keep_queue_of_tag),
+    ),
+    Mutation(
+        "nodes ignore header filters",
+        f"{_BROKER}.engine.channel.channel:Channel._passes_filters",
+        _always(lambda right, self, client, delivery: True),
+        (FILTERS,),
+    ),
+    Mutation(
+        "a message in twenty does not pass its header filter",
+        f"{_BROKER}.engine.channel.channel:Channel._passes_filters",
+        _sometimes(0.05, lambda right, self, client, delivery: False),
+        (FILTERS,),
+    ),
+    Mutation(
+        "long delays end too early",
+        f"{_BROKER}.engine.channel.cursor:Cursor.delay",
+        _always(_later_is_sooner),
+        (LATE,),
+    ),
+    Mutation(
+        "a new leader has no delayed queues",
+        f"{_BROKER}.coordinator.coordinator:hand_over_channels",
+        _always(_forget_delayed),
+        (LATE,),
+    ),
+    Mutation(
+        "a follower catches up without the last record",
+        f"{_BROKER}.coordinator.replication:copy_records",
+        _always(_copy_all_but_one),
+        (PARTED,),
+        (f"{_BROKER}.coordinator.coordinator",),
     ),
     Mutation(
         "a relay deletes messages before it publishes them",

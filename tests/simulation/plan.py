@@ -16,7 +16,22 @@ from nsqext.broker.engine.storage.segments import DiskOptions
 from nsqext.testing.simulation import Fault, FaultOptions, NetworkOptions
 from nsqext.testing.simulation.faults import KINDS, draw_faults
 
-__all__ = ("BANK", "FEATURES", "JOINS", "LOOKUPDS", "NODES", "TRIPLE", "Plan", "Size", "draw_plan")
+__all__ = (
+    "BANK",
+    "FEATURES",
+    "FILTERS",
+    "JOINS",
+    "KEY_TAGS",
+    "LATE",
+    "LOOKUPDS",
+    "NODES",
+    "PARTED",
+    "SHARES",
+    "TRIPLE",
+    "Plan",
+    "Size",
+    "draw_plan",
+)
 
 NODES = ("n1", "n2", "n3")
 LOOKUPDS = ("l1", "l2")
@@ -43,6 +58,9 @@ JOINS = "joins"
 JOINS_SHARE = 0.4
 """Share of those without faults, in which consumers join and leave in order: see `Plan.features`."""
 _JOINS_SECONDS = 20.0
+FILTERS, LATE, PARTED = "filters", "late", "parted"
+SHARES = {FILTERS: 0.05, LATE: 0.02, PARTED: 0.03}
+"""Shares of the schedules that have one of these besides: see `Plan.features`."""
 BANK = "bank"
 BANK_SHARE = 0.05
 """Share of the schedules that are a bank of two databases: see `tests.simulation.bank`."""
@@ -56,7 +74,7 @@ FSYNC = ("always", "always", "interval", "never")
 
 DISK_FAULTS = frozenset({"power", "disk_full", "disk_failing", "disk_slow"})
 _TOPICS_OF_FAULTS = {"upgrade": "upgraded", "recreate": "recreated"}
-_TOPICS_OF = {"tags": "tagged", "letters": "rejected", KEY_TAGS: "keyed"}
+_TOPICS_OF = {"tags": "tagged", "letters": "rejected", KEY_TAGS: "keyed", FILTERS: "filtered", LATE: "plain"}
 
 Size = Literal["short", "long"]
 
@@ -93,8 +111,10 @@ class Plan:
             with `nsqext.Batcher`; ``batches``, ``fetch`` and ``batch_handler`` consume batches; ``letters`` has a topic
             whose failing messages go to a dead-letter topic; ``triple`` has faults of three kinds at the same time;
             ``key_tags`` shares the keys of the topic ``keyed`` by tags, instead of by its channel; with ``joins``,
-            handlers take seconds, and consumers join and leave this topic without faults; ``bank`` runs a bank of two
-            databases, and nothing else.
+            handlers take seconds, and consumers join and leave this topic without faults; ``filters`` has a topic with
+            a channel whose consumers want one value of a header; ``late`` requeues the last messages for more than 900
+            s, in which nodes are killed; ``parted`` separates leaders from their followers, and moves all leaders
+            afterwards; ``bank`` runs a bank of two databases, and nothing else.
         batchers: topics with publishers that use a `nsqext.Batcher`.
     """
 
@@ -148,6 +168,10 @@ def draw_plan(
     plan = draw(seed, random, faults, _draw_features(seed) if features is None else tuple(features))
     if JOINS in plan.features:
         return _with_joins(plan)
+    if PARTED in plan.features and faults is None:
+        plan = _with_parted(plan)
+    if LATE in plan.features:
+        plan = evolve(plan, rest=_SETTLED)  # what faults excuse is over
     plan = _with_triple(plan) if TRIPLE in plan.features and faults is None else plan
     return _as_bank(plan) if BANK in plan.features else plan
 
@@ -237,6 +261,7 @@ def _draw_features(seed: int) -> tuple[str, ...]:
         features.append(KEY_TAGS)
         if Random(f"joins {seed}").random() < JOINS_SHARE:
             features.append(JOINS)
+    features += [name for name, share in SHARES.items() if Random(f"{name} {seed}").random() < share]
     if Random(f"bank {seed}").random() < BANK_SHARE:
         return (BANK, *(feature for feature in features if feature == TRIPLE))
     return tuple(features)
@@ -284,6 +309,24 @@ def _with_triple(plan: Plan) -> Plan:
         begin, seconds = at + random.uniform(0.0, 0.2), random.uniform(0.25, 3.0)
         faults.append(Fault(kind, begin, seconds, target, random.random()))
     return evolve(plan, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
+
+
+def _with_parted(plan: Plan) -> Plan:
+    """Replace all faults by separations: long ones, short ones, or one at which the leader fails with its last records.
+
+    A follower is dropped after the lease of 0.3 s.
+    """
+    random = Random(f"parted {plan.seed}")
+    leader = random.choice(NODES[: plan.partitions])  # in the beginning
+    at = random.uniform(0.2, 0.7) * plan.seconds
+    to_each = [Fault("separate", at, plan.seconds - at, leader, chance) for chance in (0.25, 0.75)]
+    faults = {
+        "long": [evolve(to_each[0], kind=random.choice(("isolate", "separate")), target=random.choice(NODES))],
+        "short": [evolve(fault, seconds=random.uniform(0.05, 0.25)) for fault in to_each],
+        "last": [*to_each, evolve(to_each[0], kind=random.choice(("kill", "terminate")), at=at + 0.15)],
+    }[random.choice(("long", "short", "last"))]
+    disk = plan.disk if plan.disk is None or plan.disk.fsync == "always" else None
+    return evolve(plan, faults=tuple(faults), replicas=random.choice((2, 3)), disk=disk)
 
 
 def _as_bank(plan: Plan) -> Plan:

@@ -56,7 +56,7 @@ class _Topic:
 
     def publishing(self) -> Iterator[str]:
         """Check the section about publishing."""
-        channels = [channel.name for channel in self.history.channels if channel.topic == self.name]
+        channels = {channel.name: channel.color for channel in self.history.channels if channel.topic == self.name}
         for body, publish in self.publishes.items():
             if publish.outcome == "failed" and body in self.copies:
                 yield f"'A publish that raised is not stored': {body!r}, {publish.error}"
@@ -66,9 +66,11 @@ class _Topic:
             longest = history.timeout + history.settle_timeout + publish.patience + history.paused + 2.0
             if longest < publish.end - publish.begin < inf:
                 yield f"'A publish that takes longer than timeout fails': {body!r} took until {publish.end:.3f} s"
-        for channel in channels:
+        for channel, color in channels.items():
             delivered = {delivery.body for delivery in self.deliveries if delivery.channel == channel}
-            missing = [b for b, publish in self.publishes.items() if publish.outcome == "stored" and b not in delivered]
+            stored = [publish for publish in self.publishes.values() if publish.outcome == "stored"]
+            due = [publish for publish in stored if not color or publish.headers.get("color") == color]
+            missing = [publish.body for publish in due if publish.body not in delivered]
             if missing:
                 yield f"'A publish that returned is stored': {channel} never received {missing[:3]!r}"
         yield from self._keys()

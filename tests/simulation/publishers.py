@@ -125,6 +125,9 @@ class Publishers:
     def _headers(self, publish: Publish) -> dict[str, str]:
         """Return the headers of a message; a topic that is not upgraded refuses them."""
         topic, number = publish.topic, publish.number
+        if topic == "filtered":
+            color = self._tags.choice(("", *TAGS))
+            return {"color": color, "number": str(number)} if color else {}
         wanted = "headers" in self._plan.habits and topic in (*self._extend, "upgraded")
         return {"number": str(number)} if (wanted or topic == "rejected") and number % 3 else {}
 

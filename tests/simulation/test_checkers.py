@@ -134,6 +134,11 @@ def _exceed_rdy(history: History) -> None:
     history.rdy_exceeded.append("3 messages in flight, RDY 2")
 
 
+def _pass_filter(history: History) -> None:
+    history.channels[0].color = "blue"
+    history.publishes[0].headers = {"color": "red"}
+
+
 def _leak(history: History) -> None:
     history.samples.append((1.0, 5000, 10, 10))
 
@@ -248,6 +253,7 @@ BAD: list[tuple[str, Callable[[History], None]]] = [
     ("changed", _change_headers),
     ("unbounded_memory", _leak),
     ("wrong_tag", _tag),
+    ("wrong_header", _pass_filter),
     ("wrong_tag", _miss_tag),
     ("lost", _lose_letter),
     ("dead_letters", _letter_of_handled),
@@ -302,6 +308,28 @@ def test_a_message_may_be_stored_in_a_deleted_topic_and_in_the_new_one() -> None
     assert [*CHECKERS["stored_twice"](history)] == []
     history.recreated = False
     assert [*CHECKERS["stored_twice"](history)] != []
+
+
+def test_a_filter_receives_what_matches_and_nothing_else_is_due() -> None:
+    history = good()
+    history.channels[0].color = "blue"
+    for publish in history.publishes:
+        publish.headers = {"color": "blue"}
+    history.publishes.append(Publish(b"red", "orders", "", 9, 7.0, 7.1, "stored", partition=0))
+    assert judge(history) == []
+    history.publishes[-1].headers = {"color": "blue"}
+    assert [text for text in judge(history) if text.startswith("lost")]
+
+
+@pytest.mark.parametrize(("delay", "found"), [(901.0, True), (899.0, False)])
+def test_a_long_delay_is_not_ended_by_a_fault(delay: float, found: bool) -> None:
+    history = good()
+    first = history.deliveries[0]
+    first.outcome, first.delay = "raised", delay
+    again = Delivery(first.body, "orders", "billing", "c", 0, first.message_id, 2, 500.0, 500.1, "returned")
+    history.deliveries.append(again)
+    history.disturbances.append((499.0, 500.0))
+    assert bool([*CHECKERS["redelivered_early"](history)]) is found
 
 
 def test_a_dead_letter_stands_for_its_message() -> None:

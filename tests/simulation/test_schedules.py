@@ -12,7 +12,7 @@ from nsqext.client.consumer.subscriptions.key_buckets import KeyBuckets
 from tests.simulation.__main__ import measure, run_one, run_plan, text_of
 from tests.simulation.compare import SIZES, run_simulated
 from tests.simulation.mutations import MUTATIONS
-from tests.simulation.plan import BANK, FEATURES, JOINS, KEY_TAGS, TRIPLE, Size, draw_plan
+from tests.simulation.plan import BANK, FEATURES, JOINS, KEY_TAGS, SHARES, TRIPLE, Size, draw_plan
 
 
 @pytest.mark.parametrize("seed", range(1, 13))
@@ -81,12 +81,13 @@ def test_a_seed_draws_the_same_schedule_each_time() -> None:
     assert forwards == backwards[::-1], "drawing one changed another one"
     assert draw_plan(5, faults=()).faults == ()
     assert {draw_plan(seed).size for seed in range(200)} == {"short", "long"}
-    assert {feature for seed in range(100) for feature in draw_plan(seed).features} == {
+    assert {feature for seed in range(300) for feature in draw_plan(seed).features} == {
         *FEATURES,
         TRIPLE,
         KEY_TAGS,
         JOINS,
         BANK,
+        *SHARES,
     }
     assert draw_plan(5, features=()).features == ()
 
@@ -157,6 +158,26 @@ def test_a_bucket_that_is_released_too_early_is_found() -> None:
     """With seed 4, two consumers handle messages of a key at once."""
     name = "a bucket of keys is released before its messages are answered"
     assert "two_owners_of_a_key" in measure(4, name, features=("joins", "key_tags")).error
+
+
+@pytest.mark.parametrize("feature", SHARES)
+def test_filters_long_delays_and_separated_followers_violate_no_guarantee(feature: str) -> None:
+    for seed in range(1, 5):
+        assert text_of(run_one(seed, features=[feature]).error) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        ("nodes ignore header filters", 1),
+        ("a message in twenty does not pass its header filter", 1),
+        ("long delays end too early", 1),
+        ("a new leader has no delayed queues", 2),
+        ("a follower catches up without the last record", 43),
+    ],
+)
+def test_a_bug_of_filters_long_delays_or_separated_followers_is_found(name: str, seed: int) -> None:
+    assert measure(seed, name, features=MUTATIONS[name].features).error
 
 
 @pytest.mark.parametrize("seed", [2, 7, 9, 22])

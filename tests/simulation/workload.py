@@ -16,7 +16,7 @@ from tests.simulation.checkers import judge
 from tests.simulation.consumers import Client, Consumers
 from tests.simulation.history import Channel, History
 from tests.simulation.operators import Operators
-from tests.simulation.plan import JOINS
+from tests.simulation.plan import JOINS, LATE, NODES, PARTED
 from tests.simulation.publishers import KEYED, Publishers
 from tests.simulation.wire import RdyWatch
 
@@ -30,6 +30,10 @@ __all__ = ("Schedule", "Violated", "run_schedule")
 
 DRAIN = 150.0
 """Virtual seconds after the last fault within which everything has to be handled."""
+_WAITING = 100.0
+"""Virtual seconds between two kills of nodes while messages wait for their delays."""
+_REJOINED = 3.0
+"""Virtual seconds after which a node that was separated has caught up."""
 _LATE_PAUSE = 30.0
 """Virtual seconds after which a request to pause, repeated after its timeout, has arrived a second time."""
 MAX_ATTEMPTS = 2
@@ -61,7 +65,9 @@ class Schedule:
         self._lookupd: list[str] | Lookup = world.cluster.lookupd
         if plan.shared_lookup:
             self._lookupd = Lookup(self._lookupd)
-        self._extend = {"lanes", "keyed", "tagged", "rejected"} | ({"recreated"} if "lanes" in plan.habits else set())
+        self._extend = {"lanes", "keyed", "tagged", "rejected", "filtered"} | (
+            {"recreated"} if "lanes" in plan.habits else set()
+        )
         self._publishers = Publishers(world, plan, self.history, self._lookupd, self.request_timeout, self._extend)
 
     async def run(self) -> None:
@@ -113,15 +119,45 @@ class Schedule:
                         await doomed.kill(silently=world.random.random() < 0.5)
                 publishers.working = operators.working = False
                 history.healed = world.now
-                if world.faults and world.random.random() < 0.5:
+                if PARTED in self.plan.features:
+                    await anyio.sleep(_REJOINED)
+                    await self._move_leaders()
+                elif world.faults and world.random.random() < 0.5:
                     await self._move_leaders()
                 if world.faults:
                     history.disturbances.append((began, world.now))
                     history.faults.append((began, world.now))
             await operators.resume_channels()
             await self._publish_afterwards()
+            if LATE in self.plan.features:
+                await self._replace_consumers(stack, clients, makers)
+                await self._kill_while_messages_wait()
             await self._drain(operators)
             await makers.note_unanswered(clients)
+
+    async def _replace_consumers(self, stack: AsyncExitStack, clients: list[Client], makers: Consumers) -> None:
+        """Replace consumers that remember which messages wait by others, for which the servers alone do."""
+        await anyio.sleep(_WAITING)
+        began = self.world.now
+        for client in [client for client in clients if client.channel[0] == "plain"]:
+            await client.consumer.aclose()
+            clients.remove(client)
+        for client in makers.every(("plain",)):
+            await stack.enter_async_context(self._closing(client))
+            clients.append(client)
+        self.history.disturbances.append((began, self.world.now))
+
+    async def _kill_while_messages_wait(self) -> None:
+        """Kill each node and start it again, while messages wait for the end of long delays."""
+        await anyio.sleep(_WAITING)
+        for node in NODES:
+            began = self.world.now
+            await self.world.cluster.kill(node)
+            await anyio.sleep(self.world.random.uniform(0.1, 3.0))
+            await self.world.cluster.restart(node)
+            await anyio.sleep(_WAITING)
+            self.history.disturbances.append((began, self.world.now))
+            self.history.faults.append((began, self.world.now))
 
     async def _drain(self, operators: Operators) -> None:
         """Wait until all messages are handled; give up when nothing was handled for DRAIN seconds."""
@@ -130,7 +166,8 @@ class Schedule:
             stopped = sum(fault.seconds for fault in world.faults if fault.kind in ("freeze", "pause"))
             history.forget_unsynced(disk.power_losses, 2 * self.plan.disk.sync_interval + stopped)
         fewest, since, late = len(history.due), world.now, world.now + _LATE_PAUSE
-        while history.due and world.now < since + DRAIN:
+        longest = DRAIN + max((found.delay for found in history.deliveries), default=0.0)
+        while history.due and world.now < since + longest:
             await anyio.sleep(0.25)
             if len(history.due) < fewest:
                 fewest, since = len(history.due), world.now
@@ -150,6 +187,7 @@ class Schedule:
             "upgraded": [Channel("upgraded", "a")],
             "recreated": [Channel("recreated", "a")],
             "tagged": [Channel("tagged", "a")],
+            "filtered": [Channel("filtered", "a"), Channel("filtered", "blue", color="blue")],
             "rejected": [Channel("rejected", "a", max_attempts=MAX_ATTEMPTS, letters="letters")],
         }
         for topic in plan.topics:

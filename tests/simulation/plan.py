@@ -293,6 +293,7 @@ def _with_joins(plan: Plan) -> Plan:
         doomed=False,
         faults=(),
         habits=(),
+        features=tuple(feature for feature in plan.features if feature not in SHARES),
     )
 
 

@@ -12,11 +12,11 @@ from attrs import evolve
 
 from nsqext import DeliveryUnknown, PublishFailed, Receipt
 from nsqext.testing.simulation import Fault
-from tests.simulation.history import Delivery
+from tests.simulation.history import Channel, Delivery
 from tests.soak.__main__ import Run
 from tests.soak.clusters import TOPICS, EmbeddedProcess
 from tests.soak.records import Record, Recorder, SoakHistory
-from tests.soak.soak_round import ALL, KEYED, Soak, make_plan
+from tests.soak.soak_round import ALL, KEYED, ORIGINAL, Soak, make_plan
 
 SHORT = {
     "steady": ([], ["lanes", "ordered", "key_failover"]),
@@ -34,8 +34,8 @@ def test_a_short_round_violates_no_guarantee() -> None:
 
 
 def test_the_roles_hold_every_kind_of_client() -> None:
-    for roles in (ALL, KEYED):
-        assert sum(len(publish) for publish, _ in roles.values()) >= 6
+    for roles in (ALL, KEYED, ORIGINAL):
+        assert sum(len(publish) for publish, _ in roles.values()) >= 4
         assert sum(len(consume) for _, consume in roles.values()) >= 6
     topics = {kind.split("/")[0] for publish, _ in ALL.values() for kind in publish}
     assert topics == set(TOPICS)
@@ -105,6 +105,18 @@ def test_a_record_becomes_a_history(tmp_path: Path) -> None:
     ]
     assert (history.observed, history.disturbances, history.close_seconds) == (["a header changed"], [(3.0, 4.0)], 0.5)
     assert record.phases == {"closed"}
+
+
+def test_what_kill_9_takes_from_a_node_is_excused_and_nothing_else(tmp_path: Path) -> None:
+    recorder, record, history = _recorded(tmp_path / "record")
+    history.channels.append(Channel("t", "ch"))
+    for name, port in (("handled", 1), ("in flight", 1), ("on another node", 2)):
+        recorder.publish_begins(name.encode(), "t", "", 1.0)
+        recorder.publish_ends(name.encode(), Receipt("t", -1, f"127.0.0.1:{port}"))
+    record.read()
+    history.deliveries.append(Delivery(b"handled", "t", "ch", "c 1", 1, 7, 1, 2.0, 2.5, "returned"))
+    history.forget_unfinished(3.0, 1)
+    assert [publish.outcome for publish in history.publishes] == ["stored", "unknown", "stored"]
 
 
 def test_unfinished_events_of_a_killed_process_are_recorded_as_ended(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ from tests.simulation.mutations import MUTATIONS
 from tests.simulation.plan import BANK, FEATURES, JOINS, KEY_TAGS, LATE, SHARES, TRIPLE, Plan, Size, draw_plan
 from tests.simulation.workload import histories, run_schedule
 
-MOST_TURNS = 200_000
-"""A long schedule takes 10,000 to 20,000."""
+MOST_TURNS, LATE_TURNS = 200_000, 2_000_000
+"""A long schedule takes 10,000 to 20,000, one in which messages wait for long delays ten times as many."""
 LIMIT, LATE_LIMIT = 600.0, 5000.0
 """Virtual seconds of a schedule; the second, if messages wait for long delays."""
 CHUNK = 8
@@ -115,7 +115,7 @@ def run_plan(plan: Plan, *, keep_trace: bool = False) -> Run:
         *(partial(run_bank if BANK in plan.features else run_schedule, plan=plan), plan.seed, plan.faults),
         network=plan.network,
         keep_trace=keep_trace,
-        most_turns=MOST_TURNS,
+        most_turns=LATE_TURNS if LATE in plan.features else MOST_TURNS,
         time_limit=LATE_LIMIT if LATE in plan.features else LIMIT,
         disk=plan.disk or False,
         real_http=plan.real_http,

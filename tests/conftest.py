@@ -14,7 +14,7 @@ from secrets import token_hex
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from nsqext.broker import Cluster
 from nsqext.broker.listeners import Ports
@@ -35,6 +35,9 @@ _ALLOWED_SKIPS = (
 )
 
 settings.register_profile("ci", derandomize=True, deadline=None)
+settings.register_profile(
+    "mutate", derandomize=True, deadline=None, phases=(Phase.explicit, Phase.generate), report_multiple_bugs=False
+)
 settings.register_profile("explore", max_examples=2000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 

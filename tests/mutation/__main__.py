@@ -1,6 +1,7 @@
 """Draw bugs from operators over the rooms that hold promises, and run the tests of their room.
 
-``python -m tests.mutation --count 60`` prints what each mutant was found by, and lists the survivors.
+``python -m tests.mutation --count 60`` prints what each mutant was found by, and lists the survivors. A mutant meets
+the tests that run its line. ``--at lookup/http.py:70`` puts in every mutant of a line.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from random import Random
 
 from attrs import frozen
 
+from tests.mutation.equivalent import reason_of
 from tests.mutation.operators import Mutant, mutants_of, source_of
-from tests.mutation.rooms import NAMED, ROOMS, tests_of
+from tests.mutation.reach import Reach
+from tests.mutation.rooms import NAMED, ROOMS
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("nsqext", "tests", "docs", "examples", "pyproject.toml", "pyspark_nsqext.py")
@@ -38,7 +41,7 @@ class Trial:
         room: its room.
         module: path of the module below the package.
         source: the wrong source.
-        tests: files and folders of tests.
+        tests: files, folders and names of tests; none if no test runs the line.
     """
 
     name: str
@@ -66,28 +69,61 @@ def named() -> Iterator[Trial]:
         yield Trial(bug.name, "named", bug.module, changed, bug.tests)
 
 
-def drawn(rooms: list[str], count: int, seed: int) -> Iterator[Trial]:
-    """Yield mutants of rooms, the same number of each."""
-    for room in rooms:
-        sources = {
-            str(path.relative_to(ROOT / "nsqext")): path.read_text()
-            for path in sorted((ROOT / "nsqext" / room).rglob("*.py"))
-        }
-        every = [mutant for module, source in sources.items() for mutant in mutants_of(module, source)]
-        chosen: list[Mutant] = Random(f"{room} {seed}").sample(every, min(len(every), -(-count // len(rooms))))
-        for mutant in chosen:
-            source = source_of(mutant, sources[mutant.module])
-            yield Trial(str(mutant), room, mutant.module, source, tuple(tests_of(mutant.module, room, ROOT)))
+def sources_of(room: str) -> dict[str, str]:
+    """Return path below the package -> source of each module of a room."""
+    paths = sorted((ROOT / "nsqext" / room).rglob("*.py"))
+    return {str(path.relative_to(ROOT / "nsqext")): path.read_text() for path in paths}
+
+
+def drawn(room: str, count: int, seed: int) -> list[Mutant]:
+    """Return mutants of a room."""
+    every = [mutant for module, source in sources_of(room).items() for mutant in mutants_of(module, source)]
+    return Random(f"{room} {seed}").sample(every, min(len(every), count))
+
+
+def placed(room: str, places: list[str]) -> list[Mutant]:
+    """Return every mutant of lines of a room."""
+    every = [mutant for module, source in sources_of(room).items() for mutant in mutants_of(module, source)]
+    return [mutant for mutant in every if f"{mutant.module}:{mutant.line}" in places]
+
+
+def trials(room: str, mutants: list[Mutant], folder: Path, limit: float) -> Iterator[Trial]:
+    """Yield trials of mutants, with the tests that run their lines."""
+    reach = Reach(folder, room, ROOMS[room], limit)
+    sources = sources_of(room)
+    for mutant in mutants:
+        source = source_of(mutant, sources[mutant.module])
+        yield Trial(str(mutant), room, mutant.module, source, reach.of(mutant.module, mutant.line))
 
 
 def run(trial: Trial, folders: Queue[Path], limit: float) -> tuple[Trial, str, float]:
     """Return by what a bug was found: a test, the time limit, or nothing."""
+    if not trial.tests:
+        return trial, "", 0.0
     folder, began = folders.get(), time.monotonic()
     path = folder / "nsqext" / trial.module
     right = path.read_text()
     path.write_text(trial.source)
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *trial.tests]
-    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    arguments = folder / "arguments"
+    arguments.write_text("\n".join(trial.tests))
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "--timeout=40",
+        "--no-header",
+        "-p",
+        "no:cacheprovider",
+        f"@{arguments}",
+    ]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(folder),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HYPOTHESIS_PROFILE": "mutate",
+    }
     try:
         ended = subprocess.run(
             command, cwd=folder, env=environment, capture_output=True, text=True, timeout=limit, check=False
@@ -115,29 +151,47 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=60, help="mutants that are drawn")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--room", action="append", choices=tuple(ROOMS), help="only this room; may be repeated")
+    parser.add_argument("--at", action="append", help="every mutant of module:line, none drawn; may be repeated")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for the tests of a mutant")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
-    trials = [*named(), *drawn(given.room or list(ROOMS), given.count, given.seed)]
-    totals: Counter[tuple[str, bool]] = Counter()
+    rooms = given.room or list(ROOMS)
+    totals: Counter[tuple[str, str]] = Counter()
     with tempfile.TemporaryDirectory(prefix="nsqext-mutants-") as temporary:
         folders: Queue[Path] = Queue()
-        for number in range(given.processes):
+        for number in range(given.processes + 1):
             folder = Path(temporary, str(number))
             for name in COPIED:
                 copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
                 folder.mkdir(exist_ok=True)
                 copy(ROOT / name, folder / name)
             folders.put(folder)
+        unchanged = folders.get()
         with ThreadPoolExecutor(given.processes) as pool:
-            for trial, found, seconds in pool.map(partial(run, folders=folders, limit=given.limit), trials):
-                totals[trial.room, bool(found)] += 1
-                say(f"{'found' if found else 'SURVIVED':8} {seconds:6.1f} s  {trial.name}  {found}")
-    for room in ("named", *ROOMS):
-        count = totals[room, True] + totals[room, False]
+            for room in ("named", *rooms):
+                if room == "named":
+                    chosen = [] if given.at else list(named())
+                else:
+                    mutants = (
+                        placed(room, given.at) if given.at else drawn(room, -(-given.count // len(rooms)), given.seed)
+                    )
+                    known = [mutant for mutant in mutants if reason_of(mutant)]
+                    totals[room, "equivalent"] = len(known)
+                    mutants = [mutant for mutant in mutants if mutant not in known]
+                    chosen = list(trials(room, mutants, unchanged, given.limit)) if mutants else []
+                for trial, found, seconds in pool.map(partial(run, folders=folders, limit=given.limit), chosen):
+                    totals[room, "found" if found else "survived"] += 1
+                    say(f"{'found' if found else 'SURVIVED':8} {seconds:6.1f} s  {trial.name}  {found or way(trial)}")
+    for room in ("named", *rooms):
+        count = totals[room, "found"] + totals[room, "survived"]
         if count:
-            say(f"{room:20} {totals[room, True]} of {count} found")
-    return bool(totals["named", False])
+            say(f"{room:20} {totals[room, 'found']} of {count} found, {totals[room, 'equivalent']} have no effect")
+    return bool(totals["named", "survived"])
+
+
+def way(trial: Trial) -> str:
+    """Return how a mutant survived."""
+    return f"{len(trial.tests)} tests run it" if trial.tests else "no test runs it"
 
 
 if __name__ == "__main__":

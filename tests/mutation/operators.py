@@ -22,6 +22,10 @@ _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.In: ast.NotIn,
     ast.NotIn: ast.In,
 }
+_FORM = ("eq", "init", "frozen", "repr", "order", "kw_only", "slots", "alias", "compare")
+"""How a class is made: an object that could be compared besides loses no message."""
+_CHOSEN = 8
+"""Numbers outside of functions from which on they are limits, sizes and times that somebody chose."""
 _WORDS_ONLY = ("logger", "log", "warnings")
 """What only produces text: a changed log record loses no message."""
 
@@ -78,8 +82,21 @@ def _places(tree: ast.AST) -> Iterator[ast.AST]:
             continue
         if isinstance(node, ast.Expr) and _only_words(node.value):
             continue
+        if isinstance(node, ast.keyword) and node.arg in _FORM and isinstance(node.value, ast.Constant):
+            continue
+        if (
+            isinstance(tree, ast.Module | ast.ClassDef)
+            and isinstance(node, ast.Assign | ast.AnnAssign)
+            and _chosen(node)
+        ):
+            continue
         yield node
         yield from _places(node.value if isinstance(node, ast.AnnAssign) and node.value is not None else node)
+
+
+def _chosen(node: ast.Assign | ast.AnnAssign) -> bool:
+    numbers = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and type(part.value) is int]
+    return bool(numbers) and max(numbers) >= _CHOSEN
 
 
 def _only_words(value: ast.expr) -> bool:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from attrs import frozen
 
-__all__ = ("NAMED", "ROOMS", "Named", "tests_of")
+__all__ = ("NAMED", "ROOMS", "Named")
 
 ROOMS = {
-    "client/producer": "tests/client/producer",
-    "client/consumer": "tests/client/consumer",
-    "lookup": "tests/lookup",
-    "dispatch": "tests/dispatch",
-    "broker/engine": "tests/broker/engine",
-    "broker/coordinator": "tests/broker/coordinator",
-    "spark/read": "tests/spark/read",
+    "client/producer": ("tests/client/producer",),
+    "client/consumer": ("tests/client/consumer",),
+    "lookup": ("tests/lookup",),
+    "dispatch": ("tests/dispatch",),
+    "broker/engine": ("tests/broker/engine",),
+    "broker/coordinator": ("tests/broker/coordinator", "tests/broker/cluster/test_disk.py"),
+    "spark/read": ("tests/spark/read",),
 }
-"""Folder below the package -> folder of its tests."""
+"""Folder below the package -> its tests."""
 
 
 @frozen
@@ -69,10 +67,3 @@ NAMED = (
         ("tests/broker/engine/storage/test_partition_disk.py",),
     ),
 )
-
-
-def tests_of(module: str, room: str, root: Path) -> list[str]:
-    """Return the tests of a module: first the file of its name, then its room."""
-    folder = ROOMS[room]
-    own = sorted(str(path.relative_to(root)) for path in (root / folder).rglob(f"test_{Path(module).stem}.py"))
-    return [*own, folder]

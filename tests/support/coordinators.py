@@ -84,6 +84,22 @@ async def until(coordinator: Coordinator, done: str, topic: str = "t", partition
             await replicas.changes.wait()
 
 
+def wrong_roles(coordinator: Coordinator) -> list[tuple[str, int, str]]:
+    """Return topic, partition and node of each replica whose role is not what the state of its partition says."""
+    wrong = []
+    for replicas in coordinator.replica_sets.values():
+        state, spec = replicas.state, coordinator.topics[replicas.topic].spec
+        for name, found in replicas.hosts.items():
+            leads = name == state.leader and not state.resigned and coordinator.members[name].alive
+            writes = leads and len(state.in_sync) >= spec.quorum and not state.joining
+            copies = leads and len(state.in_sync) > 1
+            expected = (leads, writes, copies, not leads, state.epoch)
+            actual = (found.leader, found.writable, found.replicate is not None, found.partition.suspended, found.epoch)
+            if actual != expected:
+                wrong.append((replicas.topic, replicas.partition, name))
+    return wrong
+
+
 def counted(coordinator: Coordinator) -> dict[str, tuple[int, int]]:
     """Count leaders and replicas of each usable node over all partitions."""
     states = [replicas.state for replicas in coordinator.replica_sets.values()]

@@ -366,7 +366,6 @@ class Coordinator:
 
         try:
             if is_current() and await self._copy_all(replicas, name, is_current):
-                self.catching_up.discard(key)
                 self._add_in_sync(replicas, name)
                 return
         except Refusal as refusal:

@@ -11,7 +11,7 @@ from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.coordinator import membership
 from nsqext.broker.coordinator.coordinator import CoordinatorOptions
 from nsqext.broker.coordinator.topics import TopicSpec
-from tests.support.coordinators import bodies, counted, hosted, make_coordinator, publish, running, until
+from tests.support.coordinators import bodies, counted, hosted, make_coordinator, publish, running, until, wrong_roles
 
 if TYPE_CHECKING:
     from nsqext.broker.coordinator.coordinator import Coordinator
@@ -31,6 +31,7 @@ def test_a_topic_is_led_at_once() -> None:
     assert sorted(roles(coordinator).values()) == [(False, False), (False, False), (True, True)]
     leader = coordinator.replica_sets["t", 0].state.leader
     assert hosted(coordinator, leader).replicate is not None
+    assert wrong_roles(coordinator) == []
 
 
 def test_creating_again_needs_the_same_shape() -> None:
@@ -91,6 +92,13 @@ def test_refused_changes_change_nothing(changes: dict[str, int], text: str) -> N
     assert coordinator.topics["t"].spec == TopicSpec()
 
 
+def test_settings_may_reach_their_limits() -> None:
+    coordinator = make_coordinator()
+    admin.create_topic(coordinator, "t", TopicSpec())
+    admin.update_topic(coordinator, "t", retention_days=60, sync_every=4000)
+    assert coordinator.topics["t"].spec == TopicSpec(retention_days=60, sync_every=4000)
+
+
 @pytest.mark.anyio
 async def test_more_and_fewer_replicas() -> None:
     async with running() as coordinator:
@@ -126,6 +134,33 @@ def test_registered_channels_replace_the_others() -> None:
     assert sorted(leader.channels) == ["a", "b"]
     admin.register_channels(coordinator, "t", ["b"])
     assert list(leader.channels) == ["b"]
+
+
+def test_followers_have_registered_channels_at_once() -> None:
+    coordinator = make_coordinator()
+    admin.create_topic(coordinator, "t", TopicSpec(1, 2, disable_channel_auto_create=True))
+    for channels in (["a", "b"], ["b"]):
+        admin.register_channels(coordinator, "t", channels)
+        assert [sorted(hosted(coordinator, name).partition.channels) for name in roles(coordinator)] == [channels] * 2
+
+
+def test_channels_are_deleted_when_a_topic_begins_to_need_registered_ones() -> None:
+    coordinator = make_coordinator()
+    admin.create_topic(coordinator, "t", TopicSpec(1, 2))
+    coordinator.replica_sets["t", 0].leader.channel("a")
+    admin.update_topic(coordinator, "t", retention_days=3)
+    assert list(coordinator.replica_sets["t", 0].leader.channels) == ["a"]
+    admin.update_topic(coordinator, "t", disable_channel_auto_create=True)
+    assert list(coordinator.replica_sets["t", 0].leader.channels) == []
+
+
+def test_new_partitions_have_the_registered_channels() -> None:
+    coordinator = make_coordinator()
+    admin.create_topic(coordinator, "t", TopicSpec(disable_channel_auto_create=True))
+    admin.register_channels(coordinator, "t", ["a", "b"])
+    admin.expand_topic(coordinator, "t", 3)
+    found = [sorted(coordinator.replica_sets["t", number].leader.channels) for number in range(3)]
+    assert found == [["a", "b"]] * 3
 
 
 @pytest.mark.anyio

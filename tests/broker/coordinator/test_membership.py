@@ -15,7 +15,7 @@ from nsqext.broker.coordinator.replication import mirror_channels
 from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.broker.engine.publish import NewMessage
 from nsqext.protocol.server.request_error import RequestError
-from tests.support.coordinators import bodies, hosted, make_coordinator, publish, running, until
+from tests.support.coordinators import bodies, hosted, make_coordinator, publish, running, until, wrong_roles
 
 if TYPE_CHECKING:
     from nsqext.broker.engine.partition import Partition
@@ -120,6 +120,46 @@ async def test_a_lost_follower_of_three_only_delays_a_publish() -> None:
         await publish(coordinator, b"one")
         state = coordinator.replica_sets["t", 0].state
         assert (state.leader, len(state.in_sync), state.epoch) == (leader, 2, 1)
+
+
+@pytest.mark.anyio
+async def test_a_separated_follower_is_dropped_after_a_lease_and_catches_up() -> None:
+    async with running() as coordinator:
+        leader = create(coordinator, 3)
+        other, third = coordinator.replica_sets["t", 0].state.replicas[1:]
+        coordinator.separate(other, third)  # the leader reaches both
+        coordinator.separate(leader, other)
+        await until(coordinator, f"sync={','.join(sorted((leader, third)))}")
+        assert wrong_roles(coordinator) == []
+        await publish(coordinator, b"one")
+        assert [bodies(coordinator, name) for name in (leader, third, other)] == [[b"one"], [b"one"], []]
+        coordinator.connect(leader, other)
+        await until(coordinator, "sync=n1,n2,n3")
+        assert bodies(coordinator, other) == [b"one"]
+        coordinator.connect(other, third)
+        assert coordinator.stable
+
+
+@pytest.mark.anyio
+async def test_a_follower_that_is_connected_within_a_lease_stays_in_sync() -> None:
+    async with running() as coordinator:
+        leader = create(coordinator, 3)
+        other = coordinator.replica_sets["t", 0].state.replicas[1]
+        coordinator.separate(leader, other)
+        coordinator.connect(leader, other)
+        await anyio.sleep(2 * coordinator.options.lease)
+        assert sorted(coordinator.replica_sets["t", 0].state.in_sync) == ["n1", "n2", "n3"]
+
+
+@pytest.mark.anyio
+async def test_a_leader_of_two_that_is_separated_resigns() -> None:
+    async with running() as coordinator:
+        leader = create(coordinator, 2)
+        other = coordinator.replica_sets["t", 0].state.replicas[1]
+        coordinator.separate(leader, other)
+        with pytest.raises(RequestError, match="E_FAILED_ON_NOT_WRITABLE"):
+            await publish(coordinator, b"one")
+        assert (coordinator.replica_sets["t", 0].state.resigned, wrong_roles(coordinator)) == (True, [])
 
 
 @pytest.mark.anyio

@@ -62,6 +62,20 @@ def test_placement_is_complete_and_even(nodes: int, partitions: int, replicas: i
     assert max(held) - min(held) <= 1
 
 
+@given(st.integers(1, 5), st.integers(1, 12), st.integers(1, 12), st.integers(1, 5))
+def test_an_expanded_placement_stays_even(nodes: int, before: int, more: int, replicas: int) -> None:
+    load = {f"n{number}": (0, 0) for number in range(max(nodes, replicas))}
+    placed = place(TopicSpec(before, replicas, multi_part=True), load, {})
+    assert placed is not None
+    existing = {number: PartitionState(chosen[0], chosen, chosen) for number, chosen in placed.items()}
+    added = place(TopicSpec(before + more, replicas, multi_part=True), load, existing)
+    assert added is not None
+    assert sorted(added) == list(range(before, before + more))
+    every = [*placed.values(), *added.values()]
+    held = [sum(node in chosen for chosen in every) for node in load]
+    assert max(held) - min(held) <= 1
+
+
 def test_only_a_node_in_sync_is_elected() -> None:
     state = PartitionState("n1", ["n1", "n2", "n3"], ["n1", "n3"])
     assert candidate(state, {"n1", "n2", "n3"}) == "n1"
@@ -95,6 +109,13 @@ def test_a_leader_without_majority_resigns() -> None:
     drop_from_in_sync(three, "n3", TopicSpec(1, 3))
     assert (three.in_sync, three.resigned) == (["n1"], True)
     assert not is_writable(three, TopicSpec(1, 3))
+
+
+def test_a_joining_replica_that_is_dropped_does_not_hold_up_writes() -> None:
+    state = PartitionState("n1", ["n1", "n2", "n3"], ["n1", "n2"], joining={"n3"})
+    drop_from_in_sync(state, "n3", TopicSpec(1, 3))
+    assert (state.in_sync, state.resigned, state.joining) == (["n1", "n2"], False, set())
+    assert is_writable(state, TopicSpec(1, 3))
 
 
 def test_writes_wait_while_a_replica_joins() -> None:

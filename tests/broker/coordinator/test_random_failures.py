@@ -12,7 +12,7 @@ from nsqext.broker.coordinator import membership
 from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
 from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.protocol.server.request_error import RequestError
-from tests.support.coordinators import bodies, counted, hosted, publish, running, until
+from tests.support.coordinators import bodies, counted, hosted, publish, running, until, wrong_roles
 
 NODES = ("n1", "n2", "n3", "n4")
 OPTIONS = CoordinatorOptions(lease=0.004, join_pause=0.002, replace_after=0.02)
@@ -59,7 +59,7 @@ class Schedule:
         for _ in range(steps):
             name = self.rng.choice(NODES)
             member = self.coordinator.members[name]
-            action = self.rng.choice(("kill", "freeze", "move", "leave", "wait"))
+            action = self.rng.choice(("kill", "freeze", "move", "leave", "cut", "wait"))
             if action == "move":
                 await self._move(name)
             elif action == "kill":
@@ -77,7 +77,13 @@ class Schedule:
                 membership.left(self.coordinator, member)
                 await self._pause()
                 membership.returned(self.coordinator, member)
+            elif action == "cut":
+                other = self.rng.choice([node for node in NODES if node != name])
+                self.coordinator.separate(name, other)
+                await self._pause()
+                self.coordinator.connect(name, other)
             assert self.coordinator.load() == counted(self.coordinator)
+            assert wrong_roles(self.coordinator) == []
             await self._pause()
 
     async def _move(self, name: str) -> None:

@@ -46,6 +46,8 @@ def test_the_keys_of_a_partition_use_all_buckets(partitions: int) -> None:
 
 
 def test_invalid_numbers_are_refused() -> None:
+    for right in (0, 1, 1024):
+        check_key_tags(right)
     for wrong in (-1, 1025, True, 2.0, "8"):
         with pytest.raises(InvalidSetting, match="is not a number of buckets"):
             check_key_tags(wrong)  # type: ignore[arg-type]

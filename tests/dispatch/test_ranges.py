@@ -197,6 +197,18 @@ def test_balance_comes_near_the_fair_share_or_is_stopped_by_one_key(
     assert not ranges.balance()
 
 
+@pytest.mark.parametrize("count", [2, 3, 4, 6])
+def test_balance_finds_the_cells_that_divide_the_messages_evenly(count: int) -> None:
+    ranges = KeyRanges[int](clock=Clock())
+    for consumer in range(count):
+        ranges.add_consumer(consumer)
+    for cell in range(12):
+        ranges.record(cell << CELL_BITS, 1_000_000)
+    assert ranges.balance()
+    starts = [int(low * SPACE) >> CELL_BITS for low, _, _ in ranges.ranges()]
+    assert starts == [consumer * 12 // count for consumer in range(count)]
+
+
 def test_refusals() -> None:
     ranges = KeyRanges[str](clock=Clock())
     ranges.add_consumer("C1")
@@ -335,6 +347,9 @@ def test_the_older_half_is_dropped() -> None:
     clock.now += 0.1
     assert load.between(0, SPACE) == 20
     clock.now += 100
+    assert (load.between(0, SPACE), sum(load.cells())) == (0, 0)
+    load.add(7, 40)
+    clock.now += 10
     assert (load.between(0, SPACE), sum(load.cells())) == (0, 0)
 
 

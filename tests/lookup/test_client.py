@@ -79,6 +79,37 @@ async def test_lookup_nodes_are_requested_concurrently(nodes: LookupNodes) -> No
     assert all(answer.found for answer in await client_of(nodes).lookup("orders"))
 
 
+def test_a_token_is_not_given_to_an_address_without_tls() -> None:
+    with pytest.raises(InvalidSetting, match="auth_secret would be sent in clear to n:4161"):
+        LookupClient(["127.0.0.1:4161", "n:4161"], LookupOptions(auth_secret="hush"))
+    LookupClient(["127.0.0.1:4161", "https://n:4161"], LookupOptions(auth_secret="hush"))
+
+
+async def test_an_equal_response_is_read_once(nodes: LookupNodes) -> None:
+    nodes.lists("a:4161", "a:4161", epochs={"a:4161": 4})
+    nodes.finds("a:4161", FOUND)
+    client = client_of(nodes, poll_interval=0.001)
+    [first], [again] = await client.lookup("orders", "r"), await client.lookup("orders", "r")
+    assert again is first
+    nodes.lists("a:4161", "a:4161", epochs={"a:4161": 5})
+    await anyio.sleep(0.02)
+    [newer] = await client.lookup("orders", "r")
+    assert (newer.epoch, newer.partitions is first.partitions) == (5, True)
+    nodes.finds("a:4161", lookup_json({0: "n9:4150"}, num=1))
+    [changed] = await client.lookup("orders", "r")
+    assert changed.partitions != first.partitions
+
+
+async def test_of_lists_that_disagree_the_higher_epoch_counts(nodes: LookupNodes) -> None:
+    nodes.lists("a:4161", "a:4161", "b:4161", epochs={"a:4161": 4, "b:4161": 1})
+    nodes.lists("b:4161", "a:4161", "b:4161", epochs={"a:4161": 4, "b:4161": 2}, leader="b:4161")
+    listed = await LookupClient("a:4161,b:4161", transport=nodes.transport).lookup_nodes()
+    assert {str(node.address): (node.epoch, node.leader) for node in listed} == {
+        "a:4161": (4, False),
+        "b:4161": (2, True),
+    }
+
+
 async def test_answers_have_the_epoch_of_listlookup(nodes: LookupNodes) -> None:
     nodes.lists("a:4161", "a:4161", "b:4161", epochs={"a:4161": 3})
     nodes.lists("b:4161", "a:4161", "b:4161", epochs={"a:4161": 2, "b:4161": 7})

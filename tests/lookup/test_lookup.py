@@ -54,6 +54,12 @@ def cache_of(nodes: LookupNodes, **options: Any) -> MetadataCache:
     return MetadataCache("a:4161", options=LookupOptions(**given), transport=nodes.transport)
 
 
+def test_it_needs_lookup() -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        Lookup("nsq://?nsqd=a:4150")
+    assert "nsqd" in str(caught.value)
+
+
 # Sharing
 
 

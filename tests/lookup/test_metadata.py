@@ -55,6 +55,7 @@ async def test_fixed_nodes_without_lookup() -> None:
     assert view.partition_num == 0
     await cache.run()
     await cache.refresh("orders", failed=view)
+    assert (await cache.topics(), await cache.nodes(), await cache.lacks_channel("orders", 0)) == ((), (), False)
     cache.watch("orders", "r", lambda view: None)()
     assert cache.cached("orders") is view
     with pytest.raises(InvalidName):
@@ -252,6 +253,42 @@ async def test_a_watched_topic_is_found_and_followed_by_polling(nodes: LookupNod
         await eventually(lambda: len(seen) == 2)
         tasks.cancel_scope.cancel()
     assert [view.leaders for view in seen] == [{0: N1}, {0: N2}]
+
+
+@pytest.mark.anyio
+async def test_a_topic_is_polled_soon_on_request(nodes: LookupNodes) -> None:
+    nodes.finds("a:4161", leads("n1"))
+    cache = cache_of(nodes, poll_interval=3600.0)
+    async with anyio.create_task_group() as tasks:
+        cache.acquire()
+        tasks.start_soon(cache.run)
+        await cache.resolve("orders")
+        await anyio.wait_all_tasks_blocked()
+        nodes.finds("a:4161", leads("n2"))
+        cache.poll_soon("unknown")
+        cache.poll_soon("orders")
+        await eventually(lambda: (found := cache.cached("orders")) is not None and found.leaders == {0: N2})
+        await cache.release()
+
+
+@pytest.mark.anyio
+async def test_names_are_checked_before_they_are_known(nodes: LookupNodes) -> None:
+    asked = nodes.finds("a:4161", leads("n1"))
+    cache = cache_of(nodes)
+    for access in ("w", "r"):
+        with pytest.raises(InvalidName):
+            cache.watch("a b", access, lambda view: None)
+        with pytest.raises(InvalidName):
+            await cache.refresh("a b", access)
+    assert asked.call_count == 0
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("answer", "lacks"), [(not_found("Topic has no channel"), True), (leads("n1"), False)])
+async def test_a_partition_without_a_channel(nodes: LookupNodes, answer: Any, lacks: bool) -> None:
+    asked = nodes.finds("a:4161", answer)
+    assert await cache_of(nodes).lacks_channel("orders", 3) is lacks
+    assert dict(asked.calls.last.request.url.params) == {"topic": "orders", "access": "w", "partition": "3"}
 
 
 @pytest.mark.anyio

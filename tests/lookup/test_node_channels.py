@@ -9,7 +9,7 @@ import pytest
 
 from nsqext.errors import PartitionUnavailable
 from nsqext.lookup.http import LookupHttp
-from nsqext.lookup.node_channels import NodeChannels
+from nsqext.lookup.node_channels import ChannelConnections, LogBounds, NodeChannels
 from nsqext.lookup.options import LookupOptions
 from nsqext.types import Address
 from tests.support.fake_nsqd import scripted_lookup
@@ -42,6 +42,40 @@ async def test_refusals_and_invalid_responses_of_nodes() -> None:
             assert not await channels.exists(node.address, "t", 3, "other")
         node.set_response("/stats", {"topics": None})
         assert not await channels.exists(node.address, "t", 3, "ch")
+
+
+async def test_what_the_statistics_of_a_channel_say() -> None:
+    clients = [{"client_id": "one", "desired_tag": "red"}, {"client_id": "two"}]
+    full = {"channel_name": "full", "clients": clients, "client_num": 7, "depth": 5, "in_flight_count": 3}
+    listed = {"channel_name": "listed", "clients": clients, "depth_size": 40}
+    counted = {"channel_name": "counted", "client_count": 4}
+    bare = {"channel_name": "bare"}
+    led = {"backend_start": 10, "backend_depth": 100, "is_leader": True, "channels": [full, listed, counted, bare]}
+    followed = {"backend_start": 0, "backend_depth": 1, "is_leader": False}
+    async with scripted_lookup() as node, _channels() as channels:
+        topics = [{"topic_name": "t", "topic_partition": "3", **found} for found in (followed, led)]
+        node.set_response("/stats", {"topics": topics})
+        where = node.address, "t", 3
+        names = ("full", "listed", "counted", "bare", "none")
+        assert [await channels.clients(*where, name) for name in names] == [7, 2, 4, 0, 0]
+        pairs = (("one", "red"), ("two", ""))
+        assert [await channels.connections(*where, name) for name in names] == [
+            ChannelConnections(pairs, 5, 3),
+            ChannelConnections(pairs, 0, 0),
+            ChannelConnections((), 0, 0),
+            ChannelConnections((), 0, 0),
+            ChannelConnections(),
+        ]
+        assert [await channels.log_bounds(*where, name) for name in ("listed", "bare", "none", "")] == [
+            LogBounds(10, 100, 60),
+            LogBounds(10, 100, None),
+            LogBounds(10, 100, None),
+            LogBounds(10, 100, None),
+        ]
+        for wrong in ({"is_leader": False}, {"backend_start": None}, {"backend_depth": "1"}):
+            node.set_response("/stats", {"topics": [{**topics[1], **wrong}]})
+            with pytest.raises(PartitionUnavailable, match="does not lead the partition"):
+                await channels.log_bounds(*where)
 
 
 async def test_an_unreachable_node() -> None:

@@ -186,6 +186,23 @@ def test_a_suspect_is_accepted_when_all_answers_list_it() -> None:
     assert leaders(table) == {0: "n1"}
 
 
+def test_a_suspicion_that_excludes_every_leader_is_forgotten() -> None:
+    table = table_of([listing("a", {0: "n1"}, num=1, epoch=2)])
+    table.suspect(0, tcp("n1"))
+    table.merge([listing("a", {0: "n1"}, num=1, epoch=2)])
+    table.merge([listing("a", {0: "n1"}, num=1, epoch=2), listing("b", {0: "n2"}, num=1, epoch=1)])
+    assert leaders(table) == {0: "n1"}
+
+
+def test_a_leader_that_returns_is_not_suspected_any_more() -> None:
+    table = table_of([listing("a", {0: "n1"}, num=1), listing("b", {0: "n2"}, num=1)])
+    table.suspect(0, tcp("n1"))
+    table.merge([listing("a", {0: "n2"}, num=1), listing("b", {0: "n2"}, num=1)])
+    assert leaders(table) == {0: "n2"}
+    table.merge([listing("a", {0: "n1"}, num=1, epoch=3), listing("b", {0: "n2"}, num=1)])
+    assert leaders(table) == {0: "n1"}
+
+
 def test_a_change_clears_the_suspicion() -> None:
     table = table_of([listing("a", {0: "n1"}, num=1), listing("b", {0: "n1"}, num=1)])
     table.suspect(0, tcp("n1"))

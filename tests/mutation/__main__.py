@@ -89,7 +89,7 @@ def placed(room: str, places: list[str]) -> list[Mutant]:
 
 def trials(room: str, mutants: list[Mutant], folder: Path, limit: float) -> Iterator[Trial]:
     """Yield trials of mutants, with the tests that run their lines."""
-    reach = Reach(folder, room, ROOMS[room], limit)
+    reach = Reach(folder, room, ROOMS[room], 10 * limit)
     sources = sources_of(room)
     for mutant in mutants:
         source = source_of(mutant, sources[mutant.module])

@@ -22,10 +22,10 @@ _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.In: ast.NotIn,
     ast.NotIn: ast.In,
 }
-_FORM = ("eq", "init", "frozen", "repr", "order", "kw_only", "slots", "alias", "compare")
-"""How a class is made: an object that could be compared besides loses no message."""
+_FORM = ("eq", "init", "frozen", "repr", "order", "kw_only", "slots", "alias", "compare", "strict")
+"""How a class is made, and checks of equal lengths: without an effect on right code."""
 _CHOSEN = 8
-"""Numbers outside of functions from which on they are limits, sizes and times that somebody chose."""
+"""Numbers outside of functions from which on they are chosen limits, sizes and times."""
 _WORDS_ONLY = ("logger", "log", "warnings")
 """What only produces text: a changed log record loses no message."""
 

@@ -424,7 +424,9 @@ async def test_errors_that_are_kept_do_not_keep_the_response(nodes: LookupNodes,
     for address in addresses.split(","):
         nodes.lists(address)
         nodes.finds(address, {"partitions": {"x": {"large": "response"}}})
-    for answer in await client_of(nodes, addresses).lookup("orders"):
+    answers = await client_of(nodes, addresses).lookup("orders")
+    assert len(answers) == len(addresses.split(","))
+    for answer in answers:
         error: BaseException | None = answer.error
         assert isinstance(error, LookupFailed)
         while error is not None:

@@ -31,6 +31,8 @@ from tests.mutation.rooms import NAMED, ROOMS
 ROOT = Path(__file__).parents[2]
 COPIED = ("nsqext", "tests", "docs", "examples", "pyproject.toml", "pyspark_nsqext.py")
 
+_TIMED_OUT = "the time limit"
+
 
 @frozen
 class Trial:
@@ -129,7 +131,7 @@ def run(trial: Trial, folders: Queue[Path], limit: float) -> tuple[Trial, str, f
             command, cwd=folder, env=environment, capture_output=True, text=True, timeout=limit, check=False
         )
     except subprocess.TimeoutExpired:
-        found = "the time limit"
+        found = _TIMED_OUT
     else:
         lines = [line for line in ended.stdout.splitlines() if line.startswith(("FAILED tests", "ERROR tests"))]
         found = (lines[0].split(" - ")[0] if lines else "an error of pytest") if ended.returncode else ""
@@ -181,11 +183,15 @@ def main() -> int:
                     chosen = list(trials(room, mutants, unchanged, given.limit)) if mutants else []
                 for trial, found, seconds in pool.map(partial(run, folders=folders, limit=given.limit), chosen):
                     totals[room, "found" if found else "survived"] += 1
+                    totals[room, "timed out"] += found == _TIMED_OUT
                     say(f"{'found' if found else 'SURVIVED':8} {seconds:6.1f} s  {trial.name}  {found or way(trial)}")
     for room in ("named", *rooms):
         count = totals[room, "found"] + totals[room, "survived"]
         if count:
-            say(f"{room:20} {totals[room, 'found']} of {count} found, {totals[room, 'equivalent']} have no effect")
+            say(
+                f"{room:20} {totals[room, 'found']} of {count} found ({totals[room, 'timed out']} by the time limit), "
+                f"{totals[room, 'equivalent']} more have no effect"
+            )
     return bool(totals["named", "survived"])
 
 

@@ -40,6 +40,7 @@ class Mutant:
         number: the place of the changed node in the walk over the module.
         operator: what is changed.
         before: the code there.
+        text: the line, without its indentation.
     """
 
     module: str
@@ -47,6 +48,7 @@ class Mutant:
     number: int
     operator: str
     before: str
+    text: str
 
     def __str__(self) -> str:
         return f"{self.module}:{self.line} {self.operator}: {self.before}"
@@ -54,10 +56,11 @@ class Mutant:
 
 def mutants_of(module: str, source: str) -> Iterator[Mutant]:
     """Yield every mutant of a module."""
+    lines = source.splitlines()
     for number, node in enumerate(_places(ast.parse(source))):
         for operator in _operators(node):
-            line = " ".join(ast.unparse(node).split())
-            yield Mutant(module, getattr(node, "lineno", 0), number, operator, line[:90])
+            before, line = " ".join(ast.unparse(node).split())[:90], getattr(node, "lineno", 1)
+            yield Mutant(module, line, number, operator, before, lines[line - 1].strip())
 
 
 def source_of(mutant: Mutant, source: str) -> str:

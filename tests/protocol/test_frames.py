@@ -29,7 +29,7 @@ def test_data_is_copied() -> None:
     parser = FrameParser()
     parser.feed(_TWO[:5])
     frames = parser.feed(_TWO[5:])
-    assert all(type(data) is bytes for _, data in frames)
+    assert [type(data) for _, data in frames] == [bytes, bytes]
 
 
 def test_an_empty_frame_is_a_frame() -> None:

@@ -45,5 +45,6 @@ def test_other_pythons_are_refused(monkeypatch: pytest.MonkeyPatch, given: tuple
 
 def test_the_guide_names_the_versions() -> None:
     guide = " ".join(GUIDE.read_text(encoding="utf-8").split())
-    for package, (lowest, highest) in private_parts.TESTED.items():
-        assert f"{package} {lowest} to {highest}" in guide
+    stated = [f"{package} {lowest} to {highest}" for package, (lowest, highest) in private_parts.TESTED.items()]
+    assert stated
+    assert [one for one in stated if one not in guide] == []

@@ -54,6 +54,12 @@ async def test_a_test_publishes_and_consumes_with_clients_of_fixtures(
 
 
 async def test_a_producer_of_a_fixture_serves_many_tasks(producer: Producer, nsq_topic: str) -> None:
+    stored: set[int | None] = set()
+
+    async def publish(number: int) -> None:
+        stored.add((await producer.publish(nsq_topic, b"%d" % number, trace_id=number + 1)).message_id)
+
     async with anyio.create_task_group() as tasks:
         for number in range(20):
-            tasks.start_soon(producer.publish, nsq_topic, b"%d" % number)
+            tasks.start_soon(publish, number)
+    assert len(stored - {None}) == 20

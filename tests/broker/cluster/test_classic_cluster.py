@@ -47,8 +47,7 @@ def test_lookup_lists_the_nodes_when_the_cluster_has_started(monkeypatch: pytest
 
     monkeypatch.setattr(RegistrationClient, "_connect", slow)
     with Cluster(2, lookupds=2, generation="nsq") as cluster:
-        for address in cluster.lookupd:
-            assert len(lookup(address, "/nodes")["producers"]) == 2
+        assert [len(lookup(address, "/nodes")["producers"]) for address in cluster.lookupd] == [2, 2]
 
 
 def test_a_killed_node_is_not_listed_as_producer() -> None:

@@ -99,6 +99,48 @@ def test_finished_messages_of_other_partitions_are_freed_first() -> None:
     assert bench.budget.held < 220_000
 
 
+class User:
+    """A queue that frees so many bytes at a time."""
+
+    def __init__(self, budget: MemoryBudget, frees: int) -> None:
+        self.budget, self.frees, self.asked = budget, frees, 0
+
+    def free_memory(self) -> None:
+        """Free memory."""
+        self.asked += 1
+        self.budget.held -= self.frees
+
+
+def test_memory_that_could_not_be_freed_is_not_asked_for_until_less_is_held() -> None:
+    budget = MemoryBudget(100)
+    full = User(budget, 0)
+    budget.add(full)
+    budget.held = 3200
+    budget.reclaim()
+    budget.reclaim()
+    assert full.asked == 1
+    budget.held = 3100
+    budget.reclaim()
+    budget.held = 3101
+    budget.reclaim()
+    assert full.asked == 2
+
+
+def test_memory_is_asked_for_again_after_enough_was_freed() -> None:
+    budget = MemoryBudget(100)
+    users = [User(budget, 50), User(budget, 60)]
+    for user in users:
+        budget.add(user)
+    for asked in (1, 2):
+        budget.held = 210
+        assert budget.is_exceeded
+        budget.reclaim()
+        assert (budget.held, budget.is_exceeded, [user.asked for user in users]) == (100, False, [asked, asked])
+    budget.remove(users[0])
+    budget.reclaim()
+    assert [user.asked for user in users] == [2, 3]
+
+
 def test_a_closed_partition_frees_its_memory() -> None:
     bench = Budgeted(1_000_000)
     bench.publish(BODY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from nsqext.broker.engine.options import PartitionOptions
@@ -50,6 +51,17 @@ def test_a_new_deadline_replaces_the_old_one() -> None:
     assert timer.ticks == 3
     schedule.run(25)
     assert timer.ticks == 4
+
+
+def test_the_next_deadline() -> None:
+    schedule, timer = Schedule(), Timer(10.0, None)
+    assert schedule.next_deadline == inf
+    schedule.add(timer)
+    assert schedule.next_deadline == -inf
+    schedule.run(5.0)
+    assert schedule.next_deadline == 10.0
+    schedule.run(10.0)
+    assert schedule.next_deadline == inf
 
 
 def test_a_removed_item_is_not_ticked() -> None:

@@ -295,7 +295,8 @@ async def test_an_object_with_an_async_call_is_a_handler() -> None:
         async def __call__(self, message: Message) -> None:
             pass
 
-    Consumer("t", "ch", nsqd="127.0.0.1:1").handler(Handler())
+    given = Handler()
+    assert Consumer("t", "ch", nsqd="127.0.0.1:1").handler(given) is given
 
 
 async def test_finished_messages_are_sent_while_a_handler_is_slow() -> None:

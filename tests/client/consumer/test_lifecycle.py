@@ -369,9 +369,8 @@ async def test_the_error_of_a_run_is_never_a_group(caplog: pytest.LogCaptureFixt
     async def handle(message: Message) -> None:
         """Do nothing."""
 
-    with suppress(LookupFailed):
+    with pytest.raises(LookupFailed):
         await consumer.serve()
-        raise AssertionError("it ran")
 
 
 async def test_a_start_beside_aclose_leaves_nothing_open() -> None:
@@ -507,4 +506,4 @@ async def test_a_message_that_timed_out_while_the_process_stood_still_is_not_han
         await eventually(lambda: not any(depth(cluster, name) for name in names))
         tasks.cancel_scope.cancel()
     for name in names:
-        assert all(attempts > 1 for body, attempts in begun[name] if body == b"b"), name
+        assert min(attempts for body, attempts in begun[name] if body == b"b") > 1, name

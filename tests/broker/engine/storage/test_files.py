@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,16 @@ def test_a_file_is_replaced_atomically(tmp_path: Path) -> None:
     write_atomically(path, b"two", sync=True)
     assert path.read_bytes() == b"two"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_content_is_synced_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: bool) -> None:
+    path = tmp_path / "state"
+    path.write_bytes(b"old")
+    synced: list[tuple[int, bytes]] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append((os.fstat(file).st_ino, path.read_bytes())))
+    write_atomically(path, b"new", sync=sync)
+    assert synced == ([(path.stat().st_ino, b"old"), (tmp_path.stat().st_ino, b"new")] if sync else [])
 
 
 @pytest.mark.parametrize("topic", [".", "..", "...", "orders", "a.b"])

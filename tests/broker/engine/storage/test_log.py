@@ -116,6 +116,22 @@ def test_truncate_keeps_earlier_records(sizes: list[int], keep: int) -> None:
     assert last.offset + last.size == log.end_offset
 
 
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3)), min_size=1, max_size=5))
+def test_runs_of_another_log_are_copied_with_their_gaps(runs: list[tuple[int, int]]) -> None:
+    source, copied = Log(segment_bytes=2000), Log(segment_bytes=2000)
+    every: dict[int, Entry | None] = {}
+    for missing, size in runs:
+        if missing:
+            every |= dict.fromkeys(range(source.end_count + 1, source.end_count + missing + 1))
+            source.append_gap(source.end_offset + 100 * missing, source.end_count + missing)
+        made = entries_for(source, [10] * size)
+        source.append(made)
+        every |= {entry.count: entry for entry in made}
+    copied.append_runs([entry for entry in every.values() if entry is not None])
+    assert {count: copied.at(count) for count in every} == every
+    assert (copied.end_offset, copied.end_count) == (source.end_offset, source.end_count)
+
+
 def test_trim_removes_whole_segments() -> None:
     log = filled(*[[500]] * 40)
     held = log.held

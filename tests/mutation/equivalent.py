@@ -21,10 +21,20 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "replicas.align(name)",
     ): "the push that adds a replica to the in-sync set aligns and copies in the same turn of the loop",
     (
+        "broker/coordinator/coordinator.py",
+        "or to and",
+        "if replicas.state.epoch != epoch or replicas.state.resigned:",
+    ): "what every in-sync replica has may be committed by any task, also of an earlier epoch",
+    (
         "broker/engine/storage/delayed_queue.py",
         "number + 1",
         "if not 0 < self.first_due <= now:",
     ): "due times are nanoseconds since 1970, and 0 is none: none is 1",
+    (
+        "client/producer/route.py",
+        "LtE to Lt",
+        "if best.rest_until <= now:",
+    ): "a rest that ends at this moment has ended, also if it is not reset",
     (
         "lookup/partition_map.py",
         "other bool",

@@ -152,6 +152,22 @@ async def test_a_follower_that_is_connected_within_a_lease_stays_in_sync() -> No
 
 
 @pytest.mark.anyio
+async def test_messages_become_readable_when_a_separated_follower_has_them() -> None:
+    async with running() as coordinator:
+        leader = create(coordinator, 3)
+        replicas = coordinator.replica_sets["t", 0]
+        other = replicas.state.replicas[1]
+        coordinator.separate(leader, other)
+        hosted(coordinator, leader).partition.put([NewMessage(b"one")])
+        coordinator.commit_when_replicated(replicas)
+        await anyio.wait_all_tasks_blocked()
+        assert replicas.leader.readable == 0
+        coordinator.connect(leader, other)
+        await anyio.wait_all_tasks_blocked()
+        assert (replicas.leader.readable, bodies(coordinator, other)) == (1, [b"one"])
+
+
+@pytest.mark.anyio
 async def test_a_leader_of_two_that_is_separated_resigns() -> None:
     async with running() as coordinator:
         leader = create(coordinator, 2)

@@ -61,3 +61,15 @@ def test_a_new_leader_serves_what_every_replica_has() -> None:
     assert replicas.leader.readable == 0
     coordinator.elect(replicas, follower)
     assert (replicas.state.leader, replicas.leader.readable, wrong_roles(coordinator)) == (follower, 2, [])
+
+
+def test_a_new_leader_serves_messages_that_a_follower_lacked_as_soon_as_it_has_them() -> None:
+    coordinator = make_coordinator(3)
+    admin.create_topic(coordinator, "t", TopicSpec(1, 3))
+    replicas = coordinator.replica_sets["t", 0]
+    leader, first, second = replicas.state.replicas
+    stored = hosted(coordinator, leader).partition.put([NewMessage(b"one"), NewMessage(b"two")])
+    hosted(coordinator, first).partition.append_replica(stored.entries)
+    coordinator.elect(replicas, first)
+    assert bodies(coordinator, second) == [b"one", b"two"]
+    assert (replicas.leader.readable, replicas.leader.committed) == (2, 2)

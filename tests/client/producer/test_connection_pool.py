@@ -181,6 +181,18 @@ async def test_nodes_that_no_topic_needs_leave_the_pool() -> None:
         await pool.aclose()
 
 
+@pytest.mark.parametrize("share", [0.5, 1.0])
+async def test_a_node_rests_longer_after_each_failure(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+    monkeypatch.setattr(connection_pool, "_clock", lambda: 1000.0)
+    monkeypatch.setattr("random.uniform", lambda low, high: low if share < 1 else high)
+    place = ConnectionPool(ConnectionOptions(), ClientEvents()).node(Address("n", 1))
+    rests = []
+    for _ in range(8):
+        place.failed(ConnectionFailed("refused"))
+        rests.append(round(place.rest_until - 1000.0, 6))
+    assert rests == [rest * share for rest in (0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0)]
+
+
 async def test_closing_sends_pending_writes() -> None:
     async with scripted_node() as node:
         pool = ConnectionPool(ConnectionOptions(), ClientEvents())

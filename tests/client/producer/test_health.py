@@ -30,8 +30,11 @@ async def test_ping_connects_to_all_nodes() -> None:
             await producer.ping()
             assert producer.statistics().connections == 2
         assert len(one.peers) == len(two.peers) == 1
-        with pytest.raises(InvalidState):
-            await producer.ping()
+        for unopened in (producer, Producer(str(lookup), **quick())):
+            with pytest.raises(InvalidState):
+                await unopened.ping()
+            with pytest.raises(InvalidState):
+                await unopened.meta("t")
 
 
 async def test_ping_raises_for_a_node_that_cannot_be_reached(closed_address: Address) -> None:

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from nsqext.client.events import ClientEvents
 from nsqext.client.producer import route as module
 from nsqext.client.producer.connection_pool import ConnectionPool
-from nsqext.client.producer.route import Route
+from nsqext.client.producer.options import ProducerOptions
+from nsqext.client.producer.route import Route, Target
+from nsqext.client.producer.route_table import RouteTable
 from nsqext.errors import ConnectionFailed, InvalidPartition, PartitionUnavailable
+from nsqext.lookup.metadata import MetadataCache
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address, TopicMeta
+
+if TYPE_CHECKING:
+    from nsqext.client.tasks import BackgroundTasks
 
 
 def _node(number: int) -> Address:
@@ -42,6 +50,41 @@ def test_targets_are_used_in_turn_and_a_new_route_continues() -> None:
     assert partitions[:3] == partitions[3:]
     after = Route("t", route.view, ConnectionPool(ConnectionOptions(), ClientEvents()), route)
     assert after.any().partition == partitions[0]
+
+
+def test_another_partition_of_the_node_is_tried_next() -> None:
+    route = _route({0: 1, 1: 1, 2: 1})
+    for _ in range(3):
+        tried: list[Target] = []
+        for _ in range(3):
+            tried.append(route.any(tried))
+        assert sorted(target.partition for target in tried) == [0, 1, 2]
+
+
+class Started:
+    """Background tasks that a test runs."""
+
+    def __init__(self) -> None:
+        self.tasks: list[Callable[[], Awaitable[object]]] = []
+
+    def start_soon(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
+        """Record a task."""
+        self.tasks.append(partial(function, *args))
+
+
+@pytest.mark.anyio
+async def test_lookup_is_asked_in_the_background_once_at_a_time() -> None:
+    events = ClientEvents()
+    pool = ConnectionPool(ConnectionOptions(), events)
+    table = RouteTable(ProducerOptions(), MetadataCache(nsqd="n:1"), pool, events)
+    started = Started()
+    table.tasks = cast("BackgroundTasks", started)
+    view = _route({0: 1}).view
+    for count in (1, 2, 3):
+        table.refresh_soon("t", view, None)
+        table.refresh_soon("t", view, None)
+        assert len(started.tasks) == count
+        await started.tasks[-1]()
 
 
 @pytest.fixture

@@ -37,6 +37,32 @@ def test_a_long_delay_moves_the_message_to_the_delayed_queue() -> None:
     assert (channel.stats().delayed_queue_count, channel.stats().deferred_from_delay_count) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("handled", "delay", "on_disk"),
+    [(0, 1, False), (0, 900, False), (0, 901, True), (258_300, 899, False), (258_300, 900, True), (259_199, 1, True)],
+)
+def test_a_message_that_was_handled_for_long_needs_a_shorter_delay(handled: int, delay: int, on_disk: bool) -> None:
+    bench = Bench()
+    consumer = bench.consume(msg_timeout=1e6)
+    bench.publish("m0")
+    bench.wait(handled)
+    assert bench.options.limits.max_req_timeout == 259_200
+    bench.channel().requeue(consumer, 2, delay)
+    stats = bench.channel().stats()
+    assert (stats.delayed_queue_count, stats.deferred_count) == ((1, 0) if on_disk else (0, 1))
+
+
+def test_an_emptied_channel_has_no_delayed_messages() -> None:
+    bench = Bench()
+    consumer = bench.consume(ready=5)
+    bench.publish("m0", "m1")
+    bench.channel().requeue(consumer, 2, 1200)
+    bench.channel().empty()
+    assert bench.channel().stats().delayed_queue_count == 0
+    bench.wait(1300)
+    assert consumer.bodies() == ["m0", "m1"]
+
+
 def test_requeuedelayed_and_emptydelayed() -> None:
     bench = Bench()
     consumer = bench.consume(ready=5)

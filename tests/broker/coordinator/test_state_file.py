@@ -1,0 +1,76 @@
+"""The coordinator's file: what it does not accept is kept aside, and nothing of it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from nsqext.broker.coordinator import admin_ops as admin
+from nsqext.broker.coordinator.state_file import StateFile
+from nsqext.broker.coordinator.topics import TopicSpec
+from nsqext.broker.engine.storage.files import with_checksum, without_checksum
+from tests.support.coordinators import make_coordinator
+
+Change = Callable[[dict[str, Any], dict[str, Any]], object]
+
+WRONG: dict[str, Change] = {
+    "no number": lambda topic, _: topic["partitions"].update(x=topic["partitions"].pop("1")),
+    "a sign": lambda topic, _: topic["partitions"].update({"-1": topic["partitions"].pop("1")}),
+    "a partition too many": lambda topic, _: topic["partitions"].update({"2": topic["partitions"].pop("1")}),
+    "more partitions than allowed": lambda topic, _: topic["spec"].update(partition_num=256),
+    "a negative setting": lambda topic, _: topic["spec"].update(retention_days=-1),
+    "a setting of another type": lambda topic, _: topic["spec"].update(extend=1),
+    "channels that are no list": lambda topic, _: topic.update(registered="ch"),
+    "a channel without a valid name": lambda topic, _: topic.update(registered=["ch", "a b"]),
+    "a leader that is no text": lambda _, partition: partition.update(leader=1),
+    "replicas twice": lambda _, partition: partition.update(replicas=["n1", "n1"]),
+    "in sync, but no replica": lambda _, partition: partition.update(in_sync=["n1", "n2", "n3"]),
+    "an epoch of another type": lambda _, partition: partition.update(epoch="1"),
+    "no epoch": lambda _, partition: partition.pop("epoch"),
+}
+
+
+def saved(path: Path) -> dict[str, Any]:
+    """Save a topic with two partitions; return the document."""
+    coordinator = make_coordinator()
+    admin.create_topic(coordinator, "t", TopicSpec(2, 2, multi_part=True, disable_channel_auto_create=True))
+    admin.register_channels(coordinator, "t", ["ch"])
+    StateFile(coordinator, path).save_all()
+    found: dict[str, Any] = orjson.loads(without_checksum(path.read_bytes()))
+    return found
+
+
+def test_topics_are_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    document = saved(path)
+    coordinator = make_coordinator()
+    StateFile(coordinator, path).load()
+    assert coordinator.topics["t"].registered == ["ch"]
+    assert coordinator.topics["t"].spec == TopicSpec(2, 2, multi_part=True, disable_channel_auto_create=True)
+    kept = document["topics"]["t"]["partitions"]
+    assert {str(number): state.leader for number, state in coordinator.topics["t"].partitions.items()} == {
+        number: one["leader"] for number, one in kept.items()
+    }
+    assert [list(coordinator.replica_sets["t", number].leader.channels) for number in (0, 1)] == [["ch"], ["ch"]]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_document_with_an_invalid_member_is_kept_aside(
+    tmp_path: Path, wrong: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "state"
+    document = saved(path)
+    topic = document["topics"]["t"]
+    WRONG[wrong](topic, next(iter(topic["partitions"].values())))
+    damaged = with_checksum(orjson.dumps(document))
+    path.write_bytes(damaged)
+    coordinator = make_coordinator()
+    StateFile(coordinator, path).load()
+    assert (coordinator.topics, coordinator.replica_sets) == ({}, {})
+    assert [kept.read_bytes() for kept in tmp_path.iterdir()] == [damaged]
+    assert not path.exists()
+    assert "is damaged" in caplog.text

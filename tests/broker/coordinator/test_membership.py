@@ -141,6 +141,17 @@ async def test_a_separated_follower_is_dropped_after_a_lease_and_catches_up() ->
 
 
 @pytest.mark.anyio
+async def test_followers_that_are_separated_from_each_other_change_nothing() -> None:
+    async with running() as coordinator:
+        create(coordinator, 3)
+        changed: list[str] = []
+        coordinator.watchers.append(changed.append)
+        coordinator.separate(*coordinator.replica_sets["t", 0].state.replicas[1:])
+        await anyio.sleep(2 * coordinator.options.lease)
+        assert (changed, coordinator.stable) == ([], True)
+
+
+@pytest.mark.anyio
 async def test_a_follower_that_is_connected_within_a_lease_stays_in_sync() -> None:
     async with running() as coordinator:
         leader = create(coordinator, 3)

@@ -55,9 +55,8 @@ def cache_of(nodes: LookupNodes, **options: Any) -> MetadataCache:
 
 
 def test_it_needs_lookup() -> None:
-    with pytest.raises(InvalidSetting) as caught:
+    with pytest.raises(InvalidSetting, match="the addresses are those of nsqd: give those of nsqlookupd"):
         Lookup("nsq://?nsqd=a:4150")
-    assert "nsqd" in str(caught.value)
 
 
 # Sharing

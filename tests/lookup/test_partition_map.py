@@ -187,10 +187,11 @@ def test_a_suspect_is_accepted_when_all_answers_list_it() -> None:
 
 
 def test_a_suspicion_that_excludes_every_leader_is_forgotten() -> None:
-    table = table_of([listing("a", {0: "n1"}, num=1, epoch=2)])
+    newer, older = listing("a", {0: "n1"}, num=1, epoch=2), listing("b", {0: "n2"}, num=1, epoch=1)
+    table = table_of([newer, older])
     table.suspect(0, tcp("n1"))
-    table.merge([listing("a", {0: "n1"}, num=1, epoch=2)])
-    table.merge([listing("a", {0: "n1"}, num=1, epoch=2), listing("b", {0: "n2"}, num=1, epoch=1)])
+    table.merge([newer])
+    table.merge([newer, older])
     assert leaders(table) == {0: "n1"}
 
 

@@ -36,6 +36,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if best.rest_until <= now:",
     ): "a rest that ends at this moment has ended, also if it is not reset",
     (
+        "lookup/client.py",
+        "Gt to GtE",
+        "if node.epoch > known.epoch:",
+    ): "descriptions of a node of the same epoch are equal",
+    (
         "lookup/partition_map.py",
         "other bool",
         "return any(astuple(self, recurse=False))",

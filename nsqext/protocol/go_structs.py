@@ -7,7 +7,9 @@ ignored. A value of another type is an error for the whole object. Invalid UTF-8
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from nsqext.protocol.extjson import encodable
@@ -18,6 +20,11 @@ Schema = Mapping[str, Any]
 """Name to ``str``, ``bool``, ``int``, the largest number as an ``int`` value, a schema, or a list of one of these."""
 
 _INT64 = (1 << 63) - 1
+_DEEPEST = 10_000
+"""Levels that Go's library reads."""
+_SHALLOW = 100
+"""Levels that are parsed as they are: more than schemas have, fewer than Python's recursion limit."""
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
 class UnreadableFields(ValueError):
@@ -41,10 +48,48 @@ class _Members(tuple[tuple[str, Any], ...]):
 
 
 def _load(body: bytes) -> Any:
+    text = body.decode("utf-8", "replace")
     try:
-        return json.loads(body.decode("utf-8", "replace"), object_pairs_hook=_Members, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
+        return _parse(text)
+    except ValueError as error:
         raise UnreadableFields(f"not JSON: {error}") from error
+
+
+def _parse(text: str) -> Any:
+    if text.count("{") + text.count("[") <= _DEEPEST:
+        with suppress(RecursionError):
+            return _parse_shallow(text)
+    return _parse_shallow(_flattened(text))
+
+
+def _parse_shallow(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_Members, parse_constant=_refuse)
+
+
+def _flattened(text: str) -> str:
+    """Check objects and arrays that are nested deeply, and put 0 in their place.
+
+    Raises:
+        ValueError: one of them is not JSON, or is nested too deeply.
+    """
+    open_parts: list[list[str]] = [[]]
+    end = 0
+    for token in _TOKEN.finditer(text):
+        bracket = token[0]
+        if bracket in ("{", "["):
+            open_parts[-1].append(text[end : token.start()])
+            end = token.start()
+            open_parts.append([])
+            if len(open_parts) - 1 > _DEEPEST:
+                raise ValueError("nested too deeply")
+        elif bracket in ("}", "]") and len(open_parts) > 1:
+            whole = "".join((*open_parts.pop(), text[end : token.end()]))
+            end = token.end()
+            if len(open_parts) > _SHALLOW:
+                _parse_shallow(whole)
+                whole = "0"
+            open_parts[-1].append(whole)
+    return "".join((*(part for parts in open_parts for part in parts), text[end:]))
 
 
 def _refuse(constant: str) -> NoReturn:

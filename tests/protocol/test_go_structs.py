@@ -30,6 +30,10 @@ _SCHEMA = {"name": str, "count": int, "rate": 127, "on": bool, "inner": {"key": 
         (b'{"name":"\xff"}', {"name": "\ufffd"}),
         (b'{"name":"\\ud800"}', {"name": "\ufffd"}),
         (b' {"name":"\\ud83d\\ude00"}\n', {"name": "😀"}),
+        # Go's library reads 10,000 levels (seen on both servers)
+        (b'{"a":' * 9_999 + b"{}" + b"}" * 9_999, {}),
+        (b'{"x":' + b"[" * 3_000 + b'"]\\""' + b"]" * 3_000 + b',"name":"n"}', {"name": "n"}),
+        (b'{"x":[' + b"[]," * 3_000 + b'0],"name":"n"}', {"name": "n"}),
     ],
 )
 def test_members_that_servers_read(body: bytes, expected: dict[str, Any]) -> None:
@@ -46,6 +50,9 @@ def test_members_that_servers_read(body: bytes, expected: dict[str, Any]) -> Non
         b'{"inner":[]}', b'{"inner":{"n":"1"}}', b'{"list":{}}', b'{"list":[1]}', b'{"list":[0]}', b'{"list":[""]}',
         b'{"names":"a"}', b'{"names":[1]}',
         b'{"name":"a\nb"}', b'{"count":NaN}', b'{"x":Infinity}', b"[" * 100_000, b'{"x":\xff}',
+        b'{"a":' * 10_000 + b"{}" + b"}" * 10_000, b'{"x":' + b"[" * 3_000 + b"01" + b"]" * 3_000 + b"}",
+        b'{"x":' + b"[" * 3_000 + b"]" * 2_999 + b"}}", b"{" * 200, b"}" + b"{" * 200, b"[" * 200 + b"]" * 201,
+        b'{"name":' + b"[" * 3_000 + b"]" * 3_000 + b"}",
     ],
 )  # fmt: skip
 def test_invalid_objects_are_refused(body: bytes) -> None:

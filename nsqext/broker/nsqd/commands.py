@@ -59,6 +59,10 @@ def nop(_: Session, __: Command) -> None:
     """Run NOP: receiving it is enough to keep the connection alive."""
 
 
+_LAST_PARTITION = 1023
+"""Largest partition of the real server's nodes; a cluster allows fewer."""
+
+
 def _create_topic(session: Session, command: Command) -> None:
     """Run INTERNAL_CREATE_TOPIC, which a node of a cluster refuses (captured: standalone_create_topic)."""
     words = command.words
@@ -81,6 +85,8 @@ def _create_topic(session: Session, command: Command) -> None:
     if session.node.options.clustered:
         text = "CREATE_TOPIC is not allowed here while cluster feature enabled."
         raise RequestError("E_CREATE_TOPIC_FAILED", text, fatal=False)
+    if partition > _LAST_PARTITION:
+        raise RequestError("E_CREATE_TOPIC_FAILED", f"CREATE_TOPIC {topic} failed", fatal=False)
     session.node.host(topic, partition, TopicMeta(partition_num=partition + 1, replica=1, extend_support=extend))
     session.node.on_topic_created(topic)
     session.answer(OK)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from importlib.util import find_spec
 from itertools import count
+from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -110,7 +111,7 @@ COORDINATOR_ERRORS = (
 SHORTEST_TICK = 0.05
 """Seconds between two ticks of a node with deadlines that have changed."""
 _LONGEST_TICK = 0.25
-"""Seconds between two ticks of any other node: heartbeats need them."""
+"""Seconds between two ticks of any other node: heartbeats of new connections need them."""
 
 _EPOCH = 1288834974288  # 2012-10-28 in units of 2**20 ns, where the original server's ids begin
 _ID_SHIFT = 22
@@ -132,8 +133,8 @@ class ConnectedClient(Protocol):
     def tls_version(self) -> str:
         """Version of TLS, empty without TLS."""
 
-    def tick(self, now: float) -> None:
-        """Run timers."""
+    def tick(self, now: float) -> float:
+        """Run timers; return when the next one is due."""
 
     def expire_output(self, now: float) -> float:
         """Send held messages whose time is over; return when the others are due, 0.0 when nothing is held."""
@@ -213,6 +214,7 @@ class Node:
         self._ids = count(1)
         self._holding: dict[int, ConnectedClient] = {}
         self._flush_due = 0.0
+        self._session_due = inf
 
     def host(self, topic: str, partition: int, meta: TopicMeta) -> Hosted:
         """Return a partition, opened from disk or created when the node does not host it yet."""
@@ -423,12 +425,11 @@ class Node:
         self.schedule.run(now)
         if self._flushes_late:
             self._flush(now)
-        for session in list(self.sessions.values()):
-            session.tick(now)
+        self._session_due = min((session.tick(now) for session in list(self.sessions.values())), default=inf)
 
     def seconds_to_tick(self) -> float:
-        """Return when `tick` has to be called again: when a deadline passes, and often enough for heartbeats."""
+        """Return when `tick` has to be called again: when a deadline passes, and often enough for new connections."""
         if self.faults.frozen:
             return SHORTEST_TICK
-        due = self.schedule.next_deadline - self.options.clock()
+        due = min(self.schedule.next_deadline, self._session_due) - self.options.clock()
         return min(max(due, SHORTEST_TICK), _LONGEST_TICK)

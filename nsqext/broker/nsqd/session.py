@@ -328,10 +328,13 @@ class Session:
             self.sending = evolve(self.settings)
             self._heartbeat_due = self.clock() + self.sending.heartbeat_interval
 
-    def tick(self, now: float) -> None:
+    def tick(self, now: float) -> float:
         """Send heartbeats and held messages that are due, and disconnect a silent client.
 
         A heartbeat that is due before the client is disconnected is sent before, and the next tick disconnects it.
+
+        Returns:
+            The time of the next heartbeat or of the end, whichever is first.
         """
         interval, due = self.sending.heartbeat_interval, self._heartbeat_due
         end = self._disconnect_time()
@@ -342,6 +345,10 @@ class Session:
         elif now >= end:
             self.closed = True
         self.expire_output(self.node.options.machine_clock())
+        if self.closing or self.closed:
+            return inf
+        beats = interval and self._magic is None
+        return min(self._heartbeat_due if beats else inf, self._disconnect_time())
 
     def _disconnect_time(self) -> float:
         """Return the time at which the client is disconnected if nothing is received from it until then."""

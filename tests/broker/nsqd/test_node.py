@@ -6,6 +6,7 @@ import pytest
 
 from nsqext.broker.nsqd.node import SHORTEST_TICK, Node
 from nsqext.broker.nsqd.options import NodeOptions
+from tests.support.nsqd_sessions import Client, Clock, make_node, sized
 
 
 class Due:
@@ -54,6 +55,27 @@ def test_a_deadline_that_has_passed_or_changed_is_processed_at_the_shortest_inte
     times.node.tick()
     assert item.ticks == 2
     assert times.node.seconds_to_tick() == 0.25
+
+
+def test_a_node_ticks_when_a_heartbeat_is_due_or_a_silent_client_has_to_go() -> None:
+    clock = Clock()
+    node = make_node(clock)
+    client = Client(node)
+    client.send(sized("IDENTIFY", b'{"heartbeat_interval":1000}'))
+    clock.seconds += 0.9
+    node.tick()
+    assert node.seconds_to_tick() == pytest.approx(0.1)  # heartbeat
+    client.send(b"NOP\n")
+    clock.seconds += 2.9
+    node.tick()
+    node.tick()
+    clock.seconds += 0.03
+    node.tick()
+    assert node.seconds_to_tick() == pytest.approx(0.07)  # end of the three intervals without a command
+    clock.seconds += 0.07
+    node.tick()
+    assert not client.open
+    assert node.seconds_to_tick() == 0.25
 
 
 def test_a_frozen_node_ticks_at_the_shortest_interval() -> None:

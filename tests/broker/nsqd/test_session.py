@@ -187,6 +187,8 @@ def test_a_node_without_cluster_creates_topics_on_command() -> None:
     client = Client(node)
     assert client.ask(b"INTERNAL_CREATE_TOPIC new 1 true\n") == "OK"
     assert node.hosted["new", 1].partition.extend
+    assert client.ask(b"INTERNAL_CREATE_TOPIC new 1023\n") == "OK"
+    assert client.ask(b"INTERNAL_CREATE_TOPIC new 1024\n") == "!E_CREATE_TOPIC_FAILED CREATE_TOPIC new failed"
     assert client.ask(b"INTERNAL_CREATE_TOPIC new -1\n") == "!E_BAD_PARTITION partition should not less than 0"
 
 

@@ -578,29 +578,35 @@ class Connection:
         if self._received != before and self._reading and self._watch is None:
             anyio.notify_closing(self._sock)
 
-    def fail(self, error: NsqError, unsent: int = 0, *, reset: bool = True) -> None:
+    def fail(self, error: NsqError, unsent: int = 0) -> None:
         """Close the connection because of an error, which is the cause of the errors of all pending requests.
 
         Args:
             error: the error.
             unsent: number of the last requests of which nothing was sent, besides those that are still queued.
-            reset: the kernel drops what it has not transmitted.
         """
-        self.protocol.fail(error, unsent + max(0, self._queued - self._rest.begun))
-        self._end(reset=reset)
+        self._fail_requests(error, unsent)
+        self._end()
 
     def close(self) -> None:
         """Close the socket at once; pending requests fail. Closing twice does nothing."""
         if not self.closed:
-            self.fail(ConnectionLost("the client closed the connection"), reset=False)
+            self._fail_requests(ConnectionLost("the client closed the connection"))
+            self._release()
 
-    def _end(self, *, reset: bool = True) -> None:
+    def _fail_requests(self, error: NsqError, unsent: int = 0) -> None:
+        self.protocol.fail(error, unsent + max(0, self._queued - self._rest.begun))
+
+    def _end(self) -> None:
+        """Reset the connection: the kernel drops what it has not transmitted."""
         if self.closed:
             return
-        if reset:
-            # the kernel would send a publish for minutes, while its outcome is looked for on another connection
-            with suppress(OSError):  # some systems refuse it after the server's reset
-                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        # the kernel would send a publish for minutes, while its outcome is looked for on another connection
+        with suppress(OSError):  # some systems refuse it after the server's reset
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self._release()
+
+    def _release(self) -> None:
         self.closed = True
         self._reading = False
         if self._watch is not None:

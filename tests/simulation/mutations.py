@@ -125,14 +125,14 @@ def _acknowledge_too_far(right: Any, old: Any, new: Any) -> None:
         channel.cursor.jump(new.log.end_offset, new.log.end_count)
 
 
-def _ends_without_sign(right: Any, self: Any, *, reset: bool = True) -> None:
+def _ends_without_sign(right: Any, self: Any) -> None:
     """Fail in the callback of the event loop, as under ``asyncio.run`` with sniffio before it was fixed."""
     if self._watch is not None:
         self.closed = True
         self._watch.end()
         self._watch = None
         raise RuntimeError("no event loop")
-    right(self, reset=reset)
+    right(self)
 
 
 def _drop_received(right: Any, self: Any, frames: list[bytes]) -> None:
@@ -352,7 +352,7 @@ _ALL = (
     ),
     Mutation(
         "a reset connection raises in the event loop",
-        "nsqext.transport.connection:Connection._end",
+        "nsqext.transport.connection:Connection._release",
         _always(_ends_without_sign),
     ),
     Mutation(

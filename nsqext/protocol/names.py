@@ -33,7 +33,7 @@ DEFAULT_CHANNEL = "default"
 MAX_NAME_LENGTH = 64
 MAX_TAG_BYTES = 100
 MAX_PARTITION = 1023
-"""Clients of every generation refuse partitions above 1024; servers make fewer, see `MAX_PARTITIONS`."""
+"""Clients of every generation and nodes refuse larger ones; clusters make fewer, see `MAX_PARTITIONS`."""
 MAX_PARTITIONS = 254
 """Largest number of partitions that servers create for a topic."""
 

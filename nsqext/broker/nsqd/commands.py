@@ -14,7 +14,7 @@ from nsqext.broker.nsqd.validation import CommandValidator
 from nsqext.protocol.extjson import quote
 from nsqext.protocol.frames import OK
 from nsqext.protocol.layers import DeflateLayer, SnappyLayer
-from nsqext.protocol.names import is_valid_topic
+from nsqext.protocol.names import MAX_PARTITION, is_valid_topic
 from nsqext.protocol.server.go_format import decode, parse_bool, parse_int
 from nsqext.protocol.server.negotiate import identify_reply, negotiate
 from nsqext.protocol.server.request_error import RequestError
@@ -59,10 +59,6 @@ def nop(_: Session, __: Command) -> None:
     """Run NOP: receiving it is enough to keep the connection alive."""
 
 
-_LAST_PARTITION = 1023
-"""Largest partition of the real server's nodes; a cluster allows fewer."""
-
-
 def _create_topic(session: Session, command: Command) -> None:
     """Run INTERNAL_CREATE_TOPIC, which a node of a cluster refuses (captured: standalone_create_topic)."""
     words = command.words
@@ -85,7 +81,7 @@ def _create_topic(session: Session, command: Command) -> None:
     if session.node.options.clustered:
         text = "CREATE_TOPIC is not allowed here while cluster feature enabled."
         raise RequestError("E_CREATE_TOPIC_FAILED", text, fatal=False)
-    if partition > _LAST_PARTITION:
+    if partition > MAX_PARTITION:
         raise RequestError("E_CREATE_TOPIC_FAILED", f"CREATE_TOPIC {topic} failed", fatal=False)
     session.node.host(topic, partition, TopicMeta(partition_num=partition + 1, replica=1, extend_support=extend))
     session.node.on_topic_created(topic)

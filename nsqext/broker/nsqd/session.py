@@ -336,10 +336,9 @@ class Session:
         Returns:
             The time of the next heartbeat or of the end, whichever is first.
         """
-        interval, due = self.sending.heartbeat_interval, self._heartbeat_due
-        end = self._disconnect_time()
-        if interval and due <= now and due < end and self._magic is None and not self.closing:
-            self._heartbeat_due = max(due + interval, now)
+        due, end = self._heartbeat_time(), self._disconnect_time()
+        if due <= now and due < end and not self.closing:
+            self._heartbeat_due = max(due + self.sending.heartbeat_interval, now)
             if self.channel is None or self.subscriber is None or not self.channel.is_stalled(self.subscriber):
                 self.write(encode_frame(FrameType.RESPONSE, HEARTBEAT))
         elif now >= end:
@@ -347,8 +346,11 @@ class Session:
         self.expire_output(self.node.options.machine_clock())
         if self.closing or self.closed:
             return inf
-        beats = interval and self._magic is None
-        return min(self._heartbeat_due if beats else inf, self._disconnect_time())
+        return min(self._heartbeat_time(), self._disconnect_time())
+
+    def _heartbeat_time(self) -> float:
+        """Return when the next heartbeat is due."""
+        return self._heartbeat_due if self.sending.heartbeat_interval and self._magic is None else inf
 
     def _disconnect_time(self) -> float:
         """Return the time at which the client is disconnected if nothing is received from it until then."""

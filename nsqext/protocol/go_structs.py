@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import accumulate
 from typing import Any, NoReturn
 
 from nsqext.protocol.extjson import encodable
@@ -24,7 +25,9 @@ _DEEPEST = 10_000
 """Levels that Go's library reads."""
 _SHALLOW = 100
 """Levels that are parsed as they are: more than schemas have, fewer than Python's recursion limit."""
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+_STRING = r'"(?:[^"\\]|\\.)*"'
+_TOKEN = re.compile(rf"{_STRING}|[\[\]{{}}]", re.DOTALL)
+_NO_BRACKETS = re.compile(rf'{_STRING}|"|[^\[\]{{}}"]+', re.DOTALL)
 
 
 class UnreadableFields(ValueError):
@@ -56,10 +59,16 @@ def _load(body: bytes) -> Any:
 
 
 def _parse(text: str) -> Any:
-    if text.count("{") + text.count("[") <= _DEEPEST:
-        with suppress(RecursionError):
-            return _parse_shallow(text)
+    if text.count("{") + text.count("[") > _DEEPEST and _depth(text) > _DEEPEST:
+        raise ValueError("nested too deeply")
+    with suppress(RecursionError):
+        return _parse_shallow(text)
     return _parse_shallow(_flattened(text))
+
+
+def _depth(text: str) -> int:
+    brackets = _NO_BRACKETS.sub("", text)
+    return max(accumulate(1 if bracket in "{[" else -1 for bracket in brackets), default=0)
 
 
 def _parse_shallow(text: str) -> Any:
@@ -70,7 +79,7 @@ def _flattened(text: str) -> str:
     """Check objects and arrays that are nested deeply, and put 0 in their place.
 
     Raises:
-        ValueError: one of them is not JSON, or is nested too deeply.
+        ValueError: one of them is not JSON.
     """
     open_parts: list[list[str]] = [[]]
     end = 0
@@ -80,8 +89,6 @@ def _flattened(text: str) -> str:
             open_parts[-1].append(text[end : token.start()])
             end = token.start()
             open_parts.append([])
-            if len(open_parts) - 1 > _DEEPEST:
-                raise ValueError("nested too deeply")
         elif bracket in ("}", "]") and len(open_parts) > 1:
             whole = "".join((*open_parts.pop(), text[end : token.end()]))
             end = token.end()

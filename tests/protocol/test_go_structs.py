@@ -34,6 +34,8 @@ _SCHEMA = {"name": str, "count": int, "rate": 127, "on": bool, "inner": {"key": 
         (b'{"a":' * 9_999 + b"{}" + b"}" * 9_999, {}),
         (b'{"x":' + b"[" * 3_000 + b'"]\\""' + b"]" * 3_000 + b',"name":"n"}', {"name": "n"}),
         (b'{"x":[' + b"[]," * 3_000 + b'0],"name":"n"}', {"name": "n"}),
+        (b'{"x":[' + b"[]," * 20_000 + b'0],"name":"n"}', {"name": "n"}),
+        (b'{"name":"n","x":"' + b"[{" * 20_000 + b'\\""}', {"name": "n"}),
     ],
 )
 def test_members_that_servers_read(body: bytes, expected: dict[str, Any]) -> None:

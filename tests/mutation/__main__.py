@@ -77,22 +77,16 @@ def sources_of(room: str) -> dict[str, str]:
     return {str(path.relative_to(ROOT / "nsqext")): path.read_text() for path in paths}
 
 
-def drawn(room: str, count: int, seed: int) -> list[Mutant]:
-    """Return mutants of a room."""
-    every = [mutant for module, source in sources_of(room).items() for mutant in mutants_of(module, source)]
-    return Random(f"{room} {seed}").sample(every, min(len(every), count))
+def mutants_in(sources: dict[str, str], places: list[str] | None, count: int, random: Random) -> list[Mutant]:
+    """Return every mutant of some lines (``module:line``), or as many drawn ones if no lines are given."""
+    every = [mutant for module, source in sources.items() for mutant in mutants_of(module, source)]
+    if places:
+        return [mutant for mutant in every if f"{mutant.module}:{mutant.line}" in places]
+    return random.sample(every, min(len(every), count))
 
 
-def placed(room: str, places: list[str]) -> list[Mutant]:
-    """Return every mutant of lines of a room."""
-    every = [mutant for module, source in sources_of(room).items() for mutant in mutants_of(module, source)]
-    return [mutant for mutant in every if f"{mutant.module}:{mutant.line}" in places]
-
-
-def trials(room: str, mutants: list[Mutant], folder: Path, limit: float) -> Iterator[Trial]:
+def trials(room: str, sources: dict[str, str], mutants: list[Mutant], reach: Reach) -> Iterator[Trial]:
     """Yield trials of mutants, with the tests that run their lines."""
-    reach = Reach(folder, room, ROOMS[room], 10 * limit)
-    sources = sources_of(room)
     for mutant in mutants:
         source = source_of(mutant, sources[mutant.module])
         yield Trial(str(mutant), room, mutant.module, source, reach.of(mutant.module, mutant.line))
@@ -162,29 +156,21 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="nsqext-mutants-") as temporary:
         folders: Queue[Path] = Queue()
         for number in range(given.processes + 1):
-            folder = Path(temporary, str(number))
-            for name in COPIED:
-                copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
-                folder.mkdir(exist_ok=True)
-                copy(ROOT / name, folder / name)
-            folders.put(folder)
+            folders.put(copied(Path(temporary, str(number))))
         unchanged = folders.get()
+        try_one = partial(run, folders=folders, limit=given.limit)
         with ThreadPoolExecutor(given.processes) as pool:
-            for room in ("named", *rooms):
-                if room == "named":
-                    chosen = [] if given.at else list(named())
-                else:
-                    mutants = (
-                        placed(room, given.at) if given.at else drawn(room, -(-given.count // len(rooms)), given.seed)
-                    )
-                    known = [mutant for mutant in mutants if reason_of(mutant)]
-                    totals[room, "equivalent"] = len(known)
-                    mutants = [mutant for mutant in mutants if mutant not in known]
-                    chosen = list(trials(room, mutants, unchanged, given.limit)) if mutants else []
-                for trial, found, seconds in pool.map(partial(run, folders=folders, limit=given.limit), chosen):
-                    totals[room, "found" if found else "survived"] += 1
-                    totals[room, "timed out"] += found == _TIMED_OUT
-                    say(f"{'found' if found else 'SURVIVED':8} {seconds:6.1f} s  {trial.name}  {found or way(trial)}")
+            if not given.at:
+                count_results(pool.map(try_one, named()), totals)
+            for room in rooms:
+                sources = sources_of(room)
+                random = Random(f"{room} {given.seed}")
+                wanted = mutants_in(sources, given.at, -(-given.count // len(rooms)), random)
+                mutants = [mutant for mutant in wanted if not reason_of(mutant)]
+                totals[room, "equivalent"] = len(wanted) - len(mutants)
+                if mutants:
+                    reach = Reach(unchanged, room, ROOMS[room], 10 * given.limit)
+                    count_results(pool.map(try_one, trials(room, sources, mutants, reach)), totals)
     for room in ("named", *rooms):
         count = totals[room, "found"] + totals[room, "survived"]
         if count:
@@ -193,6 +179,23 @@ def main() -> int:
                 f"{totals[room, 'equivalent']} more have no effect"
             )
     return bool(totals["named", "survived"])
+
+
+def copied(folder: Path) -> Path:
+    """Copy what the tests need to a new folder; return the folder."""
+    folder.mkdir()
+    for name in COPIED:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
+        copy(ROOT / name, folder / name)
+    return folder
+
+
+def count_results(results: Iterator[tuple[Trial, str, float]], totals: Counter[tuple[str, str]]) -> None:
+    """Print and count results."""
+    for trial, found, seconds in results:
+        totals[trial.room, "found" if found else "survived"] += 1
+        totals[trial.room, "timed out"] += found == _TIMED_OUT
+        say(f"{'found' if found else 'SURVIVED':8} {seconds:6.1f} s  {trial.name}  {found or way(trial)}")
 
 
 def way(trial: Trial) -> str:

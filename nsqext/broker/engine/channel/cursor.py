@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from nsqext.broker.engine.channel.partition_view import PartitionView
+    from nsqext.broker.engine.storage.log import Entry
     from nsqext.broker.engine.storage.partition_store import ChannelState
 
 __all__ = ("Cursor",)
@@ -91,13 +92,29 @@ class Cursor:
 
     def take(self) -> Delivery | None:
         """Return the next message; None at the end of the queue and while too many messages are unacknowledged."""
+        rewound = False
         while True:
             if self._rewind is not None:
                 self._apply_rewind(self._rewind)
+                rewound = True
             delivery = self._next()
             if delivery is None or not self.ordered or delivery.entry.offset == self.acked.offset:
                 return delivery
+            if rewound:
+                self._move_to(delivery.entry)
+                return delivery
             self._rewind = True
+
+    def _move_to(self, entry: Entry) -> None:
+        """Acknowledge up to a message, because the acknowledged position is not the start of any."""
+        logger.warning(
+            "%s: the acknowledged position %d is not the start of a message; it moves to %d",
+            self.channel,
+            self.acked.offset,
+            entry.offset,
+        )
+        self.acked.reset(entry.offset, entry.count - 1)
+        self._partition.note_progress()
 
     def _next(self) -> Delivery | None:
         """Take a requeued message or the next of the queue; the queue is read in either case, as the server does."""

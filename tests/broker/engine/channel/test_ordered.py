@@ -177,3 +177,17 @@ def test_a_channel_of_a_plain_topic_becomes_ordered() -> None:
     bench.channel().set_ordered(True)
     assert bench.channel().stats().ordered
     assert consumer.bodies() == ["m0"]
+
+
+def test_an_acknowledged_position_inside_a_message_moves_to_a_message(caplog: pytest.LogCaptureFixture) -> None:
+    bench = backlogged()
+    cursor = bench.channel().cursor
+    cursor.acked.reset(7, 1)  # the log was another one when m0 was finished
+    cursor.rewind(forget=True)
+    consumer = bench.consume(ready=1, ordered=True)
+    assert consumer.attempts()[-1] == ("m1", 1)
+    assert [record.message for record in caplog.records] == [
+        "ch: the acknowledged position 7 is not the start of a message; it moves to 32"
+    ]
+    bench.finish(consumer, [3])
+    assert consumer.attempts() == [("m2", 1)]

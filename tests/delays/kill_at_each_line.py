@@ -15,6 +15,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 import anyio
+import httpcore  # noqa: F401 - each process would import it, and the event loop
+from anyio._backends import _asyncio  # noqa: F401
 
 from nsqext import App, Producer
 from nsqext.delays import DelayRelay, DelayStore, relay, store

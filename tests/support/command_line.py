@@ -1,4 +1,4 @@
-"""Run `nsqext` as a process: in pipes, or under a pseudo terminal."""
+"""Run `nsqext`, or a Python program, as a process: in pipes, or under a pseudo terminal."""
 
 from __future__ import annotations
 
@@ -59,21 +59,27 @@ class Process:
         returncode: exit code, or the negative number of the signal that ended the process; None while it runs.
         stdin: standard input; None at a terminal.
         stdout: standard output; None at a terminal.
-        stderr: standard error; None at a terminal.
+        stderr: standard error; None at a terminal, and where it goes to standard output.
     """
 
     def __init__(
-        self, words: tuple[str, ...], variables: dict[str, str], cwd: Path | None = None, terminal: int | None = None
+        self,
+        words: tuple[str, ...],
+        variables: dict[str, str],
+        cwd: Path | None = None,
+        terminal: int | None = None,
+        *,
+        joined: bool = False,
     ) -> None:
         self.returncode: int | None = None
         self.stdin: IO[bytes] | None = None
         self.stdout: IO[bytes] | None = None
         self.stderr: IO[bytes] | None = None
         if terminal is None:
-            pipes = [os.pipe() for _ in range(3)]
-            streams = [pipes[0][0], pipes[1][1], pipes[2][1]]
-            self.stdin = os.fdopen(pipes[0][1], "wb")
-            self.stdout, self.stderr = os.fdopen(pipes[1][0], "rb"), os.fdopen(pipes[2][0], "rb")
+            pipes = [os.pipe() for _ in range(2 if joined else 3)]
+            streams = [pipes[0][0], pipes[1][1], os.dup(pipes[1][1]) if joined else pipes[2][1]]
+            self.stdin, self.stdout = os.fdopen(pipes[0][1], "wb"), os.fdopen(pipes[1][0], "rb")
+            self.stderr = None if joined else os.fdopen(pipes[2][0], "rb")
         else:
             streams = [os.dup(terminal) for _ in range(3)]
         self._replies, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

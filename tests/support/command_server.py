@@ -1,7 +1,8 @@
-"""Start `nsqext` commands by forking, which saves the second of imports of a new interpreter.
+"""Start `nsqext` commands and Python programs by forking, which saves the second of imports of a new interpreter.
 
 ``python -W error -m tests.support.command_server DESCRIPTOR`` receives requests from `tests.support.command_line` with
-the standard streams of the command attached, and returns its process id and, at its end, its exit code.
+the standard streams of the command attached, and returns its process id and, at its end, its exit code. A first word
+that ends in ``.py`` is the path of a program.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import gc
 import io
 import json
 import os
+import runpy
 import selectors
 import socket
 import sys
 import termios
 from contextlib import redirect_stdout, suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from nsqext import cli
@@ -90,6 +93,14 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
         setattr(sys, name, io.TextIOWrapper(raw, before.encoding, before.errors, line_buffering=by_line))
 
 
+def run_file(file: str, *arguments: str) -> None:
+    """Run a program as ``python -u FILE ARGUMENTS`` does."""
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.argv = [file, *arguments]
+    sys.path[0] = str(Path(file).parent)
+    runpy.run_path(file, run_name="__main__")
+
+
 def main() -> None:
     """Serve requests; in a forked process, run the command."""
     for path in [*(path for path, _ in cli.COMMANDS.values()), *cli.PROGRAMS.values()]:
@@ -103,7 +114,11 @@ def main() -> None:
     gc.freeze()
     with socket.socket(fileno=int(sys.argv[1])) as control:
         words = serve(control)
-    if words is not None:
+    if words is None:
+        return
+    if words[0].endswith(".py"):
+        run_file(*words)
+    else:
         sys.argv = ["nsqext", *words]
         cli.main()
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
+import select
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from subprocess import STDOUT
-from typing import TYPE_CHECKING
 
-import anyio
 from attrs import frozen
 
-if TYPE_CHECKING:
-    from anyio.abc import ByteReceiveStream
+from tests.support.command_line import Process, environment
 
-__all__ = ("ADDRESS", "ROOT", "Run", "Snippet", "run_program", "snippets_of")
+__all__ = ("ADDRESS", "ROOT", "Run", "Snippet", "run_program", "run_python", "snippets_of")
 
 ROOT = Path(__file__).parents[2]
 ADDRESS = "127.0.0.1:4161"
@@ -70,39 +72,45 @@ def snippets_of(page: Path) -> list[Snippet]:
     ]
 
 
-async def _collect(stream: ByteReceiveStream, until: str | None, output: bytearray) -> None:
-    async for chunk in stream:
-        output += chunk
-        if until is not None and until in output.decode(errors="replace"):
-            return
-
-
-def run_program(*arguments: str | Path, until: str | None = None) -> Run:
+def run_program(file: Path, *arguments: str, until: str | None = None, fork: bool = True) -> Run:
     """Run a Python program, warnings being errors; return its exit code and everything it printed.
 
     Args:
-        arguments: arguments of ``python``.
+        file: the program.
+        arguments: its arguments.
         until: text after which SIGTERM is sent; None if the program exits by itself.
+        fork: from a process that has imported the package; without it, in a new interpreter.
 
     Raises:
         TimeoutError: the program did not exit, or did not print ``until``, within 100 seconds.
     """
-    command = [sys.executable, "-u", "-W", "error", *map(str, arguments)]
+    if fork:
+        with Process((str(file), *arguments), environment(), ROOT, joined=True) as process:
+            return _read(process, until)
+    return run_python(str(file), *arguments, until=until)
+
+
+def run_python(*arguments: str, until: str | None = None) -> Run:
+    """Run a new interpreter with arguments, like `run_program`."""
+    command = [sys.executable, "-u", "-W", "error", *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=STDOUT, cwd=ROOT) as process:
+        try:
+            return _read(process, until)
+        finally:
+            process.kill()
+
+
+def _read(process: Process | subprocess.Popen[bytes], until: str | None) -> Run:
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.close()
     output = bytearray()
-
-    async def run() -> Run:
-        async with await anyio.open_process(command, stderr=STDOUT, cwd=ROOT) as process:
-            assert process.stdout is not None
-            try:
-                with anyio.fail_after(DEADLINE):
-                    await _collect(process.stdout, until, output)
-                    if until is not None and process.returncode is None:
-                        process.terminate()
-                        await _collect(process.stdout, None, output)
-                    code = await process.wait()
-            except TimeoutError as error:
-                process.kill()
-                raise TimeoutError(f"{command} ran for {DEADLINE} s and printed: {output.decode()}") from error
-        return Run(code, _PAUSED.sub("", output.decode()))
-
-    return anyio.run(run)
+    deadline = time.monotonic() + DEADLINE
+    while select.select([process.stdout], [], [], max(deadline - time.monotonic(), 0))[0]:
+        chunk = os.read(process.stdout.fileno(), 1 << 16)
+        if not chunk:
+            return Run(process.wait(DEADLINE), _PAUSED.sub("", output.decode()))
+        output += chunk
+        if until is not None and until in output.decode(errors="replace"):
+            until = None
+            process.send_signal(signal.SIGTERM)
+    raise TimeoutError(f"the program ran for {DEADLINE} s and printed: {output.decode()}")

@@ -82,7 +82,7 @@ async def test_a_partition_without_channel_is_named(cluster_under_test: ClusterU
     async with (
         new_topic(cluster, channel) as topic,
         Admin(cluster.lookupd) as admin,
-        Producer(cluster.lookupd) as producer,
+        Producer(cluster.lookupd, timeout=5.0) as producer,
     ):
         await producer.publish(topic, b"before")
         await expand_topic(admin._requests, topic, 2)  # without channels, as another client does

@@ -1,7 +1,8 @@
 """Runs relays in forked processes that are killed at each line between the receipt of a message and its publish.
 
-Arguments: lookup address, path of the store, topic of the delayed messages, topic to publish to. Each process publishes
-the delayed messages ``0-0``, ``0-1``, …, ``1-0`` itself. Prints the number of processes that were killed, and of all.
+Arguments: lookup address, path of the store, topic of the delayed messages, topic to publish to, and 1 for each line
+or n for each nth. Each process publishes the delayed messages ``0-0``, ``0-1``, …, ``1-0`` itself. Prints the number of
+processes that were killed, and of all.
 """
 
 from __future__ import annotations
@@ -84,9 +85,9 @@ async def serve(lookupd: str, path: str, delayed: str, topic: str, number: int) 
         await app.aclose()
 
 
-def main(lookupd: str, path: str, delayed: str, topic: str) -> None:
+def main(lookupd: str, path: str, delayed: str, topic: str, each: str) -> None:
     """Kill one process after the other, then let one end."""
-    killed, places = 0, [*lines(), None]
+    killed, places = 0, [*lines()[:: int(each)], None]
     for number, place in enumerate(places):
         child = os.fork()
         if not child:

@@ -216,10 +216,16 @@ def receipts(history: History) -> Iterator[str]:
 def redelivered_without_cause(history: History) -> Iterator[str]:
     """A handled message is delivered again only because a consumer was lost, a timeout passed, or a leader changed."""
     handled: dict[tuple[str, str, int, int], Delivery] = {}
+    published = {publish.body: publish for publish in history.publishes}
     for delivery in sorted(history.deliveries, key=lambda delivery: delivery.begin):
         key = delivery.topic, delivery.channel, delivery.partition, delivery.message_id
         before = handled.get(key)
-        if before is not None and before.end < delivery.begin and not _disturbed(history, before.begin, delivery.begin):
+        if (
+            before is not None
+            and before.end < delivery.begin
+            and not _disturbed(history, before.begin, delivery.begin)
+            and not history.may_be_read_again(published.get(delivery.body), delivery)
+        ):
             yield (
                 f"{delivery.body!r} was handled on {delivery.channel} at {before.end:.3f} s, and delivered again at "
                 f"{delivery.begin:.3f} s without a cause"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Literal
 
 from attrs import define, field
@@ -192,6 +193,8 @@ class History:
         rdy_exceeded: messages that a node sent beyond the RDY count of a connection.
         samples: time, and numbers of tasks, sockets and sessions, while clients ran.
         recreated: the topic ``recreated`` was deleted and created again, its messages were lost.
+        kills: time and node of each kill of a node of the original NSQ. It notes the position in its queue files every
+            two seconds and reads again what follows it, so a channel may have a message twice until it is finished.
         due: messages that were not handled so far: topic, channel and body of what was stored, with partition and id of
             what was delivered.
     """
@@ -223,6 +226,7 @@ class History:
     rdy_exceeded: list[str] = field(factory=list)
     samples: list[tuple[float, int, int, int]] = field(factory=list)
     recreated: bool = False
+    kills: list[tuple[float, int]] = field(factory=list)
     due: dict[tuple[str | bytes | int, ...], None] = field(factory=dict)
     _handled: set[tuple[str | bytes | int, ...]] = field(factory=set)
 
@@ -259,6 +263,11 @@ class History:
             if lost and publish.outcome == "stored":
                 publish.outcome, publish.message_id, publish.offset, publish.unsynced = "unknown", None, None, True
                 self.due = {place: None for place in self.due if publish.body not in place}
+
+    def may_be_read_again(self, publish: Publish | None, delivery: Delivery) -> bool:
+        """Return whether the node of a message was killed between its publish and a delivery, and reads it twice."""
+        begin = -inf if publish is None else publish.begin
+        return any(node == delivery.partition and begin <= moment <= delivery.begin for moment, node in self.kills)
 
     def stored(self, publish: Publish) -> None:
         """Note that a publish returned: every channel of its topic has to handle it."""

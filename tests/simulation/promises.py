@@ -132,7 +132,7 @@ class _Topic:
 
     def _has_cause(self, before: Delivery, again: Delivery) -> bool:
         """Return whether a consumer, connection or leader was lost between two deliveries, or a timeout passed."""
-        return any(
+        return self.history.may_be_read_again(self.publishes.get(again.body), again) or any(
             begin <= again.begin + 1.0 and end >= before.begin - _AFTER_FAULT
             for begin, end in self.history.disturbances
         )

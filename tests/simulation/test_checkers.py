@@ -298,6 +298,14 @@ def test_a_redelivery_after_a_fault_has_a_cause() -> None:
     assert judge(history) == []
 
 
+@pytest.mark.parametrize(("moment", "node", "found"), [(1.5, 0, False), (9.5, 0, True), (0.5, 0, True), (1.5, 1, True)])
+def test_a_killed_node_of_the_original_nsq_may_read_a_message_twice(moment: float, node: int, found: bool) -> None:
+    history = good()
+    _deliver_again(history)
+    history.kills.append((moment, node))
+    assert bool(judge(history)) == found
+
+
 def test_a_message_may_be_stored_in_a_deleted_topic_and_in_the_new_one() -> None:
     """What seed 54347 showed: the first publish of a producer, which knows no record of the old log."""
     history = good()

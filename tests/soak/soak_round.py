@@ -235,7 +235,8 @@ class Soak:
                 self._kill_all()
         history = self.history
         history.paused += pauses.total
-        for moment, node in self.cluster.losses:
+        history.kills = [*self.cluster.losses]
+        for moment, node in history.kills:
             history.forget_unfinished(moment, node)
         for delivery in history.deliveries:
             history.concurrency[delivery.consumer] = CONCURRENCY[delivery.consumer.rpartition(" ")[0]]

@@ -17,8 +17,8 @@ from tests.transactions.bank_run import BankRun, two_databases
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(150)]
 
-_TRANSFERS = 120
-_KILLS = 6
+_TRANSFERS = 60
+_KILLS = 4
 _SECONDS = 100
 
 

@@ -56,7 +56,11 @@ _TRUE = frozenset({"true", "1", "yes", "on"})
 _FALSE = frozenset({"false", "0", "no", "off"})
 _PREFIXES = {"lookup": "lookup_", "backoff": "backoff_"}
 """Groups of options whose settings have a prefix."""
-_RENAMED = {("backoff", "mode"): "backoff", ("lookup", "address_map"): "address_map"}
+_RENAMED = {
+    ("backoff", "mode"): "backoff",
+    ("lookup", "address_map"): "address_map",
+    ("lookup", "node_filter"): "node_filter",
+}
 
 
 @attrs.frozen

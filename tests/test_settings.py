@@ -319,7 +319,7 @@ def test_names_are_unambiguous_and_complete() -> None:
     shared -= {"close_timeout", "lookup_timeout", "key_tags"}  # of both, with a default for each
     assert all(producer_settings()[name].owner is consumer_settings()[name].owner for name in shared)
     text_only_by_keyword = {name for name, setting in consumer_settings().items() if setting.read is None}
-    assert text_only_by_keyword == {"ext_filter"}
+    assert text_only_by_keyword == {"ext_filter", "node_filter"}
 
 
 @pytest.mark.parametrize(

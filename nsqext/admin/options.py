@@ -9,6 +9,7 @@ from attrs import field, frozen
 
 from nsqext.arguments import check_time
 from nsqext.client.settings import app_schema
+from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import LookupOptions, LookupSettings
 from nsqext.settings import Schema, Setting, settings_of
 
@@ -31,6 +32,8 @@ class AdminOptions:
 
     def __attrs_post_init__(self) -> None:
         check_time("timeout", self.timeout)
+        if self.lookup.node_filter is not None:
+            raise InvalidSetting("node_filter has no effect in Admin", hint="administration works on all nodes")
 
 
 @cache

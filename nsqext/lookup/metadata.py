@@ -14,6 +14,7 @@ import anyio
 from anyio.lowlevel import EventLoopToken, checkpoint, current_token
 
 from nsqext.errors import InvalidSetting, InvalidState, LookupFailed
+from nsqext.lookup.node_filter import NodeFilter, log_filtered
 from nsqext.lookup.options import LookupOptions, parse_addresses
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.lookup.poller import Poller, RefreshBudget, Refresher
@@ -79,6 +80,9 @@ class MetadataCache:
             )
         self._options = options or LookupOptions()
         self._transport = transport
+        if self._nsqd and self._options.node_filter is not None:
+            raise InvalidSetting("node_filter has no effect with nsqd=", hint="list the nodes to use in nsqd=")
+        self._filter = None if self._options.node_filter is None else NodeFilter(self._options.node_filter)
         self._client = None if self._nsqd else self._new_client(lookupd)
         self._maps: dict[Key, PartitionMap] = {}
         self._refreshers: dict[Key, Refresher] = {}
@@ -156,7 +160,7 @@ class MetadataCache:
             InvalidState: the cache was closed.
         """
         found = self.cached(topic, access)
-        if found is not None and (found.leaders or found.nodes):
+        if found is not None and found.known:
             return found
         refresher = self._refresher(topic, access)
         await refresher.refresh()
@@ -199,6 +203,12 @@ class MetadataCache:
             await checkpoint()
             return ()
         return await self._client.nodes()
+
+    def of_nodes(self, topic: str, nodes: Sequence[Address]) -> PartitionMap:
+        """Return the map of a topic that lookup does not know, on nodes without partitions that accept it."""
+        kept = nodes if self._filter is None else [node for node in nodes if self._filter(node)]
+        filtered = tuple((-1, node) for node in nodes if node not in kept)
+        return PartitionMap(topic, "w", nodes=tuple(kept), filtered=filtered)
 
     async def refresh(
         self,
@@ -368,6 +378,7 @@ class MetadataCache:
                 self._options,
                 self._map_changed,
                 self._budget,
+                self._filter,
             )
             self._budget.topics = len(self._refreshers)
         return refresher
@@ -393,6 +404,8 @@ class MetadataCache:
             return  # removed during the round
         before, self._maps[key] = self._maps.get(key), changed
         self._poller.wake()
+        if changed.filtered and (before is None or before.filtered != changed.filtered):
+            log_filtered(changed)
         if before is not None and before.meta != changed.meta:
             topic_changed(changed.topic)  # other clients of this process, and the other access, know it less early
         for callback in tuple(self._callbacks.get(key, ())):

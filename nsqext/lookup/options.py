@@ -114,6 +114,12 @@ class LookupSettings(TypedDict, total=False):
     mapping or as text ``nsqd-0:4150=127.0.0.1:14150,nsqd-1=10.0.0.7``; or a function of ``host:port``. For nodes and
     for lookup nodes, TCP and HTTP; addresses that it does not name stay.
     """
+    node_filter: Callable[[str], bool] | None
+    """Tells whether a discovered nsqd is used; called with its TCP address ``host:port``, after ``address_map``, when a
+    topic is looked up. A producer does not publish to partitions whose leader is left out: a publish that names one of
+    them, or has a key of one, raises `InvalidSetting`. A consumer does not receive from them; a warning names them.
+    If the function raises, the error is logged and the node is used. Not for `Admin` and not with ``nsqd=``.
+    """
     lookup_ca: str | ssl.SSLContext | None
     """For ``https://`` addresses, the path of a PEM file of CA certificates, or a context; None for the system's
     certificates.
@@ -140,6 +146,7 @@ class LookupOptions:
     auth_secret: str | None = field(default=None, repr=False)
     auth_over_http: bool = False
     address_map: str | Mapping[str, str] | Callable[[str], str] | None = None
+    node_filter: Callable[[str], bool] | None = None
     ca: str | ssl.SSLContext | None = None
 
     def __attrs_post_init__(self) -> None:
@@ -159,6 +166,8 @@ class LookupOptions:
                 f"ca={self.ca!r} is a bool", hint="give the path of a PEM file of CA certificates, or an ssl.SSLContext"
             )
         self.tls_context()
+        if self.node_filter is not None and not callable(self.node_filter):
+            raise InvalidSetting(f"node_filter={self.node_filter!r} is not a function of host:port")
         if self.address_map is not None and not callable(self.address_map):
             _check_address_map(self.address_map)
 

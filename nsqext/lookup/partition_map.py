@@ -7,7 +7,7 @@ lookup node only does not offer it at the moment.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attrs import astuple, define, field, frozen
@@ -37,6 +37,8 @@ class PartitionMap:
         leaders: TCP address of the leader by partition, in the order of the partitions.
         nodes: nodes that hold the topic without partitions (the original NSQ).
         http: HTTP address by TCP address.
+        filtered: partitions and leaders that ``node_filter`` leaves out, -1 and the node for a node without partitions;
+            they are neither in ``leaders`` nor in ``nodes``.
         unlisted: partitions that no answer offered in the last round; their leaders are the last known ones, and may be
             down or not writable.
         version: number that increases with each change.
@@ -48,6 +50,7 @@ class PartitionMap:
     leaders: Mapping[int, Address] = field(factory=dict)
     nodes: tuple[Address, ...] = ()
     http: Mapping[Address, Address] = field(factory=dict)
+    filtered: tuple[tuple[int, Address], ...] = ()
     unlisted: frozenset[int] = frozenset()
     version: int = field(default=0, eq=False)
 
@@ -60,8 +63,13 @@ class PartitionMap:
     def complete(self) -> bool:
         """Whether every partition has a leader; without partitions, whether there is a node."""
         if self.partition_num:
-            return len(self.leaders) >= self.partition_num
-        return bool(self.leaders or self.nodes)
+            return len(self.leaders) + len(self.filtered) >= self.partition_num
+        return self.known
+
+    @property
+    def known(self) -> bool:
+        """Whether lookup returned any node, even if ``node_filter`` leaves it out."""
+        return bool(self.leaders or self.nodes or self.filtered)
 
 
 @frozen
@@ -137,15 +145,19 @@ class PartitionMapMerger:
         topic: name of the topic.
         access: ``w`` or ``r``.
         version: of the first, empty map.
+        admits: tells whether a node is used; all are without it.
     """
 
-    def __init__(self, topic: str, access: str = "w", version: int = 0) -> None:
+    def __init__(
+        self, topic: str, access: str = "w", version: int = 0, admits: Callable[[Address], bool] | None = None
+    ) -> None:
         self.current: PartitionMap = PartitionMap(topic, access, version=version)
         """The current map."""
         self._leaders: dict[int, PartitionLeader] = {}
         self._sources: dict[Address, _Source] = {}
         self._suspects: dict[int, set[Address]] = {}
         self._round = 0
+        self._admits = admits
 
     def suspect(self, partition: int, leader: Address) -> None:
         """Record that a node is not the leader of a partition: another one is preferred if any is returned."""
@@ -241,6 +253,13 @@ class PartitionMapMerger:
         leaders = {partition: self._leaders[partition].node for partition in sorted(self._leaders)}
         led = {node.tcp for node in leaders.values()}
         nodes = {node.tcp: node for listed in self._node_lists() for node in listed if node.tcp not in led}
+        filtered: list[tuple[int, Address]] = []
+        if self._admits is not None:
+            refused = {tcp for tcp in (*led, *nodes) if not self._admits(tcp)}
+            filtered += [(partition, node.tcp) for partition, node in leaders.items() if node.tcp in refused]
+            filtered += [(-1, tcp) for tcp in sorted(refused & nodes.keys())]
+            leaders = {partition: node for partition, node in leaders.items() if node.tcp not in refused}
+            nodes = {tcp: node for tcp, node in nodes.items() if tcp not in refused}
         everyone = (*leaders.values(), *nodes.values())
         return PartitionMap(
             topic=self.current.topic,
@@ -249,6 +268,7 @@ class PartitionMapMerger:
             leaders={partition: node.tcp for partition, node in leaders.items()},
             nodes=tuple(sorted(nodes)),
             http={node.tcp: node.http for node in everyone if node.http is not None},
+            filtered=tuple(filtered),
             unlisted=unlisted,
             version=self.current.version + 1,
         )

@@ -14,6 +14,7 @@ from nsqext.lookup.partition_map import PartitionMap, PartitionMapMerger, failur
 if TYPE_CHECKING:
     from nsqext.lookup.options import LookupOptions
     from nsqext.lookup.responses import LookupAnswer
+    from nsqext.types import Address
 
 __all__ = ("Pace", "Poller", "RefreshBudget", "Refresher")
 
@@ -100,6 +101,7 @@ class Refresher:
         options: intervals and pauses.
         changed: called with each new map.
         budget: limit shared by all topics of a cache.
+        admits: tells whether a node is used; all are without it.
 
     Attributes:
         map: current map; None until a lookup node has found the topic.
@@ -116,6 +118,7 @@ class Refresher:
         options: LookupOptions,
         changed: Callable[[PartitionMap], None],
         budget: RefreshBudget,
+        admits: Callable[[Address], bool] | None = None,
     ) -> None:
         self.topic: str = topic
         self.map: PartitionMap | None = None
@@ -123,7 +126,8 @@ class Refresher:
         self.unknown: bool = False
         self.poll_at: float = _NEVER
         self._access = access
-        self._merger = PartitionMapMerger(topic, access)
+        self._merger = PartitionMapMerger(topic, access, admits=admits)
+        self._admits = admits
         self._ask = ask
         self._options = options
         self._changed = changed
@@ -170,7 +174,7 @@ class Refresher:
     def start_over(self, ask: Callable[[], Awaitable[Sequence[LookupAnswer]]]) -> None:
         """Query other lookup nodes; their map replaces the current one as soon as they find the topic."""
         self._ask = ask
-        self._merger = PartitionMapMerger(self.topic, self._access, self._merger.current.version)
+        self._merger = PartitionMapMerger(self.topic, self._access, self._merger.current.version, self._admits)
         self._pace = Pace(self._options.max_pause)
         self.poll_at = float("-inf")
 

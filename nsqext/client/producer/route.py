@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from nsqext.errors import InvalidPartition, PartitionUnavailable
+from nsqext.errors import InvalidPartition, InvalidSetting, PartitionUnavailable
 from nsqext.protocol.client.commands import LARGE, LargeCommand, publish_line
 from nsqext.types import Receipt, TopicMeta
 
@@ -113,11 +113,19 @@ class Route:
         """Return the next target of the round robin, whether or not it can be used.
 
         Raises:
+            InvalidSetting: ``node_filter`` leaves all nodes out.
             PartitionUnavailable: no partition has a leader at the moment.
         """
         targets = self.targets
         count = len(targets)
         if not count:
+            if self.view.filtered:
+                left_out = ", ".join(sorted({str(node) for _, node in self.view.filtered}))
+                raise InvalidSetting(
+                    f"node_filter leaves out every node of the topic: {left_out}",
+                    topic=self.topic,
+                    hint="let node_filter keep one of them",
+                )
             raise PartitionUnavailable("no partition has a leader at the moment", topic=self.topic)
         self.used = True
         self._next = number = self._next + 1
@@ -138,6 +146,7 @@ class Route:
         In order of importance, it was not tried, it is not avoided, its node is reachable, its node was not tried.
 
         Raises:
+            InvalidSetting: ``node_filter`` leaves all nodes out.
             PartitionUnavailable: no partition has a leader at the moment.
         """
         first = self.next()
@@ -188,6 +197,7 @@ class Route:
 
         Raises:
             InvalidPartition: the topic has no such partition.
+            InvalidSetting: ``node_filter`` leaves its leader out.
             PartitionUnavailable: the partition has no leader at the moment.
         """
         self.used = True
@@ -196,6 +206,7 @@ class Route:
             if target.rest_until and target.rest_until <= _clock():
                 target.rest_until = 0.0  # publishes with a key take the fast path again
             return target
+        self._check_filter(partition)
         count = self.view.partition_num
         if count <= 0:
             raise InvalidPartition(
@@ -208,3 +219,14 @@ class Route:
                 f"the topic has {count} partitions, 0 to {count - 1}", topic=self.topic, partition=partition
             )
         raise PartitionUnavailable("the partition has no leader at the moment", topic=self.topic, partition=partition)
+
+    def _check_filter(self, partition: int) -> None:
+        for number, node in self.view.filtered:
+            if number == partition:
+                raise InvalidSetting(
+                    "node_filter leaves out the leader of the partition",
+                    topic=self.topic,
+                    partition=partition,
+                    node=str(node),
+                    hint="let node_filter keep the node, or publish without key and partition",
+                )

@@ -18,7 +18,6 @@ from nsqext.errors import (
     TopicNotFound,
     TopicNotReady,
 )
-from nsqext.lookup.partition_map import PartitionMap
 from nsqext.protocol.hashing import key_hash
 
 if TYPE_CHECKING:
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.tasks import BackgroundTasks
     from nsqext.lookup.metadata import MetadataCache
+    from nsqext.lookup.partition_map import PartitionMap
     from nsqext.lookup.responses import NodeInfo
     from nsqext.protocol.hashing import KeyHash
     from nsqext.types import Address
@@ -98,7 +98,7 @@ class RouteTable:
             PartitionUnavailable: lookup knows neither the topic nor any node.
         """
         view = self._metadata.cached(topic, "w")
-        if view is None or not (view.leaders or view.nodes):
+        if view is None or not view.known:
             view = await self._ask(topic)
         route = self.by_topic.get(topic)
         if route is None or route.view is not view:
@@ -161,7 +161,7 @@ class RouteTable:
             )
         if any(node.is_ha for node in nodes):
             return None
-        return PartitionMap(topic, "w", nodes=tuple(node.tcp for node in nodes))
+        return self._metadata.of_nodes(topic, [node.tcp for node in nodes])
 
     def waits_for_lookup(self, error: LookupFailed) -> bool:
         """Return whether a publish waits for lookup to answer: for ``lookup_timeout`` while it has never answered."""

@@ -240,6 +240,8 @@ class Subscriber:
                 answered = True
                 if view.leaders or view.nodes:
                     return view
+                if view.filtered:
+                    reason = "node_filter leaves out every node"
             except LookupFailed as error:
                 waits = isinstance(error, LookupUnreachable) and _clock() < deadline
                 if not answered and not waits:

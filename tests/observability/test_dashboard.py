@@ -8,17 +8,50 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
+import httpx
 import pytest
 from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
 
 from nsqext import Consumer, Producer
-from nsqext.observability.prometheus import _CONSUMER, _PRODUCER, Prometheus
+from nsqext.broker.nsqd.http.routes import application
+from nsqext.observability.prometheus import _CONSUMER, _OUTBOX, _PRODUCER, _RELAY, Prometheus
+from tests.support.nsqd_sessions import host, make_node
 
 _FOLDER = files("nsqext.observability")
 _DASHBOARD: dict[str, Any] = json.loads((_FOLDER / "grafana_dashboard.json").read_text(encoding="utf-8"))
 _RULES = (_FOLDER / "alert_rules.yml").read_text(encoding="utf-8")
+_GROUP = re.compile(r"\b(?:by|on) \(([^)]*)\)")
 _SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
-_ADDED = {"job", "le"}  # added by Prometheus
+_ADDED = {"job", "instance", "le"}  # added by Prometheus
+_REAL = {"channel_depth": {"topic", "partition", "channel"}}  # the redesigned nsqd at -metric-address: nsqd/metric.go
+
+# the parts of Grafana's schema that the dashboard uses, all of them required here: the types Dashboard, Panel,
+# RowPanel, VariableModel and the options of timeseries in the npm package @grafana/schema 13.2.3
+_SOURCE = {"type": {"prometheus"}, "uid": {"${datasource}"}}
+_ALL = {"text": [{"All"}], "value": [{"$__all"}]}
+_BOX = {"h": int, "w": int, "x": int, "y": int}
+_QUERY_VARIABLE = {
+    **{"name": str, "label": str, "type": {"query"}, "datasource": _SOURCE, "query": {"query": str, "refId": str}},
+    **{"includeAll": {True}, "multi": {True}, "allValue": {".*"}, "current": _ALL, "refresh": {1, 2}},
+}
+_SOURCE_VARIABLE = {"name": {"datasource"}, "label": str, "type": {"datasource"}, "query": {"prometheus"}}
+_ROW = {"id": int, "type": {"row"}, "title": str, "collapsed": {False}, "panels": [], "gridPos": _BOX}
+_PANEL = {
+    **{"id": int, "type": {"timeseries"}, "title": str, "description": str},
+    **{"datasource": _SOURCE, "gridPos": _BOX},
+    "fieldConfig": {"defaults": {"unit": {"short", "s", "Bps"}, "min": {0}}, "overrides": []},
+    "options": {
+        "legend": {"calcs": [], "displayMode": {"list"}, "placement": {"bottom"}, "showLegend": {True}},
+        "tooltip": {"mode": {"multi"}, "sort": {"none"}},
+    },
+    "targets": [{"refId": str, "expr": str, "legendFormat": str}],
+}
+_SHAPE = {
+    **{"uid": str, "title": str, "tags": [str], "schemaVersion": {39}, "version": int, "editable": bool},
+    **{"time": {"from": str, "to": str}, "refresh": str, "templating": {"list": list}, "annotations": {"list": []}},
+    "panels": list,
+}
 
 
 def exported() -> dict[str, set[str]]:
@@ -35,6 +68,21 @@ def exported() -> dict[str, set[str]]:
     return found
 
 
+async def served() -> dict[str, set[str]]:
+    """Return the labels of every series of an embedded nsqd by its name."""
+    node = make_node()
+    host(node).partition.channel("ch")
+    transport = httpx.ASGITransport(application(node, _Addresses()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://nsqd") as client:
+        text = (await client.get("/metrics")).text
+    families = text_string_to_metric_families(text)
+    return {sample.name: set(sample.labels) for family in families for sample in family.samples}
+
+
+class _Addresses:
+    tcp_address = http_address = https_address = "127.0.0.1:4150"
+
+
 def expressions() -> Iterator[str]:
     """Return every expression of the dashboard and of the rules."""
     for panel in _DASHBOARD["panels"]:
@@ -46,22 +94,32 @@ def expressions() -> Iterator[str]:
     yield from re.findall(r"^ +expr: (.+)$", _RULES, re.MULTILINE)
 
 
-def test_every_expression_names_exported_series_and_labels() -> None:
-    known = exported()
+@pytest.mark.anyio
+async def test_every_expression_names_exported_series_and_labels() -> None:
+    known = exported() | await served() | _REAL
     named = set[str]()
     for expression in expressions():
-        series = re.findall(r"\bnsqext_\w+", expression)
+        series = re.findall(r"\b(?:nsqext|nsqd|channel)_\w+", expression)
         assert series, expression
         assert set(series) <= known.keys(), expression
         labels = set[str]().union(*(known[name] for name in series)) | _ADDED
-        grouped = {label.strip() for group in re.findall(r"by \(([^)]*)\)", expression) for label in group.split(",")}
+        grouped = {label.strip() for group in _GROUP.findall(expression) for label in group.split(",")}
         matched = set(re.findall(r"[{,] ?(\w+)=~?\"", expression)) - {"__name__"}
         assert grouped | matched <= labels, expression
         named |= set(series)
     statistics = {
-        f"nsqext_{one.name}" + ("_total" if one.kind == "counter" else "") for one in (*_PRODUCER, *_CONSUMER)
+        f"nsqext_{one.name}" + ("_total" if one.kind == "counter" else "")
+        for one in (*_PRODUCER, *_CONSUMER, *_RELAY, *_OUTBOX)
     }
-    assert statistics <= named, "the dashboard shows all statistics of clients"
+    assert statistics <= named, "the dashboard shows all statistics of clients and outboxes"
+
+
+def test_legends_name_labels_of_their_series() -> None:
+    for panel in _DASHBOARD["panels"]:
+        for target in panel.get("targets", ()):
+            (kept,) = _GROUP.findall(target["expr"])[:1] or [""]
+            named = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+            assert named == set(re.findall(r"\w+", kept)) - {"le"}, target
 
 
 def test_the_statistics_of_clients_are_all_exported() -> None:
@@ -81,15 +139,45 @@ def test_the_statistics_of_clients_are_all_exported() -> None:
     assert read >= {*ProducerStatistics.__annotations__, *ConsumerStatistics.__annotations__}
 
 
-def test_panels_do_not_overlap_and_have_units() -> None:
+def fits(value: object, shape: object, where: str) -> None:
+    """Check a value: a type, the keys of a dictionary, the items of a list, or one of several values."""
+    if isinstance(shape, dict):
+        assert isinstance(value, dict), where
+        assert value.keys() == shape.keys(), where
+        for key, part in shape.items():
+            fits(value[key], part, f"{where}.{key}")
+    elif isinstance(shape, list):
+        assert isinstance(value, list), where
+        assert shape or not value, where
+        for number, item in enumerate(value):
+            fits(item, shape[0], f"{where}[{number}]")
+    elif isinstance(shape, set):
+        assert value in shape, where
+    else:
+        assert type(value) is shape, where
+
+
+def test_the_dashboard_fits_the_schema_of_grafana() -> None:
+    fits(_DASHBOARD, _SHAPE, "dashboard")
+    first, *others = _DASHBOARD["templating"]["list"]
+    fits(first, _SOURCE_VARIABLE, "datasource")
+    for variable in others:
+        fits(variable, _QUERY_VARIABLE, variable["name"])
+    for panel in _DASHBOARD["panels"]:
+        if panel["type"] == "row":
+            fits(panel, _ROW, panel["title"])
+        else:
+            fits({"description": "", **panel}, _PANEL, panel["title"])
+
+
+def test_panels_do_not_overlap() -> None:
     places = set[tuple[int, int]]()
     for panel in _DASHBOARD["panels"]:
         box = panel["gridPos"]
         cells = {(x, y) for x in range(box["x"], box["x"] + box["w"]) for y in range(box["y"], box["y"] + box["h"])}
         assert not places & cells
         places |= cells
-        if panel["type"] != "row":
-            assert panel["fieldConfig"]["defaults"]["unit"] in ("short", "s", "Bps")
+        assert box["x"] + box["w"] <= 24
     identifiers = [panel["id"] for panel in _DASHBOARD["panels"]]
     assert len(set(identifiers)) == len(identifiers)
 

@@ -21,6 +21,8 @@ __all__ = ("Pace", "Poller", "RefreshBudget", "Refresher")
 _FIRST_PAUSE = 0.05
 _UNSETTLED = 1.0
 """Seconds to the next poll after a leader is missing; later polls wait as long as it has been missing."""
+_ADDED_SHARE = 20
+"""Polls for added partitions, which never had a leader, wait for this share of the time for which it is missing."""
 _POLLS = 4
 """Topics that are polled concurrently."""
 _REFRESHES = 32
@@ -224,7 +226,9 @@ class Refresher:
             self._interval = min(self._interval * 2, max(options.poll_interval, options.max_poll_interval))
         interval = self._interval
         if not settled:
-            interval = min(interval, max(_UNSETTLED, now - self._settled_at))
+            added = self.map is not None and not self.map.complete
+            missing = (now - self._settled_at) / (_ADDED_SHARE if added else 1)
+            interval = min(interval, max(_UNSETTLED, missing))
         self.poll_at = now + interval * (1 + options.poll_jitter * random.uniform(-1, 1))
         if self._outdated:
             self.poll_at, self._outdated = float("-inf"), False

@@ -84,7 +84,7 @@ class Route:
         used: something was published since this was last set to False.
     """
 
-    __slots__ = ("_least_pending", "_next", "meta", "partitions", "targets", "topic", "used", "view")
+    __slots__ = ("_key_partitions", "_least_pending", "_next", "meta", "partitions", "targets", "topic", "used", "view")
 
     def __init__(
         self,
@@ -108,6 +108,10 @@ class Route:
         self.used: bool = True
         self._least_pending = least_pending
         self._next: int = previous._next if previous is not None else random.getrandbits(20)
+        before = previous._key_partitions if previous is not None else 0
+        # lookup counts added partitions up to two minutes before they have leaders: keys stay until then
+        placed = before <= 0 or all(partition in self.partitions for partition in range(before, view.partition_num))
+        self._key_partitions: int = view.partition_num if placed else before
 
     def next(self) -> Target:
         """Return the next target of the round robin, whether or not it can be used.
@@ -175,12 +179,12 @@ class Route:
         return len(self.targets) > len({(target.partition, target.node) for target in tried})
 
     def partition_of(self, key: bytes, key_hash: KeyHash) -> int:
-        """Return the partition of a key.
+        """Return the partition of a key; added partitions are not used until each of them has had a leader.
 
         Raises:
             InvalidPartition: the number of partitions is not known.
         """
-        count = self.view.partition_num
+        count = self._key_partitions
         if count <= 0:
             raise InvalidPartition(
                 "a key needs a topic whose number of partitions is known",

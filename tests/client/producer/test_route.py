@@ -31,7 +31,12 @@ def _node(number: int) -> Address:
 
 
 def _route(
-    leaders: dict[int, int], num: int = 0, *, nodes: tuple[int, ...] = (), unlisted: frozenset[int] = frozenset()
+    leaders: dict[int, int],
+    num: int = 0,
+    *,
+    nodes: tuple[int, ...] = (),
+    unlisted: frozenset[int] = frozenset(),
+    previous: Route | None = None,
 ) -> Route:
     view = PartitionMap(
         "t",
@@ -40,7 +45,7 @@ def _route(
         nodes=tuple(map(_node, nodes)),
         unlisted=unlisted,
     )
-    return Route("t", view, ConnectionPool(ConnectionOptions(), ClientEvents()))
+    return Route("t", view, ConnectionPool(ConnectionOptions(), ClientEvents()), previous)
 
 
 def test_targets_are_used_in_turn_and_a_new_route_continues() -> None:
@@ -48,7 +53,7 @@ def test_targets_are_used_in_turn_and_a_new_route_continues() -> None:
     partitions = [route.any().partition for _ in range(6)]
     assert sorted(partitions[:3]) == [0, 1, 2]
     assert partitions[:3] == partitions[3:]
-    after = Route("t", route.view, ConnectionPool(ConnectionOptions(), ClientEvents()), route)
+    after = _route({0: 1, 1: 2, 2: 1}, previous=route)
     assert after.any().partition == partitions[0]
 
 
@@ -175,3 +180,13 @@ def test_keys_choose_among_all_partitions() -> None:
     assert route.partition_of(b"k", lambda key, count: len(key) % count) == 1
     with pytest.raises(InvalidPartition, match="gave partition 4"):
         route.partition_of(b"k", lambda key, count: count)
+
+
+def test_keys_use_added_partitions_once_all_of_them_have_a_leader() -> None:
+    def last(_key: bytes, count: int) -> int:
+        return count - 1
+
+    found = [_route({0: 1})]
+    for leaders, num in [({0: 1}, 3), ({0: 1, 2: 1}, 3), ({0: 1, 1: 2, 2: 1}, 3), ({0: 1, 2: 1}, 3), ({0: 1}, 2)]:
+        found.append(_route(leaders, num, previous=found[-1]))
+    assert [route.partition_of(b"k", last) for route in found] == [0, 0, 0, 2, 2, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -15,6 +16,10 @@ from nsqext.arguments import check_number, check_time
 from nsqext.errors import InvalidInput, PartitionUnavailable, TopicNotFound
 from nsqext.lookup.metadata import topic_changed
 from nsqext.protocol.names import MAX_PARTITIONS, check_channel, check_topic
+
+if TYPE_CHECKING:
+    from nsqext.lookup.partition_map import PartitionMap
+    from nsqext.types import Address
 
 __all__ = ("TopicAdmin",)
 
@@ -158,16 +163,20 @@ class TopicAdmin(ChannelAdmin):
     async def upgrade_topic(self, topic: str) -> None:
         """Give an existing topic of the redesigned NSQ extend support: headers, tags and keys. It cannot be undone.
 
-        Returns once lookup reports it. Producers and consumers of this process use it at once, others with their next
-        poll of the lookup service.
+        Returns once lookup reports it and the connections of all consumers have ended, those of other processes and
+        clients too: the server would send nothing to them, and no error. They connect again, with extend support. An
+        order that `set_channel` gave to a channel of an unordered topic ends, as at a new leader: set it again.
+        Producers of this process use the change at once, others with their next poll of the lookup service.
 
         Raises:
             TopicNotFound: lookup does not know the topic.
             OperationNotSupported: the topic is on the original generation.
             LookupFailed: refused, or no lookup node responds.
+            PartitionUnavailable: the topic was upgraded, but the connections to a partition without leader remain:
+                their consumers receive again within a minute.
         """
         requests = self._open()
-        where = await requests.find(topic)
+        where, channels = await requests.find_with_channels(topic)
         if generation_of(where) == "nsq":
             raise unsupported("upgrade_topic", "the original NSQ has no extend headers", topic)
         if where.meta.extend_support:
@@ -180,6 +189,29 @@ class TopicAdmin(ChannelAdmin):
 
         await requests.settled(check, topic)
         topic_changed(topic)
+        for channel in channels:
+            await self._end_connections(topic, channel, ordered=where.meta.ordered)
+
+    async def _end_connections(self, topic: str, channel: str, *, ordered: bool) -> None:
+        """End the connections of consumers: the server does so when a channel stops to be ordered.
+
+        Args:
+            topic: the topic.
+            channel: the channel.
+            ordered: the topic and thus the channel is ordered, and remains so.
+        """
+        requests = self._open()
+
+        async def change(where: PartitionMap, number: int, node: Address) -> None:
+            params: dict[str, str | int] = {"topic": topic, "channel": channel, "partition": number}
+            with anyio.CancelScope(shield=True):  # a channel that remained ordered would be slow
+                for order in ("false", "true") if ordered else ("true", "false"):
+                    try:
+                        await requests.post(http_of(where, node), "/channel/setorder", {**params, "order": order})
+                    except InvalidInput:
+                        return  # the partition has no such channel, or it cannot be ordered
+
+        await requests.at_leaders(topic, channel, change)
 
     async def set_topic(
         self,

@@ -62,6 +62,33 @@ async def test_new_partitions_are_published_to_and_consumed_at_once(
     assert [sorted(part.channels) for part in stats.partitions] == [sorted([channel, "other"])] * 3
 
 
+async def test_publishes_with_a_key_continue_while_another_process_expands_the_topic(
+    cluster_under_test: ClusterUnderTest, channel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = cluster_under_test
+    monkeypatch.setattr("nsqext.admin.topics.topic_changed", lambda topic: None)
+    used = set[int]()
+    async with (
+        new_topic(cluster, channel) as topic,
+        Admin(cluster.lookupd) as admin,
+        Producer(cluster.lookupd, timeout=10.0, lookup_poll_interval=0.5) as producer,
+        anyio.create_task_group() as tasks,
+    ):
+
+        async def publish() -> None:
+            while True:
+                for key in KEYS:
+                    used.add((await producer.publish(topic, b"x", key=key)).partition)
+                    await anyio.sleep(0.02)
+
+        tasks.start_soon(publish)
+        await admin.expand_topic(topic, 3)
+        with anyio.fail_after(5):
+            while used != {0, 1, 2}:  # noqa: ASYNC110 - the producer has no event for it
+                await anyio.sleep(0.01)
+        tasks.cancel_scope.cancel()
+
+
 async def test_a_partition_that_was_added_by_another_process_is_asked_for(
     cluster_under_test: ClusterUnderTest, channel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,8 +145,9 @@ async def test_a_consumer_receives_after_an_upgrade_to_extend(
     assert (message.body, dict(message.headers)) == (b"after", {"a": "b"})
 
 
+@pytest.mark.parametrize(("by_admin", "within"), [(True, 5), (False, 20)], ids=["nsqext", "another client"])
 async def test_a_consumer_of_another_process_receives_after_an_upgrade(
-    cluster_under_test: ClusterUnderTest, channel: str, monkeypatch: pytest.MonkeyPatch
+    cluster_under_test: ClusterUnderTest, channel: str, monkeypatch: pytest.MonkeyPatch, by_admin: bool, within: float
 ) -> None:
     cluster = cluster_under_test
     async with (
@@ -133,10 +161,32 @@ async def test_a_consumer_of_another_process_receives_after_an_upgrade(
         await admin._requests.post(node, "/pub", pub, b"before")  # a producer would tell the consumer of its process
         assert [message.body for message in await finish_all(consumer, 1)] == [b"before"]
         monkeypatch.setattr("nsqext.admin.topics.topic_changed", lambda topic: None)
-        await admin.upgrade_topic(topic)
+        if by_admin:
+            await admin.upgrade_topic(topic)
+        else:
+            await admin._requests.change_lookup("/topic/meta/update", {"topic": topic, "upgradeext": "true"})
         await admin._requests.post(node, "/pub", pub, b"after")
-        with anyio.fail_after(20):  # a missing heartbeat shows it after 31 s
+        with anyio.fail_after(within):  # a missing heartbeat shows it after 31 s
             assert (await anext(consumer)).body == b"after"
+
+
+@pytest.mark.parametrize("order", [False, True], ids=["unordered", "ordered"])
+async def test_channels_of_an_upgraded_topic_keep_their_order(
+    cluster_under_test: ClusterUnderTest, channel: str, order: bool
+) -> None:
+    lookupd = cluster_under_test.lookupd
+    topic = f"contract_change_{token_hex(4)}"
+    async with Admin(lookupd) as admin, Producer(lookupd) as producer:
+        await admin.create_topic(topic, ordered=order, channels=[channel])
+        await admin.upgrade_topic(topic)
+        await producer.publish_many(topic, [b"1", b"2"], partition=0)
+        async with Consumer(topic, channel, lookupd=lookupd, ordered=order, max_in_flight=2) as consumer:
+            with anyio.fail_after(10):
+                assert (await anext(consumer)).body == b"1"
+            with anyio.move_on_after(1) as waiting:
+                assert (await anext(consumer)).body == b"2"
+        await admin.delete_topic(topic)
+    assert waiting.cancelled_caught == order
 
 
 async def test_settings_of_a_topic_are_changed(cluster_under_test: ClusterUnderTest, channel: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 import nsqext
 from nsqext import Admin, Consumer, ConsumerSettings, MessageBatch, Position, Producer, sync
 from nsqext.errors import InvalidInput, OperationNotSupported, TopicNotFound
+from tests.support import plain_http
 from tests.support.cluster import REAL_ORIGINAL
 from tests.support.messages import DEADLINE, nothing_for
 
@@ -182,6 +183,19 @@ async def test_a_batch_handler_and_the_statistics_of_its_producer(server: Server
     assert statistics.connections >= 1
     assert statistics.bytes_sent > 40
     assert consumer.statistics().finished == 40
+
+
+def test_the_trigger_of_keda_reads_the_depth_of_the_original_nsq_only(server: Server, channel: str) -> None:
+    """Its requests are those of pkg/scalers/nsq_scaler.go: neither of them asks for a version of the format."""
+    anyio.run(publish, server, b"one", b"two")
+    found = plain_http.get(f"http://{server.lookupd[0]}/lookup", params={"topic": server.topic}).json()
+    depth = 0
+    for node in found.get("producers", ()):
+        address = f"http://{node['broadcast_address']}:{node['http_port']}/stats"
+        params = {"format": "json", "include_clients": "false", "include_mem": "false", "topic": server.topic}
+        (topic,) = plain_http.get(address, params=params).json()["topics"]
+        depth += sum(one["depth"] for one in topic["channels"] if one["channel_name"] == channel)
+    assert depth == (0 if server.generation == "ha" else 2)
 
 
 async def test_a_pattern_finds_the_topic(server: Server, channel: str) -> None:

@@ -8,23 +8,18 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
-import httpx
 import pytest
 from prometheus_client import CollectorRegistry
-from prometheus_client.parser import text_string_to_metric_families
 
 from nsqext import Consumer, Producer
-from nsqext.broker.nsqd.http.routes import application
 from nsqext.observability.prometheus import _CONSUMER, _OUTBOX, _PRODUCER, _RELAY, Prometheus
-from tests.support.nsqd_sessions import host, make_node
+from tests.support.series import all_series
 
 _FOLDER = files("nsqext.observability")
 _DASHBOARD: dict[str, Any] = json.loads((_FOLDER / "grafana_dashboard.json").read_text(encoding="utf-8"))
 _RULES = (_FOLDER / "alert_rules.yml").read_text(encoding="utf-8")
 _GROUP = re.compile(r"\b(?:by|on) \(([^)]*)\)")
-_SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
 _ADDED = {"job", "instance", "le"}  # added by Prometheus
-_REAL = {"channel_depth": {"topic", "partition", "channel"}}  # the redesigned nsqd at -metric-address: nsqd/metric.go
 
 # the parts of Grafana's schema that the dashboard uses, all of them required here: the types Dashboard, Panel,
 # RowPanel, VariableModel and the options of timeseries in the npm package @grafana/schema 13.2.3
@@ -54,35 +49,6 @@ _SHAPE = {
 }
 
 
-def exported() -> dict[str, set[str]]:
-    """Return the labels of every series by its name."""
-    registry = CollectorRegistry()
-    metrics = Prometheus(registry=registry)
-    found: dict[str, set[str]] = {}
-    for collector in tuple(registry._collector_to_names):
-        for family in collector.describe():  # type: ignore[attr-defined]
-            labels = set(getattr(family, "_labelnames", ())) | set(getattr(collector, "_labelnames", ()))
-            for suffix in _SUFFIXES[family.type]:
-                found[family.name + suffix] = labels
-    assert metrics is not None
-    return found
-
-
-async def served() -> dict[str, set[str]]:
-    """Return the labels of every series of an embedded nsqd by its name."""
-    node = make_node()
-    host(node).partition.channel("ch")
-    transport = httpx.ASGITransport(application(node, _Addresses()))
-    async with httpx.AsyncClient(transport=transport, base_url="http://nsqd") as client:
-        text = (await client.get("/metrics")).text
-    families = text_string_to_metric_families(text)
-    return {sample.name: set(sample.labels) for family in families for sample in family.samples}
-
-
-class _Addresses:
-    tcp_address = http_address = https_address = "127.0.0.1:4150"
-
-
 def expressions() -> Iterator[str]:
     """Return every expression of the dashboard and of the rules."""
     for panel in _DASHBOARD["panels"]:
@@ -96,7 +62,7 @@ def expressions() -> Iterator[str]:
 
 @pytest.mark.anyio
 async def test_every_expression_names_exported_series_and_labels() -> None:
-    known = exported() | await served() | _REAL
+    known = await all_series()
     named = set[str]()
     for expression in expressions():
         series = re.findall(r"\b(?:nsqext|nsqd|channel)_\w+", expression)

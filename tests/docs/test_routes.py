@@ -73,5 +73,21 @@ def test_the_methods_and_commands_exist() -> None:
     assert listed - known == set()
 
 
+def test_every_route_has_a_method_and_a_command_or_a_reason() -> None:
+    for _, path, method, command, _ in _ROW.findall(_PAGE):
+        for cell in (method.strip(), command.strip()):
+            assert re.fullmatch(r"`[^()]+`|\([^()]+\)", re.sub(r"\(\w+=\w*\)", "", cell)), path
+
+
+def test_every_method_and_every_command_of_a_server_is_listed() -> None:
+    rows = _ROW.findall(_PAGE)
+    methods = {name for row in rows for name in re.findall(r"`(\w+)", row[2])}
+    public = {name for name in dir(Admin) if not name.startswith("_") and callable(getattr(Admin, name))}
+    assert public - methods == {"aclose"}
+    listed = {" ".join(word for word in text.split() if word[0] != "-") for row in rows for text in _texts(row[3])}
+    groups = {name for name, _ in commands() if name.split()[0] in ("topic", "channel", "node")}
+    assert groups - listed == set()
+
+
 def _texts(cell: str) -> list[str]:
     return re.findall("`([^`]+)`", cell)

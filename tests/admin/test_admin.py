@@ -400,21 +400,6 @@ async def test_a_channel_that_added_partitions_lack_is_emptied_and_deleted(ha: C
         assert await admin.channels(topic) == ()
 
 
-async def test_a_removed_node_leads_nothing() -> None:
-    topic = fresh()
-    with Cluster(nodes=2) as cluster:
-        async with Admin(cluster.lookupd) as admin:
-            await admin.create_topic(topic)
-            node = str((await admin.topic(topic)).leaders[0])
-            await admin.remove_node(node)
-            with anyio.fail_after(25):
-                while str((await admin.topic(topic)).leaders.get(0, node)) == node:  # noqa: ASYNC110 - no event for it
-                    await anyio.sleep(0.02)
-            with pytest.raises(InvalidInput, match="no node has the TCP address"):
-                await admin.remove_node("127.0.0.1:1")
-            await admin.remove_node("127.0.0.1:1:1:9")  # an id, of a node that is gone
-
-
 async def test_traced_messages_are_logged(ha: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     topic, channel = fresh(), f"ch_{token_hex(4)}"
     caplog.set_level("INFO", "nsqext.broker")

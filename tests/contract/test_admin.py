@@ -104,6 +104,63 @@ async def test_an_emptied_channel_has_no_messages(server: Server, channel: str) 
     await nothing_left(server, channel)
 
 
+async def test_an_emptied_topic_has_no_messages(server: Server, channel: str) -> None:
+    await publish(server, b"one", b"two")
+    async with Admin(server.lookupd) as admin:
+        await admin.empty_topic(server.topic)
+    await nothing_left(server, channel)
+
+
+async def test_a_paused_topic_passes_messages_again_when_it_is_unpaused(original: Original, channel: str) -> None:
+    topic = f"contract_{token_hex(4)}"
+    async with Admin(original.lookupd) as admin, Producer(original.lookupd) as producer:
+        await admin.create_topic(topic, channels=[channel])
+        await admin.pause_topic(topic)
+        assert (await admin.stats(topic)).paused
+        await producer.publish(topic, b"one")
+        async with Consumer(topic, channel, lookupd=original.lookupd, **_POLLED) as consumer:
+            assert await nothing_for(consumer, 0.5)
+            await admin.unpause_topic(topic)
+            with anyio.fail_after(DEADLINE):
+                message = await anext(consumer)
+            await message.finish()
+    assert message.body == b"one"
+
+
+async def test_a_skipped_channel_finishes_messages_until_it_is_unskipped(
+    cluster_under_test: ClusterUnderTest, channel: str
+) -> None:
+    server = Server("ha", cluster_under_test.lookupd, cluster_under_test.plain)
+    async with Admin(server.lookupd) as admin:
+        await admin.create_channel(server.topic, channel)
+        await admin.skip_channel(server.topic, channel)
+        assert (await admin.stats(server.topic)).channels[channel].skipped
+        await publish(server, b"skipped")
+        await nothing_left(server, channel)
+        await admin.unskip_channel(server.topic, channel)
+        assert not (await admin.stats(server.topic)).channels[channel].skipped
+        await publish(server, b"kept")
+        async with Consumer(server.topic, channel, lookupd=server.lookupd, **_POLLED) as consumer:
+            with anyio.fail_after(DEADLINE):
+                message = await anext(consumer)
+            await message.finish()
+    assert message.body == b"kept"
+
+
+async def test_the_newest_messages_are_read_without_consuming_them(
+    cluster_under_test: ClusterUnderTest, channel: str
+) -> None:
+    server = Server("ha", cluster_under_test.lookupd, cluster_under_test.plain)
+    async with Admin(server.lookupd) as admin, Producer(server.lookupd) as producer:
+        await admin.create_channel(server.topic, channel)
+        for body in (b"one", b"two"):
+            last = await producer.publish(server.topic, body, partition=1, trace_id=7)
+        newest, other = await admin.peek(server.topic, count=2, partition=1)
+        lag = (await admin.stats(server.topic, channel)).channels[channel].lag
+    assert (newest.body, other.body, lag) == ("two", "one", 2)
+    assert (newest.partition, newest.id, newest.trace_id) == (1, last.message_id, 7)
+
+
 async def test_channels_are_created_and_deleted(server: Server) -> None:
     name = f"made_{token_hex(4)}"
     async with Admin(server.lookupd) as admin:

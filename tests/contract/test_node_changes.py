@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 from collections.abc import Awaitable, Callable, Iterator
 from secrets import token_hex
 from typing import TYPE_CHECKING
@@ -10,7 +12,10 @@ import anyio
 import pytest
 
 from nsqext import Admin, Consumer, Producer, sync
+from nsqext.broker import Cluster
 from nsqext.errors import InvalidInput, OperationNotSupported, PublishFailed
+from tests.support.cluster import REAL, RESTART_LOOKUPD
+from tests.support.messages import finish_all
 
 if TYPE_CHECKING:
     from tests.support.cluster import ClusterUnderTest, Original
@@ -61,6 +66,39 @@ async def test_moves_are_checked(cluster_under_test: ClusterUnderTest, topic: st
             await admin.move_partition(topic, 0, others[0], others[1])
         with pytest.raises(InvalidInput, match="no node has the TCP address"):
             await admin.move_partition(topic, 0, leader, "127.0.0.1:1")
+
+
+@pytest.fixture
+def reducible() -> Iterator[list[str]]:
+    """Lookup addresses of a cluster that a node may be removed from."""
+    if not REAL:
+        with Cluster(nodes=2) as cluster:
+            yield cluster.lookupd
+        return
+    if not RESTART_LOOKUPD:
+        pytest.skip("NSQEXT_TEST_RESTART_LOOKUPD does not say how nsqlookupd of the real cluster is restarted")
+    yield REAL.split(",")
+    subprocess.run(shlex.split(RESTART_LOOKUPD), check=True)
+
+
+async def test_a_removed_node_leads_nothing(reducible: list[str], channel: str) -> None:
+    topic = f"contract_node_{token_hex(4)}"
+    async with Admin(reducible) as admin, Producer(reducible) as producer:
+        await admin.create_topic(topic, channels=[channel])
+        await producer.publish(topic, b"before")
+        node = str((await admin.topic(topic)).leaders[0])
+        await admin.remove_node(node)
+        with anyio.fail_after(240):
+            while str((await admin.topic(topic)).leaders.get(0, node)) == node:  # noqa: ASYNC110 - no event for it
+                await anyio.sleep(0.02)
+        await producer.publish(topic, b"after")
+        async with Consumer(topic, channel, lookupd=reducible) as consumer:
+            bodies = {message.body for message in await finish_all(consumer, 2)}
+        with pytest.raises(InvalidInput, match="no node has the TCP address"):
+            await admin.remove_node("127.0.0.1:1")
+        await admin.remove_node("127.0.0.1:1:1:9")  # an id, of a node that is gone
+        await admin.delete_topic(topic)
+    assert bodies == {b"before", b"after"}
 
 
 async def test_disabled_writes_are_refused_until_they_are_enabled(

@@ -89,5 +89,11 @@ def test_every_method_and_every_command_of_a_server_is_listed() -> None:
     assert groups - listed == set()
 
 
+def test_every_method_is_called_by_a_contract_test() -> None:
+    text = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests" / "contract").glob("test_*.py"))
+    methods = {name for row in _ROW.findall(_PAGE) for name in re.findall(r"`(\w+)", row[2])}
+    assert [name for name in sorted(methods) if not re.search(rf"\.{name}\b", text)] == []
+
+
 def _texts(cell: str) -> list[str]:
     return re.findall("`([^`]+)`", cell)

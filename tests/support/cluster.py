@@ -25,6 +25,7 @@ __all__ = (
     "PARTITIONS",
     "REAL",
     "REAL_ORIGINAL",
+    "RESTART_LOOKUPD",
     "START",
     "ClusterUnderTest",
     "Killable",
@@ -44,6 +45,9 @@ KILL = os.environ.get("NSQEXT_TEST_KILL_LEADER", "")
 
 START = os.environ.get("NSQEXT_TEST_START_NODE", "")
 """Command that starts such a node again."""
+
+RESTART_LOOKUPD = os.environ.get("NSQEXT_TEST_RESTART_LOOKUPD", "")
+"""Command that restarts nsqlookupd of the real cluster, which then forgets that a node is being removed."""
 
 REAL_ORIGINAL = os.environ.get("NSQEXT_TEST_NSQ_LOOKUPD", "")
 """HTTP addresses of nsqlookupd of a real original NSQ; empty without one."""

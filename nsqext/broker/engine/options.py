@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from attrs import field, frozen
 
 from nsqext.broker.engine.storage.segments import DiskOptions
+from nsqext.broker.engine.turn import Turn
 from nsqext.protocol.server.negotiate import ServerLimits
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class PartitionOptions:
         extend_compatible: tells whether consumers without extend support are served on extend topics now.
         data_path: folder of the queue; None keeps it in memory.
         disk: how the folder is used.
+        turn: commands of a client that are being run; shared by the partitions of a node.
         random: source of what is random at the real server: sampling, and the order in which messages of a lost
             connection are requeued. Seed it to repeat a run.
     """
@@ -78,6 +80,7 @@ class PartitionOptions:
     extend_compatible: Callable[[], bool] = field(default=lambda: False)
     data_path: Path | None = None
     disk: DiskOptions = field(factory=DiskOptions)
+    turn: Turn = field(factory=Turn)
     random: Random = field(factory=Random)
 
     @property

@@ -90,7 +90,8 @@ class Partition:
         self._schedule = schedule
         self._budget = budget
         self._classic = self.options.generation == "nsq"
-        self._counter = FIRST_COUNTER
+        # captured: the first id of a node without a cluster is 1
+        self._counter = FIRST_COUNTER if self.options.coordinated else FIRST_COUNTER - 1
         self._delays: dict[int, float] = {}
         self._closed = False
         self._new_on_replica = False

@@ -18,6 +18,7 @@ from nsqext.broker.engine.partition import Partition
 from nsqext.broker.engine.schedule import Schedule
 from nsqext.broker.engine.storage.memory_budget import MemoryBudget
 from nsqext.broker.engine.storage.partition_store import stored_partitions
+from nsqext.broker.engine.turn import Turn
 from nsqext.broker.fault_injection import NodeFaults
 from nsqext.broker.nsqd.options import NodeOptions
 from nsqext.broker.nsqd.publish_stats import PublishStats
@@ -168,6 +169,7 @@ class Node:
         id_base: added to internal ids by the original generation, so that they look like the real server's.
         hosted: partitions by topic and number.
         schedule: deadlines of the partitions.
+        turn: commands of a client that are being run.
         memory: memory bound of all queues together.
         sessions: connected clients by number.
         dirty: clients that have something to send, or that are to be closed.
@@ -199,6 +201,7 @@ class Node:
         self.id_base: int = ((self.started >> 20) - _EPOCH) << _ID_SHIFT
         self.hosted: dict[tuple[str, int], Hosted] = {}
         self.schedule: Schedule = Schedule()
+        self.turn: Turn = Turn()
         self.memory: MemoryBudget = MemoryBudget(self.options.node_memory_bound)
         self.sessions: dict[int, ConnectedClient] = {}
         self.dirty: list[ConnectedClient] = []
@@ -234,6 +237,7 @@ class Node:
                 mem_queue_size=self.options.mem_queue_size,
                 data_path=self.options.data_path,
                 disk=self.options.disk,
+                turn=self.turn,
                 random=self._random(topic, partition),
             )
             found = Hosted(Partition(topic, partition, options, schedule=self.schedule, budget=self.memory), meta)

@@ -33,6 +33,7 @@ class OutputBuffer:
     """
 
     __slots__ = (
+        "_answered",
         "_clock",
         "_encoded",
         "_frames",
@@ -59,6 +60,8 @@ class OutputBuffer:
         self._segments: deque[bytes] = deque()
         self._urgent = False
         """Whether what follows the segments is to be sent now."""
+        self._answered = False
+        """Whether the last frame is no message."""
         self.restart_ticks()
 
     @property
@@ -79,10 +82,10 @@ class OutputBuffer:
         """Send a frame now, together with the messages that wait."""
         self._frames.append(frame)
         self.size += len(frame)
-        self._urgent = True
+        self._urgent = self._answered = True
 
     def hold(self, frame: bytes, *, full: bool) -> bool:
-        """Add a message.
+        """Add a message; responses that were written before it do not take it along.
 
         Args:
             frame: the frame.
@@ -91,6 +94,8 @@ class OutputBuffer:
         Returns:
             Whether ``due`` was set by this message.
         """
+        if self._answered:
+            self.end_segment()
         self._frames.append(frame)
         self.size += len(frame)
         settings = self._settings
@@ -126,7 +131,7 @@ class OutputBuffer:
         self.encode()
         self._segments.append(b"".join(self._encoded))
         self._encoded.clear()
-        self._urgent = False
+        self._urgent = self._answered = False
 
     def encode(self) -> None:
         """Pass the frames through the layers; a layer that is added later does not apply to them."""
@@ -149,7 +154,7 @@ class OutputBuffer:
             self._frames.clear()
             self.size = 0
             self.due = 0.0
-            self._urgent = False
+            self._urgent = self._answered = False
             return data
         self.encode()
         return self._take_encoded()
@@ -160,7 +165,7 @@ class OutputBuffer:
         return self._take_encoded()
 
     def _take_encoded(self) -> bytes:
-        self._urgent = False
+        self._urgent = self._answered = False
         encoded = self._encoded
         data = encoded[0] if len(encoded) == 1 else b"".join(encoded)
         encoded.clear()

@@ -96,7 +96,9 @@ def _replicator(hosted: Hosted, epoch: int) -> Callable[[Stored], Awaitable[None
     return hosted.replicate
 
 
-async def commit(node: Node, hosted: Hosted, stored: Stored, epoch: int, code: str) -> None:
+async def commit(
+    node: Node, hosted: Hosted, stored: Stored, epoch: int, code: str, answer: Callable[[], None] = lambda: None
+) -> None:
     """Wait until every in-sync replica has stored the entries, then deliver them.
 
     Args:
@@ -105,6 +107,7 @@ async def commit(node: Node, hosted: Hosted, stored: Stored, epoch: int, code: s
         stored: the entries.
         epoch: of the partition when they were stored: a leader elected since then may not have them.
         code: ``E_PUB_FAILED`` or ``E_MPUB_FAILED``, for a replica whose disk is full.
+        answer: acknowledges the publish, before the delivery, which may go to the same client.
 
     Raises:
         RequestError: E_FAILED_ON_NOT_WRITABLE when the leader changed or lost its majority, or ``code``; the publish of
@@ -129,6 +132,7 @@ async def commit(node: Node, hosted: Hosted, stored: Stored, epoch: int, code: s
             raise
         finally:
             hosted.waiting -= size
+    answer()
     hosted.partition.commit(stored)
 
 
@@ -184,7 +188,7 @@ def _answer(
     session.count_published(hosted, len(stored.entries))
     answer = encode_trace_reply(stored.message_id, trace_id, stored.offset, stored.size) if traced else OK
     if hosted.replicate is None:
-        session.answer(answer)  # before the delivery, which may go to this client
+        session.answer(answer)
         hosted.partition.commit(stored)
         return None
     return Deferred(partial(_commit_and_answer, session, hosted, stored, epoch, code, answer))
@@ -194,8 +198,6 @@ async def _commit_and_answer(
     session: Session, hosted: Hosted, stored: Stored, epoch: int, code: str, answer: bytes
 ) -> None:
     try:
-        await commit(session.node, hosted, stored, epoch, code)
+        await commit(session.node, hosted, stored, epoch, code, partial(session.answer, answer))
     except RequestError as error:
         session.refuse(error)
-    else:
-        session.answer(answer)

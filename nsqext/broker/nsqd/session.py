@@ -161,7 +161,7 @@ class Session:
         return data[len(MAGIC_V2) :]
 
     def step(self) -> Awaitable[None] | None:
-        """Run the commands that were received completely, at most as many as one turn allows.
+        """Run the commands that were received completely, at most as many as one turn allows, then deliver.
 
         Returns:
             What has to be awaited before the next step. None when more bytes are needed, when the session is closing,
@@ -170,6 +170,14 @@ class Session:
         self.pending = False
         if self._magic is not None or self.handshake is not None:
             return None
+        turn = self.node.turn
+        turn.begin()
+        try:
+            return self._run_commands()
+        finally:
+            turn.end()
+
+    def _run_commands(self) -> Awaitable[None] | None:
         handlers, parser, faulty = self._dialect.commands, self._parser, self.node.faults.active
         waiting: Awaitable[None] | None = None
         rules, output, most = self.rules, self.output, self._max_unsent

@@ -9,7 +9,7 @@ import pytest
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.protocol.trace_reply import decode_trace_reply
 from tests.support.commands import multi_body, trace_body
-from tests.support.nsqd_sessions import Client, host, make_node, ready_client, sized
+from tests.support.nsqd_sessions import Client, Clock, host, make_node, ready_client, sized
 
 
 def test_a_record_too_long_by_its_extend_part_is_refused_late() -> None:
@@ -27,11 +27,40 @@ def test_a_record_too_long_by_its_extend_part_is_refused_late() -> None:
 
 
 def test_responses_precede_deliveries_of_the_same_publish() -> None:
-    node = make_node()
+    clock = Clock()
+    node = make_node(clock)
     host(node)
     client = ready_client(node)
     client.send(sized("PUB t 0", b"a"))
-    assert [kind for kind, _ in client.receive()] == [0, 2]
+    assert [kind for kind, _ in client.receive()] == [0]
+    clock.seconds += 0.05
+    node.expire_output()
+    assert [kind for kind, _ in client.receive()] == [2], "the response does not take the message along"
+
+
+@pytest.mark.parametrize("generation", ["ha", "nsq"])
+def test_commands_that_arrive_together_are_answered_before_their_messages_are_delivered(generation: str) -> None:
+    clock = Clock()
+    limits = ServerLimits() if generation == "ha" else ServerLimits.original()
+    node = make_node(clock, limits=limits, clustered=False)
+    host(node).partition.channel("ch")
+    client = Client(node)
+    client.send(b"SUB t ch\nRDY 5\n" + sized("PUB t", b"a") + sized("PUB t", b"b"))
+    clock.seconds += 0.25
+    node.expire_output()
+    assert [(kind, data[-1:]) for kind, data in client.receive()] == [(0, b"K")] * 3 + [(2, b"a"), (2, b"b")]
+
+
+def test_a_message_that_fin_makes_room_for_is_not_delivered_to_a_client_that_stops_at_once() -> None:
+    node = make_node()
+    host(node)
+    publisher, client = Client(node), ready_client(node, ready=1)
+    for body in (b"a", b"b"):
+        assert publisher.ask(sized("PUB t 0", body)) == "OK"
+    (first,) = client.messages()
+    client.send(b"FIN " + first[10:26] + b"\nCLS\n")
+    assert client.receive() == [(0, b"CLOSE_WAIT")]
+    assert not node.hosted["t", 0].partition.channels["ch"].cursor.in_flight.table
 
 
 def test_a_trace_reply_says_where_the_message_is() -> None:

@@ -57,26 +57,23 @@ def _conversation(pieces: list[bytes]) -> list[tuple[int, bytes]]:
     return [(kind, data[8:] if kind == 2 else data) for kind, data in frames]
 
 
-_BYTES = b"".join(
-    (
-        b"  V2",
-        b"SUB t ch 0\nRDY 5\n",
-        sized("PUB t 0", b"one\nPUB"),
-        sized("MPUB t", multi_body([b"two", b"three"])),
-        b"FIN \0\0\0\0\0\0\0\x02" + bytes(8) + b"\n",
-        b"REQ \0\0\0\0\0\0\0\x0a" + b"\n" * 8 + b" 0\n",
-        b"NOP\r\n",
-        b"BOGUS a b\n",
-        sized("PUB t 0", b"never"),
-    )
+# messages are delivered when what was received together has been run
+_TOGETHER = (
+    b"  V2SUB t ch 0\nRDY 5\n",
+    sized("PUB t 0", b"one\nPUB"),
+    sized("MPUB t", multi_body([b"two", b"three"])),
+    b"FIN \0\0\0\0\0\0\0\x02" + bytes(8) + b"\n",
+    b"REQ \0\0\0\0\0\0\0\x0a" + b"\n" * 8 + b" 0\n" + b"NOP\r\n" + b"BOGUS a b\n" + sized("PUB t 0", b"never"),
 )
+_BYTES = b"".join(_TOGETHER)
+_ENDS = list(itertools.accumulate(map(len, _TOGETHER)))
 
 
 @given(st.lists(st.integers(0, len(_BYTES)), max_size=12))
 def test_any_chunking_gives_the_same_answers(cuts: list[int]) -> None:
-    places = [0, *sorted(cuts), len(_BYTES)]
+    places = sorted([0, *cuts, *_ENDS])
     frames = _conversation([_BYTES[start:stop] for start, stop in itertools.pairwise(places)])
-    assert frames == _conversation([_BYTES])
+    assert frames == _conversation(list(_TOGETHER))
     assert frames[-1] == (1, b"E_INVALID invalid command [[66 79 71 85 83] [97] [98]]")
 
 

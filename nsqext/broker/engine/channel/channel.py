@@ -220,9 +220,7 @@ class Channel:
 
     def pump(self) -> None:
         """Deliver messages while clients can take them."""
-        if not self._partition.touched:
-            self._partition.touch()
-        if self._pumping:
+        if self._must_not_pump():
             return
         self._pumping = True
         selector = self._selector
@@ -245,6 +243,12 @@ class Channel:
                 selector.offer(client)
         finally:
             self._pumping = False
+
+    def _must_not_pump(self) -> bool:
+        """Return whether deliveries wait for the end of a client's turn, or are being made."""
+        if not self._partition.touched:
+            self._partition.touch()
+        return self._pumping or self._options.turn.defers(self)
 
     def _take(self) -> Delivery | None:
         if self._closed or self._partition.suspended:

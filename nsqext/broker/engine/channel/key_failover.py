@@ -125,9 +125,7 @@ class KeyFailoverChannel(Channel):
 
     def pump(self) -> None:
         """Deliver messages, and read further while any client can take more."""
-        if not self._partition.touched:
-            self._partition.touch()
-        if self._pumping:
+        if self._must_not_pump():
             return
         self._pumping = True
         keys = self.keys

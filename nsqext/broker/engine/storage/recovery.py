@@ -113,7 +113,7 @@ def _record_at(data: bytes, position: int, partition: int, previous: int | None)
         record, stop = decode_record(data, position)
     except ProtocolError:
         return None
-    if record.internal_id >> COUNTER_BITS != partition or record.internal_id & _COUNTER < FIRST_COUNTER:
+    if record.internal_id >> COUNTER_BITS != partition or not record.internal_id & _COUNTER:
         return None
     if previous is not None and record.internal_id <= previous:
         return None

@@ -29,8 +29,11 @@ class ChannelRules:
         delayed_threshold: seconds; REQ with a longer delay moves the message to the delayed queue.
         confirm_window: a channel stops reading while so many intervals are finished behind an unfinished message.
         delayed_batch: messages that are taken from the delayed queue at a time.
-        delayed_most: bound of a channel's delayed queue.
+        delayed_most: bound of a channel's delayed queue; with 0 it takes one message.
         replay_limit: messages that a channel of type key_failover reads ahead of its clients.
+        rate_limit: KiB a second of large messages that each channel delivers; 0 for no limit.
+        ignored_attempts: a message is finished instead of delivered again after more attempts, if it is old.
+        ignored_after: seconds after which a message is old; 0 for never, and so with ``ignored_attempts`` 0.
     """
 
     delayed_threshold: float = 900.0
@@ -38,6 +41,13 @@ class ChannelRules:
     delayed_batch: int = 100
     delayed_most: int = 160_000
     replay_limit: int = 10_000
+    rate_limit: int = 0
+    ignored_attempts: int = 0
+    ignored_after: float = 0.0
+
+    def ignores(self, attempts: int, age: float) -> bool:
+        """Return whether a message with so many attempts, published so many seconds ago, is finished instead."""
+        return self.ignored_attempts > 0 and attempts > self.ignored_attempts and 0 < self.ignored_after < age
 
 
 @frozen

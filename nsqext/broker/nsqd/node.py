@@ -237,6 +237,7 @@ class Node:
                 mem_queue_size=self.options.mem_queue_size,
                 data_path=self.options.data_path,
                 disk=self.options.disk,
+                rules=self.options.rules,
                 turn=self.turn,
                 random=self._random(topic, partition),
             )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
+from nsqext.broker.engine.options import ChannelRules
 from nsqext.broker.engine.storage.segments import DiskOptions
 from nsqext.protocol.server.negotiate import ServerLimits
 
@@ -47,6 +48,7 @@ class NodeOptions:
         https_only: the HTTP port refuses everything (original generation, with ``--tls-required``).
         data_path: folder of the queues; None keeps them in memory.
         disk: settings of the files in it.
+        rules: numbers of the redesigned server's channels.
         flush_interval: seconds between two flushes of a redesigned node without a cluster, where the first channel of a
             topic starts at the last flush. The real one flushes every fourth ``--sync-timeout``.
         mem_queue_size: messages of a topic and of a channel that the original generation counts as in memory.
@@ -76,6 +78,7 @@ class NodeOptions:
     https_only: bool = False
     data_path: Path | None = None
     disk: DiskOptions = field(factory=DiskOptions)
+    rules: ChannelRules = field(factory=ChannelRules)
     flush_interval: float = 8.0
     mem_queue_size: int = 10_000
     memory_bound: int = 256 * MIB

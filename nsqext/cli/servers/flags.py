@@ -17,6 +17,8 @@ __all__ = ("FlagError", "parse_flags", "parse_value", "read_flags", "with_config
 
 _DURATION = re.compile(r"([0-9]*\.?[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_INTERVALS = {"minutes": 60.0, "fives": 5.0}
+"""Seconds of the unit of a number without a unit (redesigned nsqd: ``-msg-timeout 5`` are five minutes)."""
 _TRUE = frozenset(("1", "t", "T", "true", "TRUE", "True"))
 _FALSE = frozenset(("0", "f", "F", "false", "FALSE", "False"))
 
@@ -43,6 +45,13 @@ def _boolean(text: str) -> bool:
     raise ValueError("parse error")
 
 
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("parse error") from None
+
+
 def _integer(text: str) -> int:
     try:
         value = int(text, 0)
@@ -63,8 +72,12 @@ def parse_value(kind: str, text: str) -> Any:
     Raises:
         ValueError: the value is invalid; the text is the original's.
     """
-    if kind == "duration":
+    if kind in _INTERVALS and text.isascii() and text.isdecimal():
+        return int(text) * _INTERVALS[kind]
+    if kind == "duration" or kind in _INTERVALS:
         return _duration(text)
+    if kind == "float":
+        return _number(text)
     if kind == "int":
         return _integer(text)
     if kind == "bool":
@@ -77,8 +90,9 @@ def parse_flags(arguments: Sequence[str], kinds: Mapping[str, str]) -> dict[str,
 
     Args:
         arguments: arguments after the program's name.
-        kinds: type of each flag: ``str``, ``int``, ``duration`` (returned in seconds), ``bool`` (needs no value),
-            ``switch`` (a text; ``true`` without a value), ``list`` (may be repeated; commas separate values).
+        kinds: type of each flag: ``str``, ``int``, ``float``, ``duration`` (returned in seconds), ``minutes`` and
+            ``fives`` (a duration, or a number of minutes or of five seconds), ``bool`` (needs no value), ``switch`` (a
+            text; ``true`` without a value), ``list`` (may be repeated; commas separate values).
 
     Returns:
         The values of the given flags.
@@ -149,10 +163,13 @@ def read_flags(
     return found
 
 
+_SHOWN = {"bool": "", "switch": "", "str": " string", "list": " value", "minutes": " string", "fives": " string"}
+
+
 def _usage(program: str, kinds: Mapping[str, str]) -> None:
     print(f"Usage of {program}:", file=sys.stderr)
     for name, kind in sorted(kinds.items()):
-        shown = {"bool": "", "switch": "", "str": " string", "list": " value"}.get(kind, f" {kind}")
+        shown = _SHOWN.get(kind, f" {kind}")
         print(f"  -{name}{shown}", file=sys.stderr)
 
 
@@ -206,7 +223,7 @@ def _read(kind: str, value: Any) -> Any:
     """Return a value of the file as the value of its flag; a duration without a unit is in milliseconds."""
     if kind == "list":
         return list(value) if isinstance(value, list) else str(value).split(",")
-    if kind == "duration" and type(value) is int:
+    if (kind == "duration" or kind in _INTERVALS) and type(value) is int:
         return value / 1000
     if isinstance(value, bool):
         value = str(value).lower()

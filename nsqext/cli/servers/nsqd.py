@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nsqext.broker.listeners import listen_early
+from nsqext.cli.servers import redesigned_flags
 from nsqext.cli.servers.program import read_program, run_program
 from nsqext.cli.servers.startup_checks import check_nsqd, check_values
 
@@ -18,8 +19,6 @@ FLAGS = {
     "config": "str",
     "log-level": "str",
     "log-prefix": "str",
-    "log-dir": "str",
-    "alsologtostderr": "bool",
     "verbose": "bool",
     "node-id": "int",
     "worker-id": "switch",
@@ -32,7 +31,6 @@ FLAGS = {
     "auth-http-address": "list",
     "auth-http-request-method": "str",
     "broadcast-address": "str",
-    "broadcast-interface": "str",
     "broadcast-tcp-port": "int",
     "broadcast-http-port": "int",
     "lookupd-tcp-address": "list",
@@ -79,10 +77,8 @@ FLAGS = {
     "max-deflate-level": "int",
     "snappy": "bool",
     "enable-experiment": "list",
-    "allow-ext-compatible": "bool",
-    "allow-sub-ext-compatible": "bool",
 }
-"""Flags of the original nsqd, and those flags of the redesigned nsqd that test harnesses use.
+"""Flags of the original nsqd; the redesigned one has more, see `nsqext.cli.servers.redesigned_flags.NSQD`.
 
 ``-generation``, ``-http-guard`` and ``-http-host`` exist only in this program.
 """
@@ -107,6 +103,16 @@ _LIMITS = {
     "snappy": "snappy",
 }
 
+_NODE = {"max-pub-waiting-size": "max_pub_waiting"}
+_RULES = {
+    "ack-old-than-time": "ignored_after",
+    "ack-retry-cnt": "ignored_attempts",
+    "channel-ratelimit-kb": "rate_limit",
+    "max-channel-delayed-qnum": "delayed_most",
+    "max-confirm-win": "confirm_window",
+    "req-to-end-threshold": "delayed_threshold",
+}
+
 _FLUSHES_EVERY = 4
 """The redesigned nsqd flushes every fourth ``-sync-timeout``."""
 
@@ -118,13 +124,14 @@ def main(arguments: Sequence[str]) -> None:
         arguments: arguments after the program's name.
     """
     defaults = {"tcp-address": "0.0.0.0:4150", "http-address": "0.0.0.0:4151", "https-address": "0.0.0.0:4152"}
-    flags = read_program("nsqd", arguments, FLAGS, check_nsqd, defaults)
+    flags = read_program("nsqd", arguments, FLAGS, check_nsqd, defaults, redesigned_flags.NSQD)
     encrypted = flags.get("tls-cert") and flags.get("tls-key")
     listen_early(flags[name] for name in ("tcp-address", "http-address", "https-address")[: 3 if encrypted else 2])
     run_program("nsqd", flags, lambda: _serve(flags))
 
 
 async def _serve(flags: dict[str, Any]) -> None:
+    from nsqext.broker.engine.options import ChannelRules
     from nsqext.broker.nsqd.options import NodeOptions
     from nsqext.broker.standalone import NsqdSettings, TlsFiles, run_nsqd
 
@@ -148,6 +155,8 @@ async def _serve(flags: dict[str, Any]) -> None:
         reported=reported(flags, FLAGS),
         allow_ext_compatible=flags.get("allow-ext-compatible", False),
         allow_sub_ext_compatible=flags.get("allow-sub-ext-compatible", False),
+        **{_NODE[name]: value for name, value in flags.items() if name in _NODE},
+        rules=ChannelRules(**{_RULES[name]: value for name, value in flags.items() if name in _RULES}),
     )
     settings = NsqdSettings(
         node,

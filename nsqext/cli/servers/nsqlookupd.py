@@ -6,6 +6,7 @@ import socket
 from collections.abc import Sequence
 
 from nsqext.broker.listeners import listen_early
+from nsqext.cli.servers import redesigned_flags
 from nsqext.cli.servers.program import read_program, run_program
 from nsqext.cli.servers.startup_checks import check_nsqlookupd
 
@@ -16,8 +17,6 @@ FLAGS = {
     "config": "str",
     "log-level": "str",
     "log-prefix": "str",
-    "log-dir": "str",
-    "alsologtostderr": "bool",
     "generation": "str",
     "http-guard": "bool",
     "http-host": "list",
@@ -30,6 +29,10 @@ FLAGS = {
 }
 
 
+_INACTIVE = {False: 300.0, True: 60.0}
+"""Seconds, by whether the generation is the redesigned one."""
+
+
 def main(arguments: Sequence[str]) -> None:
     """Run until SIGTERM or SIGINT.
 
@@ -37,7 +40,7 @@ def main(arguments: Sequence[str]) -> None:
         arguments: arguments after the program's name.
     """
     defaults = {"tcp-address": "0.0.0.0:4160", "http-address": "0.0.0.0:4161"}
-    flags = read_program("nsqlookupd", arguments, FLAGS, check_nsqlookupd, defaults)
+    flags = read_program("nsqlookupd", arguments, FLAGS, check_nsqlookupd, defaults, redesigned_flags.NSQLOOKUPD)
     listen_early((flags["tcp-address"], flags["http-address"]))
     from nsqext.broker.standalone import LookupdSettings, run_lookupd
 
@@ -46,7 +49,7 @@ def main(arguments: Sequence[str]) -> None:
         tcp=flags["tcp-address"],
         http=flags["http-address"],
         broadcast_address=flags.get("broadcast-address") or socket.gethostname(),
-        inactive_producer_timeout=flags.get("inactive-producer-timeout", 300.0),
+        inactive_producer_timeout=flags.get("inactive-producer-timeout", _INACTIVE[flags.get("generation") == "ha"]),
         tombstone_lifetime=flags.get("tombstone-lifetime", 45.0),
         http_guard=flags.get("http-guard", False),
         http_hosts=tuple(flags.get("http-host", ())),

@@ -6,9 +6,11 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from nsqext.cli.servers.flags import FlagError, read_flags, with_config_file
+from nsqext.cli.servers.redesigned_flags import given_without_effect, with_new_names, without_old_names
 
 __all__ = ("read_program", "run_program")
 
@@ -43,12 +45,19 @@ def _start_log(name: str, flags: Mapping[str, Any]) -> None:
     logger.propagate = False
 
 
+def _chooses_redesigned(arguments: Sequence[str]) -> bool:
+    """Return whether ``-generation ha`` is among the arguments; it decides how the others are read."""
+    words = [word.removeprefix("-").removeprefix("-") for word in arguments]
+    return "generation=ha" in words or ("generation", "ha") in pairwise(words)
+
+
 def read_program(
     name: str,
     arguments: Sequence[str],
     kinds: Mapping[str, str],
     check: Callable[[dict[str, Any]], None],
     defaults: Mapping[str, Any],
+    redesigned: Mapping[str, str],
 ) -> dict[str, Any]:
     """Read the command line and the configuration file of a program; exit if they are invalid.
 
@@ -58,8 +67,10 @@ def read_program(
         kinds: see `nsqext.cli.servers.flags.parse_flags`.
         check: see `nsqext.cli.servers.flags.read_flags`.
         defaults: default values of flags.
+        redesigned: kinds of the flags that only the redesigned program has, or reads in another way.
     """
-    flags = read_flags(name, arguments, kinds, check)
+    both = {**kinds, **redesigned}
+    flags = with_new_names(read_flags(name, arguments, both if _chooses_redesigned(arguments) else kinds, check))
     if flags.get("version"):
         from nsqext.broker.standalone import version_of
 
@@ -70,7 +81,8 @@ def read_program(
     from nsqext.errors import InvalidSetting
 
     try:
-        flags = with_config_file(flags, kinds)
+        read = with_config_file(flags, kinds)
+        flags = with_config_file(flags, without_old_names(both)) if read.get("generation") == "ha" else read
         check(flags)
     except (FlagError, InvalidSetting) as error:
         _start_log(name, {})
@@ -95,6 +107,8 @@ def run_program(name: str, flags: Mapping[str, Any], serve: Callable[[], Corouti
 
     _start_log(name, flags)
     logger.info("%s v%s", name, version_of(flags.get("generation", "nsq")))
+    for ignored in given_without_effect(flags):
+        logger.warning("-%s has no effect in this server", ignored)
 
     async def until_signal() -> None:
         with anyio.open_signal_receiver(*_SIGNALS) as signals:  # also while the servers close

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nsqext.cli.servers.flags import FlagError, parse_value
+from nsqext.cli.servers.redesigned_flags import check_alone
 from nsqext.errors import InvalidSetting
 
 __all__ = ("check_nsqd", "check_nsqlookupd", "check_values")
@@ -20,6 +21,7 @@ def check_nsqlookupd(flags: dict[str, Any]) -> None:
     Raises:
         FlagError: a value is invalid.
     """
+    check_alone(flags)
     level = flags.get("log-level")
     if flags.get("generation", "nsq") == "nsq" and level is not None and level.lower() not in _LEVELS:
         known = ", ".join(_LEVELS)

@@ -94,11 +94,12 @@ class ClientSettings:
     @classmethod
     def defaults(cls, limits: ServerLimits) -> ClientSettings:
         """Return the settings of a connection that did not identify."""
+        timeout, original = limits.output_buffer_timeout, limits.generation == "nsq"
         return cls(
             heartbeat_interval=limits.heartbeat_interval,
             msg_timeout=limits.msg_timeout,
             output_buffer_size=limits.output_buffer_size,
-            output_buffer_timeout=limits.output_buffer_timeout,
+            output_buffer_timeout=timeout if original else min(timeout, limits.max_output_buffer_timeout),
         )
 
 

@@ -79,7 +79,7 @@ def restored_log() -> Iterator[None]:
 def test_a_missing_file_ends_the_program(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     module, check = (nsqd, check_nsqd) if name == "nsqd" else (nsqlookupd, check_nsqlookupd)
     with pytest.raises(SystemExit) as ended:
-        read_program(name, ["-config=/none"], module.FLAGS, check, {})
+        read_program(name, ["-config=/none"], module.FLAGS, check, {}, {})
     assert ended.value.code == 1
     text = "FATAL: failed to load config file /none - open /none: no such file or directory\n"
     assert capsys.readouterr().err.endswith(text)

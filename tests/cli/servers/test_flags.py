@@ -6,7 +6,15 @@ import pytest
 
 from nsqext.cli.servers.flags import FlagError, parse_flags, read_flags
 
-KINDS = {"a": "str", "n": "int", "d": "duration", "b": "bool", "s": "switch", "l": "list", "version": "bool"}
+KINDS = {"f": "float", "m": "minutes", "v": "fives"} | {
+    "a": "str",
+    "n": "int",
+    "d": "duration",
+    "b": "bool",
+    "s": "switch",
+    "l": "list",
+    "version": "bool",
+}
 
 
 @pytest.mark.parametrize(
@@ -29,6 +37,9 @@ KINDS = {"a": "str", "n": "int", "d": "duration", "b": "bool", "s": "switch", "l
         ("-d=-2s", {"d": -2.0}),
         ("-b rest -n 5", {"b": True}),
         ("-b -- -n 5", {"b": True}),
+        ("-f 0.25", {"f": 0.25}),
+        ("-m 2 -v 2", {"m": 120.0, "v": 10.0}),
+        ("-m 2s -v 2s", {"m": 2.0, "v": 2.0}),
         ("", {}),
     ],
 )
@@ -47,6 +58,7 @@ def test_valid_command_lines(line: str, found: dict[str, object]) -> None:
         ("-n x", 'invalid value "x" for flag -n: parse error'),
         ("-n 9223372036854775808", 'invalid value "9223372036854775808" for flag -n: value out of range'),
         ("-b=maybe", 'invalid boolean value "maybe" for -b: parse error'),
+        ("-f x", 'invalid value "x" for flag -f: parse error'),
         ("-d 5", 'invalid value "5" for flag -d: parse error'),
         ("-d 5x", 'invalid value "5x" for flag -d: parse error'),
     ],

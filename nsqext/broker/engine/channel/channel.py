@@ -80,6 +80,7 @@ class Channel:
         self._pumping = False
         self._closed = False
         self._rate_limit: RateLimit | None = None
+        self.set_rate_limit(partition.options.rules.rate_limit)
 
     def _make_cursor(self, partition: PartitionView, position: tuple[int, int]) -> Cursor:
         return Cursor(partition, self.name, position, self._dropped)
@@ -256,7 +257,15 @@ class Channel:
         if self.skipped:
             self.cursor.skip_queue()
             return None
-        return self.cursor.take()
+        delivery = self.cursor.take()
+        while delivery is not None and self._is_ignored(delivery):
+            self.cursor.acknowledge(delivery)
+            delivery = self.cursor.take()
+        return delivery
+
+    def _is_ignored(self, delivery: Delivery) -> bool:
+        rules, age = self._options.rules, self._options.wall() - delivery.entry.record.timestamp
+        return delivery.attempts > 0 and rules.ignores(delivery.attempts, age / 1e9)
 
     def _deliver(self, client: Client, delivery: Delivery) -> None:
         subscriber = client.subscriber

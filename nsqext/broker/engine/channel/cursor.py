@@ -177,6 +177,10 @@ class Cursor:
         """Return whether so many messages are finished out of order that the queue is not read further."""
         return len(self.acked.starts) > self._window or self.is_clogged()
 
+    def is_blocked(self) -> bool:
+        """Return whether the window of messages that are finished out of order is used up."""
+        return len(self.acked.starts) >= self._window
+
     def is_clogged(self) -> bool:
         """Return whether more than half of a full window of messages is deferred."""
         deferred = self.in_flight.deferred
@@ -241,7 +245,7 @@ class Cursor:
 
     def takes_delayed(self) -> bool:
         """Return whether the delayed queue has room."""
-        return len(self.delayed.messages) < self._options.rules.delayed_most
+        return len(self.delayed.messages) < max(self._options.rules.delayed_most, 1)
 
     def requeue_delayed(self, ahead: float = 0) -> None:
         """Requeue messages of the delayed queue that are due within so many seconds."""

@@ -16,6 +16,9 @@ __all__ = ("NOT_IN_FLIGHT", "RequeueRules", "not_owned")
 
 NOT_IN_FLIGHT = "Message ID not in flight"
 _MANY_ATTEMPTS = 100
+_SHORTEST_THRESHOLD = 0.001  # seconds; a shorter `ChannelRules.delayed_threshold` is replaced
+_DEFAULT_THRESHOLD = 60.0
+_BLOCKING = 120.0  # seconds; a longer delay leaves the memory while the confirm window is full
 
 
 def not_owned(delivery: Delivery, subscriber: Subscriber, internal_id: str = "") -> str:
@@ -65,7 +68,12 @@ class RequeueRules:
         if not self._on_disk or delivery.delayed or not self._cursor.takes_delayed():
             return False
         longest = self._options.limits.max_req_timeout
-        return delay > self._options.rules.delayed_threshold or now + delay - delivery.delivered >= longest
+        threshold = self._options.rules.delayed_threshold
+        if threshold < _SHORTEST_THRESHOLD:
+            threshold = _DEFAULT_THRESHOLD
+        if delay > threshold or now + delay - delivery.delivered >= longest:
+            return True
+        return self._cursor.is_blocked() and delay > min(threshold / 2, _BLOCKING)
 
     def deferred_until(self, delivery: Delivery, delay: float, now: float) -> float:
         """Return when a message that waits in memory is redelivered; after many attempts at least after a second."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from nsqext.broker.engine.options import ChannelRules
 from nsqext.broker.listeners import split_address
 from nsqext.broker.nsqd.http.request_args import Addresses, RequestArgs
 from nsqext.http.api import Call, HttpFault, null, route
@@ -58,7 +57,6 @@ _DEFAULTS: dict[str, Any] = {
     "log_dir": "",
     "lookup_ping_interval": 5 * NANOSECONDS,
     "max_commit_buf": 0,
-    "max_confirm_win": 500,
     "metric_address": "",
     "pub_queue_size": 0,
     "queue_read_buffer_size": 0,
@@ -158,11 +156,12 @@ def _fixed(node: Node, addresses: Addresses) -> dict[str, Any]:
         if prefix := values["statsd_prefix"]:
             values["statsd_prefix"] = _statsd_prefix(prefix, options.broadcast_address, values["broadcast_http_port"])
         return values
-    rules = ChannelRules()
+    rules = options.rules
     return (
         _DEFAULTS
         | values
         | {
+            "max_confirm_win": rules.confirm_window,
             "max_channel_delayed_qnum": rules.delayed_most,
             "req_to_end_threshold": round(rules.delayed_threshold * NANOSECONDS),
             "statsd_prefix": _statsd_prefix(

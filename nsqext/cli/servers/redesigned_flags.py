@@ -1,0 +1,141 @@
+"""Flags that only the redesigned programs have, or read in another way; ``-generation ha`` chooses them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nsqext.cli.servers.flags import FlagError
+
+__all__ = (
+    "NSQD",
+    "NSQLOOKUPD",
+    "WITHOUT_EFFECT",
+    "check_alone",
+    "given_without_effect",
+    "with_new_names",
+    "without_old_names",
+)
+
+_BOTH = {
+    "alsologtostderr": "bool",
+    "broadcast-interface": "str",
+    "cluster-id": "str",
+    "cluster-leadership-addresses": "str",
+    "cluster-leadership-password": "str",
+    "cluster-leadership-root-dir": "str",
+    "cluster-leadership-username": "str",
+    "glog_dir": "str",
+    "glog_maxsize": "int",
+    "glog_rotate_days": "int",
+    "gverb": "int",
+    "log-dir": "str",
+    "log-level": "int",
+    "log_backtrace_at": "str",
+    "log_max_retention_num": "int",
+    "logtostderr": "bool",
+    "metric-address": "str",
+    "reverse-proxy-port": "str",
+    "rpc-port": "str",
+    "stderrthreshold": "str",
+    "vmodule": "str",
+}
+
+NSQLOOKUPD = _BOTH | {
+    "allow-write-with-nochannels": "bool",
+    "balance-interval": "list",
+    "nsqd-ping-timeout": "duration",
+}
+"""Flags of the redesigned nsqlookupd, with their kinds; see `nsqext.cli.servers.flags.parse_flags`."""
+
+NSQD = _BOTH | {
+    "ack-old-than-time": "duration",
+    "ack-retry-cnt": "int",
+    "allow-ext-compatible": "bool",
+    "allow-sub-ext-compatible": "bool",
+    "allow-zan-test-skip": "bool",
+    "channel-ratelimit-kb": "int",
+    "default-commit-buf": "int",
+    "kv-block-cache": "int",
+    "kv-enabled": "bool",
+    "kv-max-write-buffer-number": "int",
+    "kv-write-buffer-size": "int",
+    "lookup-ping-interval": "fives",
+    "max-channel-delayed-qnum": "int",
+    "max-commit-buf": "int",
+    "max-confirm-win": "int",
+    "max-conn-for-client": "int",
+    "max-message-size": "int",
+    "max-pub-waiting-size": "int",
+    "msg-timeout": "minutes",
+    "pub-queue-size": "int",
+    "queue-read-buffer-size": "int",
+    "queue-scan-dirty-percent": "float",
+    "queue-scan-refresh-interval": "duration",
+    "queue-topic-job-worker-pool-max": "int",
+    "queue-write-buffer-size": "int",
+    "remote-tracer": "str",
+    "req-to-end-threshold": "duration",
+    "retention-days": "int",
+    "retention-size-per-day": "int",
+    "sleepms-between-log-sync-pull": "int",
+    "start-as-fix-mode": "bool",
+    "statsd-interval": "minutes",
+    "statsd-protocol": "str",
+    "use-fsync": "bool",
+    "worker-id": "int",
+}
+"""Flags of the redesigned nsqd, with their kinds."""
+
+_EFFECTIVE = frozenset(
+    (
+        "ack-old-than-time",
+        "ack-retry-cnt",
+        "allow-ext-compatible",
+        "allow-sub-ext-compatible",
+        "channel-ratelimit-kb",
+        "log-level",
+        "lookup-ping-interval",
+        "max-channel-delayed-qnum",
+        "max-confirm-win",
+        "max-pub-waiting-size",
+        "msg-timeout",
+        "req-to-end-threshold",
+    )
+)
+_NEW_NAMES = {"max-message-size": "max-msg-size"}
+_CLUSTER = ("cluster-leadership-addresses", "rpc-port")
+
+WITHOUT_EFFECT = (NSQD.keys() | NSQLOOKUPD.keys()) - _EFFECTIVE - _NEW_NAMES.keys() - set(_CLUSTER)
+"""Flags that are accepted and have no counterpart in this server."""
+
+
+def check_alone(flags: Mapping[str, Any]) -> None:
+    """Refuse the flags that would make the program join a cluster.
+
+    Raises:
+        FlagError: one of them is given and not empty.
+    """
+    for name in _CLUSTER:
+        if flags.get(name):
+            raise FlagError(f"-{name}: this program runs without a cluster; start one with nsqext broker")
+
+
+def with_new_names(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flags of a command line with deprecated ones under their new names, which count if both are given."""
+    found = dict(flags)
+    for old, new in _NEW_NAMES.items():
+        if old in found:
+            found.setdefault(new, found[old])
+            del found[old]
+    return found
+
+
+def without_old_names(kinds: Mapping[str, str]) -> dict[str, str]:
+    """Return the kinds of flags that a configuration file may set: all but deprecated ones."""
+    return {name: kind for name, kind in kinds.items() if name not in _NEW_NAMES}
+
+
+def given_without_effect(flags: Mapping[str, Any]) -> list[str]:
+    """Return the names of the given flags that have no effect, sorted."""
+    return sorted(WITHOUT_EFFECT & flags.keys())

@@ -1,0 +1,71 @@
+"""Numbers of channels that flags of the redesigned nsqd set; compared with the real program side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.options import ChannelRules
+from tests.support.engine_partition import Bench, Consumer
+
+
+def _filled(count: int, **rules: Any) -> tuple[Bench, Consumer]:
+    bench = Bench(rules=ChannelRules(**rules))
+    consumer = bench.consume(ready=100)
+    bench.publish(*[f"m{number}" for number in range(count)])
+    assert len(consumer.take()) == count
+    return bench, consumer
+
+
+def _requeued(bench: Bench, consumer: Consumer, *delays: float) -> tuple[int, int]:
+    """Requeue the first messages; return how many wait in memory and in the delayed queue."""
+    for counter, delay in enumerate(delays, 2):
+        bench.channel().requeue(consumer, counter, delay)
+    stats = bench.channel().stats()
+    return stats.deferred_count, stats.delayed_queue_count
+
+
+@pytest.mark.parametrize(
+    ("rules", "delays", "waiting"),
+    [
+        ({"delayed_threshold": 10.0}, (5, 9.999, 10, 10.001, 60), (3, 2)),
+        ({"delayed_threshold": 1e-6}, (5, 59, 61), (2, 1)),
+        ({"delayed_threshold": 10.0, "delayed_most": 2}, (20, 20, 20, 20), (2, 2)),
+        ({"delayed_threshold": 10.0, "delayed_most": 0}, (20, 20, 20), (2, 1)),
+    ],
+)
+def test_a_long_delay_leaves_the_memory(rules: dict[str, Any], delays: tuple[float, ...], waiting: object) -> None:
+    assert _requeued(*_filled(len(delays), **rules), *delays) == waiting
+
+
+def test_a_full_confirm_window_holds_back_the_queue_and_sends_long_delays_to_the_delayed_queue() -> None:
+    bench, consumer = _filled(10, confirm_window=2)
+    bench.finish(consumer, (3, 5, 7))
+    bench.publish("more")
+    assert consumer.take() == []
+    with pytest.raises(Refusal, match="Too much deferred messages in flight"):
+        bench.channel().requeue(consumer, 2, 110)
+    bench.channel().requeue(consumer, 4, 130)
+    assert bench.channel().stats().delayed_queue_count == 1
+
+
+def test_an_old_message_is_finished_after_so_many_attempts() -> None:
+    bench, consumer = _filled(1, ignored_attempts=2, ignored_after=5.0)
+    bench.channel().requeue(consumer, 2, 0)
+    bench.wait(6)
+    bench.channel().requeue(consumer, 2, 0)
+    assert consumer.attempts() == [("m0", 2), ("m0", 3)], "the attempts were not more than two"
+    bench.channel().requeue(consumer, 2, 0)
+    assert consumer.take() == []
+    assert bench.channel().stats().depth == 0
+
+
+def test_the_default_rate_of_channels() -> None:
+    bench = Bench(rules=ChannelRules(rate_limit=1))
+    consumer = bench.consume(ready=100)
+    bench.publish("a" * 4096, "b" * 2048)
+    assert [len(body) for body in consumer.bodies()] == [4096]
+    bench.wait(2)
+    assert [len(body) for body in consumer.bodies()] == [2048]

@@ -143,8 +143,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Start one worker more than there are cores, because tests mostly wait for sockets and timers."""
-    return min((os.cpu_count() or 1) + 1, 8)
+    """Start two workers for each core, because tests mostly wait for sockets and timers."""
+    return min(2 * (os.cpu_count() or 1), 8)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -30,6 +30,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 
+from nsqext.http.go_protocol import BROKEN_BODY
 from nsqext.protocol.server.go_format import parse_int
 
 if TYPE_CHECKING:
@@ -131,12 +132,13 @@ class Call:
         """The parts of the path that the route names."""
         return self.request.path_params
 
-    async def body(self, limit: int = _MAX_BODY, too_big: str = "BODY_TOO_BIG") -> bytes:
+    async def body(self, limit: int = _MAX_BODY, too_big: str = "BODY_TOO_BIG", *, partial: bool = False) -> bytes:
         """Return the body of the request, of which at most ``limit`` bytes and one chunk are kept in memory.
 
         Args:
             limit: bytes, with or without an announced length.
             too_big: text of the fault (status 413) that is raised for a longer body.
+            partial: return what was received of a body that ended early; otherwise it is a fault (status 500).
         """
         announced = self.headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > limit:
@@ -148,6 +150,8 @@ class Call:
             if size > limit:
                 raise HttpFault(413, too_big)
             chunks.append(chunk)
+        if BROKEN_BODY in self.request.scope and not partial:
+            raise HttpFault(500, "INTERNAL_ERROR")
         return b"".join(chunks)
 
 

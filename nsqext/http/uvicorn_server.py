@@ -14,9 +14,10 @@ import anyio
 import uvicorn
 from anyio.lowlevel import current_token
 from starlette.responses import Response
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nsqext.errors import InvalidSetting
+from nsqext.http.go_protocol import GoProtocol, closing_after_unread_body
+from nsqext.http.request_head import MAX_HEAD
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
@@ -30,7 +31,6 @@ _GRACE = 1.0
 _ACCEPT_AGAIN = 0.1  # seconds, after no file descriptor was left
 _NO_DESCRIPTOR = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _KEEP_ALIVE = 3600
-_MAX_HEAD = 1024 * 1024  # a request line with a long extend header; the real servers take as much
 
 
 class _Server(uvicorn.Server):
@@ -79,8 +79,8 @@ class _Server(uvicorn.Server):
         if task.cancelled() or task.exception() is not None:  # the handshake of TLS failed, or the client disconnected
             sock.close()
 
-    def _protocol(self) -> H11Protocol:
-        return H11Protocol(self.config, self.server_state, self.lifespan.state)
+    def _protocol(self) -> GoProtocol:
+        return GoProtocol(self.config, self.server_state, self.lifespan.state)
 
     def capture_signals(self) -> Any:
         return nullcontext()
@@ -142,7 +142,7 @@ class HttpServer:
                 if gate is not None:
                     await gate()
                 if guard is None or not (refusal := _refusal(guard, scope)):
-                    await app(scope, receive, send)
+                    await app(scope, *closing_after_unread_body(scope, receive, send))
                 else:
                     await Response(refusal + "\n", 403, media_type="text/plain")(scope, receive, send)
             except anyio.get_cancelled_exc_class():
@@ -164,7 +164,7 @@ class HttpServer:
             server_header=False,
             date_header=False,
             timeout_keep_alive=_KEEP_ALIVE,
-            h11_max_incomplete_event_size=_MAX_HEAD,
+            h11_max_incomplete_event_size=MAX_HEAD,
         )
         config.load()
         if tls is not None:

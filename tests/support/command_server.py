@@ -116,7 +116,7 @@ def main() -> None:
         words = serve(control)
     if words is None:
         return
-    if words[0].endswith(".py"):
+    if words and words[0].endswith(".py"):
         run_file(*words)
     else:
         sys.argv = ["nsqext", *words]

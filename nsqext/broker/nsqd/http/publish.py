@@ -48,7 +48,7 @@ async def read_batch(call: Call, topic: str, limits: ServerLimits, *, binary: bo
     Raises:
         HttpFault: the body or a message is too big, or the body is not that of MPUB.
     """
-    body = await call.body(limits.max_body_size)
+    body = await call.body(limits.max_body_size, partial=binary)
     if not binary:
         return await _parse_aside(lambda: _read_lines(body, limits.max_msg_size, limits.max_body_size), body)
     try:
@@ -132,7 +132,9 @@ class _Publisher(RequestArgs):
         except HttpFault:
             raise HttpFault(404, "E_TOPIC_NOT_EXIST") from None
         self._check_waiting(hosted, size + 1)
-        body = await call.body(self.node.limits.max_msg_size, "MSG_TOO_BIG")
+        body = await call.body(self.node.limits.max_msg_size, "MSG_TOO_BIG", partial=True)
+        if not body:
+            raise HttpFault(406, "MSG_EMPTY")
         self._check_write(hosted)
         target = Target(hosted.partition.topic, hosted.partition.extend, self.node.switches.allow_ext_compatible)
         item, trace = read(body, target)

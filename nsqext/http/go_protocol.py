@@ -1,0 +1,122 @@
+"""HTTP connections that answer malformed requests as the real servers do, whose HTTP is that of Go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from nsqext.http.request_head import BAD_REQUEST, MAX_HEAD, TOO_LARGE, HeadRefused, checked_head, end_of_head
+
+__all__ = ("BROKEN_BODY", "GoProtocol", "closing_after_unread_body")
+
+BROKEN_BODY = "nsqext.broken_body"
+"""Key of a request's scope: its body ended early, or had invalid chunks."""
+_CLOSE = (b"connection", b"close")
+_LINGER = 0.5  # seconds, as in the real servers
+_SKIPPED = 256 << 10
+"""Bytes of an unread body that the server reads before the next request."""
+
+
+def _close_after(scope: Any) -> None:
+    """Close the connection after the response to a request, and say so in its headers."""
+    if _CLOSE not in scope["headers"]:
+        scope["headers"].append(_CLOSE)
+
+
+def closing_after_unread_body(scope: Any, receive: Any, send: Any) -> tuple[Any, Any]:
+    """Return ``receive`` and ``send`` of an application; a response ahead of a long body closes the connection."""
+    announced = int(dict(scope["headers"]).get(b"content-length", 0))
+    if announced <= _SKIPPED:
+        return receive, send
+    read = False
+
+    async def received() -> Any:
+        nonlocal read
+        message = await receive()
+        read = read or not message.get("more_body", False)
+        return message
+
+    async def sent(message: Any) -> None:
+        if message["type"] == "http.response.start" and not read:
+            _close_after(scope)
+        await send(message)
+
+    return received, sent
+
+
+class GoProtocol(H11Protocol):
+    """A connection. Heads of requests are judged before h11 reads them, except those that follow in a pipeline."""
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin to read."""
+        super().connection_made(transport)
+        self._head = bytearray()
+        self._ended = self._refused = False
+
+    def data_received(self, data: bytes) -> None:
+        """Read the head of a request, or pass on what follows it."""
+        if self._refused:
+            return
+        if self._head or (self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]):
+            self._head += data
+            end = end_of_head(self._head)
+            if max(end, len(self._head) if end < 0 else 0) > MAX_HEAD:
+                self._refuse(TOO_LARGE)
+                return
+            if end < 0:
+                return
+            head, rest = bytes(self._head[:end]), bytes(self._head[end:])
+            self._head.clear()
+            try:
+                data = checked_head(head) + rest
+            except HeadRefused as refused:
+                self._refuse(refused.answer)
+                return
+        super().data_received(data)
+
+    def eof_received(self) -> bool | None:
+        """Answer what the client has sent, although it sends no more."""
+        if self._refused:
+            return None
+        if self._head:
+            self._refuse(BAD_REQUEST)
+            return None
+        if self.cycle is None or self.cycle.response_complete:
+            return None
+        if self.cycle.more_body:
+            self._break_body()
+        self._ended = True
+        return True
+
+    def on_response_complete(self) -> None:
+        """Begin with the next request, unless there is none."""
+        super().on_response_complete()
+        if self._ended:
+            self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what h11 does not accept; within a body, the handler of the request answers."""
+        if self.cycle is not None and not self.cycle.response_complete and self.cycle.more_body:
+            self._break_body()
+            _close_after(self.cycle.scope)
+        else:
+            self._refuse(BAD_REQUEST)
+
+    def _break_body(self) -> None:
+        assert self.cycle is not None
+        self.cycle.scope[BROKEN_BODY] = True  # type: ignore[typeddict-unknown-key]
+        self.cycle.more_body = False
+        self.cycle.message_event.set()
+
+    def _refuse(self, answer: bytes) -> None:
+        """Answer, and close; unread bytes would reset the connection, so they are read for a while."""
+        self._head.clear()
+        self.transport.write(answer)
+        if self.transport.can_write_eof():
+            self._refused = True
+            self.transport.write_eof()
+            self.loop.call_later(_LINGER, self.transport.close)
+        else:
+            self.transport.close()

@@ -1,0 +1,129 @@
+"""Heads of requests, judged as Go's `net/http` does, whose answers the clients of the real servers see.
+
+What h11 judges differently is refused here, or rewritten so that h11 reads it as Go does (captured: http_heads). The
+rest, such as a header without a name, h11 refuses itself.
+"""
+
+from __future__ import annotations
+
+import re
+from http import HTTPStatus
+
+__all__ = ("BAD_REQUEST", "MAX_HEAD", "TOO_LARGE", "HeadRefused", "checked_head", "end_of_head", "refusal")
+
+MAX_HEAD = (1 << 20) + 4096
+"""Largest head, in bytes."""
+
+_METHOD = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_VERSION = re.compile(rb"HTTP/(\d)\.(\d)")
+_ABSOLUTE = re.compile(rb"[A-Za-z][A-Za-z0-9+.\-]*://[^/?#]*")
+_BAD_ESCAPE = re.compile(rb"%(?![0-9a-fA-F]{2})")
+_HOST = re.compile(rb"[A-Za-z0-9\-._~!$&'()*+,;=:\[\]%]*")
+_END = re.compile(rb"\n\r?\n")
+_MAX_LENGTH = 1 << 63
+
+
+def refusal(status: int, text: str = "") -> bytes:
+    """Return the whole answer to a head that is refused; the connection ends after it.
+
+    Args:
+        status: of the answer.
+        text: why, in the status line and in the body.
+    """
+    line = f"{status} {HTTPStatus(status).phrase}{': ' if text else ''}{text}"
+    return f"HTTP/1.1 {line}\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n{line}".encode()
+
+
+BAD_REQUEST = refusal(400)
+TOO_LARGE = refusal(431)
+_NO_CODING = refusal(501).replace(b"\r\n\r\n501 Not Implemented", b"\r\n\r\nUnsupported transfer encoding")
+_NO_EXPECTATION = b"HTTP/1.1 417 Expectation Failed\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
+class HeadRefused(Exception):
+    """The head is answered without a request.
+
+    Attributes:
+        answer: the bytes of the answer.
+    """
+
+    def __init__(self, answer: bytes) -> None:
+        super().__init__(answer)
+        self.answer = answer
+
+
+def end_of_head(data: bytes | bytearray) -> int:
+    """Return the length of a head with its empty line; -1 while that has not arrived."""
+    match = _END.search(data)
+    return -1 if match is None else match.end()
+
+
+def checked_head(head: bytes) -> bytes:
+    """Return a head as h11 has to read it.
+
+    Args:
+        head: request line and headers, with the empty line.
+
+    Raises:
+        HeadRefused: Go's server refuses it.
+    """
+    line, *fields = head.replace(b"\r\n", b"\n").removesuffix(b"\n\n").split(b"\n")
+    method, _, rest = line.partition(b" ")
+    target, _, version = rest.partition(b" ")
+    number = _VERSION.fullmatch(version)
+    if fields and fields[0][:1] in (b" ", b"\t"):
+        raise HeadRefused(BAD_REQUEST)  # continues no header
+    if number is None or _METHOD.fullmatch(method) is None:
+        raise HeadRefused(BAD_REQUEST)
+    target = _path(method, target)
+    major, minor = map(int, number.groups())
+    names = [(field.partition(b":")[0].lower(), field.partition(b":")[2].strip(b" \t")) for field in fields]
+    dropped = _check_framing(names, chunks=(major, minor) >= (1, 1))
+    hosts = [value for name, value in names if name == b"host"]
+    if len(hosts) > 1:
+        raise HeadRefused(BAD_REQUEST)
+    if major != 1:
+        raise HeadRefused(refusal(505, "unsupported protocol version"))
+    if not hosts and minor and method != b"CONNECT":
+        raise HeadRefused(refusal(400, "missing required Host header"))
+    if hosts and _HOST.fullmatch(hosts[0]) is None:
+        raise HeadRefused(refusal(400, "malformed Host header"))
+    if any(b" " in name and _METHOD.fullmatch(name.replace(b" ", b"")) for name, _ in names if name[:1] not in b" \t"):
+        raise HeadRefused(refusal(400, "invalid header name"))
+    expected = b",".join(value for name, value in names if name == b"expect").lower()
+    if expected and b"100-continue" not in [token.strip(b" \t") for token in expected.split(b",")]:
+        raise HeadRefused(_NO_EXPECTATION)
+    kept = [field for field, (name, _) in zip(fields, names, strict=True) if name not in dropped]
+    return b"\r\n".join((b"%b %b %b" % (method, target, version), *kept, b"", b""))
+
+
+def _path(method: bytes, target: bytes) -> bytes:
+    """Return the target of a request without scheme and host; raise HeadRefused where it is no URL."""
+    if method == b"CONNECT" or target == b"*":
+        return target
+    absolute = _ABSOLUTE.match(target)
+    if absolute is not None:
+        target = target[absolute.end() :]
+        target = target if target.startswith(b"/") else b"/" + target
+    if not target.startswith(b"/") or _BAD_ESCAPE.search(target.partition(b"?")[0]):
+        raise HeadRefused(BAD_REQUEST)
+    return target
+
+
+def _check_framing(names: list[tuple[bytes, bytes]], *, chunks: bool) -> set[bytes]:
+    """Check the headers that say where the body ends; return those that do not count.
+
+    Args:
+        names: names and values of the headers.
+        chunks: the version of HTTP has transfer codings.
+    """
+    codings = [value for name, value in names if name == b"transfer-encoding"]
+    if codings and chunks:
+        if len(codings) > 1 or codings[0].lower() != b"chunked":
+            raise HeadRefused(_NO_CODING)
+        return {b"content-length"}
+    lengths = {value for name, value in names if name == b"content-length"}
+    for length in lengths:
+        if len(lengths) > 1 or (length and not (length.isdigit() and int(length[:20]) < _MAX_LENGTH)):
+            raise HeadRefused(BAD_REQUEST)
+    return {b"transfer-encoding", *([b"content-length"] if lengths == {b""} else [])}

@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 __all__ = (
     "Conversation",
     "DiskRecord",
+    "OddConversation",
     "RecordedFilter",
     "Step",
     "conversation",
     "conversations",
     "disk_records",
     "edge_conversations",
+    "odd_conversations",
     "recorded_filters",
 )
 
@@ -51,6 +53,24 @@ class Conversation(NamedTuple):
         return found
 
 
+class OddTopic(NamedTuple):
+    """A topic that exists before a conversation."""
+
+    name: str
+    partitions: list[int]
+    extend: bool
+    channels: list[str]
+
+
+class OddConversation(NamedTuple):
+    """A conversation with a node without a cluster, of one generation (``ha`` or ``nsq``)."""
+
+    generation: str
+    name: str
+    topics: list[OddTopic]
+    steps: list[Step]
+
+
 class RecordedFilter(NamedTuple):
     """A header filter as IDENTIFY gave it, messages (header or None, and name), and the names that it let through."""
 
@@ -83,6 +103,20 @@ def conversations() -> tuple[Conversation, ...]:
 def edge_conversations() -> tuple[Conversation, ...]:
     """Return recorded conversations that try a server's edges: many odd commands, headers and settings each."""
     return _read("edges.json")
+
+
+@lru_cache(maxsize=1)
+def odd_conversations() -> tuple[OddConversation, ...]:
+    """Return recorded conversations with nodes without a cluster, which try odd commands and numbers at limits."""
+    return tuple(
+        OddConversation(
+            one["generation"],
+            one["name"],
+            [OddTopic(*topic) for topic in one["topics"]],
+            [Step(number, what, _bytes(text)) for number, what, text in one["steps"]],
+        )
+        for one in json.loads((DATA / "odd.json").read_text(encoding="utf-8"))
+    )
 
 
 @lru_cache(maxsize=2)

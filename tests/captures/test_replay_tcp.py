@@ -83,7 +83,7 @@ def _make(recorded: Conversation, clock: Clock) -> Node:
     return node
 
 
-def _comparable(frame: bytes) -> tuple[int, object]:
+def comparable(frame: bytes) -> tuple[int, object]:
     """Return a frame without the parts that vary: timestamps, numbers of clients, order of members."""
     (found,) = FrameParser().feed(frame)
     kind, data = found
@@ -140,7 +140,7 @@ class _Replay:
             self.wait(0.25)
         else:
             pytest.fail(f"nothing came, wanted {step.data!r}")
-        assert _comparable(frames.pop(0)) == _comparable(step.data)
+        assert comparable(frames.pop(0)) == comparable(step.data)
 
     def silence(self, step: Step) -> None:
         self.wait(0.3)

@@ -79,8 +79,8 @@ class Channel:
         self._requeue_rules = RequeueRules(partition.options, self.cursor, on_disk=not self.ephemeral)
         self._pumping = False
         self._closed = False
-        self._rate_limit: RateLimit | None = None
-        self.set_rate_limit(partition.options.rules.rate_limit)
+        rate = partition.options.rules.rate_limit
+        self._rate_limit: RateLimit | None = RateLimit(rate, self._clock()) if rate > 0 else None
 
     def _make_cursor(self, partition: PartitionView, position: tuple[int, int]) -> Cursor:
         return Cursor(partition, self.name, position, self._dropped)

@@ -69,7 +69,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "dispatch": set(),
     "protocol": {"attrs", "msgspec", "orjson"},
     "broker": CORE | {"re2", "starlette"},
-    "http": CORE | {"starlette", "uvicorn"},
+    "http": CORE | {"h11", "starlette", "uvicorn"},
     "spark": CORE | {"numpy", "pandas", "pyarrow", "pyspark"},
     "arrow": CORE | {"pyarrow"},
     "observability": CORE | {"opentelemetry", "prometheus_client"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from nsqext.http.request_head import BAD_REQUEST, MAX_HEAD, TOO_LARGE, HeadRefused, checked_head, end_of_head
 
@@ -76,8 +76,8 @@ class GoProtocol(H11Protocol):
                 return
         super().data_received(data)
 
-    def eof_received(self) -> bool | None:
-        """Answer what the client has sent, although it sends no more."""
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """Answer what the client has sent, although it sends no more; True keeps the transport open until then."""
         if self._refused:
             return None
         if self._head:
@@ -86,7 +86,7 @@ class GoProtocol(H11Protocol):
         if self.cycle is None or self.cycle.response_complete:
             return None
         if self.cycle.more_body:
-            self._break_body()
+            self._break_body(self.cycle)
         self._ended = True
         return True
 
@@ -99,16 +99,17 @@ class GoProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Answer what h11 does not accept; within a body, the handler of the request answers."""
         if self.cycle is not None and not self.cycle.response_complete and self.cycle.more_body:
-            self._break_body()
+            self._break_body(self.cycle)
             _close_after(self.cycle.scope)
         else:
             self._refuse(BAD_REQUEST)
 
-    def _break_body(self) -> None:
-        assert self.cycle is not None
-        self.cycle.scope[BROKEN_BODY] = True  # type: ignore[typeddict-unknown-key]
-        self.cycle.more_body = False
-        self.cycle.message_event.set()
+    @staticmethod
+    def _break_body(cycle: RequestResponseCycle) -> None:
+        scope: Any = cycle.scope
+        scope[BROKEN_BODY] = True
+        cycle.more_body = False
+        cycle.message_event.set()
 
     def _refuse(self, answer: bytes) -> None:
         """Answer, and close; unread bytes would reset the connection, so they are read for a while."""

@@ -18,7 +18,7 @@ class Turn:
     """Commands that were received together are run before the messages that they let through are delivered.
 
     At the real servers another goroutine delivers, which in most cases runs only when all these commands have been
-    answered: after SUB, RDY and PUB in one segment, OK came twice before the message in 97 of 100 (both generations).
+    answered: after SUB, RDY and PUB in one segment, OK came twice before the message in 97 of 100 (redesigned).
     """
 
     __slots__ = ("_channels", "_open")

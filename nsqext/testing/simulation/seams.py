@@ -181,7 +181,7 @@ def _http(*, real: bool) -> Iterator[Replacement]:
     client = import_module("nsqext.http.client")
     yield client, "_make_transport", lambda context: http.SimulatedHttpTransport()
     yield client, "_make_request", http.SimulatedRequest
-    yield import_module("nsqext.http.uvicorn_server"), "H11Protocol", http.SimulatedHttpServer
+    yield import_module("nsqext.http.uvicorn_server"), "GoProtocol", http.SimulatedHttpServer
 
 
 @cache

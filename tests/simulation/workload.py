@@ -30,6 +30,8 @@ __all__ = ("Schedule", "Violated", "run_schedule")
 
 DRAIN = 150.0
 """Virtual seconds after the last fault within which everything has to be handled."""
+_CALM = 2.0
+"""Virtual seconds without a message that is due, after which a schedule ends."""
 _WAITING = 100.0
 """Virtual seconds between two kills of nodes while messages wait for their delays."""
 _REJOINED = 3.0
@@ -167,14 +169,18 @@ class Schedule:
             history.forget_unsynced(disk.power_losses, 2 * self.plan.disk.sync_interval + stopped)
         fewest, since, late = len(history.due), world.now, world.now + _LATE_PAUSE
         longest = DRAIN + max((found.delay for found in history.deliveries), default=0.0)
-        while history.due and world.now < since + longest:
-            await anyio.sleep(0.25)
-            if len(history.due) < fewest:
-                fewest, since = len(history.due), world.now
-            if world.now > late:
-                late = inf
-                await operators.resume_channels()
-        await anyio.sleep(2.0)
+        waits = True
+        while waits:
+            while history.due and world.now < since + longest:
+                await anyio.sleep(0.25)
+                if len(history.due) < fewest:
+                    fewest, since = len(history.due), world.now
+                if world.now > late:
+                    late = inf
+                    await operators.resume_channels()
+            await anyio.sleep(_CALM)
+            # a copy that nothing waited for may have been delivered meanwhile, and its handler may have raised
+            waits = bool(history.due) and world.now < since + longest
 
     async def _create_topics(self) -> None:
         history, cluster, plan = self.history, self.world.cluster, self.plan

@@ -14,13 +14,16 @@ __all__ = ("BAD_REQUEST", "MAX_HEAD", "TOO_LARGE", "HeadRefused", "checked_head"
 MAX_HEAD = (1 << 20) + 4096
 """Largest head, in bytes."""
 
-_METHOD = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VERSION = re.compile(rb"HTTP/(\d)\.(\d)")
 _ABSOLUTE = re.compile(rb"[A-Za-z][A-Za-z0-9+.\-]*://[^/?#]*")
 _BAD_ESCAPE = re.compile(rb"%(?![0-9a-fA-F]{2})")
 _HOST = re.compile(rb"[A-Za-z0-9\-._~!$&'()*+,;=:\[\]%]*")
 _END = re.compile(rb"\n\r?\n")
 _MAX_LENGTH = 1 << 63
+
+Header = tuple[bytes, bytes]
+"""Name in lower case, and value."""
 
 
 def refusal(status: int, text: str = "") -> bytes:
@@ -67,34 +70,29 @@ def checked_head(head: bytes) -> bytes:
     Raises:
         HeadRefused: Go's server refuses it.
     """
-    line, *fields = head.replace(b"\r\n", b"\n").removesuffix(b"\n\n").split(b"\n")
+    line, *lines = head.replace(b"\r\n", b"\n").removesuffix(b"\n\n").split(b"\n")
     method, _, rest = line.partition(b" ")
     target, _, version = rest.partition(b" ")
     number = _VERSION.fullmatch(version)
-    if fields and fields[0][:1] in (b" ", b"\t"):
-        raise HeadRefused(BAD_REQUEST)  # continues no header
-    if number is None or _METHOD.fullmatch(method) is None:
+    continues_nothing = bool(lines) and lines[0][:1] in (b" ", b"\t")
+    if number is None or continues_nothing or _TOKEN.fullmatch(method) is None:
         raise HeadRefused(BAD_REQUEST)
     target = _path(method, target)
     major, minor = map(int, number.groups())
-    names = [(field.partition(b":")[0].lower(), field.partition(b":")[2].strip(b" \t")) for field in fields]
-    dropped = _check_framing(names, chunks=(major, minor) >= (1, 1))
-    hosts = [value for name, value in names if name == b"host"]
-    if len(hosts) > 1:
+    headers = [_split(line) for line in lines]
+    dropped = _check_framing(headers, chunks=(major, minor) >= (1, 1))
+    if sum(name == b"host" for name, _ in headers) > 1:
         raise HeadRefused(BAD_REQUEST)
     if major != 1:
         raise HeadRefused(refusal(505, "unsupported protocol version"))
-    if not hosts and minor and method != b"CONNECT":
-        raise HeadRefused(refusal(400, "missing required Host header"))
-    if hosts and _HOST.fullmatch(hosts[0]) is None:
-        raise HeadRefused(refusal(400, "malformed Host header"))
-    if any(b" " in name and _METHOD.fullmatch(name.replace(b" ", b"")) for name, _ in names if name[:1] not in b" \t"):
-        raise HeadRefused(refusal(400, "invalid header name"))
-    expected = b",".join(value for name, value in names if name == b"expect").lower()
-    if expected and b"100-continue" not in [token.strip(b" \t") for token in expected.split(b",")]:
-        raise HeadRefused(_NO_EXPECTATION)
-    kept = [field for field, (name, _) in zip(fields, names, strict=True) if name not in dropped]
+    _check_headers(headers, needs_host=minor > 0 and method != b"CONNECT")
+    kept = [line for line, (name, _) in zip(lines, headers, strict=True) if name not in dropped]
     return b"\r\n".join((b"%b %b %b" % (method, target, version), *kept, b"", b""))
+
+
+def _split(line: bytes) -> Header:
+    name, _, value = line.partition(b":")
+    return name.lower(), value.strip(b" \t")
 
 
 def _path(method: bytes, target: bytes) -> bytes:
@@ -110,20 +108,36 @@ def _path(method: bytes, target: bytes) -> bytes:
     return target
 
 
-def _check_framing(names: list[tuple[bytes, bytes]], *, chunks: bool) -> set[bytes]:
-    """Check the headers that say where the body ends; return those that do not count.
+def _check_framing(headers: list[Header], *, chunks: bool) -> set[bytes]:
+    """Check the headers that say where the body ends; return the names of those that do not count.
 
     Args:
-        names: names and values of the headers.
+        headers: name and value of each.
         chunks: the version of HTTP has transfer codings.
     """
-    codings = [value for name, value in names if name == b"transfer-encoding"]
+    codings = [value for name, value in headers if name == b"transfer-encoding"]
     if codings and chunks:
         if len(codings) > 1 or codings[0].lower() != b"chunked":
             raise HeadRefused(_NO_CODING)
         return {b"content-length"}
-    lengths = {value for name, value in names if name == b"content-length"}
+    lengths = {value for name, value in headers if name == b"content-length"}
     for length in lengths:
         if len(lengths) > 1 or (length and not (length.isdigit() and int(length[:20]) < _MAX_LENGTH)):
             raise HeadRefused(BAD_REQUEST)
     return {b"transfer-encoding", *([b"content-length"] if lengths == {b""} else [])}
+
+
+def _check_headers(headers: list[Header], *, needs_host: bool) -> None:
+    """Check the host, the names and what the client expects."""
+    hosts = [value for name, value in headers if name == b"host"]
+    if needs_host and not hosts:
+        raise HeadRefused(refusal(400, "missing required Host header"))
+    if hosts and _HOST.fullmatch(hosts[0]) is None:
+        raise HeadRefused(refusal(400, "malformed Host header"))
+    for name, _ in headers:
+        continues_another = name[:1] in (b" ", b"\t")
+        if not continues_another and b" " in name and _TOKEN.fullmatch(name.replace(b" ", b"")):
+            raise HeadRefused(refusal(400, "invalid header name"))
+    expected = b",".join(value for name, value in headers if name == b"expect").lower()
+    if expected and b"100-continue" not in map(bytes.strip, expected.split(b",")):
+        raise HeadRefused(_NO_EXPECTATION)

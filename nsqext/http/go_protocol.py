@@ -7,12 +7,20 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from nsqext.http.request_head import BAD_REQUEST, MAX_HEAD, TOO_LARGE, HeadRefused, checked_head, end_of_head
+from nsqext.http.request_head import (
+    BAD_REQUEST,
+    MAX_HEAD,
+    TOO_LARGE,
+    HeadRefused,
+    check_first_line,
+    checked_head,
+    end_of_head,
+)
 
 __all__ = ("BROKEN_BODY", "GoProtocol", "closing_after_unread_body")
 
 BROKEN_BODY = "nsqext.broken_body"
-"""Key of a request's scope: its body ended early, or had invalid chunks."""
+"""Key in the scope of a request whose body ended early, or had invalid chunks."""
 _CLOSE = (b"connection", b"close")
 _LINGER = 0.5  # seconds, as in the real servers
 _SKIPPED = 256 << 10
@@ -65,15 +73,15 @@ class GoProtocol(H11Protocol):
             if max(end, len(self._head) if end < 0 else 0) > MAX_HEAD:
                 self._refuse(TOO_LARGE)
                 return
-            if end < 0:
-                return
-            head, rest = bytes(self._head[:end]), bytes(self._head[end:])
-            self._head.clear()
             try:
-                data = checked_head(head) + rest
+                if end < 0:
+                    check_first_line(self._head)
+                    return
+                data = checked_head(bytes(self._head[:end])) + bytes(self._head[end:])
             except HeadRefused as refused:
                 self._refuse(refused.answer)
                 return
+            self._head.clear()
         super().data_received(data)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]

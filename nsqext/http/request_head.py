@@ -9,7 +9,16 @@ from __future__ import annotations
 import re
 from http import HTTPStatus
 
-__all__ = ("BAD_REQUEST", "MAX_HEAD", "TOO_LARGE", "HeadRefused", "checked_head", "end_of_head", "refusal")
+__all__ = (
+    "BAD_REQUEST",
+    "MAX_HEAD",
+    "TOO_LARGE",
+    "HeadRefused",
+    "check_first_line",
+    "checked_head",
+    "end_of_head",
+    "refusal",
+)
 
 MAX_HEAD = (1 << 20) + 4096
 """Largest head, in bytes."""
@@ -71,14 +80,9 @@ def checked_head(head: bytes) -> bytes:
         HeadRefused: Go's server refuses it.
     """
     line, *lines = head.replace(b"\r\n", b"\n").removesuffix(b"\n\n").split(b"\n")
-    method, _, rest = line.partition(b" ")
-    target, _, version = rest.partition(b" ")
-    number = _VERSION.fullmatch(version)
-    continues_nothing = bool(lines) and lines[0][:1] in (b" ", b"\t")
-    if number is None or continues_nothing or _TOKEN.fullmatch(method) is None:
-        raise HeadRefused(BAD_REQUEST)
-    target = _path(method, target)
-    major, minor = map(int, number.groups())
+    method, target, (major, minor) = _read_line(line)
+    if lines and lines[0][:1] in (b" ", b"\t"):
+        raise HeadRefused(BAD_REQUEST)  # it continues no header
     headers = [_split(line) for line in lines]
     dropped = _check_framing(headers, chunks=(major, minor) >= (1, 1))
     if sum(name == b"host" for name, _ in headers) > 1:
@@ -87,7 +91,28 @@ def checked_head(head: bytes) -> bytes:
         raise HeadRefused(refusal(505, "unsupported protocol version"))
     _check_headers(headers, needs_host=minor > 0 and method != b"CONNECT")
     kept = [line for line, (name, _) in zip(lines, headers, strict=True) if name not in dropped]
-    return b"\r\n".join((b"%b %b %b" % (method, target, version), *kept, b"", b""))
+    return b"\r\n".join((b"%b %b HTTP/%d.%d" % (method, target, major, minor), *kept, b"", b""))
+
+
+def check_first_line(data: bytes | bytearray) -> None:
+    """Check the request line as soon as it has arrived: who speaks another protocol sends no empty line.
+
+    Raises:
+        HeadRefused: Go's server refuses it.
+    """
+    line, ended, _ = data.partition(b"\n")
+    if ended:
+        _read_line(bytes(line).removesuffix(b"\r"))
+
+
+def _read_line(line: bytes) -> tuple[bytes, bytes, tuple[int, int]]:
+    """Return method, path and version of a request line; raise HeadRefused where it is none."""
+    method, _, rest = line.partition(b" ")
+    target, _, version = rest.partition(b" ")
+    number = _VERSION.fullmatch(version)
+    if number is None or _TOKEN.fullmatch(method) is None:
+        raise HeadRefused(BAD_REQUEST)
+    return method, _path(method, target), (int(number[1]), int(number[2]))
 
 
 def _split(line: bytes) -> Header:

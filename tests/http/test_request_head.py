@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nsqext.broker import Cluster
-from nsqext.http.request_head import BAD_REQUEST, MAX_HEAD, HeadRefused, checked_head, end_of_head
+from nsqext.http.request_head import BAD_REQUEST, MAX_HEAD, HeadRefused, check_first_line, checked_head, end_of_head
 
 RECORDED: list[dict[str, Any]] = json.loads((Path(__file__).parent / "data" / "heads.json").read_text())
 _DATE = re.compile(rb"\r\nDate: [^\r]*", re.IGNORECASE)
@@ -109,3 +109,13 @@ def test_lengths_that_are_no_number_are_refused(length: bytes) -> None:
     with pytest.raises(HeadRefused) as caught:
         checked_head(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %b\r\n\r\n" % length)
     assert caught.value.answer == BAD_REQUEST
+
+
+@pytest.mark.parametrize("line", [b"  V2IDENTIFY\n", b"GET /ping\r\n", b"\r\n", b"GET ping HTTP/1.1\r\n"])
+def test_a_first_line_that_is_no_request_is_refused_before_the_head_ends(line: bytes, ports: dict[str, int]) -> None:
+    check_first_line(line.strip(b"\r\n"))
+    with pytest.raises(HeadRefused):
+        check_first_line(line)
+    for port in ports.values():
+        found, closed = ask(port, line, len(BAD_REQUEST), half_closed=False, closed=True)
+        assert (found, closed) == (BAD_REQUEST, True)

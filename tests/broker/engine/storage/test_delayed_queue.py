@@ -147,14 +147,15 @@ def test_a_message_of_the_delayed_queue_that_is_read_again_is_not_delivered_twic
     assert again.bodies() == ["m0"]
 
 
-@pytest.mark.parametrize("name", ["tmp#ephemeral", "ch"])
-def test_ephemeral_and_full_channels_keep_it_in_memory(name: str) -> None:
-    bench = Bench(rules=ChannelRules(delayed_most=0))
-    consumer = bench.consume(channel=name)
-    bench.publish("m0")
-    bench.channel(name).requeue(consumer, 2, 1200)
+@pytest.mark.parametrize(("name", "counts"), [("tmp#ephemeral", (2, 0)), ("ch", (1, 1))])
+def test_ephemeral_and_full_channels_keep_it_in_memory(name: str, counts: tuple[int, int]) -> None:
+    bench = Bench(rules=ChannelRules(delayed_most=1))
+    consumer = bench.consume(ready=2, channel=name)
+    bench.publish("m0", "m1")
+    for message_id in (2, 3):
+        bench.channel(name).requeue(consumer, message_id, 1200)
     stats = bench.channel(name).stats()
-    assert (stats.deferred_count, stats.delayed_queue_count) == (1, 0)
+    assert (stats.deferred_count, stats.delayed_queue_count) == counts
 
 
 def test_too_much_deferred() -> None:

@@ -145,8 +145,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Start two workers for each core, because tests mostly wait for sockets and timers."""
-    return min(2 * (os.cpu_count() or 1), 8)
+    """Start three workers for each core, because tests wait for sockets and timers for more than half of their time."""
+    return min(3 * (os.cpu_count() or 1), 8)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -387,7 +387,7 @@ def stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
     no signal is received.
 
     Args:
-        stop: the function; must not wait.
+        stop: the function; must not wait, and must not take a lock that the main thread may hold.
     """
     if not _in_main_thread():
         yield

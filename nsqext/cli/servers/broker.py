@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -152,10 +153,10 @@ def run(
             arguments.setdefault("channels", [DEFAULT_CHANNEL])
     options = _cluster_options(addresses, protection, lease)
     page_options = web_options("127.0.0.1", write=True) if page.web else None
-    ending = threading.Event()
+    ending: SimpleQueue[None] = SimpleQueue()  # not an Event: a signal may arrive while `wait` holds the lock of `set`
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # of a second ^C
     with (
-        stopping_on_signals(ending.set),
+        stopping_on_signals(partial(ending.put, None)),
         Cluster(nodes, lookupds=lookupds, generation=generation, data_path=data_path, options=options) as cluster,
     ):
         for name, arguments in topics.items():
@@ -163,7 +164,7 @@ def run(
         kept = f"messages in {data_path}" if data_path else "messages in memory"
         with _served_page(cluster, page_options, page.web_port) as url:
             print(banner_of(cluster, f"{_GENERATIONS[generation]}, {kept}", list(topics), url), flush=True)
-            ending.wait()
+            ending.get()
             print("ending", flush=True)
 
 

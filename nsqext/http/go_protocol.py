@@ -91,8 +91,8 @@ class GoProtocol(H11Protocol):
         if self._head:
             self._refuse(BAD_REQUEST)
             return None
-        if self.cycle is None or self.cycle.response_complete:
-            return None
+        if self.cycle is None or self.cycle.response_started:
+            return None  # a stream of events would never learn that its reader is gone
         if self.cycle.more_body:
             self._break_body(self.cycle)
         self._ended = True

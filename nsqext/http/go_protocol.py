@@ -61,28 +61,40 @@ class GoProtocol(H11Protocol):
         """Begin to read."""
         super().connection_made(transport)
         self._head = bytearray()
-        self._ended = self._refused = False
+        self._line_checked = self._ended = self._refused = False
 
     def data_received(self, data: bytes) -> None:
         """Read the head of a request, or pass on what follows it."""
         if self._refused:
             return
         if self._head or (self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]):
-            self._head += data
-            end = end_of_head(self._head)
-            if max(end, len(self._head) if end < 0 else 0) > MAX_HEAD:
-                self._refuse(TOO_LARGE)
-                return
             try:
-                if end < 0:
-                    check_first_line(self._head)
-                    return
-                data = checked_head(bytes(self._head[:end])) + bytes(self._head[end:])
+                data = self._read_head(data)
             except HeadRefused as refused:
                 self._refuse(refused.answer)
                 return
-            self._head.clear()
-        super().data_received(data)
+        if data:
+            super().data_received(data)
+
+    def _read_head(self, data: bytes) -> bytes:
+        """Return what h11 reads, with the checked head; nothing while the head is not complete.
+
+        A head may arrive byte by byte: only what is new is searched for its end.
+        """
+        seen = len(self._head)
+        self._head += data
+        end = end_of_head(self._head, seen)
+        if (end if end >= 0 else len(self._head)) > MAX_HEAD:
+            raise HeadRefused(TOO_LARGE)
+        if end < 0:
+            if not self._line_checked and b"\n" in data:
+                check_first_line(self._head)
+                self._line_checked = True
+            return b""
+        whole = checked_head(bytes(self._head[:end])) + bytes(self._head[end:])
+        self._head.clear()
+        self._line_checked = False
+        return whole
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """Answer what the client has sent, although it sends no more; True keeps the transport open until then."""

@@ -29,6 +29,7 @@ _ABSOLUTE = re.compile(rb"[A-Za-z][A-Za-z0-9+.\-]*://[^/?#]*")
 _BAD_ESCAPE = re.compile(rb"%(?![0-9a-fA-F]{2})")
 _HOST = re.compile(rb"[A-Za-z0-9\-._~!$&'()*+,;=:\[\]%]*")
 _END = re.compile(rb"\n\r?\n")
+_LONGEST_END = 3
 _MAX_LENGTH = 1 << 63
 
 Header = tuple[bytes, bytes]
@@ -64,9 +65,14 @@ class HeadRefused(Exception):
         self.answer = answer
 
 
-def end_of_head(data: bytes | bytearray) -> int:
-    """Return the length of a head with its empty line; -1 while that has not arrived."""
-    match = _END.search(data)
+def end_of_head(data: bytes | bytearray, searched: int = 0) -> int:
+    """Return the length of a head with its empty line; -1 while that has not arrived.
+
+    Args:
+        data: what has arrived.
+        searched: bytes in which no end was found.
+    """
+    match = _END.search(data, max(0, searched - _LONGEST_END + 1))
     return -1 if match is None else match.end()
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from nsqext import sync
 from nsqext.broker import Cluster
+from nsqext.http.request_head import BAD_REQUEST
 from nsqext.http.uvicorn_server import HttpServer, listen
 from nsqext.types import Address
 
@@ -102,3 +103,21 @@ def test_a_publish_whose_body_ends_early(generation: str, answer: bytes, stored:
         assert found.endswith(answer)
         with sync.Admin(cluster.lookupd) as admin:
             assert admin.stats("half").partitions[0].messages == stored
+
+
+def test_a_head_that_arrives_byte_by_byte_is_read_as_a_whole_one_is() -> None:
+    with Cluster(nodes=1) as cluster:
+        (node,) = cluster.nodes.values()
+        host, _, port = node.http.rpartition(":")
+        with socket.create_connection((host, int(port)), DEADLINE) as client:
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for _ in range(2):  # on one connection
+                for byte in b"GET http://x/ping HTTP/1.1\r\nHost: localhost\r\n\r\n":
+                    client.sendall(bytes([byte]))
+                found = b""
+                while not found.endswith(b"\r\n\r\nOK"):
+                    found += client.recv(1 << 16)
+                assert found.startswith(b"HTTP/1.1 200 OK")
+            for byte in b"GET ping HTTP/1.1\n":
+                client.sendall(bytes([byte]))
+            assert client.recv(1 << 16) == BAD_REQUEST

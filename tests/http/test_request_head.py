@@ -102,6 +102,7 @@ def test_heads_are_rewritten_as_go_reads_them(head: bytes, read: bytes) -> None:
     assert checked_head(head) == read
     assert end_of_head(head) == len(head)
     assert end_of_head(head[:-1]) == -1
+    assert {end_of_head(head, searched) for searched in range(len(head))} == {len(head)}
 
 
 @pytest.mark.parametrize("length", [b"9223372036854775808", b"3, 3", b"+3", b"0x3", b"3\r\nContent-Length: 4"])

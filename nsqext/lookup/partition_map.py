@@ -62,9 +62,12 @@ class PartitionMap:
     @property
     def complete(self) -> bool:
         """Whether every partition has a leader; without partitions, whether there is a node."""
-        if self.partition_num:
-            return len(self.leaders) + len(self.filtered) >= self.partition_num
-        return self.known
+        return len(self.led) >= self.partition_num if self.partition_num else self.known
+
+    @property
+    def led(self) -> frozenset[int]:
+        """The partitions with a leader, also those whose leader ``node_filter`` leaves out."""
+        return frozenset(self.leaders) | {partition for partition, _ in self.filtered if partition >= 0}
 
     @property
     def known(self) -> bool:

@@ -63,3 +63,10 @@ def test_the_log_names_what_is_left_out(caplog: pytest.LogCaptureFixture) -> Non
     assert [record.getMessage() for record in caplog.records] == [
         "orders: not consumed from because of node_filter: partition 1 at b:4150, c:4150"
     ]
+
+
+def test_a_filtered_node_without_partitions_is_no_leader() -> None:
+    view = PartitionMap("orders", meta=TopicMeta(partition_num=2), leaders={0: A}, filtered=((-1, C),))
+    assert set(view.led) == {0}
+    assert not view.complete
+    assert PartitionMap("orders", meta=TopicMeta(partition_num=2), leaders={0: A}, filtered=((1, C),)).complete

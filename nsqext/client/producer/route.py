@@ -110,7 +110,7 @@ class Route:
         self._next: int = previous._next if previous is not None else random.getrandbits(20)
         before = previous._key_partitions if previous is not None else 0
         # lookup counts added partitions up to two minutes before they have leaders: keys stay until then
-        placed = before <= 0 or all(partition in self.partitions for partition in range(before, view.partition_num))
+        placed = before <= 0 or view.led.issuperset(range(before, view.partition_num))
         self._key_partitions: int = view.partition_num if placed else before
 
     def next(self) -> Target:

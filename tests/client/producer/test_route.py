@@ -16,7 +16,7 @@ from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.route import Route, Target
 from nsqext.client.producer.route_table import RouteTable
-from nsqext.errors import ConnectionFailed, InvalidPartition, PartitionUnavailable
+from nsqext.errors import ConnectionFailed, InvalidPartition, InvalidSetting, PartitionUnavailable
 from nsqext.lookup.metadata import MetadataCache
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.transport.options import ConnectionOptions
@@ -36,6 +36,7 @@ def _route(
     *,
     nodes: tuple[int, ...] = (),
     unlisted: frozenset[int] = frozenset(),
+    filtered: dict[int, int] | None = None,
     previous: Route | None = None,
 ) -> Route:
     view = PartitionMap(
@@ -44,6 +45,7 @@ def _route(
         leaders={partition: _node(node) for partition, node in leaders.items()},
         nodes=tuple(map(_node, nodes)),
         unlisted=unlisted,
+        filtered=tuple((partition, _node(node)) for partition, node in (filtered or {}).items()),
     )
     return Route("t", view, ConnectionPool(ConnectionOptions(), ClientEvents()), previous)
 
@@ -190,3 +192,11 @@ def test_keys_use_added_partitions_once_all_of_them_have_a_leader() -> None:
     for leaders, num in [({0: 1}, 3), ({0: 1, 2: 1}, 3), ({0: 1, 1: 2, 2: 1}, 3), ({0: 1, 2: 1}, 3), ({0: 1}, 2)]:
         found.append(_route(leaders, num, previous=found[-1]))
     assert [route.partition_of(b"k", last) for route in found] == [0, 0, 0, 2, 2, 1]
+
+
+def test_an_added_partition_whose_leader_is_filtered_has_one() -> None:
+    before = _route({0: 1})
+    after = _route({0: 1}, num=2, filtered={1: 2}, previous=before)
+    assert after.partition_of(b"k", lambda key, count: count - 1) == 1, "another producer would choose it"
+    with pytest.raises(InvalidSetting, match="node_filter leaves out the leader"):
+        after.at(1)

@@ -219,12 +219,10 @@ def committed_files(folder: Path) -> list[str]:
     return sorted(set(names))
 
 
-def check(run: Run, continue_stream: Callable[[], object] | None = None) -> None:
+def check(run: Run) -> None:
     """Write, read and stream while processes are killed; raises AssertionError if the contents differ.
 
-    Args:
-        run: the run.
-        continue_stream: reads the rest of the stream whose driver was killed; by default another driver does.
+    Another driver reads the rest of the stream whose driver was killed.
     """
     with run.driver("write", "read", "speculate", "stream") as driver:
         total = run.write_and_read(driver)
@@ -234,11 +232,8 @@ def check(run: Run, continue_stream: Callable[[], object] | None = None) -> None
         say(f"attempts of the task that hesitated: {attempts}")
         assert len(attempts) > 1, "an attempt waited for ever, and another one completed the task"
         run.kill_during_stream(driver)
-    if continue_stream is not None:
-        continue_stream()
-    else:
-        with run.driver("stream") as driver:
-            driver.result()
+    with run.driver("stream") as driver:
+        driver.result()
     speculated, streamed = run.contents("speculated"), run.contents("streamed")
     for counts in (speculated, streamed):
         say(f"stream: {len(counts)} messages, {sum(counts.values())} rows")

@@ -13,7 +13,7 @@ from nsqext import Admin, Consumer, ConsumerSettings, MessageBatch, Position, Pr
 from nsqext.errors import InvalidInput, OperationNotSupported, TopicNotFound
 from tests.support import plain_http
 from tests.support.cluster import REAL_ORIGINAL
-from tests.support.messages import DEADLINE, nothing_for
+from tests.support.messages import DEADLINE, finish_all, nothing_for
 
 if TYPE_CHECKING:
     from tests.support.cluster import ClusterUnderTest, Original
@@ -91,9 +91,7 @@ async def test_a_paused_channel_delivers_again_when_it_is_unpaused(server: Serve
         await publish(server, b"one")
         assert await nothing_for(consumer, 0.5)
         await admin.unpause_channel(server.topic, channel)
-        with anyio.fail_after(DEADLINE):
-            message = await anext(consumer)
-        await message.finish()
+        (message,) = await finish_all(consumer, 1)
     assert message.body == b"one"
 
 
@@ -121,9 +119,7 @@ async def test_a_paused_topic_passes_messages_again_when_it_is_unpaused(original
         async with Consumer(topic, channel, lookupd=original.lookupd, **_POLLED) as consumer:
             assert await nothing_for(consumer, 0.5)
             await admin.unpause_topic(topic)
-            with anyio.fail_after(DEADLINE):
-                message = await anext(consumer)
-            await message.finish()
+            (message,) = await finish_all(consumer, 1)
     assert message.body == b"one"
 
 
@@ -141,9 +137,7 @@ async def test_a_skipped_channel_finishes_messages_until_it_is_unskipped(
         assert not (await admin.stats(server.topic)).channels[channel].skipped
         await publish(server, b"kept")
         async with Consumer(server.topic, channel, lookupd=server.lookupd, **_POLLED) as consumer:
-            with anyio.fail_after(DEADLINE):
-                message = await anext(consumer)
-            await message.finish()
+            (message,) = await finish_all(consumer, 1)
     assert message.body == b"kept"
 
 
@@ -259,7 +253,5 @@ async def test_a_pattern_finds_the_topic(server: Server, channel: str) -> None:
     await publish(server, b"one")
     pattern = f"{server.topic[:-1]}?"
     async with Consumer(pattern, channel, lookupd=server.lookupd, **_POLLED) as consumer:
-        with anyio.fail_after(DEADLINE):
-            message = await anext(consumer)
-        await message.finish()
+        (message,) = await finish_all(consumer, 1)
     assert (message.topic, message.body) == (server.topic, b"one")

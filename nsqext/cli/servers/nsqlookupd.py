@@ -29,10 +29,6 @@ FLAGS = {
 }
 
 
-_INACTIVE = {False: 300.0, True: 60.0}
-"""Seconds, by whether the generation is the redesigned one."""
-
-
 def main(arguments: Sequence[str]) -> None:
     """Run until SIGTERM or SIGINT.
 
@@ -44,12 +40,13 @@ def main(arguments: Sequence[str]) -> None:
     listen_early((flags["tcp-address"], flags["http-address"]))
     from nsqext.broker.standalone import LookupdSettings, run_lookupd
 
+    inactive = 60.0 if flags.get("generation") == "ha" else 300.0  # the defaults of the real programs
     settings = LookupdSettings(
         generation=flags.get("generation", "nsq"),
         tcp=flags["tcp-address"],
         http=flags["http-address"],
         broadcast_address=flags.get("broadcast-address") or socket.gethostname(),
-        inactive_producer_timeout=flags.get("inactive-producer-timeout", _INACTIVE[flags.get("generation") == "ha"]),
+        inactive_producer_timeout=flags.get("inactive-producer-timeout", inactive),
         tombstone_lifetime=flags.get("tombstone-lifetime", 45.0),
         http_guard=flags.get("http-guard", False),
         http_hosts=tuple(flags.get("http-host", ())),

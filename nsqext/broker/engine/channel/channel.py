@@ -246,7 +246,7 @@ class Channel:
             self._pumping = False
 
     def _must_not_pump(self) -> bool:
-        """Return whether deliveries wait for the end of a client's turn, or are being made."""
+        """Mark the partition as used; return whether deliveries wait for the end of a turn, or are being made."""
         if not self._partition.touched:
             self._partition.touch()
         return self._pumping or self._options.turn.defers(self)

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
-from benchmarks.paths import OTHERS, ROWS, Costs, probes
+from benchmarks.paths import CPU, OTHERS, ROWS, Costs, probes
 from benchmarks.report import table, write_section
 from benchmarks.servers import program_given
 
@@ -66,15 +66,17 @@ def compared(found: Mapping[str, float], baseline: Mapping[str, float]) -> tuple
 
 
 def beside_others(costs: Costs) -> str:
-    """Return a table of costs beside those of other clients, shares of two of them, and earlier costs."""
-    lines = []
+    """Return tables of the rows in µs of CPU per message, beside a raw socket and other clients, and of other units."""
+    messages, others = list[list[str]](), list[list[str]]()
     for name, row in ROWS.items():
         own = costs[name, "nsqext"]
-        cells = [f"{costs[name, peer]:.1f}" if (name, peer) in costs else "" for peer in ("raw", *OTHERS)]
-        shares = [f"{own / costs[name, peer]:.2f}" if (name, peer) in costs else "" for peer in ("go-nsq", "raw")]
-        lines.append([name, row.unit, f"{own:.1f}", *cells, *shares, row.before])
-    head = ("path", "unit", "nsqext", "raw socket", *OTHERS, "× go-nsq", "× raw socket", "before")
-    return table(head, lines)
+        peers = [f"{own / costs[name, peer]:.2f}" if (name, peer) in costs else "" for peer in ("raw", *OTHERS)]
+        if row.unit == CPU:
+            messages.append([name, f"{own:.1f}", *peers])
+        else:
+            others.append([name, f"{own:.1f} {row.unit}"])
+    head = ("µs of CPU a message", "nsqext", "× raw socket", *(f"× {peer}" for peer in OTHERS))
+    return f"{table(head, messages)}\n{table(('other paths', 'nsqext'), others)}"
 
 
 def main() -> None:
@@ -104,8 +106,8 @@ def main() -> None:
 
 _NOTE = """\
 All paths in one run, against {0}, {1} rounds: `python -m benchmarks.bench_check --page`. Publishes of sizes have 64 in
-flight, batches have 100 messages or 4 MB; consuming has `max_in_flight` 200, with partitions 2,540 in all. "Before" is
-what the same path cost on 2026-11-22, in the unit of its row where no other is named; it was measured on another day.
+flight, batches have 100 messages or 4 MB; consuming has `max_in_flight` 200, with partitions 2,540 in all. "×" is the
+cost as a multiple of the other one's.
 
 What remains:
 

@@ -27,13 +27,12 @@ def main() -> None:
         f"{found['cpu']:.1f} ms of CPU a second ({found['cpu'] / 10:.2f} % of a core), {found['tasks']:,} tasks, "
         f"{found['memory']:.1f} KiB of memory for each partition. There are more partitions than messages that may be "
         "in flight, so RDY takes turns over them once a second, which is most of it; the rest is heartbeats (one "
-        "every 30 s and connection). The task of a partition waits and is not woken. Profile, with the profiler's own "
-        "cost:\n\n"
+        "every 30 s and connection). The task of a partition waits and is not woken."
     )
     rows = [[f"`{name}`", f"{calls:.1f}", f"{cost:.2f}"] for name, calls, cost in found["top"]]
     profile = table(("function", "calls a second", "ms of CPU a second"), rows)
-    print(text + profile)
-    write_section("Idle", text + profile)
+    print(f"{text} Profile, with the profiler's own cost:\n\n{profile}")
+    write_section("Idle", text)
 
 
 if __name__ == "__main__":

@@ -136,14 +136,14 @@ async def compare(lookupd: list[str], server: str, consumers: list[int], seconds
     for way in WAYS:
         if way.embedded and server != "embedded":
             continue
+        results = dict[int, Result]()
         for count in consumers[:1] if way.alone else consumers:
             topic = f"ways-{'ordered-' * way.ordered}{run}"
-            found = await measure(lookupd, topic, way, count, seconds)
-            ideal = count * LANES
-            row = [way.name, server, f"{count} × {LANES}", f"{found.at_once:.1f}", f"{found.at_once / ideal:.0%}"]
-            row += [f"{found.out_of_order}", f"{found.two}"]
-            print(*row, flush=True)
-            rows.append(row)
+            results[count] = await measure(lookupd, topic, way, count, seconds)
+            print(way.name, server, count, results[count], flush=True)
+        shares = [f"{results[count].at_once / count / LANES:.0%}" if count in results else "" for count in consumers]
+        wrong = (sum(found.out_of_order for found in results.values()), sum(found.two for found in results.values()))
+        rows.append([way.name, server, *shares, *map(str, wrong)])
     return rows
 
 
@@ -153,14 +153,13 @@ async def main(real: str, consumers: list[int], seconds: float) -> None:
         rows = await compare(list(cluster.lookupd), "embedded", consumers, seconds)
     if real:
         rows += await compare([real], "real, redesigned", consumers, seconds)
-    head = ("way", "server", "consumers × handlers", "handlers at once", "of all", "out of order", "at two consumers")
+    head = ("way", "server", *(f"{count} × {LANES}" for count in consumers), "out of order", "at two consumers")
     write_section(
         "Ways to keep the order of keys",
-        f"""Consumers in one process, with {LANES} handlers each that sleep for {HANDLER * 1000:g} ms in the mean; 5 %
-more messages of {KEYS:,} keys are published to one partition than they could handle. A message is out of order if its
-handler begins after that of a later message of its key, and at two consumers if another consumer handles one of its
-key at the same time.
-Measured for {seconds:g} s.
+        f"""Consumers × handlers in one process, and the share of the handlers that run at the same time; each sleeps
+for {HANDLER * 1000:g} ms in the mean. 5 % more messages of {KEYS:,} keys are published to one partition than they could
+handle, for {seconds:g} s. A message is out of order if its handler begins after that of a later message of its key,
+and at two consumers if another consumer handles one of its key at the same time.
 
 {table(head, rows)}""",
     )

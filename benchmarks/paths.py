@@ -15,7 +15,7 @@ from benchmarks.curves.start import PROGRAMS, program_cpu, server_cpu
 from benchmarks.run_peer import available, new_topic, run_peer
 from benchmarks.servers import Nsqd, fill, original_nsqd, redesigned_cluster
 
-__all__ = ("LIBRARIES", "OTHERS", "ROWS", "Costs", "Row", "probes")
+__all__ = ("CPU", "LIBRARIES", "OTHERS", "ROWS", "Costs", "Row", "probes")
 
 Costs = Mapping[tuple[str, str], float]
 """Costs by row and client."""
@@ -23,7 +23,8 @@ Costs = Mapping[tuple[str, str], float]
 OTHERS = ("go-nsq", "gnsq", "pynsq")
 LIBRARIES = "import attrs, anyio, orjson"
 
-_CPU = "µs of CPU a message"
+CPU = "µs of CPU a message"
+"""The unit of most paths."""
 _CONSUME = "consume, 200 B"
 _PARTITIONS = (1, 8, 64, 254)
 _IDLE = 100
@@ -43,64 +44,54 @@ class Row:
         count: messages.
         others: clients beside it.
         reference: row and client whose cost is the measure of the baseline; ``raw`` in the same row by default.
-        before: cost or share of go-nsq before the paths were measured for the first time (2026-11-22, nsqd 1.3.0).
     """
 
     group: str
-    unit: str = _CPU
+    unit: str = CPU
     client: str = "nsqext"
     mode: str = ""
     size: int = 200
     count: int = 3200
     others: Sequence[str] = ("go-nsq",)
     reference: tuple[str, str] | None = None
-    before: str = ""
 
 
 def _size_rows() -> Iterator[tuple[str, Row]]:
-    before = {"publish, 1 MB": "1.88 × go-nsq", "consume, 1 MB": "2.47 × go-nsq"}
     amounts = {"20 B": (20, 12_800), "20 kB": (20_000, 3200), "100 kB": (100_000, 1600), "1 MB": (1_000_000, 256)}
     for verb, mode in (("publish", "pubc"), ("batches", "mpub"), ("consume", "sub")):
         for text, (size, count) in amounts.items():
             name = f"{verb}, {text}"
-            yield name, Row("size", mode=mode, size=size, count=count, before=before.get(name, ""))
+            yield name, Row("size", mode=mode, size=size, count=count)
 
 
 ROWS: dict[str, Row] = {
-    "publish one by one, 200 B": Row("client", mode="pub", before="0.90 × go-nsq"),
-    "publish, 64 in flight, 200 B": Row("client", mode="pubc", count=9600, before="0.38 × go-nsq"),
-    "batches of 100, 200 B": Row("client", mode="mpub", count=48_000, before="0.91 × go-nsq"),
-    _CONSUME: Row("client", mode="sub", count=12_800, before="0.20 × go-nsq"),
+    "publish one by one, 200 B": Row("client", mode="pub"),
+    "publish, 64 in flight, 200 B": Row("client", mode="pubc", count=9600),
+    "batches of 100, 200 B": Row("client", mode="mpub", count=48_000),
+    _CONSUME: Row("client", mode="sub", count=12_800),
     **dict(_size_rows()),
-    "100 B and 200 kB in turn, 256 in flight": Row("size", mode="mix", size=100_000, count=1024, before="880"),
-    "blocking: publish": Row("blocking", client="blocking", mode="pub", others=OTHERS, before="239"),
-    "blocking: handler": Row("blocking", client="blocking", mode="sub", count=12_800, others=OTHERS, before="216"),
-    "blocking: iteration": Row(
-        "blocking", client="blocking", mode="iterate", count=12_800, others=OTHERS, before="412"
-    ),
+    "100 B and 200 kB in turn, 256 in flight": Row("size", mode="mix", size=100_000, count=1024),
+    "blocking: publish": Row("blocking", client="blocking", mode="pub", others=OTHERS),
+    "blocking: handler": Row("blocking", client="blocking", mode="sub", count=12_800, others=OTHERS),
+    "blocking: iteration": Row("blocking", client="blocking", mode="iterate", count=12_800, others=OTHERS),
     **{
         f"publish with {name}": Row("variant", reference=("plain publish", "nsqext"))
         for name in VARIANTS
         if name != "plain"
     },
-    "one key, 64 in flight": Row("key", "µs a message", reference=("64 in flight", "nsqext"), before="286"),
+    "one key, 64 in flight": Row("key", "µs a message", reference=("64 in flight", "nsqext")),
+    **{f"consume {count} partitions": Row("partitions", reference=(_CONSUME, "raw")) for count in _PARTITIONS},
+    "an idle consumer": Row("idle", "µs of CPU a second", reference=(_CONSUME, "raw")),
     **{
-        f"consume {count} partitions": Row(
-            "partitions", reference=(_CONSUME, "raw"), before={1: "2.7", 254: "17.5"}.get(count, "")
-        )
-        for count in _PARTITIONS
-    },
-    "an idle consumer": Row("idle", "µs of CPU a second", reference=(_CONSUME, "raw"), before="47"),
-    **{
-        name: Row("start", "ms of CPU", reference=(LIBRARIES, "nsqext"), before=before)
-        for name, before in (
-            ("import nsqext; nsqext.Producer", "120"),
-            ("nsqext pub --help", "370"),
-            ("Cluster(nodes=3)", "830"),
-            ("nsqext nsqd, start and stop", "450"),
+        name: Row("start", "ms of CPU", reference=(LIBRARIES, "nsqext"))
+        for name in (
+            "import nsqext; nsqext.Producer",
+            "nsqext pub --help",
+            "Cluster(nodes=3)",
+            "nsqext nsqd, start and stop",
         )
     },
-    "nsqext nsqd, stop": Row("stop", "ms", reference=(LIBRARIES, "nsqext"), before="300 to 500"),
+    "nsqext nsqd, stop": Row("stop", "ms", reference=(LIBRARIES, "nsqext")),
 }
 """All paths by name."""
 

@@ -13,8 +13,10 @@ __all__ = ("table", "write_section")
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "benchmarks.md"
 _HEAD = """# Benchmarks
 
-`make bench` measures and writes this page. Each figure is the median of its rounds; the variants of a table take turns
-within a round, so that what else the machine does hits all of them.
+`make bench` measures and writes this page. Each figure is the median of its rounds; the variants of a table alternate
+within a round, so that other load on the machine affects all of them. Compare ratios, because the machines are shared.
+On an idle machine, a client that waits for every response also pays for waking a sleeping core, and ratios of CPU time
+are closer to one.
 """
 
 

@@ -121,7 +121,7 @@ def section(measured: Measured) -> str:
     unit = measured.y if measured.y.startswith("µ") else measured.y[:1].upper() + measured.y[1:]
     return (
         f"### {measured.title}\n\n{unit}. {measured.note}\n\n"
-        f"```{{image}} ../pictures/{picture}\n:alt: {measured.title}: {measured.y} over {measured.x}\n```\n\n"
+        f"```{{image}} ../pictures/{picture}\n:alt: {measured.title}\n```\n\n"
         f"{measured.limit}\n\n{numbers}"
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, S
 from contextlib import nullcontext, suppress
 from contextvars import copy_context
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, overload
 
 import anyio
 from attrs import evolve
@@ -23,14 +23,14 @@ from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.sync.answers import AnswerQueue
 from nsqext.sync.loop import BlockingClient, shared_loop
 from nsqext.sync.message import Message, MessageBatch
+from nsqext.sync.mirror import Method, Same
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.batches import MessageBatch as AsyncMessageBatch
     from nsqext.client.consumer.handlers.batches import MessageBatches
     from nsqext.client.consumer.handlers.workers import MessageQueue, Slot
     from nsqext.client.consumer.options import ConsumerSettings
-    from nsqext.client.consumer.position import Position
-    from nsqext.client.consumer.statistics import ConsumerConnection, ConsumerStatistics
+    from nsqext.client.consumer.statistics import ConsumerConnection
     from nsqext.client.events import ClientEvent
     from nsqext.client.middleware import Middleware
     from nsqext.lookup.lookup import Lookup
@@ -41,7 +41,7 @@ H = TypeVar("H", bound=Callable[..., object])
 B = TypeVar("B", bound=Callable[[MessageBatch], object])
 
 
-class Consumer(BlockingClient):
+class Consumer(BlockingClient[AsyncConsumer]):
     """Consumes one or several topics through a channel; see `nsqext.Consumer`.
 
     Either give it a handler and `run` it, or use it as a context manager and iterate over it.
@@ -75,8 +75,7 @@ class Consumer(BlockingClient):
         middleware: Sequence[Middleware] = (),
         **settings: Unpack[ConsumerSettings],
     ) -> None:
-        super().__init__()
-        self._consumer = AsyncConsumer(topics, channel, lookupd, nsqd=nsqd, env=env, middleware=middleware, **settings)
+        super().__init__(AsyncConsumer(topics, channel, lookupd, nsqd=nsqd, env=env, middleware=middleware, **settings))
         self._fetched: dict[int, AsyncMessageBatch] = {}
         self._running = False
         self._answers: AnswerQueue | None = None
@@ -84,29 +83,22 @@ class Consumer(BlockingClient):
     @property
     def topics(self) -> tuple[str, ...]:
         """The names and patterns of the topics; may be changed at any time, see `nsqext.Consumer.topics`."""
-        return self._consumer.topics
+        return self._original.topics
 
     @topics.setter
     def topics(self, topics: str | Sequence[str]) -> None:
         if self._portal is None:
-            self._consumer.topics = topics
+            self._original.topics = topics
         else:
-            self._run_now(lambda: setattr(self._consumer, "topics", topics))
+            self._run_now(lambda: setattr(self._original, "topics", topics))
 
-    @property
-    def channel(self) -> str:
-        """Name of the channel."""
-        return self._consumer.channel
-
-    @property
-    def tag(self) -> str | None:
-        """The tag of the messages that it receives; None for all."""
-        return self._consumer.tag
-
-    @property
-    def settings(self) -> Mapping[str, object]:
-        """The values of all settings by name, defaults included; secrets are ``***``."""
-        return self._consumer.settings
+    channel: Same[str] = Same()
+    tag: Same[str | None] = Same()
+    settings: Same[Mapping[str, object]] = Same()
+    paused: Same[bool] = Same()
+    paused_topics: Same[frozenset[str]] = Same()
+    is_starved: Same[bool] = Same()
+    subscribed: Same[bool] = Same()
 
     @overload
     def handler(self, function: H, /) -> H: ...
@@ -140,7 +132,7 @@ class Consumer(BlockingClient):
                     *map(self._blocking, arguments), **{name: self._blocking(value) for name, value in named.items()}
                 )
 
-            consumer = self._consumer
+            consumer = self._original
             consumer.handler(auto_finish=auto_finish)(handle)
             registered = consumer._handler
             if isinstance(registered, MessageHandler) and registered.function is handle:
@@ -157,7 +149,7 @@ class Consumer(BlockingClient):
             InvalidSetting: the function is a coroutine function, the consumer has a handler already, a limit is
                 invalid, or the options require the order of keys.
         """
-        decorate = self._consumer.batch_handler(max_count=max_count, max_wait=max_wait)
+        decorate = self._original.batch_handler(max_count=max_count, max_wait=max_wait)
 
         def register(function: B) -> B:
             in_thread = self._in_thread(function)
@@ -221,7 +213,7 @@ class Consumer(BlockingClient):
         if portal is None:
             raise InvalidState("the consumer is not open", topic=",".join(self.topics))
         if answers is None or answers.portal is not portal:
-            answers = self._answers = AnswerQueue(portal, self._consumer._tasks.loop)
+            answers = self._answers = AnswerQueue(portal, self._original._tasks.loop)
         return answers
 
     def run(self, *, signals: bool | None = None) -> None:
@@ -240,7 +232,7 @@ class Consumer(BlockingClient):
             self._running = True
             try:
                 with stopping_on_signals(self.stop) if takes_signals(signals) else nullcontext():
-                    self._run(self._consumer.serve, signals=False)
+                    self._run(self._original.serve, signals=False)
             finally:
                 self._portal = None
                 self._running = False
@@ -252,68 +244,38 @@ class Consumer(BlockingClient):
         """
         portal = self._portal
         if portal is None:
-            self._consumer.stop()
+            self._original.stop()
             return
         # RuntimeError: the event loop and the consumer have ended
         with suppress(RuntimeError):
-            portal.start_task_soon(self._consumer.stop)
+            portal.start_task_soon(self._original.stop)
 
-    def pause(self, topic: str | None = None) -> None:
-        """Request no further messages, until `resume`; see `nsqext.Consumer.pause`."""
-        self._run_now(functools.partial(self._consumer.pause, topic))
-
-    def resume(self, topic: str | None = None) -> None:
-        """Request messages again; see `nsqext.Consumer.pause`."""
-        self._run_now(functools.partial(self._consumer.resume, topic))
-
-    @property
-    def paused(self) -> bool:
-        """Whether no further messages are requested of any topic."""
-        return self._consumer.paused
-
-    @property
-    def paused_topics(self) -> frozenset[str]:
-        """The topics that were paused by name."""
-        return self._consumer.paused_topics
-
-    @property
-    def is_starved(self) -> bool:
-        """Whether a connection has as many messages in flight as it may, nearly."""
-        return self._consumer.is_starved
-
-    @property
-    def subscribed(self) -> bool:
-        """Whether the consumer is open and has subscribed to all partitions of its topics once."""
-        return self._consumer.subscribed
+    pause: Final = Method(AsyncConsumer.pause)
+    resume: Final = Method(AsyncConsumer.resume)
 
     @property
     def max_in_flight(self) -> int:
         """Messages that may be received and not answered, over all connections; may be changed at any time."""
-        return self._consumer.max_in_flight
+        return self._original.max_in_flight
 
     @max_in_flight.setter
     def max_in_flight(self, count: int) -> None:
         if self._portal is None:
-            self._consumer.max_in_flight = count
+            self._original.max_in_flight = count
         else:
-            self._run_now(lambda: setattr(self._consumer, "max_in_flight", count))
+            self._run_now(lambda: setattr(self._original, "max_in_flight", count))
 
     @property
     def connections(self) -> tuple[ConsumerConnection, ...]:
         """The open connections."""
-        return self._run_now(lambda: self._consumer.connections)
+        return self._run_now(lambda: self._original.connections)
 
-    def statistics(self) -> ConsumerStatistics:
-        """Return the open connections and the counters since the consumer was opened."""
-        return self._run_now(self._consumer.statistics)
+    statistics: Final = Method(AsyncConsumer.statistics)
+    seek: Final = Method(AsyncConsumer.seek)
 
     def on_event(self, callback: Callable[[ClientEvent], object]) -> Callable[[ClientEvent], object]:
         """Decorator: call a function in the event loop's thread on events; see `nsqext.Consumer.on_event`."""
-        return self._consumer.on_event(callback)
-
-    def seek(self, position: Position, partitions: Sequence[int] | None = None, *, topic: str | None = None) -> None:
-        """Move the channel to a position, for all its consumers; see `nsqext.Consumer.seek`."""
-        self._run(self._consumer.seek, position, partitions, topic=topic)
+        return self._original.on_event(callback)
 
     def start(self) -> Self:
         """Open the consumer, as ``with`` does; `close` closes it, from any thread.
@@ -323,7 +285,7 @@ class Consumer(BlockingClient):
         Raises:
             InvalidState: it was opened before.
         """
-        self._enter(self._consumer)
+        self._enter(self._original)
         return self
 
     def close(self) -> None:
@@ -347,7 +309,7 @@ class Consumer(BlockingClient):
         if batch is not None and batch.unanswered and self._portal is not None:
             with suppress(InvalidState):
                 # RDY 0 first: otherwise the server delivers them to this consumer again
-                self._run_now(self._consumer.pause)
+                self._run_now(self._original.pause)
                 self._run_now(functools.partial(requeue_unanswered, batch))
         self._exit(kind, error, trace)
 
@@ -364,11 +326,11 @@ class Consumer(BlockingClient):
         """
         portal = self._portal
         if portal is not None and portal not in shared_loop.orphaned:
-            ready = self._consumer._dispatcher.queue.take_ready()
+            ready = self._original._dispatcher.queue.take_ready()
             if ready is not None:
                 return Message(ready, self._opened())
         try:
-            message = self._run(self._consumer.__anext__)
+            message = self._run(self._original.__anext__)
         except StopAsyncIteration:
             raise StopIteration from None
         return Message(message, self._opened())
@@ -383,7 +345,7 @@ class Consumer(BlockingClient):
             InvalidState: the consumer is not open.
             NsqError: the consumer cannot continue.
         """
-        return self._iterate(self._consumer.batches(max_count=max_count, max_wait=max_wait))
+        return self._iterate(self._original.batches(max_count=max_count, max_wait=max_wait))
 
     def _iterate(self, batches: MessageBatches) -> Iterator[MessageBatch]:
         try:
@@ -400,6 +362,6 @@ class Consumer(BlockingClient):
 
     def fetch(self, n: int, timeout: float | None = None) -> MessageBatch:
         """Return the next messages, up to a number of them; see `nsqext.Consumer.fetch`."""
-        batch = self._run(self._consumer.fetch, n, timeout)
+        batch = self._run(self._original.fetch, n, timeout)
         self._fetched[threading.get_ident()] = batch
         return MessageBatch(batch, self._opened())

@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager, ExitStack
 from functools import partial
 from importlib.util import find_spec
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from anyio.from_thread import BlockingPortal, BlockingPortalProvider
 
@@ -25,6 +25,7 @@ __all__ = ("BlockingClient", "call", "call_now", "shared_loop")
 
 logger: logging.Logger = logging.getLogger("nsqext.sync")
 
+C = TypeVar("C")
 T = TypeVar("T")
 
 
@@ -175,12 +176,13 @@ def call_now(portal: BlockingPortal | None, what: str, function: Callable[[], T]
     return call(portal, what, run)
 
 
-class BlockingClient:
+class BlockingClient(Generic[C]):
     """A blocking object that opens and calls an asynchronous one in the shared event loop."""
 
     _what = "object"
 
-    def __init__(self) -> None:
+    def __init__(self, original: C) -> None:
+        self._original: C = original
         self._portal: BlockingPortal | None = None
         self._closing = ExitStack()
         if current_loop() is not None:

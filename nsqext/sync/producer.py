@@ -9,32 +9,32 @@ import warnings
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, Unpack
 
+from nsqext.client.producer.batcher import Batcher as AsyncBatcher
 from nsqext.client.producer.producer import Producer as AsyncProducer
 from nsqext.client.producer.request import OutgoingMessage
 from nsqext.errors import InvalidState
 from nsqext.sync.direct import DirectPublisher
 from nsqext.sync.loop import BlockingClient, call, shared_loop
+from nsqext.sync.mirror import Method, Same
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
     from nsqext.client.events import ClientEvent
     from nsqext.client.middleware import Middleware
-    from nsqext.client.producer.batcher import Batcher as AsyncBatcher
     from nsqext.client.producer.options import ProducerSettings
     from nsqext.client.producer.statistics import ProducerStatistics
-    from nsqext.errors import NsqError
     from nsqext.lookup.lookup import Lookup
-    from nsqext.types import Receipt, TopicMeta
+    from nsqext.types import Receipt
 
 __all__ = ("Batcher", "Producer")
 
 logger: logging.Logger = logging.getLogger("nsqext.sync")
 
 
-class Producer(BlockingClient):
+class Producer(BlockingClient[AsyncProducer]):
     """Publishes messages to the leaders of their partitions; see `nsqext.Producer`.
 
     Use it as a context manager; leaving the block waits for pending publishes and closes the connections. One
@@ -64,13 +64,9 @@ class Producer(BlockingClient):
         middleware: Sequence[Middleware] = (),
         **settings: Unpack[ProducerSettings],
     ) -> None:
-        super().__init__()
-        self._producer = AsyncProducer(lookupd, nsqd=nsqd, env=env, middleware=middleware, **settings)
+        super().__init__(AsyncProducer(lookupd, nsqd=nsqd, env=env, middleware=middleware, **settings))
 
-    @property
-    def settings(self) -> Mapping[str, object]:
-        """The values of all settings by name, defaults included; secrets are ``***``."""
-        return self._producer.settings
+    settings: Same[Mapping[str, object]] = Same()
 
     def start(self) -> Self:
         """Open the producer, as ``with`` does; `close` closes it, from any thread.
@@ -78,10 +74,10 @@ class Producer(BlockingClient):
         Raises:
             InvalidState: it was opened before.
         """
-        self._enter(self._producer)
+        self._enter(self._original)
         portal = self._portal
         if portal is not None:
-            self._direct = self._run_now(lambda: DirectPublisher(self._producer, portal))
+            self._direct = self._run_now(lambda: DirectPublisher(self._original, portal))
         return self
 
     def close(self) -> None:
@@ -105,22 +101,18 @@ class Producer(BlockingClient):
             direct.close()
         super()._exit(kind, error, trace)
 
-    def ping(self) -> None:
-        """Check that lookup responds, and connect to every node that it lists; see `nsqext.Producer.ping`."""
-        self._run(self._producer.ping)
-
-    def meta(self, topic: str) -> TopicMeta:
-        """Return the meta of a topic from lookup; see `nsqext.Producer.meta`."""
-        return self._run(self._producer.meta, topic)
+    ping: Final = Method(AsyncProducer.ping)
+    meta: Final = Method(AsyncProducer.meta)
+    cancel_delayed: Final = Method(AsyncProducer.cancel_delayed)
 
     def statistics(self) -> ProducerStatistics:
         """Return the statistics of this producer; see `nsqext.Producer.statistics`."""
-        statistics, direct = self._producer.statistics(), self._direct
+        statistics, direct = self._original.statistics(), self._direct
         return statistics if direct is None else direct.add_to(statistics)
 
     def on_event(self, callback: Callable[[ClientEvent], object]) -> Callable[[ClientEvent], object]:
         """Decorator: call a function in the event loop's thread on events; see `nsqext.Producer.on_event`."""
-        return self._producer.on_event(callback)
+        return self._original.on_event(callback)
 
     def publish(
         self,
@@ -147,7 +139,7 @@ class Producer(BlockingClient):
             if receipt is not None:
                 return receipt
         return self._run(
-            self._producer.publish,
+            self._original.publish,
             topic,
             body,
             headers=headers,
@@ -159,10 +151,6 @@ class Producer(BlockingClient):
             via=via,
             identity=identity,
         )
-
-    def cancel_delayed(self, identity: str) -> Receipt:
-        """Ask the relays not to publish a delayed message; see `nsqext.Producer.cancel_delayed`."""
-        return self._run(self._producer.cancel_delayed, identity)
 
     def publish_many(
         self,
@@ -177,7 +165,7 @@ class Producer(BlockingClient):
         Much quicker than one `publish` after the other, because the two threads hand over only once.
         """
         # an iterable of the caller's may block, which the event loop's thread must not
-        return self._run(self._producer.publish_many, topic, list(messages), key=key, partition=partition)
+        return self._run(self._original.publish_many, topic, list(messages), key=key, partition=partition)
 
     def batcher(
         self,
@@ -199,7 +187,7 @@ class Producer(BlockingClient):
                 the ``close_timeout`` of the producer. What is left then is counted in a warning.
         """
         make = functools.partial(
-            self._producer.batcher,
+            self._original.batcher,
             topic,
             linger=linger,
             max_count=max_count,
@@ -207,10 +195,10 @@ class Producer(BlockingClient):
             max_pending=max_pending,
         )
         batcher = self._run_now(make)
-        return Batcher(batcher, self._portal, self._producer.aclose if drain_at_exit else None)
+        return Batcher(batcher, self._portal, self._original.aclose if drain_at_exit else None)
 
 
-class Batcher(BlockingClient):
+class Batcher(BlockingClient[AsyncBatcher]):
     """Takes messages one by one and publishes them in batches; see `nsqext.Batcher`. Made by `Producer.batcher`."""
 
     _what = "batcher"
@@ -221,8 +209,7 @@ class Batcher(BlockingClient):
         portal: BlockingPortal | None,
         drain: Callable[[], Coroutine[Any, Any, None]] | None,
     ) -> None:
-        super().__init__()
-        self._batcher = batcher
+        super().__init__(batcher)
         self._shared = portal
         self._drain = drain
 
@@ -230,7 +217,7 @@ class Batcher(BlockingClient):
         if self._portal is not None:
             raise InvalidState("the batcher is open already")
         # not in a task that lasts until the exit: the producer, which may be closed before, would wait for it
-        call(self._shared, self._what, self._batcher.__aenter__)
+        call(self._shared, self._what, self._original.__aenter__)
         self._portal = self._shared
         atexit.register(self._exit_of_program)
         return self
@@ -241,7 +228,7 @@ class Batcher(BlockingClient):
         portal, self._portal = self._portal, None
         atexit.unregister(self._exit_of_program)
         if portal not in shared_loop.orphaned:  # otherwise the parent process closes it
-            call(portal, self._what, self._batcher.__aexit__, kind, error, trace)
+            call(portal, self._what, self._original.__aexit__, kind, error, trace)
 
     def _exit_of_program(self) -> None:
         """Publish what is pending, if the caller asked for it; warn about messages that are lost."""
@@ -250,35 +237,14 @@ class Batcher(BlockingClient):
         if self._drain is not None and self.pending:
             with suppress(InvalidState):  # its event loop has ended
                 call(self._portal, self._what, self._drain)
-        lost = self.pending + len(self._batcher.take_failed())
+        lost = self.pending + len(self._original.take_failed())
         if lost:
             text = f"{lost} messages of a batcher were not published, because the program ended before it was closed"
             logger.warning("%s", text)
             warnings.warn(text, ResourceWarning, source=self, stacklevel=1)
 
-    @property
-    def pending(self) -> int:
-        """Number of messages that were taken and are not stored yet."""
-        return self._batcher.pending
-
-    def add(self, message: bytes | OutgoingMessage) -> None:
-        """Add a message; return when the batcher accepts it, before it is stored.
-
-        Errors are those of `nsqext.Batcher.add`.
-        """
-        self._run(self._batcher.add, message)
-
-    def publish(self, message: bytes | OutgoingMessage) -> Receipt:
-        """Take a message, and wait until it is stored; errors are those of `nsqext.Batcher.publish`."""
-        return self._run(self._batcher.publish, message)
-
-    def flush(self) -> None:
-        """Publish what is pending without lingering, and return when it is stored.
-
-        Errors are those of `nsqext.Batcher.flush`.
-        """
-        self._run(self._batcher.flush)
-
-    def take_failed(self) -> list[tuple[bytes | OutgoingMessage, NsqError]]:
-        """Return the messages that failed and their errors, oldest first, and forget them."""
-        return self._run_now(self._batcher.take_failed)
+    pending: Same[int] = Same()
+    add: Final = Method(AsyncBatcher.add)
+    publish: Final = Method(AsyncBatcher.publish)
+    flush: Final = Method(AsyncBatcher.flush)
+    take_failed: Final = Method(AsyncBatcher.take_failed)

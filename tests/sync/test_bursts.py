@@ -133,7 +133,7 @@ def test_the_message_that_is_handled_is_touched_and_the_earlier_ones_are_finishe
 
     with consumer:
         until(lambda: len(handled) == 10)
-        dispatcher = consumer._consumer._dispatcher
+        dispatcher = consumer._original._dispatcher
         until(lambda: consumer.statistics().finished == 9)
         assert [message.body for message in dispatcher._running()] == handled[9:]
         release.set()

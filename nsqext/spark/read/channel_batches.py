@@ -199,27 +199,26 @@ class ChannelBatches:
             self._held.popleft().message.finish_now()
 
 
-class ChannelReader(BlockingClient):
+class ChannelReader(BlockingClient[ChannelBatches]):
     """`ChannelBatches` for blocking code."""
 
     _what = "channel"
 
     def __init__(self, options: SourceOptions) -> None:
-        super().__init__()
-        self._batches = ChannelBatches(options)
-        self._enter(self._batches, readers_loop.kept())
+        super().__init__(ChannelBatches(options))
+        self._enter(self._original, readers_loop.kept())
 
     def freeze(self) -> None:
         """Exclude messages that are stored from now on."""
-        self._run(self._batches.freeze)
+        self._run(self._original.freeze)
 
     def take(self, start: int) -> list[Message]:
         """Finish the messages before a number, and return the next ones; see `ChannelBatches.take`."""
-        return self._run(self._batches.take, start)
+        return self._run(self._original.take, start)
 
     def finish(self, number: int) -> None:
         """Finish the messages before a number."""
-        self._run(self._batches.finish, number)
+        self._run(self._original.finish, number)
 
     def close(self) -> None:
         """Close the connections; unfinished messages are delivered again."""

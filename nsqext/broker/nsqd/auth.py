@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Protocol
 from nsqext.broker.nsqd.auth_server import query_auth
 from nsqext.protocol.extjson import quote
 from nsqext.protocol.server.request_error import RequestError
+from nsqext.protocol.tls_layer import TlsLayer
 
 if TYPE_CHECKING:
     from nsqext.broker.nsqd.auth_server import Authorizations
     from nsqext.broker.nsqd.node import Node
+    from nsqext.protocol.layers import Layer
     from nsqext.protocol.server.command_parser import Command
-    from nsqext.protocol.server.negotiate import ClientSettings
 
 __all__ = ("AuthClient", "auth", "check_auth", "recheck_auth")
 
@@ -27,12 +28,14 @@ class AuthClient(Protocol):
 
     node: Node
     peer: str
-    settings: ClientSettings
     authorizations: Authorizations | None
 
     @property
     def common_name(self) -> str:
         """Common name of the client's certificate."""
+
+    def has_layer(self, kind: type[Layer]) -> bool:
+        """Return whether the connection is encrypted or compressed by this layer."""
 
     def answer(self, data: bytes) -> None:
         """Send a response."""
@@ -70,9 +73,8 @@ async def _log_in(client: AuthClient, secret: bytes) -> None:
 
 
 async def _query(client: AuthClient, secret: bytes) -> Authorizations | None:
-    return await query_auth(
-        client.node.options, secret, client.peer, tls=client.settings.tls, common_name=client.common_name
-    )
+    tls = client.has_layer(TlsLayer)
+    return await query_auth(client.node.options, secret, client.peer, tls=tls, common_name=client.common_name)
 
 
 def check_auth(client: AuthClient, command: str, topic: str, channel: str) -> bool:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.publish import Stored
     from nsqext.broker.nsqd.auth_server import Authorizations
     from nsqext.broker.nsqd.publish_stats import Publisher
+    from nsqext.protocol.layers import Layer
     from nsqext.protocol.server.connection_state import State
     from nsqext.protocol.server.negotiate import ClientSettings, ServerLimits
 
@@ -133,6 +134,9 @@ class ConnectedClient(Protocol):
     @property
     def tls_version(self) -> str:
         """Version of TLS, empty without TLS."""
+
+    def has_layer(self, kind: type[Layer]) -> bool:
+        """Return whether the connection is encrypted or compressed by this layer."""
 
     def tick(self, now: float) -> float:
         """Run timers; return when the next one is due."""

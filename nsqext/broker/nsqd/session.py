@@ -234,6 +234,10 @@ class Session:
             self._parser.receive(layer.decode(rest))
         self.output.layers.append(layer)
 
+    def has_layer(self, kind: type[Layer]) -> bool:
+        """Return whether the connection is encrypted or compressed by this layer; a later IDENTIFY does not end one."""
+        return any(isinstance(layer, kind) for layer in self.output.layers)
+
     @property
     def tls_version(self) -> str:
         """Version of TLS on this connection, empty without TLS."""

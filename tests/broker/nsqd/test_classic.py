@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import ssl
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -12,6 +13,7 @@ import pytest
 from nsqext.broker.nsqd.http.routes import application
 from nsqext.protocol.frames import HEARTBEAT, FrameType
 from nsqext.protocol.server.negotiate import ServerLimits
+from nsqext.protocol.tls_layer import TlsLayer
 from tests.support.commands import multi_body
 from tests.support.nsqd_sessions import Client, Clock, make_node, sized
 
@@ -295,7 +297,8 @@ async def test_info_ping_and_options() -> None:
 async def test_stats_list_the_tls_of_clients() -> None:
     node = _node()
     web, plain, secure = _web(node), _consumer(node), _consumer(node)
-    secure.session.settings.tls = True
+    secure.session.output.layers.append(TlsLayer(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), server_side=True))
+    plain.session.settings.tls = True  # requested without feature negotiation: the connection stays in clear
     assert plain.session is not secure.session
     clients = (await web.get("/stats?format=json&topic=t")).json()["topics"][0]["channels"][0]["clients"]
     found = {one["remote_address"]: (one["tls"], one["tls_negotiated_protocol_is_mutual"]) for one in clients}

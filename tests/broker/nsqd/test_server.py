@@ -348,6 +348,10 @@ async def test_tls_snappy_inside_and_commands_before_it_are_refused() -> None:
             assert received == b"\0\0\0\x06\0\0\0\0OK"
             await peer.send(tls.encode(sized("PUB t 0", b"secret")))
             assert tls.decode(await peer.stream.receive()) == b"\0\0\0\x06\0\0\0\0OK"
+            await peer.send(tls.encode(identify(b'{"feature_negotiation":false}')))
+            assert tls.decode(await peer.stream.receive()) == b"\0\0\0\x06\0\0\0\0OK"
+            encrypted = [client for client in running.node.sessions.values() if client.has_layer(TlsLayer)]
+            assert [client.settings.tls for client in encrypted] == [False]
 
 
 async def test_bytes_that_are_no_tls_end_the_connection() -> None:

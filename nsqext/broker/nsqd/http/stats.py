@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 from nsqext.broker.nsqd.http.request_args import RequestArgs
 from nsqext.http.api import Call, Form, HttpFault, route
 from nsqext.protocol.identify import KEY_FAILOVER
+from nsqext.protocol.layers import DeflateLayer, SnappyLayer
 from nsqext.protocol.server.connection_state import State
 from nsqext.protocol.server.go_format import NANOSECONDS, build, parse_bool, parse_int
+from nsqext.protocol.tls_layer import TlsLayer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,16 +87,16 @@ def client_members(
         **counts,
         "connect_ts": session.connected // NANOSECONDS,
         "sample_rate": settings.sample_rate,
-        "deflate": settings.deflate,
-        "snappy": settings.snappy,
+        "deflate": session.has_layer(DeflateLayer),
+        "snappy": session.has_layer(SnappyLayer),
         "user_agent": settings.user_agent,
         **(session.authorizations.summary() if session.authorizations is not None else {}),
         **own,
-        "tls": settings.tls,
+        "tls": session.has_layer(TlsLayer),
         "tls_cipher_suite": "",
         "tls_version": session.tls_version,
         "tls_negotiated_protocol": "",
-        "tls_negotiated_protocol_is_mutual": settings.tls,
+        "tls_negotiated_protocol_is_mutual": session.has_layer(TlsLayer),
     }
 
 

@@ -20,10 +20,21 @@ from nsqext.broker import Cluster
 from nsqext.broker.listeners import Ports
 from nsqext.types import Address
 
-_BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {"asyncio": ("asyncio", {"use_uvloop": False})}
+EVERY_LOOP: dict[str, tuple[str, dict[str, Any]]] = {"asyncio": ("asyncio", {"use_uvloop": False})}
+"""Event loops by name, for tests of what uses sockets itself, of contracts, and of stories."""
 if find_spec("uvloop") is not None:
-    _BACKENDS["asyncio+uvloop"] = ("asyncio", {"use_uvloop": True})
-_BACKENDS["trio"] = ("trio", {})
+    EVERY_LOOP["asyncio+uvloop"] = ("asyncio", {"use_uvloop": True})
+EVERY_LOOP["trio"] = ("trio", {})
+
+# above the sockets uvloop differs from asyncio in speed alone, and the tests of blocking clients and of Spark run on it
+_USUAL_LOOPS = {
+    name: loop
+    for name, loop in EVERY_LOOP.items()
+    if name != "asyncio+uvloop" or os.environ.get("NSQEXT_TEST_LOOPS") == "every"
+}
+
+WATCHING_LOOPS = {name: loop for name, loop in EVERY_LOOP.items() if name != "trio"}
+"""Event loops that keep a socket registered."""
 
 # in continuous integration, only a test that needs one of these servers may be skipped
 _ALLOWED_SKIPS = (
@@ -62,11 +73,7 @@ def _use_memory_for_temporary_files() -> None:
 _use_memory_for_temporary_files()
 
 
-WATCHING_BACKENDS = [backend for name, backend in _BACKENDS.items() if name != "trio"]
-"""Event loops that keep a socket registered."""
-
-
-@pytest.fixture(scope="module", params=list(_BACKENDS.values()), ids=list(_BACKENDS))
+@pytest.fixture(scope="module", params=list(_USUAL_LOOPS.values()), ids=list(_USUAL_LOOPS))
 def anyio_backend(request: pytest.FixtureRequest) -> Any:
     """The event loop of a test marked with ``anyio``."""
     return request.param

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import trio
 
+from tests.conftest import EVERY_LOOP
+
 pytest_plugins = ("pytester",)
 
 CONFTEST = Path(__file__).with_name("conftest.py").read_text(encoding="utf-8")
@@ -58,6 +60,7 @@ def test_a_skip_fails_in_parallel_runs_too(pytester: pytest.Pytester, monkeypatc
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", EVERY_LOOP.values(), ids=list(EVERY_LOOP))
 async def test_the_event_loop_is_the_requested_one(anyio_backend: tuple[str, dict[str, object]]) -> None:
     name, options = anyio_backend
     if name == "trio":

@@ -12,16 +12,12 @@ import pytest
 
 from nsqext.protocol.client.client_protocol import Reply
 from nsqext.transport.event_loop import ResponseWaiter, Watch, watch_readable
-from tests.conftest import WATCHING_BACKENDS
+from tests.conftest import WATCHING_LOOPS
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(
-    scope="module",
-    params=WATCHING_BACKENDS,
-    ids=lambda backend: "+".join(("asyncio", "uvloop")[: 1 + backend[1]["use_uvloop"]]),
-)
+@pytest.fixture(scope="module", params=list(WATCHING_LOOPS.values()), ids=list(WATCHING_LOOPS))
 def anyio_backend(request: pytest.FixtureRequest) -> Any:
     """Event loops that keep a socket registered; others have no waiters."""
     return request.param

@@ -179,6 +179,7 @@ def test_clients_receive_the_broadcast_host() -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
 async def test_it_serves_asynchronous_code() -> None:
     with Cluster(1) as cluster:
         cluster.create_topic("t", channels=["ch"])

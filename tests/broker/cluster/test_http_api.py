@@ -21,12 +21,6 @@ from nsqext.http.uvicorn_server import HttpServer
 V1 = {"Accept": "application/vnd.nsq; version=1.0"}
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """The cluster's own loop is asyncio's."""
-    return "asyncio"
-
-
 def refuse(call: Call) -> object:
     raise HttpFault(404, f'no "{call.arg("name", "MISSING_ARG_NAME")}"')
 

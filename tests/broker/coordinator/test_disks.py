@@ -28,12 +28,6 @@ pytestmark = pytest.mark.anyio
 NO_RETENTION = DiskOptions(retention_bytes=0, max_file_bytes=5000)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """The cluster's own loop is asyncio's."""
-    return "asyncio"
-
-
 def on_disk(coordinator: Coordinator, path: Path, **options: object) -> None:
     """Make every node store its partitions in a folder."""
     for member in coordinator.members.values():

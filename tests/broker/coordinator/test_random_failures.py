@@ -18,12 +18,6 @@ NODES = ("n1", "n2", "n3", "n4")
 OPTIONS = CoordinatorOptions(lease=0.004, join_pause=0.002, replace_after=0.02)
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """The cluster's own loop is asyncio's."""
-    return "asyncio"
-
-
 class Schedule:
     """One run.
 

@@ -23,12 +23,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """The HTTP application does not depend on the event loop."""
-    return "asyncio"
-
-
 def _node(clock: Clock | None = None, **options: Any) -> Node:
     limits = ServerLimits.original(**options.pop("limits", {}))
     return make_node(clock, limits=limits, clustered=False, **options)

@@ -24,12 +24,6 @@ pytestmark = pytest.mark.anyio
 V1 = {"Accept": "application/vnd.nsq; version=1.0"}
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """The HTTP application does not depend on the event loop."""
-    return "asyncio"
-
-
 class _Addresses:
     tcp_address = "127.0.0.1:4150"
     http_address = "127.0.0.1:4151"

@@ -19,12 +19,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """The HTTP application does not depend on the event loop."""
-    return "asyncio"
-
-
 class _Addresses:
     tcp_address = https_address = http_address = "127.0.0.1:4150"
 

@@ -36,14 +36,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(
-    params=[("asyncio", {"use_uvloop": False}), ("asyncio", {"use_uvloop": True})], ids=["asyncio", "uvloop"]
-)
-def anyio_backend(request: pytest.FixtureRequest) -> Any:
-    """The server runs in the cluster's own loop, which is always asyncio."""
-    return request.param
-
-
 class _Peer:
     def __init__(self, stream: SocketStream) -> None:
         self.stream = stream

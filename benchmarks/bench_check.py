@@ -109,18 +109,6 @@ All paths in one run, against {0}, {1} rounds: `python -m benchmarks.bench_check
 flight, batches have 100 messages or 4 MB; consuming has `max_in_flight` 200, with partitions 2,540 in all. "×" is the
 cost as a multiple of the other one's.
 
-What remains:
-
-- One publish in flight waits for its response, and the event loop polls once for each.
-- Small messages cost Python's objects: a message, a command, an entry of a queue.
-- Large bodies cost the kernel's copy, and a second one where a received body is joined of its pieces.
-- The blocking client reads and writes in the calling thread; handlers and iteration get many messages by one change of
-  threads.
-- Publishes of one key follow each other on one connection, and wait for each other after a failure.
-- A partition costs a receive and a send for the messages that are in flight on it together.
-- An idle consumer answers a heartbeat every 30 s.
-- Libraries are half of a client's import; a cluster imports asyncio, Starlette and uvicorn, and a command typer.
-
 """
 
 

@@ -47,13 +47,12 @@ def section(name: str, command: Any) -> list[str]:
     """Return the lines of a command."""
     arguments = [one for one in command.params if one.param_type_name == "argument"]
     options = [one for one in command.params if one.param_type_name == "option" and not SHARED & set(one.opts)]
-    words = [f"nsqext {name}", *(_usage(one) for one in arguments), *(["[OPTIONS]"] if options else [])]
     text = (command.help or "").partition(_EXAMPLES)[0]
-    lines = [f"## `{name}`", "", *text.replace("\f", "").strip().splitlines(), "", "```text", " ".join(words)]
-    lines += ["", *examples(command), "```", ""]
+    words = " ".join([name, *(_usage(one) for one in arguments)])
+    lines = [f"## `{words}`", "", *text.replace("\f", "").strip().splitlines(), ""]
+    lines += ["```text", *examples(command), "```", ""]
     if options:
-        lines += ["| option | meaning |", "| --- | --- |"]
-        lines += [f"| `{', '.join(one.opts)}` | {_meaning(one)} |" for one in options]
+        lines += [f"- `{', '.join(one.opts)}`: {_meaning(one)}" for one in options]
         lines += [""]
     return lines
 
@@ -65,7 +64,7 @@ def _usage(argument: Any) -> str:
 
 
 def _meaning(option: Any) -> str:
-    said = " ".join((option.help or "").split()).replace("|", "\\|")
+    said = " ".join((option.help or "").split())
     default = option.default
     if default is None or isinstance(default, bool) or callable(default) or default in ((), [], ""):
         return said
@@ -74,9 +73,7 @@ def _meaning(option: Any) -> str:
 
 def reference() -> str:
     """Return the generated part of the page."""
-    lines = ["| command | does |", "| --- | --- |"]
-    lines += [f"| `nsqext {name}` | {summary} |" for name, (_, summary) in COMMANDS.items()]
-    lines += [""]
+    lines = list[str]()
     for name, command in commands():
         lines += section(name, command)
     return "\n".join(lines)

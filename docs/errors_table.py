@@ -25,14 +25,13 @@ def classes(base: type[NsqError] = NsqError) -> Iterator[type[NsqError]]:
 def row(found: type[NsqError]) -> str:
     """Return the row of a class, with a link to its section of the troubleshooting page."""
     codes = ", ".join(f"`{code}`" for code, of in SERVER_ERRORS.items() if of is found)
-    flags = " | ".join("yes" if getattr(found, flag) else "" for flag in _FLAGS)
+    flags = ", ".join(f"`{flag}`" for flag in _FLAGS if getattr(found, flag))
     return f"| [`{found.__name__}`](../troubleshooting.md#{found.__name__.lower()}) | {codes} | {flags} |"
 
 
 def table() -> str:
     """Return the whole table."""
-    heads = ["error", "code", *(f"`{flag}`" for flag in _FLAGS)]
-    lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
+    lines = ["| error | code | flags |", "| --- | --- | --- |"]
     lines += [row(found) for found in classes() if found.__module__.partition(".server")[0] == NsqError.__module__]
     return "\n".join(lines) + "\n"
 

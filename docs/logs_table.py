@@ -6,6 +6,8 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 from docs.generated_section import with_section
@@ -44,10 +46,13 @@ def _message(call: ast.Call) -> tuple[str, str] | None:
 
 
 def table() -> str:
-    """Return the whole table."""
-    rows = sorted({(logger, level, text.replace("|", "\\|")) for logger, level, text in messages()})
-    lines = ["| logger | level | message |", "| --- | --- | --- |"]
-    return "\n".join(lines + [f"| `{logger}` | {level} | {text} |" for logger, level, text in rows]) + "\n"
+    """Return the lists of all messages."""
+    lines = list[str]()
+    for logger, rows in groupby(sorted(set(messages())), key=itemgetter(0)):
+        lines += [f"## `{logger}`", ""]
+        for level, found in groupby(rows, key=itemgetter(1)):
+            lines += [f"{level}:", "", *(f"- {text}" for _, _, text in found), ""]
+    return "\n".join(lines)
 
 
 def page() -> str:

@@ -6,6 +6,7 @@ import ast
 import inspect
 import itertools
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -40,23 +41,30 @@ def unit(setting: Setting) -> str:
     return "bytes" if "int" in setting.kind and setting.name.endswith(_SIZES) else ""
 
 
-def row(setting: Setting, who: str, said: str) -> str:
+def row(setting: Setting, said: str) -> str:
     """Return the line of a setting."""
     name = f"`{setting.name}`" + ("" if setting.read is not None else " (keyword only)")
-    default = "" if setting.default is None else f"`{setting.default}`"
-    return f"| {name} | {default} | {unit(setting)} | {who} | {said.replace('|', chr(92) + '|')} |"
+    default = ("" if setting.default is None else f"`{setting.default}` ") + unit(setting)
+    return f"| {name} | {default.strip()} | {said.replace('|', chr(92) + '|')} |"
+
+
+def section(title: str, settings: Iterable[Setting], *documented: Any) -> list[str]:
+    """Return the table of some settings below a title."""
+    said = descriptions(*documented)
+    rows = [row(one, said[one.name]) for one in settings]
+    return [f"## {title}", "", "| setting | default | meaning |", "| --- | --- | --- |", *rows, ""]
 
 
 def table() -> str:
-    """Return the whole table."""
+    """Return all tables."""
     own, others = producer_settings(), consumer_settings()
-    lines = ["| setting | default | unit | of | meaning |", "| --- | --- | --- | --- | --- |"]
-    both = {name for name, one in own.items() if name in others and others[name].owner is one.owner}
-    said = descriptions(*_SHARED, ProducerSettings)
-    lines += [row(one, "both" if name in both else "producer", said[name]) for name, one in own.items()]
-    said = descriptions(*_SHARED, HandlerSettings, ConsumerSettings)
-    lines += [row(one, "consumer", said[name]) for name, one in others.items() if name not in both]
-    return "\n".join(lines) + "\n"
+    both = [one for name, one in own.items() if name in others and others[name].owner is one.owner]
+    producer = [one for one in own.values() if one not in both]
+    consumer = [one for name, one in others.items() if name not in {one.name for one in both}]
+    lines = section("Connections and lookup", both, *_SHARED)
+    lines += section("Producers", producer, ProducerSettings)
+    lines += section("Consumers", consumer, HandlerSettings, ConsumerSettings)
+    return "\n".join(lines)
 
 
 def page() -> str:

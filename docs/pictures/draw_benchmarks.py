@@ -32,6 +32,8 @@ _COLOURS = {
 }
 _OTHERS = ("#3b82c4", "#c8963e", "#2a9d8f", "#c65b6b", "#8c6bb1", "#8f8f8f")
 CURVES = tuple(sorted(path.stem for path in RESULTS.glob("*.json") if path.stem not in ("client", "start")))
+_BESIDE = frozenset(_COLOURS) - {"nsqext"}
+"""Series that are in the picture only."""
 _NAMES = {"raw": "raw socket", "uvloop": "nsqext on uvloop"}
 _MODES = {"pub": "one publish in flight", "pubc": "64 in flight", "mpub": "batches of 100", "sub": "consume and finish"}
 
@@ -110,10 +112,11 @@ def draw_speed(path: Path) -> None:
 
 
 def section(measured: Measured) -> str:
-    """Return the text of one curve: its picture, what limits it, and its numbers."""
-    everywhere = sorted({x for points in measured.series.values() for x, _ in points})
+    """Return the text of one curve: its picture, what limits it, and the numbers of this package."""
+    own = {name: points for name, points in measured.series.items() if name not in _BESIDE}
+    everywhere = sorted({x for points in own.values() for x, _ in points})
     rows = []
-    for name, points in measured.series.items():
+    for name, points in own.items():
         at = dict(points)
         rows.append([_NAMES.get(name, name), *(f"{at[x]:,.{measured.digits}f}" if x in at else "" for x in everywhere)])
     numbers = table((measured.x, *(f"{x:,.0f}" for x in everywhere)), rows)
@@ -145,8 +148,8 @@ def main() -> None:
     head = (
         "How cost grows with one quantity. `python -m benchmarks.curves` measures, `python -m "
         "docs.pictures.draw_benchmarks` draws. Points take turns in each round; figures are medians. "
-        "Many points have one round, and other processes used the machine meanwhile: compare the lines of a plot, and "
-        "no figures of different plots.\n\n"
+        "Many points have one round, on a busy machine: compare the lines of a plot, and no figures of different plots."
+        " The tables have the figures of nsqext, `benchmarks/results` has all.\n\n"
     )
     write_section("Curves", head + "\n".join(texts))
 

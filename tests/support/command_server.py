@@ -7,6 +7,7 @@ that ends in ``.py`` is the path of a program.
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import gc
 import io
@@ -17,6 +18,7 @@ import selectors
 import socket
 import sys
 import termios
+import threading
 from contextlib import redirect_stdout, suppress
 from importlib import import_module
 from pathlib import Path
@@ -101,6 +103,20 @@ def run_file(file: str, *arguments: str) -> None:
     runpy.run_path(file, run_name="__main__")
 
 
+def end(code: int) -> None:
+    """End the process as the interpreter does, but leave the memory that was frozen to the kernel.
+
+    To delete every module costs more than most commands. What the command itself left open is still reported.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    gc.collect()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and not stream.closed:
+            stream.flush()
+    os._exit(code)
+
+
 def main() -> None:
     """Serve requests; in a forked process, run the command."""
     for path in [*(path for path, _ in cli.COMMANDS.values()), *cli.PROGRAMS.values()]:
@@ -108,19 +124,30 @@ def main() -> None:
             import_module(path)
     for name in _LAZY:
         import_module(name)
-    with redirect_stdout(io.StringIO()), suppress(SystemExit):
-        cli.main(["topic", "--help"])
+    # help of a group, and of a command with options, for whose types typer imports pydantic
+    for command in (["topic", "--help"], ["delay", "list", "--help"]):
+        with redirect_stdout(io.StringIO()), suppress(SystemExit):
+            cli.main(command)
     gc.collect()
     gc.freeze()
     with socket.socket(fileno=int(sys.argv[1])) as control:
         words = serve(control)
     if words is None:
         return
-    if words and words[0].endswith(".py"):
-        run_file(*words)
-    else:
-        sys.argv = ["nsqext", *words]
-        cli.main()
+    code: object = 0
+    try:
+        if words and words[0].endswith(".py"):
+            run_file(*words)
+        else:
+            sys.argv = ["nsqext", *words]
+            cli.main()
+    except SystemExit as error:
+        code = error.code or 0
+    if not isinstance(code, int):
+        sys.exit(str(code))
+    with suppress(BrokenPipeError):  # the interpreter reports it
+        end(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

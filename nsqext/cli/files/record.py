@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -76,17 +76,17 @@ async def _record(
     connection: Connection, consumer: Consumer, files: MessageFiles, size: int, linger: float, *, until_end: bool
 ) -> None:
     count = 0
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(stop_on_signals, consumer.stop, logger)
-        async with consumer:
-            if until_end:
-                tasks.start_soon(connection.stop_when_drained, consumer)
-            async for messages in consumer.batches(max_count=size, max_wait=linger):
-                await run_sync(files.append, [message_record(message) for message in messages])
-                with suppress(MessageNotInFlight):  # they are redelivered and recorded again
-                    await messages.finish()
-                count += len(messages)
-        tasks.cancel_scope.cancel()
-    files.close()
+    with closing(files):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(stop_on_signals, consumer.stop, logger)
+            async with consumer:
+                if until_end:
+                    tasks.start_soon(connection.stop_when_drained, consumer)
+                async for messages in consumer.batches(max_count=size, max_wait=linger):
+                    await run_sync(files.append, [message_record(message) for message in messages])
+                    with suppress(MessageNotInFlight):  # they are redelivered and recorded again
+                        await messages.finish()
+                    count += len(messages)
+            tasks.cancel_scope.cancel()
     text = f"{counted(count, 'message')} of {consumer.topics[0]} recorded"
     connection.show({"topic": consumer.topics[0], "recorded": count}, text)

@@ -17,14 +17,9 @@ __all__ = ("locked",)
 
 @contextmanager
 def locked(folder: Path | None, *, make: bool = False) -> Iterator[None]:
-    """Hold the lock of a data path, against this process and others; the end of the process releases it as well.
+    """Hold the lock of a data path, None for no lock; the end of the process releases it as well.
 
-    Args:
-        folder: the data path; None for no lock.
-        make: create the folder if it does not exist.
-
-    Raises:
-        InvalidSetting: the folder is locked by another process, or cannot be used.
+    Raises `InvalidSetting` if another cluster or nsqd holds it, or if the folder cannot be used.
     """
     if folder is None:
         yield

@@ -22,20 +22,14 @@ Direction = Literal["in", "out"]
 
 @define(eq=False)
 class Rule:
-    """One disturbance of the bytes of a node's connections.
+    """One disturbance of the bytes of a node's connections."""
 
-    Attributes:
-        kind: ``drop`` discards bytes, ``delay`` delays them, ``cut`` forwards half a frame and closes.
-        direction: ``in`` or ``out``.
-        peer: ``host:port`` of the client's end; None for every client.
-        seconds: length of a delay.
-        left: bytes that are still to be discarded, or connections that are still to be cut; None for all.
-    """
-
+    # ``drop`` discards bytes, ``delay`` delays them, ``cut`` forwards half a frame and closes
     kind: Literal["drop", "delay", "cut"]
-    direction: Direction
-    peer: str | None = None
-    seconds: float = 0.0
+    direction: Direction  # ``in`` or ``out``
+    peer: str | None = None  # ``host:port`` of the client's end; None for every client
+    seconds: float = 0.0  # length of a delay
+    # bytes that are still to be discarded, or connections that are still to be cut; None for all
     left: int | None = None
 
 
@@ -56,17 +50,11 @@ def _half(data: bytes, direction: Direction) -> bytes:
 
 @define(eq=False)
 class NodeFaults:
-    """The faults of one node; changed in the event loop of the cluster only.
+    """The faults of one node; changed in the event loop of the cluster only."""
 
-    Attributes:
-        active: at least one fault is set.
-        refusing: new connections are closed at once.
-        frozen: the node reads nothing, writes nothing and runs no timers, as a stopped process.
-    """
-
-    active: bool = False
-    refusing: bool = False
-    frozen: bool = False
+    active: bool = False  # at least one fault is set
+    refusing: bool = False  # new connections are closed at once
+    frozen: bool = False  # the node reads nothing, writes nothing and runs no timers, as a stopped process
     rules: list[Rule] = field(factory=list)
     _answers: list[_Answer] = field(factory=list, alias="answers")
     _thawed: anyio.Event | None = field(default=None, alias="thawed")
@@ -106,13 +94,7 @@ class NodeFaults:
         self._update()
 
     def answer(self, fault: RequestError, times: int = 1, command: str | None = None) -> None:
-        """Answer the next commands with an error instead of running them.
-
-        Args:
-            fault: the error.
-            times: how many commands.
-            command: only commands of this name, ``PUB`` for example.
-        """
+        """Answer the next commands, or those of a name (``PUB`` for example), with an error instead of running them."""
         self._answers.append(_Answer(fault, command, times))
         self._update()
 
@@ -141,15 +123,9 @@ class NodeFaults:
         return None
 
     async def carry(self, direction: Direction, peer: str, data: bytes) -> tuple[bytes, bool]:
-        """Apply the faults to bytes of a connection.
+        """Apply the faults to bytes that a client sent (``in``), or to frames for it (``out``).
 
-        Args:
-            direction: ``in`` for bytes that were read, ``out`` for bytes to write.
-            peer: ``host:port`` of the client's end.
-            data: the bytes; for ``out`` they begin with a frame.
-
-        Returns:
-            The bytes to forward, and whether the connection has to be closed after them.
+        Returns the bytes to forward, and whether the connection has to be closed after them.
         """
         await self.gate()
         for rule in list(self.rules):

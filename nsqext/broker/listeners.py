@@ -35,16 +35,10 @@ class ListenError(OSError):
 
 
 def listen(address: str) -> socket.socket:
-    """Return a non-blocking listening TCP socket.
+    """Return a non-blocking listening socket for ``host:port``, port 0 for a free one; raises `ListenError`.
 
     A wildcard host (``:port``, ``0.0.0.0:port``, ``[::]:port``) listens on IPv6 and IPv4, as the original programs do:
     clients connect to ``localhost``, which resolves to ``::1`` first.
-
-    Args:
-        address: ``host:port``, port 0 for a free one.
-
-    Raises:
-        ListenError: the address cannot be bound.
     """
     waiting = _early.get(address)
     return waiting.pop(0) if waiting else _open(address)
@@ -105,11 +99,7 @@ def peer_name(address: tuple[Any, ...]) -> str:
 
 
 def split_address(text: str, default_host: str = "127.0.0.1") -> Address:
-    """Read ``host:port``; an empty host is the default one.
-
-    Raises:
-        InvalidSetting: the text has another form.
-    """
+    """Read ``host:port``, an empty host is the default one; raises `InvalidSetting` for another form."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > _LAST_PORT:
         raise InvalidSetting(f"{text!r} is not an address", hint="use host:port, port 0 for a free one")
@@ -127,11 +117,7 @@ class Ports:
         self._kept: list[socket.socket] = []
 
     def take(self, address: Address) -> Address:
-        """Reserve an address and return it, with a free port in place of port 0.
-
-        Raises:
-            InvalidSetting: another process uses it.
-        """
+        """Reserve an address and return it, with a free port for port 0; raises `InvalidSetting` if it is used."""
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         kept = make_socket(family, socket.SOCK_STREAM)
         try:

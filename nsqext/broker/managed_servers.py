@@ -57,21 +57,13 @@ class _ServerTasks:
 
 @define(eq=False)
 class ManagedNode:
-    """One nsqd of the cluster and, while it is alive, its server.
-
-    Attributes:
-        member: the node.
-        tcp: address that it listens on.
-        http: address that its HTTP API listens on.
-        registration: registers it at lookup nodes; original generation only.
-        server: its server; None while it is down.
-    """
+    """One nsqd of the cluster and, while it is alive, its server."""
 
     member: Member
-    tcp: Address
-    http: Address
-    registration: RegistrationClient | None = None
-    server: NsqdServer | None = field(default=None, init=False)
+    tcp: Address  # address that it listens on
+    http: Address  # address that its HTTP API listens on
+    registration: RegistrationClient | None = None  # registers it at lookup nodes; original generation only
+    server: NsqdServer | None = field(default=None, init=False)  # its server; None while it is down
     _tasks: _ServerTasks = field(factory=_ServerTasks, init=False)
     _registering: anyio.CancelScope | None = field(default=None, init=False)
 
@@ -107,25 +99,16 @@ class ManagedNode:
 
 @define(eq=False)
 class ManagedLookupd:
-    """One nsqlookupd of the cluster and, while it is alive, its servers.
-
-    Attributes:
-        lookupd: the lookup node.
-        app: its HTTP API.
-        tcp: address that it listens on for nsqd.
-        http: address that its HTTP API listens on.
-        registry_of: the lookup node, if nsqd register at it over TCP; original generation only.
-        guard: refuses HTTP requests that a foreign web page caused.
-        server: its HTTP server; None while it is down.
-    """
+    """One nsqlookupd of the cluster and, while it is alive, its servers."""
 
     lookupd: LookupNode
-    app: Starlette
-    tcp: Address
-    http: Address
+    app: Starlette  # its HTTP API
+    tcp: Address  # address that it listens on for nsqd
+    http: Address  # address that its HTTP API listens on
+    # the lookup node, if nsqd register at it over TCP; original generation only
     registry_of: ClassicLookupd | None = None
-    guard: HttpGuard | None = None
-    server: HttpServer | None = field(default=None, init=False)
+    guard: HttpGuard | None = None  # refuses HTTP requests that a foreign web page caused
+    server: HttpServer | None = field(default=None, init=False)  # its HTTP server; None while it is down
     _tcp_server: LookupTcpServer | None = field(default=None, init=False)
     _tasks: _ServerTasks = field(factory=_ServerTasks, init=False)
 

@@ -192,11 +192,7 @@ _RPC_COUNTS = (
 def coordinator_stats(coordinator: Coordinator, node: str, topic: str, partition: int) -> dict[str, Any]:
     """Return a node's answer to ``/coordinator/stats`` (captured: cluster_stats).
 
-    Args:
-        coordinator: the coordinator of the cluster.
-        node: name of the node that answers.
-        topic: only this topic; without one no partition is listed.
-        partition: only this partition; all partitions that the node holds if it is negative.
+    It has one partition of a topic, or if that is negative, all that the node holds; none without a topic.
     """
     held = [
         replicas

@@ -48,42 +48,23 @@ def _limits(generation: str) -> ServerLimits:
 
 
 def version_of(generation: str) -> str:
-    """Return version and build of a program, as ``--version`` and ``/stats`` show them.
-
-    Args:
-        generation: ``nsq`` or ``ha``.
-    """
+    """Return version and build of a program, as ``--version`` and ``/stats`` show them."""
     return build(_limits(generation).version)
 
 
 @frozen
 class TlsFiles:
-    """Certificates of a server.
+    """Certificates of a server."""
 
-    Attributes:
-        cert: its certificate.
-        key: its key.
-        root_ca: authorities of client certificates.
-        client_auth: ``require`` or ``require-verify`` demand a client certificate; any other text demands TLS, an empty
-            one does not.
-        min_version: ``tls1.2`` for example.
-    """
-
-    cert: Path
+    cert: Path  # its certificate
     key: Path
-    root_ca: Path | None = None
+    root_ca: Path | None = None  # authorities of client certificates
+    # ``require`` or ``require-verify`` demand a client certificate; any other text demands TLS, an empty one does not
     client_auth: str = ""
-    min_version: str = "tls1.0"
+    min_version: str = "tls1.0"  # ``tls1.2`` for example
 
     def context(self, generation: str = "nsq") -> ssl.SSLContext:
-        """Return the context of the server's side.
-
-        Args:
-            generation: ``nsq`` (original) or ``ha`` (redesigned), which ends at TLS 1.2.
-
-        Raises:
-            InvalidSetting: a file cannot be read, or a setting is unknown.
-        """
+        """Return the context of the server's side; that of the redesigned generation ends at TLS 1.2."""
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         if self.min_version not in _VERSIONS:
             raise InvalidSetting(f"tls-min-version={self.min_version!r} is unknown", hint=f"use {', '.join(_VERSIONS)}")
@@ -113,36 +94,21 @@ def _missing_file(paths: Iterable[Path | None]) -> str | None:
 
 @frozen
 class NsqdSettings:
-    """Settings of a standalone nsqd; times in seconds.
+    """Settings of a standalone nsqd; times in seconds."""
 
-    Attributes:
-        node: settings of the node, except those that follow from the others.
-        generation: ``nsq`` (original) or ``ha`` (redesigned).
-        tcp: ``host:port`` to listen on, port 0 for a free one.
-        http: the same for HTTP.
-        https: the same for HTTPS; used when there is a certificate.
-        broadcast_ports: TCP and HTTP port in lookup responses; 0 for those that it listens on.
-        lookupd_addresses: TCP addresses of lookup nodes.
-        lookup_ping: seconds between two PINGs to lookup nodes.
-        limits: members of `ServerLimits` that differ from the generation's.
-        http_guard: refuse HTTP requests that a foreign web page caused; see `nsqext.http.guard`.
-        http_hosts: host names that HTTP clients use, besides addresses, ``localhost`` and this machine's name.
-        tls: certificates.
-        tls_required: ``true``, ``false`` or ``tcp-https``.
-    """
-
-    node: NodeOptions
-    generation: str = "nsq"
-    tcp: str = "127.0.0.1:0"
-    http: str = "127.0.0.1:0"
-    https: str = ""
-    broadcast_ports: tuple[int, int] = (0, 0)
-    lookupd_addresses: tuple[str, ...] = ()
-    lookup_ping: float = 15.0
-    limits: Mapping[str, Any] = field(factory=dict)
-    tls: TlsFiles | None = None
-    tls_required: str = "false"
-    http_guard: bool = False
+    node: NodeOptions  # settings of the node, except those that follow from the others
+    generation: str = "nsq"  # ``nsq`` (original) or ``ha`` (redesigned)
+    tcp: str = "127.0.0.1:0"  # ``host:port`` to listen on, port 0 for a free one
+    http: str = "127.0.0.1:0"  # the same for HTTP
+    https: str = ""  # the same for HTTPS; used when there is a certificate
+    broadcast_ports: tuple[int, int] = (0, 0)  # TCP and HTTP port in lookup responses; 0 for those that it listens on
+    lookupd_addresses: tuple[str, ...] = ()  # TCP addresses of lookup nodes
+    lookup_ping: float = 15.0  # seconds between two PINGs to lookup nodes
+    limits: Mapping[str, Any] = field(factory=dict)  # members of `ServerLimits` that differ from the generation's
+    tls: TlsFiles | None = None  # certificates
+    tls_required: str = "false"  # ``true``, ``false`` or ``tcp-https``
+    http_guard: bool = False  # refuse HTTP requests that a foreign web page caused; see `nsqext.http.guard`
+    # host names that HTTP clients use, besides addresses, ``localhost`` and this machine's name
     http_hosts: tuple[str, ...] = ()
 
     @property
@@ -183,15 +149,7 @@ def _make_node(settings: NsqdSettings) -> Node:
 
 
 async def run_nsqd(settings: NsqdSettings) -> None:
-    """Serve until cancelled.
-
-    Args:
-        settings: the settings.
-
-    Raises:
-        InvalidSetting: a setting is invalid.
-        OSError: an address cannot be bound.
-    """
+    """Serve until cancelled; raises `InvalidSetting`, and `OSError` if an address cannot be bound."""
     from nsqext.broker.nsqd.server import NsqdServer
 
     with locked(settings.node.data_path):
@@ -228,39 +186,20 @@ async def _register(node: Node, settings: NsqdSettings, tcp: str, http: str) -> 
 
 @frozen
 class LookupdSettings:
-    """Settings of a standalone nsqlookupd; times in seconds.
+    """Settings of a standalone nsqlookupd; times in seconds."""
 
-    Attributes:
-        generation: ``nsq`` (original) or ``ha`` (redesigned, without a cluster).
-        tcp: ``host:port`` to listen on, port 0 for a free one.
-        http: the same for HTTP.
-        broadcast_address: its host in the answer to IDENTIFY.
-        inactive_producer_timeout: when a node without PING is removed from lookup responses.
-        tombstone_lifetime: how long a tombstone hides a node.
-        http_guard: see `NsqdSettings`.
-        http_hosts: see `NsqdSettings`.
-    """
-
-    generation: str = "nsq"
-    tcp: str = "127.0.0.1:0"
-    http: str = "127.0.0.1:0"
-    broadcast_address: str = "127.0.0.1"
-    inactive_producer_timeout: float = 300.0
-    tombstone_lifetime: float = 45.0
-    http_guard: bool = False
-    http_hosts: tuple[str, ...] = ()
+    generation: str = "nsq"  # ``nsq`` (original) or ``ha`` (redesigned, without a cluster)
+    tcp: str = "127.0.0.1:0"  # ``host:port`` to listen on, port 0 for a free one
+    http: str = "127.0.0.1:0"  # the same for HTTP
+    broadcast_address: str = "127.0.0.1"  # its host in the answer to IDENTIFY
+    inactive_producer_timeout: float = 300.0  # when a node without PING is removed from lookup responses
+    tombstone_lifetime: float = 45.0  # how long a tombstone hides a node
+    http_guard: bool = False  # see `NsqdSettings`
+    http_hosts: tuple[str, ...] = ()  # see `NsqdSettings`
 
 
 async def run_lookupd(settings: LookupdSettings) -> None:
-    """Serve until cancelled.
-
-    Args:
-        settings: the settings.
-
-    Raises:
-        InvalidSetting: a setting is invalid.
-        OSError: an address cannot be bound.
-    """
+    """Serve until cancelled; raises `InvalidSetting`, and `OSError` if an address cannot be bound."""
     from nsqext.broker.listeners import listen
     from nsqext.broker.lookupd.classic import ClassicLookupd, classic_app
     from nsqext.broker.lookupd.registry import Registry

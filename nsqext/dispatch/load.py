@@ -16,17 +16,13 @@ _NOTHING = bytes(8 * CELLS)
 class KeyLoad:
     """Messages of the last seconds in each of 4,096 cells of the hash space.
 
-    The window has two halves: when the newer half is complete, the older one is dropped.
-
-    Args:
-        clock: seconds that never go backwards.
-        window: seconds.
+    The window of so many seconds has two halves: when the newer half is complete, the older one is dropped.
     """
 
     __slots__ = ("_began", "_clock", "_half", "_newer", "_older")
 
     def __init__(self, clock: Callable[[], float], window: float) -> None:
-        self._clock = clock
+        self._clock = clock  # seconds that never go backwards
         self._half = window / 2
         self._began = clock()
         self._newer = array("Q", _NOTHING)

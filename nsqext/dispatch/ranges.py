@@ -35,17 +35,11 @@ def position_of(key: bytes) -> int:
 
 
 class OwnedRange(NamedTuple, Generic[C]):
-    """A range of the hash space and the consumer that serves it.
+    """A range of the hash space and the consumer that serves it."""
 
-    Attributes:
-        low: its start, from 0.0, inclusive.
-        high: its end, up to 1.0, exclusive.
-        consumer: the consumer that serves it.
-    """
-
-    low: float
-    high: float
-    consumer: C
+    low: float  # its start, from 0.0, inclusive
+    high: float  # its end, up to 1.0, exclusive
+    consumer: C  # the consumer that serves it
 
 
 class KeyRanges(Generic[C]):
@@ -53,14 +47,7 @@ class KeyRanges(Generic[C]):
 
     Each consumer has one range. A new consumer receives the upper half of the busiest consumer's range. When a consumer
     is removed, the less busy one of its neighbours receives its range. `balance` moves the borders between ranges while
-    one consumer is busier than others; that is not in the note.
-
-    Args:
-        clock: seconds that never go backwards.
-        window: seconds over which messages are counted.
-
-    Raises:
-        InvalidSetting: the window is not positive.
+    one consumer is busier than others in the messages of a window of seconds; that is not in the note.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, window: float = 10.0) -> None:
@@ -82,9 +69,6 @@ class KeyRanges(Generic[C]):
         """Add a consumer, which receives the upper half of the busiest consumer's range.
 
         Among equally busy ones, the widest range is split; among equally wide ones, the lowest.
-
-        Raises:
-            InvalidInput: it has a range already.
         """
         if consumer in self._owners:
             raise InvalidInput(f"consumer {consumer!r} has a range already", hint="remove it first")
@@ -100,9 +84,6 @@ class KeyRanges(Generic[C]):
         """Remove a consumer; the less busy one of its neighbours receives its range.
 
         Among equally busy ones, the one with the narrower range; among equally narrow ones, the lower.
-
-        Raises:
-            InvalidInput: it has no range.
         """
         place = self._place_of(consumer)
         neighbours = [other for other in (place - 1, place + 1) if 0 <= other < len(self._owners)]
@@ -161,20 +142,13 @@ class KeyRanges(Generic[C]):
     # State
 
     def rate(self, consumer: C) -> float:
-        """Return the messages per second in the range of a consumer, over half of the window to all of it.
-
-        Raises:
-            InvalidInput: it has no range.
-        """
+        """Return the messages per second in the range of a consumer, over half of the window to all of it."""
         return self._load.rate(*self._bounds(self._place_of(consumer)))
 
     def share(self, consumer: C) -> float:
         """Return the part of the messages that a consumer is expected to receive, 0 to 1.
 
         The messages of the window decide; as far as they are few, the width of its range.
-
-        Raises:
-            InvalidInput: it has no range.
         """
         place = self._place_of(consumer)
         return self._weight(place) / sum(map(self._weight, range(len(self._owners))))

@@ -42,12 +42,7 @@ class UnreadableHeader(ValueError):
 def read_header(header: bytes, name: str) -> dict[str, Any]:
     """Return the members of a header; a JSON value that is not an object has none (captured: pub_ext).
 
-    Args:
-        header: the header.
-        name: the member that the caller needs; of equal names the first is used.
-
-    Raises:
-        UnreadableHeader: the server cannot parse it either.
+    Of equal names the last is used, except for ``name``: the first. Raises `UnreadableHeader` as the server does.
     """
     deep = header.count(b"{") + header.count(b"[") >= _MAX_DEPTH
     if deep or header.count(f'"{name}"'.encode()) > 1:
@@ -60,11 +55,7 @@ def read_header(header: bytes, name: str) -> dict[str, Any]:
 
 
 def read_leniently(header: bytes) -> dict[str, Any]:
-    """Return the members of a header, parsed as the server does; values that are not text are None.
-
-    Raises:
-        UnreadableHeader: the server cannot parse it either.
-    """
+    """Return the members of a header as the server parses it, or raise `UnreadableHeader`; only texts have values."""
     return _Reader(header).read()
 
 

@@ -35,11 +35,7 @@ class UnreadableFields(ValueError):
 
 
 def read_fields(body: bytes, schema: Schema) -> dict[str, Any]:
-    """Return the known members of a JSON object, by the schema's names; the body ``null`` has no members.
-
-    Raises:
-        UnreadableFields: the server cannot read it either.
-    """
+    """Return the known members of a JSON object or raise `UnreadableFields`, by the schema's names; null has none."""
     value = _load(body)
     return {} if value is None else _object(value, schema)
 
@@ -76,11 +72,7 @@ def _parse_shallow(text: str) -> Any:
 
 
 def _flattened(text: str) -> str:
-    """Check objects and arrays that are nested deeply, and put 0 in their place.
-
-    Raises:
-        ValueError: one of them is not JSON.
-    """
+    """Check objects and arrays that are nested deeply (`ValueError` if one is not JSON), and put 0 in their place."""
     open_parts: list[list[str]] = [[]]
     end = 0
     for token in _TOKEN.finditer(text):

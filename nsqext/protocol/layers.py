@@ -28,21 +28,12 @@ class Layer(Protocol):
         ...
 
     def decode(self, data: bytes) -> bytes:
-        """Return the bytes that ``data`` completes; it may be cut anywhere.
-
-        Raises:
-            ProtocolError: the bytes are not of this layer, or decode to more than is allowed.
-        """
+        """Return the bytes that ``data`` completes; it may be cut anywhere. Raises `ProtocolError`."""
         ...
 
 
 class DeflateLayer:
-    """A raw deflate stream in each direction, with a sync flush after everything that is sent.
-
-    Args:
-        level: 1 (quick) to 9 (small); 0 stores without compressing.
-        max_decoded: most bytes that one call of `decode` returns.
-    """
+    """A raw deflate stream in each direction, with a sync flush after everything that is sent; level 0 only stores."""
 
     __slots__ = ("_compressor", "_decompressor", "_max")
 
@@ -51,18 +42,14 @@ class DeflateLayer:
             raise InvalidSetting(f"deflate level {level!r} is not within 0..9")
         self._compressor = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
         self._decompressor = zlib.decompressobj(-zlib.MAX_WBITS)
-        self._max = max_decoded
+        self._max = max_decoded  # most bytes that one call of `decode` returns
 
     def encode(self, data: bytes) -> bytes:
         """Return the compressed bytes and a sync flush."""
         return self._compressor.compress(data) + self._compressor.flush(zlib.Z_SYNC_FLUSH)
 
     def decode(self, data: bytes) -> bytes:
-        """Return the bytes that ``data`` completes.
-
-        Raises:
-            ProtocolError: not a deflate stream, bytes after its end, or more than ``max_decoded`` bytes.
-        """
+        """Return the bytes that ``data`` completes; raises `ProtocolError`, too for more than ``max_decoded`` bytes."""
         stream = self._decompressor
         ended = stream.eof and data
         try:
@@ -85,14 +72,7 @@ _MAX_CHUNK_BODY = 4 + 32 + _MAX_CHUNK + _MAX_CHUNK // 6
 
 
 class SnappyLayer:
-    """The snappy framing format in each direction.
-
-    Args:
-        max_decoded: most bytes that one call of `decode` returns.
-
-    Raises:
-        InvalidSetting: the extra ``nsqext[snappy]`` is not installed.
-    """
+    """The snappy framing format in each direction; needs the extra ``nsqext[snappy]``."""
 
     __slots__ = ("_buffer", "_codec", "_compressor", "_error", "_max", "_skip", "_started")
 
@@ -104,7 +84,7 @@ class SnappyLayer:
         self._buffer = bytearray()
         self._skip = 0
         self._started = False
-        self._max = max_decoded
+        self._max = max_decoded  # most bytes that one call of `decode` returns
 
     def encode(self, data: bytes) -> bytes:
         """Return the chunks for ``data``; the first chunk starts the stream."""
@@ -112,11 +92,7 @@ class SnappyLayer:
         return bytes(self._compressor.flush())
 
     def decode(self, data: bytes) -> bytes:
-        """Return the bytes of the chunks that ``data`` completes.
-
-        Raises:
-            ProtocolError: not the snappy framing format, a wrong checksum, or more than ``max_decoded`` bytes.
-        """
+        """Return the bytes of the chunks that ``data`` completes; raises `ProtocolError`, too for too many bytes."""
         self._buffer += data
         chunks = self._take_chunks()
         if not chunks:
@@ -195,14 +171,7 @@ def _too_much(name: str, limit: int) -> ProtocolError:
 
 
 def import_cramjam(codec: str) -> ModuleType:
-    """Import the package that implements snappy and lz4.
-
-    Args:
-        codec: the compression, for the error.
-
-    Raises:
-        InvalidSetting: the package is not installed.
-    """
+    """Import the package that implements snappy and lz4, or raise `InvalidSetting`, which names the codec."""
     try:
         import cramjam
     except ImportError as error:

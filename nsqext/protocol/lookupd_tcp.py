@@ -59,27 +59,16 @@ _ALWAYS_SENT = ("broadcast_address", "hostname", "http_port", "tcp_port", "versi
 
 @frozen
 class PeerInfo:
-    """Body of IDENTIFY, which describes an nsqd, and of its response, which describes the nsqlookupd.
+    """Body of IDENTIFY, which describes an nsqd, and of its response, which describes the nsqlookupd."""
 
-    Attributes:
-        broadcast_address: host that clients connect to.
-        tcp_port: TCP port.
-        http_port: HTTP port.
-        version: version of the program.
-        hostname: name of the host.
-        topology_zone: zone of an nsqd of the original generation.
-        topology_region: region of an nsqd of the original generation.
-        distributed_id: id in the cluster; redesigned nodes only.
-    """
-
-    broadcast_address: str = ""
+    broadcast_address: str = ""  # host that clients connect to
     tcp_port: int = 0
     http_port: int = 0
-    version: str = ""
-    hostname: str = ""
-    topology_zone: str = ""
-    topology_region: str = ""
-    distributed_id: str = ""
+    version: str = ""  # version of the program
+    hostname: str = ""  # name of the host
+    topology_zone: str = ""  # zone of an nsqd of the original generation
+    topology_region: str = ""  # region of an nsqd of the original generation
+    distributed_id: str = ""  # id in the cluster; redesigned nodes only
 
     def encode(self) -> bytes:
         """Return the JSON body, with the names in the order in which the real servers write them."""
@@ -88,11 +77,7 @@ class PeerInfo:
 
     @classmethod
     def decode(cls, data: bytes) -> PeerInfo:
-        """Read the response to IDENTIFY.
-
-        Raises:
-            ProtocolError: it is not a JSON object of this kind.
-        """
+        """Read the response to IDENTIFY; raises `ProtocolError`."""
         try:
             return cls(**read_fields(data, _SCHEMA))
         except UnreadableFields as error:
@@ -133,32 +118,21 @@ def _registration(verb: str, topic: str, channel: str | None, partition: int | N
 
 
 def check_response(data: bytes, node: str | None = None) -> bytes:
-    """Return the data of a response.
-
-    Raises:
-        ServerError: nsqlookupd refused the command; it closes the connection.
-    """
+    """Return the data of a response; raises `ServerError` for a refusal, after which the connection is closed."""
     if data.startswith(b"E_"):
         raise server_error(data, node=node)
     return data
 
 
 class LookupdResponseParser:
-    """Split received bytes into responses; one response belongs to each command, in order.
-
-    Args:
-        max_size: largest response that is accepted, in bytes.
-
-    Attributes:
-        error: why the stream cannot be read any further; None while it can.
-    """
+    """Split received bytes into responses; one response belongs to each command, in order."""
 
     __slots__ = ("_buffer", "_max", "error")
 
     def __init__(self, max_size: int = _MAX_BODY) -> None:
         self._buffer = bytearray()
-        self._max = max_size
-        self.error: ProtocolError | None = None
+        self._max = max_size  # largest response that is accepted, in bytes
+        self.error: ProtocolError | None = None  # why the stream cannot be read any further; None while it can
 
     def feed(self, data: bytes) -> list[bytes]:
         """Add received bytes and return the complete responses. Never raises: check ``error``."""
@@ -193,34 +167,17 @@ def encode_response(data: bytes) -> bytes:
 
 
 class LookupdCommand(NamedTuple):
-    """A command of an nsqd.
+    """A command of an nsqd."""
 
-    Attributes:
-        verb: PING, IDENTIFY, REGISTER or UNREGISTER.
-        topic: of REGISTER and UNREGISTER.
-        channel: of REGISTER and UNREGISTER; empty for the topic as a whole.
-        partition: of REGISTER and UNREGISTER; `NO_PARTITION` where the nsqd does not name one.
-        peer: of IDENTIFY.
-    """
-
-    verb: str
-    topic: str = ""
-    channel: str = ""
-    partition: int = NO_PARTITION
-    peer: PeerInfo | None = None
+    verb: str  # PING, IDENTIFY, REGISTER or UNREGISTER
+    topic: str = ""  # of REGISTER and UNREGISTER
+    channel: str = ""  # of REGISTER and UNREGISTER; empty for the topic as a whole
+    partition: int = NO_PARTITION  # of REGISTER and UNREGISTER; `NO_PARTITION` where the nsqd does not name one
+    peer: PeerInfo | None = None  # of IDENTIFY
 
 
 class LookupdCommandParser:
-    """Split received bytes into commands, and refuse bad ones with the errors of the real servers.
-
-    Args:
-        partitions: REGISTER and UNREGISTER name a partition (redesigned generation). An nsqd of the original
-            generation may leave it out.
-        max_body_size: largest body of IDENTIFY, in bytes.
-
-    Attributes:
-        peer: body of IDENTIFY; None before it was received.
-    """
+    """Split received bytes into commands, and refuse bad ones with the errors of the real servers."""
 
     __slots__ = ("_body_expected", "_buffer", "_max_body_size", "_opened", "_partitions", "peer")
 
@@ -228,9 +185,11 @@ class LookupdCommandParser:
         self._buffer = bytearray()
         self._opened = False
         self._body_expected = False
+        # REGISTER and UNREGISTER name a partition (redesigned generation). An nsqd of the original generation may leave
+        # it out.
         self._partitions = partitions
-        self._max_body_size = max_body_size
-        self.peer: PeerInfo | None = None
+        self._max_body_size = max_body_size  # largest body of IDENTIFY, in bytes
+        self.peer: PeerInfo | None = None  # body of IDENTIFY; None before it was received
 
     def receive(self, data: bytes) -> None:
         """Add received bytes."""
@@ -239,8 +198,7 @@ class LookupdCommandParser:
     def next_command(self) -> LookupdCommand | None:
         """Return the next complete command; None when more bytes are needed.
 
-        Raises:
-            RequestError: the command is refused. Send its text with `encode_response`, then close the connection.
+        After a `RequestError`, send its text with `encode_response`, then close the connection.
         """
         if not self._opened and not self._read_magic():
             return None

@@ -54,14 +54,7 @@ class Record(msgspec.Struct, gc=False):
 
 
 def raw_size(body: int, header: int, extend: bool, version: int = 0) -> int:
-    """Return the bytes of a record in the queue, as trace replies and SUB_ADVANCED report them.
-
-    Args:
-        body: bytes of the body.
-        header: bytes of the header.
-        extend: whether the topic supports extend headers.
-        version: version of the extend part.
-    """
+    """Return the bytes of a record in the queue, as trace replies and SUB_ADVANCED report them."""
     return RECORD_OVERHEAD + body + ((3 + header if version else 1) if extend else 0)
 
 
@@ -80,11 +73,7 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(data: bytes, position: int = 0) -> tuple[Record, int]:
-    """Decode the record at a position; return it and the position after it.
-
-    Raises:
-        ProtocolError: the record is cut off, or its lengths contradict each other.
-    """
+    """Return the record at a position and the position after it; raises `ProtocolError` if it is not a whole one."""
     try:
         length, timestamp, attempts, internal_id, trace_id = _HEAD.unpack_from(data, position)
         stop = position + 4 + length

@@ -22,11 +22,6 @@ class TlsLayer:
     For the handshake, send what `pending` returns and pass received bytes to `decode`, until `ready`. `decode` may
     return data in the step that completes the handshake.
 
-    Args:
-        context: certificates and versions; a context of `ssl.create_default_context` verifies the server.
-        server_hostname: name that the server's certificate must have.
-        server_side: whether this is the server.
-
     Raises:
         InvalidSetting: the context checks names and there is no name.
     """
@@ -67,12 +62,7 @@ class TlsLayer:
         return self._out.read()
 
     def encode(self, data: bytes) -> bytes:
-        """Return the pending bytes and the records for ``data``.
-
-        Raises:
-            InvalidState: the handshake is not complete.
-            ProtocolError: the TLS connection failed.
-        """
+        """Return the pending bytes and the records for ``data``; raises `ProtocolError` if TLS failed."""
         if not self.ready:
             raise InvalidState("the TLS handshake is not complete")
         try:

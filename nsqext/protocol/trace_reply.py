@@ -21,14 +21,8 @@ def decode_trace_reply(data: bytes, trace_id: int) -> tuple[int, int, int, int]:
     """Return message id, trace id, offset and size from a response with trace.
 
     The response to MPUB_TRACE has id and offset of the batch's first message, trace id 0, and the size of the batch.
-
-    Args:
-        data: the response.
-        trace_id: trace id of the publish, which the response repeats; 0 for MPUB_TRACE.
-
-    Raises:
-        ProtocolError: it is not ``OK`` and 28 bytes, or names another trace id: responses no longer match commands. The
-            message may have been stored.
+    Raises `ProtocolError` if the response is none, or has another trace id: responses no longer match commands, and the
+    message may have been stored.
     """
     if len(data) == TRACE_REPLY_SIZE:
         start, message_id, replied, offset, size = _TRACE.unpack(data)

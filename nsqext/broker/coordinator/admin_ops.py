@@ -46,23 +46,15 @@ MAX_SYNC_EVERY = 4000
 
 
 class Refused(Exception):
-    """An operation was refused.
-
-    Attributes:
-        text: the real server's error text.
-    """
+    """An operation was refused."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.text = text
+        self.text = text  # the real server's error text
 
 
 def create_topic(coordinator: Coordinator, name: str, spec: TopicSpec) -> None:
-    """Create a topic; repeating it with an equal specification is no error (captured: topic_create).
-
-    Raises:
-        Refused: bad name or numbers, too few nodes, or the topic exists with another specification.
-    """
+    """Create a topic, or raise `Refused`; it may exist with an equal specification (captured: topic_create)."""
     if not is_valid_topic(name):
         raise Refused("invalid topic name")
     if spec.partition_num >= _MAX_PARTITIONS:
@@ -102,11 +94,7 @@ def _hosting() -> Iterator[None]:
 
 
 def delete_topic(coordinator: Coordinator, name: str) -> None:
-    """Delete a topic; consumers are closed.
-
-    Raises:
-        Refused: the topic does not exist.
-    """
+    """Delete a topic and close its consumers; raises `Refused` if it does not exist."""
     coordinator.remove_topic(_topic(coordinator, name, KEY_NOT_FOUND))
 
 
@@ -127,11 +115,7 @@ def update_topic(
     extend: bool = False,
     disable_channel_auto_create: bool | None = None,
 ) -> None:
-    """Change a topic; an upgrade to extend cannot be undone (captured: upgrade_meta).
-
-    Raises:
-        Refused: the topic does not exist, or there are too few nodes.
-    """
+    """Change a topic, or raise `Refused`; an upgrade to extend cannot be undone (captured: upgrade_meta)."""
     if not is_valid_topic(name):
         raise Refused("invalid topic name")
     if (retention_days or 0) > _MAX_RETENTION_DAYS:
@@ -213,10 +197,7 @@ def _make_registered(coordinator: Coordinator, name: str) -> None:
 def create_channel(coordinator: Coordinator, name: str, channel: str, kind: ChannelKind) -> None:
     """Create a channel of a type on every partition of a topic, or on none; a registering topic registers it.
 
-    An existing channel is changed to this type.
-
-    Raises:
-        Refused: a partition has no leader now, or the engine refuses the type (see `check_kind`).
+    An existing channel is changed to this type. Raises `Refused` if a partition has no leader, or by `check_kind`.
     """
     topic = coordinator.topics[name]
     sets = list(coordinator.partitions(name))
@@ -236,11 +217,7 @@ def create_channel(coordinator: Coordinator, name: str, channel: str, kind: Chan
 
 
 def expand_topic(coordinator: Coordinator, name: str, partition_num: int) -> None:
-    """Add partitions to a topic.
-
-    Raises:
-        Refused: the topic has more, does not exist, there are too few nodes, or the cluster is not stable.
-    """
+    """Add partitions to a topic; raises `Refused`, too while the cluster is not stable."""
     if not is_valid_topic(name):
         raise Refused("invalid topic name")
     if partition_num >= _MAX_PARTITIONS:
@@ -264,20 +241,10 @@ def expand_topic(coordinator: Coordinator, name: str, partition_num: int) -> Non
 async def move_partition(
     coordinator: Coordinator, name: str, partition: int, source: str, target: str, *, leader: bool
 ) -> None:
-    """Move a replica of a partition, or its leadership, to another node; return when that is done.
+    """Move a replica of a partition to another node, with ``leader`` its leadership; return when that is done.
 
+    A target without a replica takes over that of the source. Raises `Refused` with the real server's words.
     Cancellation leaves either the old or the new state, nothing in between.
-
-    Args:
-        coordinator: coordinator of the cluster.
-        name: the topic.
-        partition: number of the partition.
-        source: name of the old node.
-        target: name of the new node.
-        leader: move the leadership; a target without a replica takes over the replica as well.
-
-    Raises:
-        Refused: with the real server's words.
     """
     if source == target:
         raise Refused("move to and from node can not be the same")

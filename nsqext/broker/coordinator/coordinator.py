@@ -38,18 +38,12 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @frozen
 class CoordinatorOptions:
-    """Times of the coordinator, in seconds.
+    """Times of the coordinator, in seconds."""
 
-    Attributes:
-        lease: time after which a silent node counts as failed; 20 in the real cluster.
-        join_pause: how long writes wait while a replica that caught up joins the in-sync set; about 3 in the real
-            cluster.
-        replace_after: time after which a failed node is replaced by another one, if available.
-    """
-
-    lease: float = 0.3
+    lease: float = 0.3  # time after which a silent node counts as failed; 20 in the real cluster
+    # how long writes wait while a replica that caught up joins the in-sync set; about 3 in the real cluster
     join_pause: float = 0.05
-    replace_after: float = 600.0
+    replace_after: float = 600.0  # time after which a failed node is replaced by another one, if available
 
     def __attrs_post_init__(self) -> None:
         for name in ("lease", "join_pause", "replace_after"):
@@ -58,32 +52,20 @@ class CoordinatorOptions:
 
 
 class Coordinator:
-    """Topics, partitions and nodes of one cluster.
-
-    Args:
-        options: its times.
-
-    Attributes:
-        members: the nodes by name.
-        topics: the topics by name.
-        replica_sets: the replicas of each partition, by topic and number.
-        upgrading: an operator announced an upgrade.
-        watchers: called after each change of a topic or of roles in it, with its name.
-        catching_up: topic, partition and node of each replica that catches up now.
-        leases: what cancels the lease of each silent node.
-        separated: pairs of nodes that do not reach each other.
-    """
+    """Topics, partitions and nodes of one cluster."""
 
     def __init__(self, options: CoordinatorOptions | None = None) -> None:
-        self.options: CoordinatorOptions = options or CoordinatorOptions()
-        self.members: dict[str, Member] = {}
-        self.topics: dict[str, TopicState] = {}
-        self.replica_sets: dict[tuple[str, int], ReplicaSet] = {}
-        self.upgrading = False
+        self.options: CoordinatorOptions = options or CoordinatorOptions()  # its times
+        self.members: dict[str, Member] = {}  # the nodes by name
+        self.topics: dict[str, TopicState] = {}  # the topics by name
+        self.replica_sets: dict[tuple[str, int], ReplicaSet] = {}  # the replicas of each partition, by topic and number
+        self.upgrading = False  # an operator announced an upgrade
+        # called after each change of a topic or of roles in it, with its name
         self.watchers: list[Callable[[str], None]] = []
+        # topic, partition and node of each replica that catches up now
         self.catching_up: set[tuple[str, int, str]] = set()
-        self.leases: dict[str, anyio.CancelScope] = {}
-        self.separated: set[frozenset[str]] = set()
+        self.leases: dict[str, anyio.CancelScope] = {}  # what cancels the lease of each silent node
+        self.separated: set[frozenset[str]] = set()  # pairs of nodes that do not reach each other
         self._group: TaskGroup | None = None
         self._counted: dict[tuple[str, int], tuple[str, tuple[str, ...]]] = {}
         self._leads: Counter[str] = Counter()
@@ -170,11 +152,7 @@ class Coordinator:
     # Topics and replicas
 
     def open_partition(self, topic: TopicState, partition: int, state: PartitionState) -> None:
-        """Host a partition on its nodes.
-
-        Raises:
-            InvalidSetting: the disk of one of them cannot be used; no node hosts the partition then.
-        """
+        """Host a partition on its nodes; on none if a disk cannot be used (`InvalidSetting`)."""
         replicas = ReplicaSet(topic.name, partition, state, self.connected)
         try:
             for name in state.replicas:
@@ -203,11 +181,7 @@ class Coordinator:
             hand_over_channels(before, replicas.leader)
 
     def host(self, replicas: ReplicaSet, name: str) -> None:
-        """Host a replica of a partition on a node, as a follower at first.
-
-        Raises:
-            InvalidSetting: the node's disk cannot be used.
-        """
+        """Host a replica on a node, as a follower at first; raises `InvalidSetting` for an unusable disk."""
         meta = self.topics[replicas.topic].spec.meta()
         hosted = self.members[name].node.host(replicas.topic, replicas.partition, meta)
         hosted.leader = hosted.writable = False

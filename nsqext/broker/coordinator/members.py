@@ -15,29 +15,17 @@ __all__ = ("Member",)
 
 @define(eq=False)
 class Member:
-    """One node.
+    """One node."""
 
-    Attributes:
-        name: its name in the cluster, ``n1`` for example.
-        node: the nsqd; survives a kill, as its disk would.
-        tcp: address for clients.
-        http: address of its HTTP API.
-        number: its position among the nodes, from 1.
-        alive: its process runs.
-        isolated: it serves clients, and neither the coordinator nor other nodes reach it.
-        present: it is alive, or its lease has not expired.
-        removing: its partitions are being moved to other nodes.
-    """
-
-    name: str
-    node: Node
-    tcp: Address
-    http: Address
-    number: int
-    alive: bool = True
-    isolated: bool = False
-    present: bool = True
-    removing: bool = False
+    name: str  # its name in the cluster, ``n1`` for example
+    node: Node  # the nsqd; survives a kill, as its disk would
+    tcp: Address  # address for clients
+    http: Address  # address of its HTTP API
+    number: int  # its position among the nodes, from 1
+    alive: bool = True  # its process runs
+    isolated: bool = False  # it serves clients, and neither the coordinator nor other nodes reach it
+    present: bool = True  # it is alive, or its lease has not expired
+    removing: bool = False  # its partitions are being moved to other nodes
 
     @property
     def reachable(self) -> bool:

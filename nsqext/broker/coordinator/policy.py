@@ -14,15 +14,9 @@ __all__ = ("candidate", "drop_from_in_sync", "is_writable", "place", "promote")
 def place(
     spec: TopicSpec, load: Mapping[str, tuple[int, int]], existing: Mapping[int, PartitionState]
 ) -> dict[int, list[str]] | None:
-    """Choose nodes for the partitions that are not placed yet.
+    """Choose nodes for the partitions that are not placed yet, the leader first; None when there are too few nodes.
 
-    Args:
-        spec: specification of the topic.
-        load: for each usable node, how many partitions it leads and how many it holds.
-        existing: partitions that are placed already.
-
-    Returns:
-        For each new partition its nodes, the leader first; None when there are too few nodes.
+    ``load`` has for each usable node how many partitions it leads and how many it holds.
     """
     if len(load) < spec.nodes_needed():
         return None
@@ -62,13 +56,7 @@ def candidate(state: PartitionState, alive: Collection[str]) -> str | None:
 
 
 def promote(state: PartitionState, node: str, present: Collection[str]) -> None:
-    """Make an in-sync node the leader, with a higher epoch.
-
-    Args:
-        state: the partition.
-        node: the new leader.
-        present: nodes that are alive or whose lease has not expired; the others leave the in-sync replicas.
-    """
+    """Make an in-sync node the leader, with a higher epoch; nodes that are not present leave the in-sync replicas."""
     state.leader = node
     state.epoch += 1
     state.resigned = False

@@ -44,11 +44,7 @@ def cut_tail(source: Partition, target: Partition) -> None:
 
 
 def copy_records(source: Partition, target: Partition, most: int = _CHUNK) -> bool:
-    """Copy the next missing records to a replica; return whether the replica is complete.
-
-    Raises:
-        Refusal: the replica cannot write them to its disk.
-    """
+    """Copy the next missing records to a replica, or raise `Refusal` (full disk); return whether it is complete."""
     leader, done = source.log, target.log.end_count
     first = max(done, leader.start_count) + 1
     while gap := leader.gap_at(first):
@@ -107,23 +103,17 @@ def hand_over_channels(old: Partition, new: Partition) -> None:
 
 @define(eq=False)
 class ReplicaSet:
-    """One partition and the nodes that host it.
-
-    Attributes:
-        state: leader, replicas and in-sync replicas, as the coordinator decided.
-        hosts: the replica of each node.
-        reachable: tells whether a node answers another one; both are given by name, first the one that asks.
-        changes: wakes tasks that wait for a change.
-    """
+    """One partition and the nodes that host it."""
 
     topic: str
     partition: int
-    state: PartitionState
+    state: PartitionState  # leader, replicas and in-sync replicas, as the coordinator decided
+    # tells whether a node answers another one; both are given by name, first the one that asks
     reachable: Callable[[str, str], bool]
-    hosts: dict[str, Hosted] = field(factory=dict)
+    hosts: dict[str, Hosted] = field(factory=dict)  # the replica of each node
     _aligned: dict[str, int] = field(factory=dict, alias="aligned")
     _mirrored: dict[str, tuple[str, int, int]] = field(factory=dict, alias="mirrored")
-    changes: Waiters = field(factory=Waiters, init=False)
+    changes: Waiters = field(factory=Waiters, init=False)  # wakes tasks that wait for a change
     _refused: str = field(default="", init=False)
 
     @property
@@ -134,8 +124,7 @@ class ReplicaSet:
     def push(self, stored: Stored | None = None) -> bool:
         """Copy missing records to every in-sync follower; return whether all of them are complete.
 
-        Args:
-            stored: records that the leader appended last; a follower that lacks only these gets them without a search.
+        A follower that lacks only ``stored``, what the leader appended last, gets it without a search.
         """
         complete = True
         self._refused = ""
@@ -194,11 +183,11 @@ class ReplicaSet:
             leader.uncommit(held)
 
     async def replicate(self, stored: Stored) -> None:
-        """Return when every in-sync replica has the entries.
+        """Return when every in-sync replica has the entries; after an error the outcome is unknown.
 
         Raises:
-            RequestError: E_FAILED_ON_NOT_WRITABLE: the leader changed or lost its majority; the outcome is unknown.
-            Refusal: a replica cannot write the entries to its disk; the outcome is unknown.
+            RequestError: E_FAILED_ON_NOT_WRITABLE: the leader changed or lost its majority.
+            Refusal: a replica cannot write the entries to its disk.
         """
         epoch = self.state.epoch
         if self.state.leader not in self.hosts:  # the topic was deleted meanwhile

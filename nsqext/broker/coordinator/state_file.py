@@ -33,16 +33,11 @@ _Partitions = dict[tuple[str, int], PartitionState]
 
 
 class StateFile:
-    """Writes the topics and the roles of their partitions whenever they change, and reads them at the start.
-
-    Args:
-        coordinator: whose state is kept.
-        path: the file; it is replaced as a whole, so that a kill leaves the old one or the new one.
-    """
+    """Writes the topics and the roles of their partitions whenever they change, and reads them at the start."""
 
     def __init__(self, coordinator: Coordinator, path: Path) -> None:
-        self._coordinator = coordinator
-        self._path = path
+        self._coordinator = coordinator  # whose state is kept
+        self._path = path  # the file; it is replaced as a whole, so that a kill leaves the old one or the new one
         self._topics: dict[str, orjson.Fragment] = {}
         self._written = b""
         self._retry = False
@@ -91,10 +86,7 @@ class StateFile:
         """Open the topics of the file.
 
         If it is missing or damaged, the topics are rebuilt from the files of the nodes, with a warning; a damaged file
-        is renamed and kept.
-
-        Raises:
-            InvalidSetting: the file cannot be read, or no node of this cluster has all messages of a partition.
+        is renamed and kept. Raises `InvalidSetting` if no node of this cluster has all messages of a partition.
         """
         topics, partitions = self._read() or self._rebuild()
         for topic in topics:

@@ -13,29 +13,17 @@ __all__ = ("PartitionState", "TopicSpec", "TopicState")
 
 @frozen
 class TopicSpec:
-    """Specification of a topic; a topic with an equal one may be created again (captured: topic_create).
+    """Specification of a topic; a topic with an equal one may be created again (captured: topic_create)."""
 
-    Attributes:
-        partition_num: number of partitions.
-        replica: copies of each partition.
-        suggest_load: load for placement; stored, not used.
-        sync_every: messages between two syncs to the disk; 0 for the server's default.
-        retention_days: days that finished messages are kept; 0 for the server's default.
-        ordered: SUB_ORDERED is required; several partitions may live on one node.
-        multi_part: several partitions may live on one node.
-        extend: messages may carry JSON headers.
-        disable_channel_auto_create: channels have to be registered.
-    """
-
-    partition_num: int = 1
-    replica: int = 1
-    suggest_load: int = 0
-    sync_every: int = 0
-    retention_days: int = 0
-    ordered: bool = False
-    multi_part: bool = False
-    extend: bool = False
-    disable_channel_auto_create: bool = False
+    partition_num: int = 1  # number of partitions
+    replica: int = 1  # copies of each partition
+    suggest_load: int = 0  # load for placement; stored, not used
+    sync_every: int = 0  # messages between two syncs to the disk; 0 for the server's default
+    retention_days: int = 0  # days that finished messages are kept; 0 for the server's default
+    ordered: bool = False  # SUB_ORDERED is required; several partitions may live on one node
+    multi_part: bool = False  # several partitions may live on one node
+    extend: bool = False  # messages may carry JSON headers
+    disable_channel_auto_create: bool = False  # channels have to be registered
 
     @property
     def shares_nodes(self) -> bool:
@@ -44,10 +32,7 @@ class TopicSpec:
 
     @property
     def quorum(self) -> int:
-        """In-sync replicas that a write needs, more than half of the replicas.
-
-        Captured: failover_kill_leader.
-        """
+        """In-sync replicas that a write needs, more than half of the replicas, as captured in failover_kill_leader."""
         return self.replica // 2 + 1
 
     def nodes_needed(self) -> int:
@@ -68,23 +53,14 @@ class TopicSpec:
 
 @define
 class PartitionState:
-    """One partition.
+    """One partition."""
 
-    Attributes:
-        leader: the node that was elected last; it may be dead.
-        replicas: the nodes that hold a copy, in sync or not.
-        in_sync: replicas that have every acknowledged message, the leader included.
-        epoch: grows with each election.
-        resigned: the leader lost its majority (captured: failover_kill_follower).
-        joining: nodes about to join the in-sync replicas; writes wait for them.
-    """
-
-    leader: str
-    replicas: list[str]
-    in_sync: list[str]
-    epoch: int = 1
-    resigned: bool = False
-    joining: set[str] = field(factory=set)
+    leader: str  # the node that was elected last; it may be dead
+    replicas: list[str]  # the nodes that hold a copy, in sync or not
+    in_sync: list[str]  # replicas that have every acknowledged message, the leader included
+    epoch: int = 1  # grows with each election
+    resigned: bool = False  # the leader lost its majority (captured: failover_kill_follower)
+    joining: set[str] = field(factory=set)  # nodes about to join the in-sync replicas; writes wait for them
 
 
 @define

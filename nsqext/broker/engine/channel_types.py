@@ -31,11 +31,7 @@ def set_kind(partition: Partition, name: str, kind: ChannelKind) -> Channel:
 
 
 def check_kind(partition: Partition, name: str, wanted: ChannelKind) -> None:
-    """Check that a channel, which may not exist yet, can have a type.
-
-    Raises:
-        Refusal: the channel has another type and subscribers, or is ordered.
-    """
+    """Raise `Refusal` unless a channel, which may not exist yet, can have a type."""
     channel = partition.channels.get(name)
     kind = channel.kind if channel else PLAIN
     if kind.same(wanted):
@@ -47,13 +43,10 @@ def check_kind(partition: Partition, name: str, wanted: ChannelKind) -> None:
 
 
 def admit(partition: Partition, name: str, wanted: ChannelKind | None) -> Channel:
-    """Return the channel for a subscriber, or for a request to create it.
+    """Return the channel for a subscriber, or for a request to create it; raises `Refusal` as `check_kind`.
 
     Without a wanted type the channel keeps its own. The first subscriber chooses the type, unless it was chosen when
     the channel was created.
-
-    Raises:
-        Refusal: the channel has another type and subscribers, or is ordered.
     """
     channel = partition.channel(name)
     if wanted is None or (channel.kind.same(wanted) and (channel.kind.fixed or not wanted.fixed)):

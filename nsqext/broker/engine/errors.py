@@ -6,12 +6,8 @@ __all__ = ("Refusal",)
 
 
 class Refusal(Exception):
-    """The engine refuses a request.
-
-    Attributes:
-        text: the real server's text, without an error code; the caller adds the code of its command.
-    """
+    """The engine refuses a request."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.text = text
+        self.text = text  # the real server's text, without an error code; the caller adds the code of its command

@@ -29,37 +29,7 @@ __all__ = ("Partition",)
 
 
 class Partition:
-    """One partition of a topic on one node.
-
-    Args:
-        topic: name of the topic.
-        partition: number of the partition.
-        options: settings; with a ``data_path`` the partition is loaded from there.
-        schedule: ticks the partition when something is due; None if the caller ticks it.
-        budget: memory bound of the node; None for none.
-
-    Attributes:
-        topic: name of the topic.
-        partition: number of the partition.
-        options: settings.
-        extend: messages carry extend headers.
-        ordered: channels are consumed with SUB_ORDERED only.
-        log: the queue.
-        channels: channels by name.
-        committed: number of the last committed message.
-        readable: number of the last message that channels may read.
-        readable_offset: offset behind that message.
-        suspended: another node leads the partition, so consumers are refused.
-        paused: messages are not passed to channels (original server).
-        touched: a deadline may have changed since the last `tick`.
-        changes: grows with every change of the channels' persistent state, and when records are removed.
-        message_count: messages stored since the partition was opened.
-        message_bytes: bytes of their bodies.
-        on_channel_deleted: called with the name of a deleted channel; None for no callback.
-
-    Raises:
-        InvalidSetting: the data in ``data_path`` cannot be used.
-    """
+    """One partition of a topic on one node; raises `InvalidSetting` if the data in its ``data_path`` cannot be used."""
 
     def __init__(
         self,
@@ -70,25 +40,26 @@ class Partition:
         schedule: Schedule | None = None,
         budget: MemoryBudget | None = None,
     ) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.options: PartitionOptions = options or PartitionOptions()
-        self.extend: bool = self.options.extend
-        self.ordered: bool = self.options.ordered
-        self.log: Log = Log(segment_bytes=self.options.segment_bytes, budget=budget)
-        self.channels: dict[str, Channel] = {}
-        self.committed: int = 0
-        self.readable: int = 0
-        self.readable_offset: int = 0
-        self.suspended: bool = False
-        self.paused: bool = False
-        self.touched: bool = False
-        self.changes: int = 0
-        self.message_count: int = 0
-        self.message_bytes: int = 0
+        self.topic = topic  # name of the topic
+        self.partition = partition  # number of the partition
+        self.options: PartitionOptions = options or PartitionOptions()  # settings
+        self.extend: bool = self.options.extend  # messages carry extend headers
+        self.ordered: bool = self.options.ordered  # channels are consumed with SUB_ORDERED only
+        self.log: Log = Log(segment_bytes=self.options.segment_bytes, budget=budget)  # the queue
+        self.channels: dict[str, Channel] = {}  # channels by name
+        self.committed: int = 0  # number of the last committed message
+        self.readable: int = 0  # number of the last message that channels may read
+        self.readable_offset: int = 0  # offset behind that message
+        self.suspended: bool = False  # another node leads the partition, so consumers are refused
+        self.paused: bool = False  # messages are not passed to channels (original server)
+        self.touched: bool = False  # a deadline may have changed since the last `tick`
+        self.changes: int = 0  # grows with every change of the channels' persistent state, and when records are removed
+        self.message_count: int = 0  # messages stored since the partition was opened
+        self.message_bytes: int = 0  # bytes of their bodies
+        # called with the name of a deleted channel; None for no callback
         self.on_channel_deleted: Callable[[str], None] | None = None
-        self._schedule = schedule
-        self._budget = budget
+        self._schedule = schedule  # ticks the partition when something is due; None if the caller ticks it
+        self._budget = budget  # memory bound of the node; None for none
         self._classic = self.options.generation == "nsq"
         # captured: the first id of a node without a cluster is 1
         self._counter = FIRST_COUNTER if self.options.coordinated else FIRST_COUNTER - 1
@@ -141,11 +112,7 @@ class Partition:
     # The queue
 
     def put(self, messages: list[NewMessage]) -> Stored:
-        """Append messages to the queue; channels read them after `commit`.
-
-        Raises:
-            Refusal: unfinished messages take all the memory, the disk is full, or the partition is closed.
-        """
+        """Append messages to the queue, or raise `Refusal`; channels read them after `commit`."""
         if self._closed:
             raise Refusal("exiting")
         budget = self._budget
@@ -218,17 +185,11 @@ class Partition:
             self.truncate(stored.offset)
 
     def append_replica(self, entries: list[Entry], *, leader_start: int | None = None) -> None:
-        """Append records of the leader; if the leader starts behind the end of this queue, the queue restarts there.
+        """Append records of the leader, in order; a jump between them is a gap of its queue.
 
-        Args:
-            entries: the records, in order; a jump between them is a gap of the leader's queue.
-            leader_start: offset where the leader's queue starts; None if the first record is its start.
-
-        A replica accepts what its leader accepted, and removes only what the leader removed: it learns late how far the
-        channels are, and may become the leader.
-
-        Raises:
-            Refusal: the disk cannot be written.
+        If the leader's queue starts (at ``leader_start``; None for the first record) behind the end of this one, this
+        one restarts there. A replica accepts what its leader accepted, and removes only what the leader removed: it
+        learns late how far the channels are, and may become the leader. Raises `Refusal` if the disk cannot be written.
         """
         log = self.log
         if entries[0].offset != log.end_offset and (leader_start is None or leader_start > log.end_offset):
@@ -261,11 +222,7 @@ class Partition:
     # Memory
 
     def _make_room(self) -> None:
-        """Free memory.
-
-        Raises:
-            Refusal: the unfinished messages of the partition, or of the node, exceed the bound.
-        """
+        """Free memory; raises `Refusal` if unfinished messages of the partition, or of the node, exceed the bound."""
         self.free_memory()
         bound, budget = self.options.memory_bytes, self._budget
         if self.log.held > bound and self._storage is None:
@@ -290,11 +247,7 @@ class Partition:
             self.log.shrink(0)
 
     def _trim(self, keep: int) -> None:
-        """Remove finished messages.
-
-        Args:
-            keep: bytes of the end of the queue that stay.
-        """
+        """Remove finished messages, except those in so many bytes of the end of the queue."""
         if self.suspended:
             return
         slowest = min((channel.acked.offset for channel in self.channels.values()), default=self.readable_offset)
@@ -416,8 +369,7 @@ class Partition:
     def tick(self) -> float | None:
         """Process what is due in the channels and on disk, and free memory of finished messages.
 
-        Returns:
-            Clock time of the next call that is needed; None until `touch` is called.
+        Returns the clock time of the next call that is needed; None until `touch` is called.
         """
         self.touched = True  # what the channels change now is part of the result
         due = min((channel.tick() for channel in self._all_channels()), default=inf)
@@ -456,11 +408,9 @@ class Partition:
             channel.pump()
 
     def close(self, *, destroy: bool = False, save: bool = True) -> None:
-        """Close the clients of all channels and the files.
+        """Close the clients of all channels and the files, which are removed with ``destroy``.
 
-        Args:
-            destroy: the topic is deleted: remove the files.
-            save: write the channels' positions; without it the files are left as by a killed process.
+        Without ``save`` the files are left as by a killed process.
         """
         self._closed = True
         for channel in self._all_channels():

@@ -21,50 +21,31 @@ _COUNTERS = (1 << COUNTER_BITS) - 1
 
 
 class NewMessage(msgspec.Struct, eq=False, gc=False):
-    """A message to store.
-
-    Attributes:
-        body: the body.
-        trace_id: trace id of the publisher; 0 for none.
-        header: extend header; empty for none.
-        version: version of the extend part: 0 none, 4 JSON.
-        delay: seconds before it is delivered (DPUB of the original server).
-    """
+    """A message to store."""
 
     body: bytes
-    trace_id: int = 0
-    header: bytes = b""
-    version: int = 0
-    delay: float = 0.0
+    trace_id: int = 0  # trace id of the publisher; 0 for none
+    header: bytes = b""  # extend header; empty for none
+    version: int = 0  # version of the extend part: 0 none, 4 JSON
+    delay: float = 0.0  # seconds before it is delivered (DPUB of the original server)
 
 
 @define(eq=False)
 class Stored:
-    """The stored messages of one publish.
+    """The stored messages of one publish."""
 
-    Attributes:
-        message_id: internal id of the first message.
-        offset: offset of the first message.
-        size: raw bytes of all messages.
-        entries: the messages.
-        parts: of a large batch, the parts that were stored one after the other; replicas copy it in the same parts.
-    """
-
-    message_id: int
-    offset: int
-    size: int
-    entries: list[Entry]
+    message_id: int  # internal id of the first message
+    offset: int  # offset of the first message
+    size: int  # raw bytes of all messages
+    entries: list[Entry]  # the messages
+    # of a large batch, the parts that were stored one after the other; replicas copy it in the same parts
     parts: Sequence[Stored] = ()
 
 
 def as_entries(messages: list[NewMessage], log: Log, first: tuple[int, int, int], extend: bool) -> list[Entry]:
-    """Return the records of messages at the end of a queue.
+    """Return the records of messages at the end of a queue, which is not changed.
 
-    Args:
-        messages: the messages.
-        log: the queue; it is not changed.
-        first: partition, counter and time stamp of the first message; counter and time stamp grow by one per message.
-        extend: messages of the topic carry extend headers.
+    ``first`` is partition, counter and time stamp of the first message; the latter two grow by one per message.
     """
     partition, counter, timestamp = first
     internal_id = partition << COUNTER_BITS | counter

@@ -27,13 +27,10 @@ class Schedule:
 
     A partition whose deadlines may have changed is added with `add` and ticked by the next `run`; afterwards it is
     ticked when its own next deadline passes.
-
-    Attributes:
-        on_change: called when the first item was added since the last `run`.
     """
 
     def __init__(self) -> None:
-        self.on_change: Callable[[], None] = _nothing
+        self.on_change: Callable[[], None] = _nothing  # called when the first item was added since the last `run`
         self._changed: dict[Scheduled, None] = {}
         self._deadlines: dict[Scheduled, float] = {}
         self._heap: list[tuple[float, int, Scheduled]] = []
@@ -58,11 +55,7 @@ class Schedule:
         self._deadlines.pop(item, None)
 
     def run(self, now: float) -> None:
-        """Tick everything that changed or is due.
-
-        Args:
-            now: clock time.
-        """
+        """Tick everything that changed or is due at a clock time."""
         due, self._changed = self._changed, {}
         while self._heap and self._heap[0][0] <= now:
             deadline, _, item = heappop(self._heap)

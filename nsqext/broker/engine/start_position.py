@@ -32,24 +32,15 @@ def _parse_int64(text: str) -> int:
 
 @frozen
 class StartPosition:
-    """A position of SUB_ADVANCED and ``/channel/setoffset``.
+    """A position of SUB_ADVANCED and ``/channel/setoffset``."""
 
-    Attributes:
-        kind: ``timestamp`` (seconds since 1970), ``virtual_queue`` (bytes), ``msgcount`` (from 1; 0 means 1) or
-            ``special``.
-        value: its number.
-    """
-
+    # ``timestamp`` (seconds since 1970), ``virtual_queue`` (bytes), ``msgcount`` (from 1; 0 means 1) or ``special``
     kind: str
-    value: int
+    value: int  # its number
 
     @classmethod
     def parse(cls, text: str) -> StartPosition:
-        """Read ``kind:number``.
-
-        Raises:
-            Refusal: with the real server's text (captured: sub_advanced_offset_errors).
-        """
+        """Read ``kind:number``; raises `Refusal` with the real server's text (captured: sub_advanced_offset_errors)."""
         kind, colon, number = text.partition(":")
         if not colon or ":" in number or kind not in _KINDS:
             raise Refusal(f"invalid consume offset:{text}")
@@ -58,12 +49,7 @@ class StartPosition:
     def find(self, log: Log, *, coordinated: bool = True) -> tuple[int, int]:
         """Return the offset and the number of messages before it; a position inside a record selects the next record.
 
-        Args:
-            log: the queue.
-            coordinated: the node belongs to a cluster; a standalone node only finds the end.
-
-        Raises:
-            Refusal: with the real server's text.
+        A node without a cluster finds only the end. Raises `Refusal` with the real server's text.
         """
         if self.kind == "special":
             if self.value != -1:

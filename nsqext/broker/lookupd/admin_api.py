@@ -23,11 +23,7 @@ _MEBIBYTE = 1024 * 1024
 
 
 def must_lead(lookupd: Lookupd, status: int = 400, text: str = "Not nsqlookup leader") -> None:
-    """Refuse a request that only the leader of the lookup nodes serves.
-
-    Raises:
-        HttpFault: this node does not lead.
-    """
+    """Refuse a request that only the leader of the lookup nodes serves."""
     if not lookupd.is_leader:
         raise HttpFault(status, text)
 

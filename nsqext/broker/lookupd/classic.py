@@ -22,19 +22,12 @@ __all__ = ("ClassicLookupd", "classic_app")
 
 @define(eq=False)
 class ClassicLookupd(LookupNode):
-    """One lookup node that nsqd register at over TCP: of the original generation, or redesigned without a cluster.
+    """One lookup node that nsqd register at over TCP: of the original generation, or redesigned without a cluster."""
 
-    Attributes:
-        registry: the registrations.
-        version: version that it reports.
-        broadcast_address: its host in the response to IDENTIFY.
-        view: the registrations that it shows; another registry while a fault is injected.
-    """
-
-    registry: Registry
-    version: str
-    broadcast_address: str = "127.0.0.1"
-    view: Registry = field(init=False)
+    registry: Registry  # the registrations
+    version: str  # version that it reports
+    broadcast_address: str = "127.0.0.1"  # its host in the response to IDENTIFY
+    view: Registry = field(init=False)  # the registrations that it shows; another registry while a fault is injected
 
     @view.default
     def _all(self) -> Registry:

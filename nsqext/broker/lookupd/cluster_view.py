@@ -17,32 +17,20 @@ __all__ = ("ClusterView", "LiveView", "PartitionView", "Peer", "Snapshot", "Topi
 
 @frozen
 class Peer:
-    """A node that is connected to the lookup node.
+    """A node that is connected to the lookup node."""
 
-    Attributes:
-        name: its name in the cluster.
-        address: ``host:http_port``, the name that tombstones use.
-        entry: its entry in the response to ``/lookup``.
-    """
-
-    name: str
-    address: str
-    entry: Mapping[str, Any]
+    name: str  # its name in the cluster
+    address: str  # ``host:http_port``, the name that tombstones use
+    entry: Mapping[str, Any]  # its entry in the response to ``/lookup``
 
 
 @frozen
 class PartitionView:
-    """One partition.
+    """One partition."""
 
-    Attributes:
-        registered: the connected node that registered as its leader; it accepts writes.
-        reader: the node for consumers; it may accept no writes at the moment.
-        channels: channels that the leader registered; empty while it accepts no writes.
-    """
-
-    registered: str | None
-    reader: str | None
-    channels: tuple[str, ...]
+    registered: str | None  # the connected node that registered as its leader; it accepts writes
+    reader: str | None  # the node for consumers; it may accept no writes at the moment
+    channels: tuple[str, ...]  # channels that the leader registered; empty while it accepts no writes
 
 
 @frozen

@@ -20,21 +20,13 @@ _UNKNOWN = Address("127.0.0.1", 0)
 
 @define(eq=False, kw_only=True)
 class LookupNode(ABC):
-    """One lookup node without its sockets.
+    """One lookup node without its sockets."""
 
-    Attributes:
-        name: its name in the cluster, ``l1`` for example.
-        tcp: address of its TCP side.
-        http: address of its HTTP API.
-        delay: seconds by which each response is delayed.
-        alive: it runs.
-    """
-
-    name: str = "nsqlookupd"
-    tcp: Address = _UNKNOWN
-    http: Address = _UNKNOWN
-    delay: float = 0.0
-    alive: bool = True
+    name: str = "nsqlookupd"  # its name in the cluster, ``l1`` for example
+    tcp: Address = _UNKNOWN  # address of its TCP side
+    http: Address = _UNKNOWN  # address of its HTTP API
+    delay: float = 0.0  # seconds by which each response is delayed
+    alive: bool = True  # it runs
 
     @abstractmethod
     def show_current(self) -> None:

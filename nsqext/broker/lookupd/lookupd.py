@@ -17,21 +17,14 @@ __all__ = ("Lookupd", "LookupdGroup")
 
 @define(eq=False)
 class Lookupd(LookupNode):
-    """One lookup node.
+    """One lookup node."""
 
-    Attributes:
-        coordinator: coordinator of its cluster.
-        group: the lookup nodes of the cluster.
-        view: what it shows of the cluster.
-        hidden: for each topic, the nodes that access=w does not show (tombstones), as ``host:http_port``.
-        write_disabled: ``all``, ``ordered`` or empty (`/disable/write`).
-    """
-
-    coordinator: Coordinator
-    group: LookupdGroup
-    view: ClusterView = field(init=False)
+    coordinator: Coordinator  # coordinator of its cluster
+    group: LookupdGroup  # the lookup nodes of the cluster
+    view: ClusterView = field(init=False)  # what it shows of the cluster
+    # for each topic, the nodes that access=w does not show (tombstones), as ``host:http_port``
     hidden: dict[str, set[str]] = field(factory=dict, init=False)
-    write_disabled: str = field(default="", init=False)
+    write_disabled: str = field(default="", init=False)  # ``all``, ``ordered`` or empty (`/disable/write`)
 
     @view.default
     def _live(self) -> ClusterView:
@@ -74,19 +67,12 @@ class Lookupd(LookupNode):
 
 @define(eq=False)
 class LookupdGroup:
-    """The lookup nodes of a cluster, one of which is the leader.
+    """The lookup nodes of a cluster, one of which is the leader."""
 
-    Attributes:
-        nodes: all of them, in order.
-        hidden: ids that `/listlookup` does not show (`/cluster/lookupd/tombstone`).
-        epoch: grows with each change of the leader.
-        leader: the leader; None before the first election.
-    """
-
-    nodes: list[Lookupd] = field(factory=list)
-    hidden: set[str] = field(factory=set)
-    epoch: int = 0
-    leader: Lookupd | None = None
+    nodes: list[Lookupd] = field(factory=list)  # all of them, in order
+    hidden: set[str] = field(factory=set)  # ids that `/listlookup` does not show (`/cluster/lookupd/tombstone`)
+    epoch: int = 0  # grows with each change of the leader
+    leader: Lookupd | None = None  # the leader; None before the first election
 
     def elect(self) -> None:
         """Elect the first node that is alive, unless the present leader is."""

@@ -20,13 +20,7 @@ __all__ = ("registry_metrics", "view_metrics")
 
 
 def view_metrics(view: ClusterView, version: str, *, leads: bool) -> Response:
-    """Return the metrics of a lookup node of the redesigned generation.
-
-    Args:
-        view: what it shows of the cluster.
-        version: its version.
-        leads: it leads the lookup nodes.
-    """
+    """Return the metrics of a lookup node of the redesigned generation."""
     topics = {name: topic for name in view.names() if (topic := view.topic(name)) is not None}
     channels = {
         name: len({channel for found in topic.partitions.values() for channel in found.channels})
@@ -59,13 +53,7 @@ def view_metrics(view: ClusterView, version: str, *, leads: bool) -> Response:
 
 
 def registry_metrics(view: Registry, version: str, generation: str) -> Response:
-    """Return the metrics of a lookup node that nsqd register at.
-
-    Args:
-        view: the registrations that it shows.
-        version: its version.
-        generation: ``nsq``, or ``ha`` for redesigned nsqd without a cluster.
-    """
+    """Return the metrics of a lookup node that nsqd register at."""
     topics = sorted({one.key for one in view.find("topic", "*")})
 
     def found() -> Iterator[Metric]:

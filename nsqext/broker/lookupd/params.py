@@ -19,15 +19,7 @@ __all__ = ("read_channel", "read_deletion", "read_kind", "read_log_level", "read
 
 
 def read_number(text: str, fault: str = "") -> int:
-    """Return a signed 64-bit number.
-
-    Args:
-        text: its digits.
-        fault: text of the error; by default the error names the text.
-
-    Raises:
-        HttpFault: it is not a number.
-    """
+    """Return a signed 64-bit number, or raise the fault; by default its text names the number."""
     try:
         return parse_int(text)
     except ValueError as error:
@@ -35,11 +27,7 @@ def read_number(text: str, fault: str = "") -> int:
 
 
 def read_ranged(text: str, low: int, high: int, fault: str) -> int:
-    """Return a number within bounds.
-
-    Raises:
-        HttpFault: it is not; ``fault`` is the text of the error.
-    """
+    """Return a number within bounds, or raise the fault."""
     value = read_number(text, fault)
     if not low <= value <= high:
         raise HttpFault(400, fault)

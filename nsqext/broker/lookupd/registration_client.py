@@ -49,27 +49,16 @@ _Encode = Callable[[str, "str | None", "int | None"], bytes]
 
 @define(eq=False)
 class _LookupConnection:
-    """Connection to one lookup node; while it is closed, `stream` is None.
+    """Connection to one lookup node; while it is closed, `stream` is None."""
 
-    Attributes:
-        address: ``host:port`` of the lookup node's TCP side.
-        info: its response to IDENTIFY; None before.
-        reported: its failure was logged; the next one is logged after it was connected again.
-    """
-
-    address: str
+    address: str  # ``host:port`` of the lookup node's TCP side
     stream: SocketStream | None = None
-    info: PeerInfo | None = None
-    reported: bool = False
+    info: PeerInfo | None = None  # its response to IDENTIFY; None before
+    reported: bool = False  # its failure was logged; the next one is logged after it was connected again
     _parser: LookupdResponseParser = field(factory=LookupdResponseParser, init=False)
 
     async def connect(self, identity: PeerInfo) -> None:
-        """Connect and identify.
-
-        Raises:
-            NsqError: the lookup node refuses IDENTIFY, or its response is invalid.
-            OSError, BrokenResourceError, EndOfStream, TimeoutError: the lookup node cannot be reached.
-        """
+        """Connect and identify; raises one of `_FAILURES`."""
         address = split_address(self.address)
         with anyio.fail_after(_TIMEOUT):
             self.stream = await anyio.connect_tcp(address.host, address.port)
@@ -101,17 +90,7 @@ def _log_command(connection: _LookupConnection, command: bytes) -> None:
 
 
 class RegistrationClient:
-    """Registers the topics and channels of a node at lookup nodes.
-
-    Args:
-        node: the node; its ``on_…`` callbacks are set.
-        tcp: address for clients.
-        http: address of the node's HTTP API.
-        ping_interval: seconds between two PINGs; failed connections are retried at the same time.
-        partitions: register partitions (redesigned generation) instead of topics.
-        known_channels: returns the channels of a topic that lookup nodes of this process know; None to ask lookup nodes
-            over HTTP.
-    """
+    """Registers the topics and channels of a node at lookup nodes."""
 
     def __init__(
         self,
@@ -123,10 +102,11 @@ class RegistrationClient:
         partitions: bool = False,
         known_channels: Callable[[str], Iterable[str]] | None = None,
     ) -> None:
-        self.node = node
-        self._partitions = partitions
+        self.node = node  # the node; its ``on_…`` callbacks are set
+        self._partitions = partitions  # register partitions (redesigned generation) instead of topics
+        # returns the channels of a topic that lookup nodes of this process know; None to ask lookup nodes over HTTP
         self._known_channels = known_channels
-        self.ping_interval = ping_interval
+        self.ping_interval = ping_interval  # seconds between two PINGs; failed connections are retried at the same time
         self._identity = PeerInfo(
             broadcast_address=node.options.broadcast_address,
             tcp_port=tcp.port,
@@ -140,7 +120,7 @@ class RegistrationClient:
         self._commands: list[bytes] = []
         self._wakeup = Wakeup()
         self._tasks: TaskGroup | None = None
-        self._http = HttpClient(_TIMEOUT)
+        self._http = HttpClient(_TIMEOUT)  # address of the node's HTTP API
         self._questions = anyio.CapacityLimiter(_QUESTIONS)
         node.on_topic_created = self._topic_created
         node.on_topic_deleted = lambda topic: self._queue(unregister(topic))

@@ -32,17 +32,11 @@ class Registration(NamedTuple):
 
 @define(eq=False)
 class RegisteredNode:
-    """An nsqd that sent IDENTIFY.
+    """An nsqd that sent IDENTIFY."""
 
-    Attributes:
-        id: its end of the connection, ``host:port``.
-        members: its entry in `/lookup`.
-        last_seen: time of its last PING, in nanoseconds since 1970.
-    """
-
-    id: str
-    members: dict[str, Any]
-    last_seen: int
+    id: str  # its end of the connection, ``host:port``
+    members: dict[str, Any]  # its entry in `/lookup`
+    last_seen: int  # time of its last PING, in nanoseconds since 1970
 
     @property
     def address(self) -> str:
@@ -52,30 +46,19 @@ class RegisteredNode:
 
 @define(eq=False)
 class Producer:
-    """A node in one registration.
+    """A node in one registration."""
 
-    Attributes:
-        node: the nsqd.
-        hidden_at: when a tombstone was set, in nanoseconds since 1970; None without one.
-    """
-
-    node: RegisteredNode
-    hidden_at: int | None = None
+    node: RegisteredNode  # the nsqd
+    hidden_at: int | None = None  # when a tombstone was set, in nanoseconds since 1970; None without one
 
 
 @define(eq=False)
 class Registry:
-    """All registrations of one lookup node.
+    """All registrations of one lookup node."""
 
-    Attributes:
-        wall: nanoseconds since 1970.
-        inactive_timeout: seconds without PING after which a node is not shown.
-        tombstone_lifetime: seconds that a tombstone hides a node.
-    """
-
-    wall: Callable[[], int]
-    inactive_timeout: float = 300.0
-    tombstone_lifetime: float = 45.0
+    wall: Callable[[], int]  # nanoseconds since 1970
+    inactive_timeout: float = 300.0  # seconds without PING after which a node is not shown
+    tombstone_lifetime: float = 45.0  # seconds that a tombstone hides a node
     _table: dict[Registration, dict[str, Producer]] = field(factory=dict, init=False)
     _by_key: dict[tuple[str, str], dict[Registration, None]] = field(factory=dict, init=False)
 
@@ -101,10 +84,7 @@ class Registry:
             producers.setdefault(node.id, Producer(node))
 
     def remove(self, registration: Registration, node: RegisteredNode | None = None) -> None:
-        """Remove a registration, or one node from it.
-
-        A registration without nodes stays, unless it is of an ephemeral topic or channel.
-        """
+        """Remove a registration, or one node from it; without nodes it stays, unless it is of an ephemeral name."""
         if node is None:
             self._delete(registration)
             return

@@ -29,23 +29,14 @@ _ACCEPT_PAUSE = 0.05
 
 @define(eq=False)
 class LookupSession:
-    """One connection of an nsqd: executes its commands and returns the responses.
+    """One connection of an nsqd: executes its commands and returns the responses."""
 
-    Attributes:
-        registry: the registrations.
-        remote: the nsqd's end of the connection, ``host:port``.
-        own: response to IDENTIFY.
-        partitions: registrations name a partition after the topic (redesigned generation).
-        node: the nsqd; None before IDENTIFY.
-        closing: close the connection after the responses.
-    """
-
-    registry: Registry
-    remote: str
-    own: PeerInfo
-    partitions: bool = False
-    node: RegisteredNode | None = field(default=None, init=False)
-    closing: bool = field(default=False, init=False)
+    registry: Registry  # the registrations
+    remote: str  # the nsqd's end of the connection, ``host:port``
+    own: PeerInfo  # response to IDENTIFY
+    partitions: bool = False  # registrations name a partition after the topic (redesigned generation)
+    node: RegisteredNode | None = field(default=None, init=False)  # the nsqd; None before IDENTIFY
+    closing: bool = field(default=False, init=False)  # close the connection after the responses
     _parser: LookupdCommandParser = field(init=False)
 
     @_parser.default
@@ -125,27 +116,17 @@ class LookupSession:
 
 
 class LookupTcpServer:
-    """Accepts connections of nsqd.
-
-    Args:
-        lookupd: the lookup node.
-        partitions: registrations name a partition after the topic (redesigned generation).
-    """
+    """Accepts connections of nsqd."""
 
     def __init__(self, lookupd: ClassicLookupd, *, partitions: bool = False) -> None:
-        self._lookupd = lookupd
-        self._partitions = partitions
+        self._lookupd = lookupd  # the lookup node
+        self._partitions = partitions  # registrations name a partition after the topic (redesigned generation)
         self._scope = anyio.CancelScope()
 
     async def serve(
         self, listener: socket.socket, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
     ) -> None:
-        """Serve until `kill` or cancellation.
-
-        Args:
-            listener: a listening socket; the server closes it.
-            task_status: started when connections are accepted.
-        """
+        """Serve at a listening socket until `kill` or cancellation, then close it."""
         try:
             with self._scope:
                 async with anyio.create_task_group() as tasks:

@@ -20,15 +20,11 @@ __all__ = ("AuthClient", "auth", "check_auth", "recheck_auth")
 
 
 class AuthClient(Protocol):
-    """The part of a session that authorization depends on.
-
-    Attributes:
-        authorizations: result of AUTH; None before.
-    """
+    """The part of a session that authorization depends on."""
 
     node: Node
     peer: str
-    authorizations: Authorizations | None
+    authorizations: Authorizations | None  # result of AUTH; None before
 
     @property
     def common_name(self) -> str:
@@ -45,11 +41,7 @@ class AuthClient(Protocol):
 
 
 def auth(client: AuthClient, command: Command) -> Awaitable[None]:
-    """Run AUTH.
-
-    Raises:
-        RequestError: the client has authorizations already, or the node has no auth server.
-    """
+    """Run AUTH; it is refused without an auth server, and to a client that has authorizations already."""
     if client.authorizations is not None:
         raise RequestError("E_INVALID", f"AUTH {_cased(client, 'Already')} set")
     if not client.node.limits.auth:
@@ -78,19 +70,9 @@ async def _query(client: AuthClient, secret: bytes) -> Authorizations | None:
 
 
 def check_auth(client: AuthClient, command: str, topic: str, channel: str) -> bool:
-    """Check that a client may run a command.
+    """Refuse a command unless the client may subscribe to a channel, or publish if that is empty.
 
-    Args:
-        client: the client.
-        command: name of the command, for the error.
-        topic: topic to publish or to subscribe to.
-        channel: empty for publishing.
-
-    Returns:
-        False when the authorizations have expired: then `recheck_auth` has to be awaited.
-
-    Raises:
-        RequestError: the client is not allowed to.
+    Returns False when the authorizations have expired: then `recheck_auth` has to be awaited.
     """
     if not client.node.limits.auth:
         return True
@@ -107,15 +89,7 @@ def check_auth(client: AuthClient, command: str, topic: str, channel: str) -> bo
 async def recheck_auth(
     client: AuthClient, command: str, topic: str, channel: str, run: Callable[[], Awaitable[None] | None]
 ) -> None:
-    """Ask the auth server again, check, and run the rest of a command; an error is sent as its answer.
-
-    Args:
-        client: the client.
-        command: name of the command, for the error.
-        topic: topic to publish or to subscribe to.
-        channel: empty for publishing.
-        run: the rest of the command.
-    """
+    """Ask the auth server again, check, and run the rest of a command; an error is sent as its answer."""
     try:
         await _renew(client)
         check_auth(client, command, topic, channel)

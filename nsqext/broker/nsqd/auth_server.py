@@ -54,21 +54,13 @@ class _Grant:
 
 @frozen
 class Authorizations:
-    """What a client may do.
+    """What a client may do."""
 
-    Attributes:
-        secret: what it authenticated with; never shown.
-        identity: the client's name at the auth server.
-        identity_url: page about that identity.
-        grants: permissions by topic and channel.
-        expires: clock time at which the auth server has to be asked again.
-    """
-
-    secret: bytes = field(repr=False)
-    identity: str
-    identity_url: str
-    grants: tuple[_Grant, ...]
-    expires: float
+    secret: bytes = field(repr=False)  # what it authenticated with; never shown
+    identity: str  # the client's name at the auth server
+    identity_url: str  # page about that identity
+    grants: tuple[_Grant, ...]  # permissions by topic and channel
+    expires: float  # clock time at which the auth server has to be asked again
 
     def allows(self, topic: str, channel: str) -> bool:
         """Return whether it may subscribe to a channel, or publish to a topic when the channel is empty."""
@@ -130,13 +122,6 @@ async def query_auth(
     """Ask the auth servers in turn until one answers; return None when none of them does.
 
     The original begins with a random one.
-
-    Args:
-        options: addresses and clock.
-        secret: what the client sent with AUTH.
-        peer: ``host:port`` of the client.
-        tls: the client's connection is encrypted.
-        common_name: from the client's certificate; empty without one.
     """
     host = peer.rpartition(":")[0].strip("[]")
     values = {"remote_ip": host, "secret": decode(secret), "tls": "true" if tls else "false"}

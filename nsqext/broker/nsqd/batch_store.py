@@ -32,10 +32,7 @@ def is_large(hosted: Hosted, items: Sequence[object]) -> bool:
 async def store_in_parts(hosted: Hosted, items: Sequence[T], put: Callable[[Sequence[T]], Stored]) -> Stored:
     """Store a batch; other publishes to the partition wait, so that ids and offsets are consecutive.
 
-    Args:
-        hosted: the partition.
-        items: the messages.
-        put: stores a part of the messages. If it raises `RequestError` or `Refusal`, no message of the batch is stored.
+    If ``put``, which stores a part, raises `RequestError` or `Refusal`, no message of the batch is stored.
     """
     while hosted.storing is not None:
         await hosted.storing.wait()

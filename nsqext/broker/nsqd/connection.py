@@ -72,22 +72,14 @@ class Host(Protocol):
 
 
 class Connection:
-    """One client.
-
-    Args:
-        sock: a connected, non-blocking socket.
-        session: the session.
-        faults: injected faults.
-        loop: the event loop.
-        host: the server.
-    """
+    """One client."""
 
     def __init__(self, sock: socket.socket, session: Session, faults: NodeFaults, loop: Loop, host: Host) -> None:
-        self._socket = sock
+        self._socket = sock  # a connected, non-blocking socket
         self.session: Session = session
-        self._faults = faults
-        self._loop = loop
-        self._host = host
+        self._faults = faults  # injected faults
+        self._loop = loop  # the event loop
+        self._host = host  # the server
         self._backlog: bytes | memoryview = b""
         self._reading = self._writing = self._carrying = self._running = self._ended = False
 

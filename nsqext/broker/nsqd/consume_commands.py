@@ -57,17 +57,11 @@ def sub_advanced(session: Session, command: Command) -> Awaitable[None] | None:
 
 
 class Mode(NamedTuple):
-    """Variant of SUB.
+    """Variant of SUB."""
 
-    Attributes:
-        detail: messages carry queue offset and size.
-        ordered: the channel becomes ordered.
-        start: position to start from.
-    """
-
-    detail: bool
-    ordered: bool = False
-    start: StartPosition | None = None
+    detail: bool  # messages carry queue offset and size
+    ordered: bool = False  # the channel becomes ordered
+    start: StartPosition | None = None  # position to start from
 
 
 def _sub(session: Session, words: list[bytes], mode: Mode) -> Awaitable[None] | None:
@@ -117,11 +111,7 @@ class _Place(NamedTuple):
 
 
 def check_sub(session: Session, words: list[bytes]) -> tuple[str, str]:
-    """Run the checks of SUB that both generations share; return topic and channel.
-
-    Raises:
-        RequestError: wrong state, heartbeats disabled, a missing parameter, or an invalid name.
-    """
+    """Run the checks of SUB that both generations share; return topic and channel."""
     check_state("SUB", session.state)
     if not session.settings.heartbeat_interval:
         raise RequestError("E_INVALID", "cannot SUB with heartbeats disabled")

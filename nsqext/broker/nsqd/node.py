@@ -43,65 +43,40 @@ logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
 
 @define(eq=False)
 class Hosted:
-    """A partition on a node, with the role that the coordinator gave it.
+    """A partition on a node, with the role that the coordinator gave it."""
 
-    Attributes:
-        partition: its queue and channels.
-        meta: description of the topic in lookup responses.
-        leader: this node leads it; a follower refuses publishes and consumers.
-        writable: the in-sync replicas are a majority.
-        epoch: grows with every change of the leader.
-        replicate: returns when every in-sync replica has stored the entries; None when the leader is the only one.
-            Raises `RequestError` when the set of replicas changed, `Refusal` when a replica's disk is full.
-        auto_create_channels: SUB creates an unknown channel.
-        waiting: bytes of publishes that wait for replicas.
-        storing: set when the large batch that is being stored is complete; None while there is no such batch.
-        traced: publishes to the topic are logged (`/message/trace/enable`).
-        failed: publishes that failed.
-        flushed: end of the queue at the last flush, offset and messages (redesigned node without a cluster).
-        deliveries: messages delivered, by channel (original generation).
-        traffic: statistics of publishes.
-    """
-
-    partition: Partition
-    meta: TopicMeta = field(factory=TopicMeta)
-    leader: bool = True
-    writable: bool = True
-    epoch: int = 0
+    partition: Partition  # its queue and channels
+    meta: TopicMeta = field(factory=TopicMeta)  # description of the topic in lookup responses
+    leader: bool = True  # this node leads it; a follower refuses publishes and consumers
+    writable: bool = True  # the in-sync replicas are a majority
+    epoch: int = 0  # grows with every change of the leader
+    # returns when every in-sync replica has stored the entries; None when the leader is the only one. Raises
+    # `RequestError` when the set of replicas changed, `Refusal` when a replica's disk is full.
     replicate: Callable[[Stored], Awaitable[None]] | None = None
-    auto_create_channels: bool = True
-    waiting: int = 0
+    auto_create_channels: bool = True  # SUB creates an unknown channel
+    waiting: int = 0  # bytes of publishes that wait for replicas
+    # set when the large batch that is being stored is complete; None while there is no such batch
     storing: anyio.Event | None = None
-    traced: bool = False
-    failed: int = 0
+    traced: bool = False  # publishes to the topic are logged (`/message/trace/enable`)
+    failed: int = 0  # publishes that failed
+    # end of the queue at the last flush, offset and messages (redesigned node without a cluster)
     flushed: tuple[int, int] = (0, 0)
-    deliveries: dict[str, int] = field(factory=dict)
-    traffic: PublishStats = field(factory=PublishStats)
+    deliveries: dict[str, int] = field(factory=dict)  # messages delivered, by channel (original generation)
+    traffic: PublishStats = field(factory=PublishStats)  # statistics of publishes
 
 
 @define(eq=False)
 class Switches:
-    """Options that can be changed while the node runs (`/config`).
+    """Options that can be changed while the node runs (`/config`)."""
 
-    Attributes:
-        allow_ext_compatible: see `NodeOptions`.
-        allow_sub_ext_compatible: see `NodeOptions`.
-        max_connections: clients that may be connected; 0 for no limit.
-        max_pub_waiting: see `NodeOptions`.
-        write_disabled: ``all``, ``ordered`` or empty (`/disable/write`).
-        lookupd_addresses: TCP addresses of lookup nodes, of the original generation.
-        log_level: value of `/config/log_level`.
-        verbose: value of `/config/verbose`.
-    """
-
-    allow_ext_compatible: bool = False
-    allow_sub_ext_compatible: bool = False
-    max_connections: int = 0
-    max_pub_waiting: int = 0
-    write_disabled: str = ""
-    lookupd_addresses: list[str] = field(factory=list)
-    log_level: int = 2
-    verbose: bool = False
+    allow_ext_compatible: bool = False  # see `NodeOptions`
+    allow_sub_ext_compatible: bool = False  # see `NodeOptions`
+    max_connections: int = 0  # clients that may be connected; 0 for no limit
+    max_pub_waiting: int = 0  # see `NodeOptions`
+    write_disabled: str = ""  # ``all``, ``ordered`` or empty (`/disable/write`)
+    lookupd_addresses: list[str] = field(factory=list)  # TCP addresses of lookup nodes, of the original generation
+    log_level: int = 2  # value of `/config/log_level`
+    verbose: bool = False  # value of `/config/verbose`
 
 
 COORDINATOR_ERRORS = (
@@ -160,38 +135,13 @@ def _available(limits: ServerLimits) -> ServerLimits:
 
 
 class Node:
-    """One nsqd without its sockets.
-
-    Args:
-        name: its name in the cluster.
-        options: its settings.
-        faults: injected faults.
-
-    Attributes:
-        limits: what it allows and offers; snappy only where cramjam is installed.
-        started: time of its creation, in nanoseconds since 1970.
-        id_base: added to internal ids by the original generation, so that they look like the real server's.
-        hosted: partitions by topic and number.
-        schedule: deadlines of the partitions.
-        turn: commands of a client that are being run.
-        memory: memory bound of all queues together.
-        sessions: connected clients by number.
-        dirty: clients that have something to send, or that are to be closed.
-        on_topic_created: called with the name of a topic that a client's command created.
-        on_channel_created: called with topic, partition and name of a channel that a client's command created.
-        on_topic_deleted: called with the name of a topic that an HTTP request or its last client deleted.
-        on_channel_deleted: called with topic, partition and name of a deleted channel.
-        wake: called when ``dirty`` is no longer empty; the server sets it.
-        wake_at: called with the time of ``options.machine_clock`` for the next `expire_output`; the server sets it.
-        coordinator_stats: answers ``/coordinator/stats`` for a topic and partition; the coordinator sets it.
-        place: options that name it in its cluster, ``rpc_port`` and ``id``; empty without a cluster.
-        exiting: it drains; publishes are refused.
-    """
+    """One nsqd without its sockets."""
 
     def __init__(self, name: str, options: NodeOptions | None = None, faults: NodeFaults | None = None) -> None:
-        self.name: str = name
-        self.options: NodeOptions = options or NodeOptions()
-        self.faults: NodeFaults = faults or NodeFaults()
+        self.name: str = name  # its name in the cluster
+        self.options: NodeOptions = options or NodeOptions()  # its settings
+        self.faults: NodeFaults = faults or NodeFaults()  # injected faults
+        # what it allows and offers; snappy only where cramjam is installed
         self.limits: ServerLimits = _available(self.options.limits)
         self.switches: Switches = Switches(
             self.options.allow_ext_compatible,
@@ -200,23 +150,31 @@ class Node:
             self.options.max_pub_waiting,
             log_level=2,
         )
+        # options that name it in its cluster, ``rpc_port`` and ``id``; empty without a cluster
         self.place: dict[str, Any] = {}
-        self.started: int = self.options.wall()
+        self.started: int = self.options.wall()  # time of its creation, in nanoseconds since 1970
+        # added to internal ids by the original generation, so that they look like the real server's
         self.id_base: int = ((self.started >> 20) - _EPOCH) << _ID_SHIFT
-        self.hosted: dict[tuple[str, int], Hosted] = {}
-        self.schedule: Schedule = Schedule()
-        self.turn: Turn = Turn()
-        self.memory: MemoryBudget = MemoryBudget(self.options.node_memory_bound)
-        self.sessions: dict[int, ConnectedClient] = {}
-        self.dirty: list[ConnectedClient] = []
+        self.hosted: dict[tuple[str, int], Hosted] = {}  # partitions by topic and number
+        self.schedule: Schedule = Schedule()  # deadlines of the partitions
+        self.turn: Turn = Turn()  # commands of a client that are being run
+        self.memory: MemoryBudget = MemoryBudget(self.options.node_memory_bound)  # memory bound of all queues together
+        self.sessions: dict[int, ConnectedClient] = {}  # connected clients by number
+        self.dirty: list[ConnectedClient] = []  # clients that have something to send, or that are to be closed
+        # called with the name of a topic that a client's command created
         self.on_topic_created: Callable[[str], None] = _nothing
+        # called with topic, partition and name of a channel that a client's command created
         self.on_channel_created: Callable[[str, int, str], None] = _nothing
+        # called with the name of a topic that an HTTP request or its last client deleted
         self.on_topic_deleted: Callable[[str], None] = _nothing
+        # called with topic, partition and name of a deleted channel
         self.on_channel_deleted: Callable[[str, int, str], None] = _nothing
-        self.wake: Callable[[], None] = _nothing
+        self.wake: Callable[[], None] = _nothing  # called when ``dirty`` is no longer empty; the server sets it
+        # called with the time of ``options.machine_clock`` for the next `expire_output`; the server sets it
         self.wake_at: Callable[[float], None] = _nothing
+        # answers ``/coordinator/stats`` for a topic and partition; the coordinator sets it
         self.coordinator_stats: Callable[[str, int], dict[str, Any]] = self._alone_stats
-        self.exiting: bool = False
+        self.exiting: bool = False  # it drains; publishes are refused
         self.publish_failed: int = 0
         self._ids = count(1)
         self._holding: dict[int, ConnectedClient] = {}
@@ -256,24 +214,14 @@ class Node:
         return Random() if seed is None else Random(f"{seed}/{topic}/{partition}")
 
     def unhost(self, topic: str, partition: int, *, destroy: bool = False) -> None:
-        """Close a partition and disconnect its consumers.
-
-        Args:
-            topic: the topic.
-            partition: its number.
-            destroy: delete its files.
-        """
+        """Close a partition and disconnect its consumers; with ``destroy``, delete its files."""
         found = self.hosted.pop((topic, partition), None)
         if found is not None:
             found.partition.close(destroy=destroy)
             self.wake()
 
     def load(self) -> None:
-        """Host every partition of the data path, for a node without a coordinator.
-
-        Raises:
-            InvalidSetting: a file is damaged.
-        """
+        """Host every partition of the data path, for a node without a coordinator; raises `InvalidSetting`."""
         if self.options.data_path is not None and self.options.data_path.is_dir():
             for state in list(stored_partitions(self.options.data_path)):
                 meta = TopicMeta(state.partition + 1, 1, extend_support=state.extend, ordered=state.ordered)

@@ -25,65 +25,44 @@ MIB: int = 1024 * 1024
 
 @frozen
 class NodeOptions:
-    """Settings of one node; times in seconds, sizes in bytes.
+    """Settings of one node; times in seconds, sizes in bytes."""
 
-    Attributes:
-        limits: what it allows and offers; ``limits.generation`` chooses the redesigned or the original server.
-        clock: seconds that never go backwards.
-        wall: nanoseconds since 1970, for time stamps.
-        machine_clock: seconds for output buffers, also while ``clock`` stands still.
-        clustered: topics are placed by a coordinator; a node without one accepts INTERNAL_CREATE_TOPIC.
-        broadcast_address: host that clients connect to, in lookup responses.
-        hostname: its name in lookup responses.
-        client_timeout: how long a new connection may take for its first four bytes.
-        max_unsent: bytes of replies and messages of one connection that are kept while the client does not read. Beyond
-            that the client's commands are not read, and nothing is delivered to it, until it has read them.
-        max_pub_waiting: bytes of publishes of one partition that may wait for replicas (E_PUB_TOO_MUCH_WAITING).
-        allow_ext_compatible: a topic that takes no headers drops internal ones instead of refusing them.
-        allow_sub_ext_compatible: consumers without extend support may subscribe to extend topics.
-        tls: certificate of the TCP side, used when ``limits.tls`` is true.
-        auth_addresses: ``host:port`` or URL of HTTP auth servers; empty without authorization.
-        auth_method: ``get`` or ``post``.
-        http_guard: refuses HTTP requests that a foreign web page caused; None accepts them, as the real servers do.
-        https_only: the HTTP port refuses everything (original generation, with ``--tls-required``).
-        data_path: folder of the queues; None keeps them in memory.
-        disk: settings of the files in it.
-        rules: numbers of the redesigned server's channels.
-        flush_interval: seconds between two flushes of a redesigned node without a cluster, where the first channel of a
-            topic starts at the last flush. The real one flushes every fourth ``--sync-timeout``.
-        mem_queue_size: messages of a topic and of a channel that the original generation counts as in memory.
-        memory_bound: bytes of unfinished messages that a partition keeps in memory.
-        node_memory_bound: bytes of messages that all partitions together keep in memory.
-        seed: repeats what is random at the real server: the order of requeued messages, sampling. None for no seed.
-        reported: values that ``/config`` of the original generation shows for options without effect in this server.
-    """
-
+    # what it allows and offers; ``limits.generation`` chooses the redesigned or the original server
     limits: ServerLimits = field(factory=ServerLimits)
-    clock: Callable[[], float] = time.monotonic
-    wall: Callable[[], int] = time.time_ns
-    # read when a node is made: a simulation replaces both functions
+    clock: Callable[[], float] = time.monotonic  # seconds that never go backwards
+    wall: Callable[[], int] = time.time_ns  # nanoseconds since 1970, for time stamps
+    # seconds for output buffers, also while ``clock`` stands still; read when a node is made, for simulations
     machine_clock: Callable[[], float] = field(factory=lambda: time.monotonic)
-    clustered: bool = True
-    broadcast_address: str = "127.0.0.1"
-    hostname: str = field(factory=lambda: socket.gethostname())
-    client_timeout: float = 60.0
+    clustered: bool = True  # topics are placed by a coordinator; a node without one accepts INTERNAL_CREATE_TOPIC
+    broadcast_address: str = "127.0.0.1"  # host that clients connect to, in lookup responses
+    hostname: str = field(factory=lambda: socket.gethostname())  # its name in lookup responses
+    client_timeout: float = 60.0  # how long a new connection may take for its first four bytes
+    # bytes of replies and messages of one connection that are kept while the client does not read. Beyond that the
+    # client's commands are not read, and nothing is delivered to it, until it has read them.
     max_unsent: int = 4 * MIB
+    # bytes of publishes of one partition that may wait for replicas (E_PUB_TOO_MUCH_WAITING)
     max_pub_waiting: int = 200 * MIB
-    allow_ext_compatible: bool = False
-    allow_sub_ext_compatible: bool = False
-    tls: ssl.SSLContext | None = None
-    auth_addresses: tuple[str, ...] = ()
-    auth_method: str = "get"
+    allow_ext_compatible: bool = False  # a topic that takes no headers drops internal ones instead of refusing them
+    allow_sub_ext_compatible: bool = False  # consumers without extend support may subscribe to extend topics
+    tls: ssl.SSLContext | None = None  # certificate of the TCP side, used when ``limits.tls`` is true
+    auth_addresses: tuple[str, ...] = ()  # ``host:port`` or URL of HTTP auth servers; empty without authorization
+    auth_method: str = "get"  # ``get`` or ``post``
+    # refuses HTTP requests that a foreign web page caused; None accepts them, as the real servers do
     http_guard: HttpGuard | None = None
-    https_only: bool = False
-    data_path: Path | None = None
-    disk: DiskOptions = field(factory=DiskOptions)
-    rules: ChannelRules = field(factory=ChannelRules)
+    https_only: bool = False  # the HTTP port refuses everything (original generation, with ``--tls-required``)
+    data_path: Path | None = None  # folder of the queues; None keeps them in memory
+    disk: DiskOptions = field(factory=DiskOptions)  # settings of the files in it
+    rules: ChannelRules = field(factory=ChannelRules)  # numbers of the redesigned server's channels
+    # seconds between two flushes of a redesigned node without a cluster, where the first channel of a topic starts at
+    # the last flush. The real one flushes every fourth ``--sync-timeout``.
     flush_interval: float = 8.0
+    # messages of a topic and of a channel that the original generation counts as in memory
     mem_queue_size: int = 10_000
-    memory_bound: int = 256 * MIB
-    node_memory_bound: int = 1024 * MIB
+    memory_bound: int = 256 * MIB  # bytes of unfinished messages that a partition keeps in memory
+    node_memory_bound: int = 1024 * MIB  # bytes of messages that all partitions together keep in memory
+    # repeats what is random at the real server: the order of requeued messages, sampling. None for no seed.
     seed: int | None = None
+    # values that ``/config`` of the original generation shows for options without effect in this server
     reported: Mapping[str, Any] = field(factory=dict)
 
     @property

@@ -20,16 +20,6 @@ class OutputBuffer:
     waits ``output_buffer_timeout`` from the first message on. The original one waits for the next tick of a clock with
     that interval, and a tick that passed while the buffer was empty remains pending: the first message after an idle
     time is sent at once (captured: messagePump of the original server).
-
-    Args:
-        settings: ``output_buffer_size`` and ``output_buffer_timeout``, read at every message.
-        clock: seconds.
-        ticking: wait for ticks, as the original server.
-
-    Attributes:
-        size: bytes of frames that are not encoded yet.
-        due: clock time at which messages that wait are sent; 0.0 when nothing waits.
-        layers: TLS and compression, outermost first; shared with the session, which decodes with them.
     """
 
     __slots__ = (
@@ -49,12 +39,13 @@ class OutputBuffer:
     )
 
     def __init__(self, settings: ClientSettings, clock: Callable[[], float], *, ticking: bool) -> None:
-        self.size: int = 0
-        self.due: float = 0.0
+        self.size: int = 0  # bytes of frames that are not encoded yet
+        self.due: float = 0.0  # clock time at which messages that wait are sent; 0.0 when nothing waits
+        # TLS and compression, outermost first; shared with the session, which decodes with them
         self.layers: list[Layer] = []
-        self._settings = settings
-        self._clock = clock
-        self._ticking = ticking
+        self._settings = settings  # ``output_buffer_size`` and ``output_buffer_timeout``, read at every message
+        self._clock = clock  # seconds
+        self._ticking = ticking  # wait for ticks, as the original server
         self._frames: list[bytes] = []
         self._encoded: list[bytes] = []
         self._segments: deque[bytes] = deque()
@@ -85,14 +76,9 @@ class OutputBuffer:
         self._urgent = self._answered = True
 
     def hold(self, frame: bytes, *, full: bool) -> bool:
-        """Add a message; responses that were written before it do not take it along.
+        """Add a message, ``full`` if none will follow; return whether ``due`` was set by it.
 
-        Args:
-            frame: the frame.
-            full: the client has reached its RDY count, so that no further message will follow.
-
-        Returns:
-            Whether ``due`` was set by this message.
+        Responses that were written before it do not take it along.
         """
         if self._answered:
             self.end_segment()

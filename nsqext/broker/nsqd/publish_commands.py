@@ -35,13 +35,7 @@ _RECORD_HEAD = 26
 
 
 def refuse_write(node: Node, hosted: Hosted, code: str) -> None:
-    """Raise the error for a publish that this node refuses; it is never fatal (captured: not_leader_write).
-
-    Args:
-        node: the node.
-        hosted: the partition.
-        code: ``E_PUB_FAILED`` or ``E_MPUB_FAILED``, for a node that drains.
-    """
+    """Raise the error for a publish that this node refuses; it is never fatal (captured: not_leader_write)."""
     if node.exiting:
         raise RequestError(code, "exiting", fatal=False)
     if not node.may_write(hosted):
@@ -99,20 +93,14 @@ def _replicator(hosted: Hosted, epoch: int) -> Callable[[Stored], Awaitable[None
 async def commit(
     node: Node, hosted: Hosted, stored: Stored, epoch: int, code: str, answer: Callable[[], None] = lambda: None
 ) -> None:
-    """Wait until every in-sync replica has stored the entries, then deliver them.
+    """Wait until every in-sync replica has stored the entries, answer, and deliver them, maybe to the same client.
 
-    Args:
-        node: the node.
-        hosted: the partition.
-        stored: the entries.
-        epoch: of the partition when they were stored: a leader elected since then may not have them.
-        code: ``E_PUB_FAILED`` or ``E_MPUB_FAILED``, for a replica whose disk is full.
-        answer: acknowledges the publish, before the delivery, which may go to the same client.
+    ``epoch`` is the partition's when they were stored: a leader elected since then may not have them.
 
     Raises:
-        RequestError: E_FAILED_ON_NOT_WRITABLE when the leader changed or lost its majority, or ``code``; the publish of
-            one message returns E_FAILED_ON_NOT_LEADER if the node does not lead any more (source: protocol_v2.go of
-            the redesigned server). The entries may survive in each case.
+        RequestError: E_FAILED_ON_NOT_WRITABLE when the leader changed or lost its majority; ``code`` for a full disk;
+            the publish of one message returns E_FAILED_ON_NOT_LEADER if the node does not lead any more (source:
+            protocol_v2.go of the redesigned server). The entries may survive in each case.
     """
     if hosted.replicate is not None or hosted.epoch != epoch:
         size = stored.size

@@ -13,36 +13,24 @@ _DAY = 24
 
 @define(eq=False)
 class Publisher:
-    """Publishes of one client to one partition.
+    """Publishes of one client to one partition."""
 
-    Attributes:
-        peer: ``host:port`` of the client.
-        user_agent: from its IDENTIFY.
-        published: messages.
-        failed: messages that were refused.
-        last: time of the last publish, in nanoseconds since 1970.
-    """
-
-    peer: str
-    user_agent: str
-    published: int = 0
-    failed: int = 0
-    last: int = 0
+    peer: str  # ``host:port`` of the client
+    user_agent: str  # from its IDENTIFY
+    published: int = 0  # messages
+    failed: int = 0  # messages that were refused
+    last: int = 0  # time of the last publish, in nanoseconds since 1970
 
 
 @define(eq=False)
 class PublishStats:
-    """Counts of one partition.
+    """Counts of one partition."""
 
-    Attributes:
-        sizes: messages by size: below 100 bytes, 1 KiB, 2 KiB, 4 KiB, …
-        batches: messages by the duration of their publish: below 1 ms, 2 ms, 4 ms, …
-        publishers: clients that published over TCP, by ``host:port``.
-    """
-
+    # messages by size: below 100 bytes, 1 KiB, 2 KiB, 4 KiB, …
     sizes: list[int] = field(factory=lambda: [0] * _BUCKETS)
+    # messages by the duration of their publish: below 1 ms, 2 ms, 4 ms, …
     batches: list[int] = field(factory=lambda: [0] * _BUCKETS)
-    publishers: dict[str, Publisher] = field(factory=dict)
+    publishers: dict[str, Publisher] = field(factory=dict)  # clients that published over TCP, by ``host:port``
     _hours: dict[int, int] = field(factory=dict, alias="hours")
 
     def note(self, sizes: list[int], now: int) -> None:

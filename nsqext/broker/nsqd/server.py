@@ -44,18 +44,7 @@ def dialect_of(node: Node) -> Dialect:
 
 
 class NsqdServer:
-    """One nsqd with its servers.
-
-    Args:
-        node: the node.
-        tcp: ``host:port`` to listen on, port 0 for a free one.
-        http: the same for HTTP.
-        https: the same for HTTPS; None without HTTPS.
-        https_context: certificate of HTTPS.
-
-    Attributes:
-        busy: `flush` is about to be called: output needs no wake-up.
-    """
+    """One nsqd with its servers, which listen on ``host:port``; port 0 for a free one."""
 
     def __init__(
         self,
@@ -67,13 +56,13 @@ class NsqdServer:
         https_context: ssl.SSLContext | None = None,
     ) -> None:
         self.node: Node = node
-        self.busy: bool = False
+        self.busy: bool = False  # `flush` is about to be called: output needs no wake-up
         self._wanted = {"tcp": tcp, "http": http, "https": https}
-        self._https_context = https_context
+        self._https_context = https_context  # certificate of HTTPS
         self._addresses: dict[str, str] = {}
         self._dialect = dialect_of(node)
         self._connections: dict[int, Connection] = {}
-        self._https: list[HttpServer] = []
+        self._https: list[HttpServer] = []  # the same for HTTPS; None without HTTPS
         self._scope = anyio.CancelScope()
         self._flushing = Wakeup()
         self._tasks: TaskGroup | None = None
@@ -99,14 +88,7 @@ class NsqdServer:
         return self._addresses.get("https")
 
     async def serve(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Serve until `stop`, `drain` or cancellation; then every socket is closed.
-
-        Args:
-            task_status: started when connections are accepted.
-
-        Raises:
-            OSError: an address cannot be bound.
-        """
+        """Serve until `stop`, `drain` or cancellation; then every socket is closed."""
         listeners = self._listen()
         self.node.wake, self.node.wake_at = self._wake, self._wake_at
         try:

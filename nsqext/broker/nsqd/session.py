@@ -45,90 +45,56 @@ _TOO_MANY = encode_frame(FrameType.ERROR, b"too much client connections")
 
 
 class Dialect(NamedTuple):
-    """What sessions of one generation of NSQ do differently.
+    """What sessions of one generation of NSQ do differently."""
 
-    Attributes:
-        commands: handlers by name of the command.
-        validator: checks of commands with a body.
-        missed_heartbeats: heartbeat intervals without a byte from the client after which it is disconnected.
-    """
-
-    commands: Mapping[bytes, Handler]
-    validator: type[CommandValidator]
-    missed_heartbeats: int
+    commands: Mapping[bytes, Handler]  # handlers by name of the command
+    validator: type[CommandValidator]  # checks of commands with a body
+    missed_heartbeats: int  # heartbeat intervals without a byte from the client after which it is disconnected
 
 
 class Session:
-    """One client of a node.
-
-    Args:
-        node: the node.
-        peer: ``host:port`` of the client.
-        dialect: commands and checks of the node's generation.
-
-    Attributes:
-        id: number of the connection on the node.
-        settings: what IDENTIFY negotiated.
-        sending: the settings that deliveries and heartbeats follow: those of the first IDENTIFY.
-        state: subscribed or not, and closing.
-        channel: the channel that it consumes.
-        subscriber: its entry in the channel.
-        hosted: the partition that it consumes.
-        authorizations: result of AUTH; None before.
-        closing: the connection is to be closed after its output was sent.
-        closed: the connection is to be closed now.
-        pending: commands were received that `step` has not run yet.
-        connected: time of the connection, in nanoseconds since 1970.
-        published: what it published, by topic.
-        ready: its last RDY count.
-        output: frames to send.
-        rules: checks of its commands.
-        heard: clock time of the last command that was run.
-        handshake: TLS that is being negotiated; nothing else is received or sent meanwhile.
-        after_handshake: called when the handshake is complete.
-    """
+    """One client of a node."""
 
     def __init__(self, node: Node, peer: str, dialect: Dialect) -> None:
         options = node.options
         self.node: Node = node
-        self.peer: str = peer
+        self.peer: str = peer  # ``host:port`` of the client
         self.clock: Callable[[], float] = options.clock
-        self.settings: ClientSettings = ClientSettings.defaults(node.limits)
+        self.settings: ClientSettings = ClientSettings.defaults(node.limits)  # what IDENTIFY negotiated
         # the original server knows a client that does not identify by its host alone
         self.settings.client_id = self.settings.hostname = peer.rpartition(":")[0] if options.original else peer
+        # the settings that deliveries and heartbeats follow: those of the first IDENTIFY
         self.sending: ClientSettings = self.settings
-        self.state: State = State.INIT
-        self.channel: Channel | None = None
-        self.subscriber: Subscriber | None = None
-        self.hosted: Hosted | None = None
-        self.authorizations: Authorizations | None = None
-        self.closing: bool = False
-        self.closed: bool = False
-        self.pending: bool = False
-        self.connected: int = options.wall()
-        self.published: dict[str, Publisher] = {}
-        self.ready: int = 0
+        self.state: State = State.INIT  # subscribed or not, and closing
+        self.channel: Channel | None = None  # the channel that it consumes
+        self.subscriber: Subscriber | None = None  # its entry in the channel
+        self.hosted: Hosted | None = None  # the partition that it consumes
+        self.authorizations: Authorizations | None = None  # result of AUTH; None before
+        self.closing: bool = False  # the connection is to be closed after its output was sent
+        self.closed: bool = False  # the connection is to be closed now
+        self.pending: bool = False  # commands were received that `step` has not run yet
+        self.connected: int = options.wall()  # time of the connection, in nanoseconds since 1970
+        self.published: dict[str, Publisher] = {}  # what it published, by topic
+        self.ready: int = 0  # its last RDY count
+        # frames to send
         self.output: OutputBuffer = OutputBuffer(self.settings, options.machine_clock, ticking=options.original)
+        # TLS that is being negotiated; nothing else is received or sent meanwhile
         self.handshake: TlsLayer | None = None
-        self.after_handshake: Callable[[], None] | None = None
-        self.rules: CommandValidator = dialect.validator(self)
-        self._dialect = dialect
+        self.after_handshake: Callable[[], None] | None = None  # called when the handshake is complete
+        self.rules: CommandValidator = dialect.validator(self)  # checks of its commands
+        self._dialect = dialect  # commands and checks of the node's generation
         self._parser = CommandParser(self.rules, raw_ids=not options.original)
         self._max_unsent = options.max_unsent
         self._magic: bytes | None = b""
         self._marked = self._waiting = self._choked = False
-        self.heard: float = self.clock()
+        self.heard: float = self.clock()  # clock time of the last command that was run
         self._heartbeat_due = self.heard + self.settings.heartbeat_interval
-        self.id: int = node.add(self)
+        self.id: int = node.add(self)  # number of the connection on the node
 
     # Bytes in
 
     def receive(self, data: bytes) -> None:
-        """Take bytes from the client.
-
-        Raises:
-            NsqError: a layer cannot decode them; the connection has to be closed.
-        """
+        """Take bytes from the client; if a layer cannot decode them (`NsqError`), the connection has to be closed."""
         for layer in list(self.output.layers):
             data = layer.decode(data)
         if self.handshake is not None:
@@ -163,9 +129,8 @@ class Session:
     def step(self) -> Awaitable[None] | None:
         """Run the commands that were received completely, at most as many as one turn allows, then deliver.
 
-        Returns:
-            What has to be awaited before the next step. None when more bytes are needed, when the session is closing,
-            or when the turn is over: then ``pending`` is true.
+        Returns what has to be awaited before the next step. None when more bytes are needed, when the session is
+        closing, or when the turn is over: then ``pending`` is true.
         """
         self.pending = False
         if self._magic is not None or self.handshake is not None:
@@ -341,12 +306,9 @@ class Session:
             self._heartbeat_due = self.clock() + self.sending.heartbeat_interval
 
     def tick(self, now: float) -> float:
-        """Send heartbeats and held messages that are due, and disconnect a silent client.
+        """Send heartbeats and held messages that are due, and disconnect a silent client; return when the next is due.
 
         A heartbeat that is due before the client is disconnected is sent before, and the next tick disconnects it.
-
-        Returns:
-            The time of the next heartbeat or of the end, whichever is first.
         """
         due, end = self._heartbeat_time(), self._disconnect_time()
         if due <= now and due < end and not self.closing:

@@ -22,22 +22,7 @@ _DETAIL = Struct(">QI")
 
 
 class SessionSubscriber:
-    """A consumer, as the engine sees it.
-
-    Attributes:
-        id: number of its session.
-        name: ``host:port`` of the client.
-        ready: messages that may be in flight; the engine sets it.
-        tag: desired tag, empty without one.
-        extend: it reads extend headers.
-        detail: its messages carry queue offset and size.
-        sample_rate: percentage of the messages that it receives; 0 for all.
-        ext_filter: filter on headers, from IDENTIFY.
-        msg_timeout: seconds until a message in flight is requeued.
-        touch_timeout: seconds until a message that it touched is requeued.
-        channel: the channel.
-        client: its counters in the engine; None until it has subscribed.
-    """
+    """A consumer, as the engine sees it."""
 
     __slots__ = (
         "channel",
@@ -59,17 +44,17 @@ class SessionSubscriber:
         settings, sending = session.settings, session.sending
         self.session: Session = session
         self.channel: Channel = channel
-        self.id: int = session.id
-        self.name: str = session.peer
-        self.ready: int = 0
-        self.tag: str = settings.desired_tag
-        self.extend: bool = extend
-        self.detail: bool = detail
-        self.sample_rate: int = sending.sample_rate
-        self.ext_filter: Mapping[str, Any] = sending.ext_filter
-        self.msg_timeout: float = sending.msg_timeout
-        self.touch_timeout: float = settings.msg_timeout
-        self.client: Client | None = None
+        self.id: int = session.id  # number of its session
+        self.name: str = session.peer  # ``host:port`` of the client
+        self.ready: int = 0  # messages that may be in flight; the engine sets it
+        self.tag: str = settings.desired_tag  # desired tag, empty without one
+        self.extend: bool = extend  # it reads extend headers
+        self.detail: bool = detail  # its messages carry queue offset and size
+        self.sample_rate: int = sending.sample_rate  # percentage of the messages that it receives; 0 for all
+        self.ext_filter: Mapping[str, Any] = sending.ext_filter  # filter on headers, from IDENTIFY
+        self.msg_timeout: float = sending.msg_timeout  # seconds until a message in flight is requeued
+        self.touch_timeout: float = settings.msg_timeout  # seconds until a message that it touched is requeued
+        self.client: Client | None = None  # its counters in the engine; None until it has subscribed
 
     def deliver(self, message: RawMessage) -> None:
         """Send a message."""

@@ -25,27 +25,19 @@ class CheckedClient(AuthClient, Protocol):
 
 
 class CommandValidator:
-    """The checks for one session.
-
-    Attributes:
-        tls_missing: commands other than IDENTIFY are refused until the handshake of TLS is complete.
-        hosted: partition of the publish that is being read.
-        target: how its body is to be read.
-        topic: topic of the publish that is being read (original generation).
-        delay: seconds of its DPUB (original generation).
-        stale_auth: the auth server has to be asked again before it is stored.
-    """
+    """The checks for one session."""
 
     def __init__(self, client: CheckedClient) -> None:
         self._client = client
         self._node = client.node
         self._limits = client.node.limits
+        # commands other than IDENTIFY are refused until the handshake of TLS is complete
         self.tls_missing: bool = self._limits.tls_required
-        self.hosted: Hosted | None = None
-        self.target: Target = Target("")
-        self.topic: str = ""
-        self.delay: float = 0.0
-        self.stale_auth: bool = False
+        self.hosted: Hosted | None = None  # partition of the publish that is being read
+        self.target: Target = Target("")  # how its body is to be read
+        self.topic: str = ""  # topic of the publish that is being read (original generation)
+        self.delay: float = 0.0  # seconds of its DPUB (original generation)
+        self.stale_auth: bool = False  # the auth server has to be asked again before it is stored
         self._partition = -1
 
     def refuse_unknown(self, words: list[bytes]) -> NoReturn:

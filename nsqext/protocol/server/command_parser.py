@@ -31,17 +31,11 @@ BODY_VERBS = PUBLISH_VERBS | {b"IDENTIFY", b"AUTH"}
 
 
 class Command(NamedTuple):
-    """A command.
+    """A command."""
 
-    Attributes:
-        words: the words of its line; the first is its name.
-        body: its body; None for a command without one.
-        items: messages of a batch that a `BatchReader` read, instead of the body.
-    """
-
-    words: list[bytes]
-    body: bytes | None = None
-    items: list[PublishItem] | None = None
+    words: list[bytes]  # the words of its line; the first is its name
+    body: bytes | None = None  # its body; None for a command without one
+    items: list[PublishItem] | None = None  # messages of a batch that a `BatchReader` read, instead of the body
 
 
 class BodyRules(Protocol):
@@ -51,29 +45,21 @@ class BodyRules(Protocol):
         """Check the words of a command before its size is read."""
 
     def check_size(self, words: list[bytes], size: int) -> BatchReader | None:
-        """Check the announced size (signed) before the body is received.
-
-        Returns:
-            A reader for a batch, which is parsed item by item; None for a body that is parsed as a whole.
-        """
+        """Check the announced size (signed) before the body is received; return a reader if the body is a batch."""
 
     def check_end(self, words: list[bytes], batch: BatchReader | None, *, sized: bool) -> None:
         """Handle the end of the stream before the size of a body, or (``sized``) within the body."""
 
 
 class CommandParser:
-    """Split received bytes into commands.
-
-    Args:
-        rules: checks of the server.
-        raw_ids: FIN, REQ and TOUCH have 16 raw bytes, found by position (redesigned server); otherwise their line ends
-            at the first newline like any other (original server).
-    """
+    """Split received bytes into commands."""
 
     __slots__ = ("_batch", "_buffer", "_max_line", "_need", "_position", "_raw_ids", "_rules", "_size", "_words")
 
     def __init__(self, rules: BodyRules, *, raw_ids: bool = True) -> None:
-        self._rules = rules
+        self._rules = rules  # checks of the server
+        # FIN, REQ and TOUCH have 16 raw bytes, found by position (redesigned server); otherwise their line ends at the
+        # first newline like any other (original server)
         self._raw_ids = raw_ids
         self._max_line = MAX_LINE if raw_ids else MAX_LINE_CLASSIC
         self._buffer = bytearray()
@@ -104,20 +90,15 @@ class CommandParser:
         return rest
 
     def check_end(self) -> None:
-        """Check the state at the end of the stream.
-
-        Raises:
-            RequestError: a body is cut off.
-        """
+        """Refuse a body that is cut off by the end of the stream."""
         if self._words is not None:
             self._rules.check_end(self._words, self._batch, sized=self._size is not None)
 
     def next_command(self) -> Command | None:
         """Return the next command, or None when more bytes are needed.
 
-        Raises:
-            RequestError: the rules refuse the command; or its line is too long; then without a code, and the server
-                closes the connection without an error frame.
+        Raises the `RequestError` of the rules. That of a line that is too long has no code: the server closes the
+        connection without an error frame.
         """
         if len(self._buffer) < self._need:
             return None

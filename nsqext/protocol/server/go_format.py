@@ -55,11 +55,7 @@ def word_lists(words: list[bytes]) -> str:
 
 
 def parse_int(text: str, function: str = "Atoi") -> int:
-    """Return a signed 64-bit number.
-
-    Raises:
-        ValueError: with the server's text, which names the function that it used.
-    """
+    """Return a signed 64-bit number; raises `ValueError` with the server's text, which names Go's function."""
     if not _SIGNED.fullmatch(text):
         raise ValueError(f"strconv.{function}: parsing {quote(text)}: invalid syntax")
     value = int(text) if len(text) < 32 else 1 << 64
@@ -77,11 +73,7 @@ def parse_unsigned(text: str) -> int | None:
 
 
 def parse_bool(text: str) -> bool:
-    """Return a boolean of the servers' forms.
-
-    Raises:
-        ValueError: with the server's text.
-    """
+    """Return a boolean of the servers' forms; raises `ValueError` with the server's text."""
     if text in _TRUE:
         return True
     if text in _FALSE:
@@ -98,8 +90,7 @@ def wrap(value: int) -> int:
 def base10(word: bytes, text: str) -> int:
     """Return the number in RDY, REQ and DPUB as the servers parse it: empty is 0, more than 64 bits wrap around.
 
-    Raises:
-        RequestError: a byte is not a digit; with the given text.
+    Raises `RequestError` with the given text if a byte is not a digit.
     """
     if not word:
         return 0

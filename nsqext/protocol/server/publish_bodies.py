@@ -45,44 +45,26 @@ _LENGTH_SIZE = 2
 
 
 class Target(NamedTuple):
-    """The topic of a publish, with the settings that affect parsing.
+    """The topic of a publish, with the settings that affect parsing."""
 
-    Attributes:
-        topic: its name, for error texts.
-        extend: the topic accepts JSON headers.
-        lenient: a topic without extend support drops headers that are all internal (server option
-            allow-ext-compatible).
-    """
-
-    topic: str
-    extend: bool = False
+    topic: str  # its name, for error texts
+    extend: bool = False  # the topic accepts JSON headers
+    # a topic without extend support drops headers that are all internal (server option allow-ext-compatible)
     lenient: bool = False
 
 
 class PublishItem(msgspec.Struct, gc=False):
-    """One message of a publish.
+    """One message of a publish."""
 
-    Attributes:
-        body: the body to store.
-        trace_id: of PUB_TRACE, or of the header's ``##trace_id``.
-        header: JSON header, unchanged.
-        version: version of the extend part that is stored.
-        traced: the response has a trace.
-    """
-
-    body: bytes
-    trace_id: int = 0
-    header: bytes = b""
-    version: int = EXT_NONE
-    traced: bool = False
+    body: bytes  # the body to store
+    trace_id: int = 0  # of PUB_TRACE, or of the header's ``##trace_id``
+    header: bytes = b""  # JSON header, unchanged
+    version: int = EXT_NONE  # version of the extend part that is stored
+    traced: bool = False  # the response has a trace
 
 
 def check_publish_size(verb: bytes, size: int, limits: ServerLimits) -> None:
-    """Check the announced size of a publish command, before its body.
-
-    Raises:
-        RequestError: E_BAD_BODY or E_BAD_MESSAGE with the server's text (captured: pub_errors).
-    """
+    """Check the announced size of a publish command, before its body (captured: pub_errors)."""
     batch = verb in BATCH_VERBS
     largest = limits.max_body_size if batch else limits.max_msg_size
     if 0 < size <= largest:
@@ -102,9 +84,6 @@ def check_room(verb: bytes, size: int) -> None:
     """Check that a body has room for a message after its trace id or header length.
 
     The server does so after it has found the topic, and before it reads the body (captured: pub_trace, pub_ext_errors).
-
-    Raises:
-        RequestError: E_BAD_BODY.
     """
     if verb == b"PUB_TRACE" and size <= _TRACE_SIZE:
         raise RequestError("E_BAD_BODY", f"invalid body size {size} with trace id enabled")
@@ -113,17 +92,7 @@ def check_room(verb: bytes, size: int) -> None:
 
 
 def parse_publish(verb: bytes, body: bytes, limits: ServerLimits, target: Target) -> list[PublishItem]:
-    """Return the messages in a complete body.
-
-    Args:
-        verb: PUB, PUB_TRACE, PUB_EXT, DPUB or one of the MPUB family.
-        body: the body, without the size before it.
-        limits: limits of the server.
-        target: the topic.
-
-    Raises:
-        RequestError: refused, with the server's text; some errors are not fatal.
-    """
+    """Return the messages in a complete body; raises `RequestError` with the server's text, which may not be fatal."""
     check_publish_size(verb, len(body), limits)
     if verb in BATCH_VERBS:
         reader = BatchReader(verb, limits, target)
@@ -196,41 +165,22 @@ def _batch_ext(body: bytes, target: Target) -> PublishItem:
 
 
 class BatchReader:
-    """Parse a batch while it is received: the count, then item by item.
-
-    Args:
-        verb: one of the MPUB family.
-        limits: limits of the server.
-        target: the topic.
-
-    Attributes:
-        items: the messages so far.
-        position: where parsing stopped in the last buffer; after a refused item, the position behind it.
-        need: bytes required from ``position`` before parsing can continue; 0 if the batch is complete.
-    """
+    """Parse a batch while it is received: the count, then item by item."""
 
     __slots__ = ("_left", "_limits", "_taken", "_target", "_verb", "items", "need", "position")
 
     def __init__(self, verb: bytes, limits: ServerLimits, target: Target) -> None:
-        self._verb = verb
-        self._limits = limits
-        self._target = target
+        self._verb = verb  # one of the MPUB family
+        self._limits = limits  # limits of the server
+        self._target = target  # the topic
         self._left = -1
         self._taken = 0
-        self.items: list[PublishItem] = []
-        self.position: int = 0
-        self.need: int = 4
+        self.items: list[PublishItem] = []  # the messages so far
+        self.position: int = 0  # where parsing stopped in the last buffer; after a refused item, the position behind it
+        self.need: int = 4  # bytes required from ``position`` before parsing can continue; 0 if the batch is complete
 
     def read(self, data: bytes | bytearray, position: int) -> bool:
-        """Parse the complete items; return whether the batch is complete.
-
-        Args:
-            data: the buffer.
-            position: start of the part that is not parsed yet.
-
-        Raises:
-            RequestError: the count or an item is refused, with the server's text.
-        """
+        """Parse the complete items from a position on, or refuse one; return whether the batch is complete."""
         self.position = position
         with memoryview(data) as view:
             if self._left < 0 and self._has(view, 4):

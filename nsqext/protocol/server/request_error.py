@@ -8,20 +8,15 @@ __all__ = ("RequestError",)
 
 
 class RequestError(Exception):
-    """An error that is sent to the client as an error frame.
-
-    Attributes:
-        code: ``E_…`` word.
-        text: description; the space before it is sent even if it is empty, as the redesigned server does. None for
-            an error that consists of the code.
-        fatal: the connection is closed after the frame.
-    """
+    """An error that is sent to the client as an error frame."""
 
     def __init__(self, code: str, text: str | None = "", *, fatal: bool = True) -> None:
         super().__init__(code, text, fatal)
-        self.code = code
+        self.code = code  # ``E_…`` word
+        # description; the space before it is sent even if it is empty, as the redesigned server does. None for an error
+        # that consists of the code.
         self.text = text
-        self.fatal = fatal
+        self.fatal = fatal  # the connection is closed after the frame
 
     def __str__(self) -> str:
         return self.code if self.text is None or self.code == "E_BAD_PROTOCOL" else f"{self.code} {self.text}"

@@ -8,19 +8,14 @@ __all__ = ("AckTracker",)
 
 
 class AckTracker:
-    """The acknowledged position of a channel, with the intervals that were finished out of order.
-
-    Attributes:
-        offset: every record before this offset is finished.
-        count: messages before that offset.
-        starts: first offsets of the finished intervals behind the position, sorted; adjacent intervals are merged.
-    """
+    """The acknowledged position of a channel, with the intervals that were finished out of order."""
 
     __slots__ = ("_counts", "_ends", "count", "offset", "starts")
 
     def __init__(self, offset: int, count: int) -> None:
-        self.offset: int = offset
-        self.count: int = count
+        self.offset: int = offset  # every record before this offset is finished
+        self.count: int = count  # messages before that offset
+        # first offsets of the finished intervals behind the position, sorted; adjacent intervals are merged
         self.starts: list[int] = []
         self._ends: list[int] = []
         self._counts: list[int] = []

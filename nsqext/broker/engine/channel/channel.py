@@ -37,40 +37,20 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Channel:
-    """One channel of one partition.
-
-    Args:
-        partition: the partition.
-        name: name of the channel.
-        offset: offset where it starts to read.
-        count: messages before that.
-
-    Attributes:
-        name: name of the channel.
-        ephemeral: the channel is deleted with its last client.
-        paused: nothing is delivered.
-        skipped: every message is discarded.
-        traced: deliveries and finished messages are logged (`/message/trace/enable`).
-        cursor: read position and messages in flight.
-        read_ahead: the message that was read and is not delivered yet.
-        clients: clients by their numbers.
-        timeouts: messages that timed out.
-        latencies: histograms of finished messages.
-        kind: type of the channel.
-    """
+    """One channel of one partition; it starts to read at an offset with ``count`` messages before it."""
 
     def __init__(self, partition: PartitionView, name: str, offset: int, count: int) -> None:
         self.name = name
-        self.ephemeral: bool = is_ephemeral(name)
-        self.paused: bool = False
-        self.skipped: bool = False
-        self.traced: bool = False
-        self.cursor: Cursor = self._make_cursor(partition, (offset, count))
-        self.read_ahead: Delivery | None = None
-        self.clients: dict[int, Client] = {}
-        self.timeouts: int = 0
-        self.latencies: Latencies = Latencies()
-        self.kind = PLAIN
+        self.ephemeral: bool = is_ephemeral(name)  # the channel is deleted with its last client
+        self.paused: bool = False  # nothing is delivered
+        self.skipped: bool = False  # every message is discarded
+        self.traced: bool = False  # deliveries and finished messages are logged (`/message/trace/enable`)
+        self.cursor: Cursor = self._make_cursor(partition, (offset, count))  # read position and messages in flight
+        self.read_ahead: Delivery | None = None  # the message that was read and is not delivered yet
+        self.clients: dict[int, Client] = {}  # clients by their numbers
+        self.timeouts: int = 0  # messages that timed out
+        self.latencies: Latencies = Latencies()  # histograms of finished messages
+        self.kind = PLAIN  # type of the channel
         self._partition = partition
         self._options = partition.options
         self._clock = partition.options.clock
@@ -98,15 +78,9 @@ class Channel:
     # Clients
 
     def subscribe(self, subscriber: Subscriber, *, ordered: bool = False, start: StartPosition | None = None) -> None:
-        """Add a client.
+        """Add a client, with ``ordered`` as SUB_ORDERED does; ``start`` is ignored unless this is the only client.
 
-        Args:
-            subscriber: its session.
-            ordered: SUB_ORDERED; the channel becomes ordered for all clients.
-            start: where to read; ignored unless this is the only client.
-
-        Raises:
-            Refusal: with the text for E_INVALID, or "Consume is disabled currently".
+        Raises `Refusal` with the text for E_INVALID, or "Consume is disabled currently".
         """
         if self._closed or self._partition.suspended:
             raise Refusal("Consume is disabled currently")
@@ -310,11 +284,7 @@ class Channel:
     # Responses to messages
 
     def finish(self, subscriber: Subscriber, internal_id: int) -> None:
-        """Finish a message.
-
-        Raises:
-            Refusal: the message is not in flight, or not at this client.
-        """
+        """Finish a message; raises `Refusal` if it is not in flight at this client."""
         delivery = self._in_flight.table.get(internal_id)
         client = self.clients.get(subscriber.id)
         if delivery is None or client is None or delivery.owner is not client:
@@ -332,11 +302,7 @@ class Channel:
         self.pump()
 
     def finish_forced(self, internal_id: int) -> None:
-        """Finish a message at any client, or a deferred one.
-
-        Raises:
-            Refusal: the message is not in flight.
-        """
+        """Finish a message at any client, or a deferred one; raises `Refusal` if it is not in flight."""
         delivery = self._in_flight.table.get(internal_id)
         if delivery is None:
             raise Refusal(NOT_IN_FLIGHT)
@@ -351,16 +317,10 @@ class Channel:
             self.finish_forced(delivery.entry.record.internal_id)
 
     def requeue(self, subscriber: Subscriber, internal_id: int, delay: float) -> None:
-        """Requeue a message.
+        """Requeue a message after some seconds; raises `Refusal` if that is not allowed.
 
-        Args:
-            subscriber: the client that has it.
-            internal_id: the message.
-            delay: seconds until redelivery. An ordered channel ignores a request with a delay, so the message is
-                redelivered after its timeout (captured: sub_ordered_requeue).
-
-        Raises:
-            Refusal: the message is not in flight, not at this client, deferred already, or requeued too often.
+        An ordered channel ignores a request with a delay, so the message is redelivered after its timeout (captured:
+        sub_ordered_requeue).
         """
         if delay > 0 and (self.ordered or self._partition.ordered):
             return
@@ -381,11 +341,7 @@ class Channel:
         self.pump()
 
     def touch(self, subscriber: Subscriber, internal_id: int) -> None:
-        """Restart the timeout of a message, up to the longest time that a message may be in flight.
-
-        Raises:
-            Refusal: the message is not in flight, or not at this client.
-        """
+        """Restart the timeout of a message, up to the longest time in flight; raises `Refusal` as `finish`."""
         delivery = self._in_flight.table.get(internal_id)
         client = self.clients.get(subscriber.id)
         if delivery is None or client is None:
@@ -436,10 +392,7 @@ class Channel:
     def set_offset(self, position: StartPosition) -> None:
         """Move the read position; messages in flight are discarded, the message that was read ahead is kept.
 
-        Without effect while that message waits for a client of its tag.
-
-        Raises:
-            Refusal: with the real server's text.
+        Without effect while that message waits for a client of its tag. Raises `Refusal` for a position not found.
         """
         found = position.find(self._partition.log, coordinated=self._options.coordinated)
         if not self._waits_for_tag:
@@ -549,12 +502,7 @@ class Channel:
         )
 
     def restore(self, state: ChannelState, delayed: Iterable[Delayed]) -> None:
-        """Load a persistent state.
-
-        Args:
-            state: the state.
-            delayed: content of the delayed queue.
-        """
+        """Load a persistent state and the content of the delayed queue."""
         log = self._partition.log
         self.paused = state.paused
         self.skipped = state.skipped

@@ -86,17 +86,13 @@ class ClassicCursor(Cursor):
 
 
 class ClassicChannel(Channel):
-    """One channel of a topic of the original server.
-
-    Attributes:
-        first_count: messages of the topic that never entered the channel, or that were published before the server was
-            started.
-    """
+    """One channel of a topic of the original server."""
 
     cursor: ClassicCursor
 
     def __init__(self, partition: PartitionView, name: str, offset: int, count: int) -> None:
         super().__init__(partition, name, offset, count)
+        # messages of the topic that never entered the channel, or that were published before the server was started
         self.first_count: int = count
         self._stored_count = 0  # messages that were stored when the server was started, at this clock time
         self._started = 0.0
@@ -113,11 +109,7 @@ class ClassicChannel(Channel):
             self._selector.offer(client)
 
     def subscribe(self, subscriber: Subscriber, *, ordered: bool = False, start: StartPosition | None = None) -> None:
-        """Add a client; the original server has neither order nor start positions, so both are ignored.
-
-        Raises:
-            Refusal: the channel is being deleted, or has as many clients as are allowed.
-        """
+        """Add a client, unless there are as many as are allowed; order and start positions are ignored."""
         if self._closed:
             raise Refusal("exiting")
         most = self._options.limits.max_channel_consumers
@@ -144,11 +136,7 @@ class ClassicChannel(Channel):
         return delivery, client
 
     def finish(self, subscriber: Subscriber, internal_id: int) -> None:
-        """Finish a message.
-
-        Raises:
-            Refusal: the message is not in flight, or not at this client.
-        """
+        """Finish a message; raises `Refusal` if it is not in flight at this client."""
         delivery, client = self._owned(subscriber, internal_id)
         self._in_flight.remove(internal_id)
         self.cursor.acknowledge(delivery)
@@ -158,16 +146,7 @@ class ClassicChannel(Channel):
         self.pump()
 
     def requeue(self, subscriber: Subscriber, internal_id: int, delay: float) -> None:
-        """Requeue a message.
-
-        Args:
-            subscriber: the client that has it.
-            internal_id: the message.
-            delay: seconds after which it goes to the end of the queue.
-
-        Raises:
-            Refusal: the message is not in flight, or not at this client.
-        """
+        """Requeue a message after some seconds, at the end of the queue; raises `Refusal` as `finish`."""
         delivery, client = self._owned(subscriber, internal_id)
         self._in_flight.remove(internal_id)
         self.cursor.requeues += 1
@@ -181,21 +160,12 @@ class ClassicChannel(Channel):
         self.pump()
 
     def touch(self, subscriber: Subscriber, internal_id: int) -> None:
-        """Restart the timeout of a message, up to the longest time that a message may be in flight.
-
-        Raises:
-            Refusal: the message is not in flight, or not at this client.
-        """
+        """Restart the timeout of a message, up to the longest time in flight; raises `Refusal` as `finish`."""
         self._owned(subscriber, internal_id)
         super().touch(subscriber, internal_id)
 
     def accept(self, entry: Entry, delay: float) -> None:
-        """Receive a message that was just published.
-
-        Args:
-            entry: the message.
-            delay: seconds before it is delivered.
-        """
+        """Receive a message that was just published, to be delivered after some seconds."""
         if delay > 0:
             self.cursor.defer_new(entry, self._clock() + delay)
         elif self.ephemeral and self._unread_depth(entry.count) > self._options.mem_queue_size:

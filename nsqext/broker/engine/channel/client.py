@@ -23,31 +23,18 @@ _SLOW_AFTER = 5
 
 
 class Subscriber(Protocol):
-    """The interface of a session to the engine.
+    """The interface of a session to the engine."""
 
-    Attributes:
-        id: number of the client, unique in the node.
-        name: ``host:port``.
-        ready: RDY count; set by `Channel.set_ready`.
-        tag: desired dispatch tag; empty for none.
-        extend: the client reads extend headers.
-        detail: messages carry queue offset and size.
-        sample_rate: percentage of messages to deliver; 0 for all.
-        ext_filter: the member ``ext_filter`` of IDENTIFY; empty for none.
-        msg_timeout: seconds before a delivered message times out.
-        touch_timeout: seconds that TOUCH adds.
-    """
-
-    id: int
-    name: str
-    ready: int
-    tag: str
-    extend: bool
-    detail: bool
-    sample_rate: int
-    ext_filter: Mapping[str, Any]
-    msg_timeout: float
-    touch_timeout: float
+    id: int  # number of the client, unique in the node
+    name: str  # ``host:port``
+    ready: int  # RDY count; set by `Channel.set_ready`
+    tag: str  # desired dispatch tag; empty for none
+    extend: bool  # the client reads extend headers
+    detail: bool  # messages carry queue offset and size
+    sample_rate: int  # percentage of messages to deliver; 0 for all
+    ext_filter: Mapping[str, Any]  # the member ``ext_filter`` of IDENTIFY; empty for none
+    msg_timeout: float  # seconds before a delivered message times out
+    touch_timeout: float  # seconds that TOUCH adds
 
     def deliver(self, message: RawMessage) -> None:
         """Send a message; every field of it is set."""
@@ -58,51 +45,22 @@ class Subscriber(Protocol):
 
 @define
 class ClientStats:
-    """Counters of one client.
+    """Counters of one client."""
 
-    Attributes:
-        id: number of the client in its node.
-        name: ``host:port``.
-        ready: RDY count.
-        in_flight: messages in flight.
-        messages: messages delivered.
-        finished: messages finished.
-        requeued: messages requeued.
-        timed_out: messages that timed out.
-        limit: most messages in flight, as set over HTTP.
-        errors: failures that currently reduce the window.
-    """
-
-    id: int
-    name: str
-    ready: int
-    in_flight: int
-    messages: int
-    finished: int
-    requeued: int
-    timed_out: int
-    limit: int
-    errors: int
+    id: int  # number of the client in its node
+    name: str  # ``host:port``
+    ready: int  # RDY count
+    in_flight: int  # messages in flight
+    messages: int  # messages delivered
+    finished: int  # messages finished
+    requeued: int  # messages requeued
+    timed_out: int  # messages that timed out
+    limit: int  # most messages in flight, as set over HTTP
+    errors: int  # failures that currently reduce the window
 
 
 class Client:
-    """One subscriber of one channel.
-
-    Attributes:
-        subscriber: the session.
-        tag: dispatch tag; empty for none, and on topics without extend support.
-        matches: header filter; None without one.
-        in_flight: messages in flight.
-        window: most messages in flight at present.
-        limit: most messages in flight, as set over HTTP.
-        queued: the client waits in a selector's queue.
-        stalled: nothing more is delivered: the client disconnected, or its topic was upgraded to extend support
-            without the client having it (captured: upgrade_ext).
-        messages: messages delivered.
-        finished: messages finished.
-        requeued: messages requeued.
-        timed_out: messages that timed out.
-    """
+    """One subscriber of one channel."""
 
     __slots__ = (
         "errors",
@@ -121,19 +79,22 @@ class Client:
     )
 
     def __init__(self, subscriber: Subscriber, tag: str) -> None:
-        self.subscriber: Subscriber = subscriber
-        self.tag: str = tag
+        self.subscriber: Subscriber = subscriber  # the session
+        self.tag: str = tag  # dispatch tag; empty for none, and on topics without extend support
+        # header filter; None without one
         self.matches: Callable[[Record], bool] | None = compile_filter(subscriber.ext_filter)
-        self.in_flight: int = 0
-        self.window: int = 0
-        self.limit: int = NO_LIMIT
+        self.in_flight: int = 0  # messages in flight
+        self.window: int = 0  # most messages in flight at present
+        self.limit: int = NO_LIMIT  # most messages in flight, as set over HTTP
         self.errors: int = 0
-        self.queued: bool = False
+        self.queued: bool = False  # the client waits in a selector's queue
+        # nothing more is delivered: the client disconnected, or its topic was upgraded to extend support without the
+        # client having it (captured: upgrade_ext)
         self.stalled: bool = False
-        self.messages: int = 0
-        self.finished: int = 0
-        self.requeued: int = 0
-        self.timed_out: int = 0
+        self.messages: int = 0  # messages delivered
+        self.finished: int = 0  # messages finished
+        self.requeued: int = 0  # messages requeued
+        self.timed_out: int = 0  # messages that timed out
         self.refresh()
 
     def refresh(self) -> None:

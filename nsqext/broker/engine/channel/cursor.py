@@ -33,27 +33,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Cursor:
-    """The messages of one channel, from its read position.
-
-    Args:
-        partition: the partition.
-        channel: name of the channel.
-        position: offset where to start, and the number of messages before it.
-        on_dropped: called with each message in flight when the position is moved.
-
-    Attributes:
-        channel: name of the channel.
-        offset: offset of the next record to read.
-        count: messages before it.
-        timestamp: time stamp (ns) of the message that was read last; 0 for none.
-        ordered: one message at a time.
-        requeued: requeued messages, which are delivered next.
-        in_flight: messages at clients and deferred ones.
-        acked: the acknowledged position.
-        delayed: the delayed queue.
-        from_delayed: internal ids of messages that were taken from the delayed queue and are not finished.
-        requeues: number of requeued messages so far.
-    """
+    """The messages of one channel, from its read position: an offset, and the number of messages before it."""
 
     def __init__(
         self,
@@ -62,21 +42,22 @@ class Cursor:
         position: tuple[int, int],
         on_dropped: Callable[[Delivery], None],
     ) -> None:
-        self.channel: str = channel
-        self.offset: int = position[0]
-        self.count: int = position[1]
-        self.timestamp: int = 0
-        self.ordered: bool = False
-        self.requeued: deque[Delivery] = deque()
-        self.in_flight: InFlight = InFlight()
-        self.acked: AckTracker = AckTracker(*position)
+        self.channel: str = channel  # name of the channel
+        self.offset: int = position[0]  # offset of the next record to read
+        self.count: int = position[1]  # messages before it
+        self.timestamp: int = 0  # time stamp (ns) of the message that was read last; 0 for none
+        self.ordered: bool = False  # one message at a time
+        self.requeued: deque[Delivery] = deque()  # requeued messages, which are delivered next
+        self.in_flight: InFlight = InFlight()  # messages at clients and deferred ones
+        self.acked: AckTracker = AckTracker(*position)  # the acknowledged position
         self.delayed: DelayedQueue = DelayedQueue(self._journal(partition, channel))
+        # internal ids of messages that were taken from the delayed queue and are not finished
         self.from_delayed: set[int] = set()
-        self.requeues: int = 0
+        self.requeues: int = 0  # number of requeued messages so far
         self._partition = partition
         self._options = partition.options
         self._window = partition.options.rules.confirm_window
-        self._on_dropped = on_dropped
+        self._on_dropped = on_dropped  # called with each message in flight when the position is moved
         # bound of `requeued`, the real server's requeuedMsgChan; the rest waits in a Go map, without an order
         small = partition.ordered or is_ephemeral(channel)
         self._max_requeued = 2 if small else partition.options.limits.max_rdy_count // 10 + 1
@@ -223,14 +204,9 @@ class Cursor:
             self._overflow.append(delivery)
 
     def delay(self, delivery: Delivery, delay: float) -> bool:
-        """Move a message to the delayed queue; after very many attempts it waits at least a second for each of them.
+        """Move a message to the delayed queue for some seconds; return False if its journal could not be written.
 
-        Args:
-            delivery: the message.
-            delay: seconds.
-
-        Returns:
-            False if the journal of the delayed queue could not be written; the message was not moved.
+        After very many attempts it waits at least a second for each of them.
         """
         if delivery.attempts >= MAX_ATTEMPTS // 4:
             delay = max(delay, delivery.attempts)
@@ -274,8 +250,7 @@ class Cursor:
     def rewind(self, *, forget: bool) -> None:
         """Read again from the acknowledged position, after the message that was read ahead.
 
-        Args:
-            forget: redeliver what was finished out of order, too.
+        With ``forget``, what was finished out of order is redelivered, too.
         """
         self._rewind = forget
 

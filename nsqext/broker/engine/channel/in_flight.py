@@ -21,20 +21,7 @@ __all__ = ("Delivery", "InFlight")
 
 
 class Delivery:
-    """A message between the queue and its acknowledgement.
-
-    Attributes:
-        entry: the stored message.
-        attempts: deliveries so far.
-        owner: the client that has it; None while it is at no client.
-        deadline: clock time at which it times out or its delay ends.
-        delivered: clock time of the last delivery.
-        deferred: it waits for its delay and is at no client.
-        delayed: it was taken from the delayed queue.
-        behind: number of the message that has to be read before it is redelivered (original generation).
-        kept: it was read ahead when the read position was moved, and is delivered nevertheless.
-        key: its key; None while it was not determined, and on channels without keys.
-    """
+    """A message between the queue and its acknowledgement."""
 
     __slots__ = (
         "_tag",
@@ -51,16 +38,16 @@ class Delivery:
     )
 
     def __init__(self, entry: Entry, attempts: int = 0, *, delayed: bool = False) -> None:
-        self.entry: Entry = entry
-        self.attempts: int = attempts
-        self.owner: Client | None = None
-        self.deadline: float = 0.0
-        self.delivered: float = 0.0
-        self.deferred: bool = False
-        self.delayed: bool = delayed
-        self.behind: int = 0
-        self.kept: bool = False
-        self.key: bytes | None = None
+        self.entry: Entry = entry  # the stored message
+        self.attempts: int = attempts  # deliveries so far
+        self.owner: Client | None = None  # the client that has it; None while it is at no client
+        self.deadline: float = 0.0  # clock time at which it times out or its delay ends
+        self.delivered: float = 0.0  # clock time of the last delivery
+        self.deferred: bool = False  # it waits for its delay and is at no client
+        self.delayed: bool = delayed  # it was taken from the delayed queue
+        self.behind: int = 0  # number of the message that has to be read before it is redelivered (original generation)
+        self.kept: bool = False  # it was read ahead when the read position was moved, and is delivered nevertheless
+        self.key: bytes | None = None  # its key; None while it was not determined, and on channels without keys
         self._tag: str | None = None
 
     @property
@@ -102,18 +89,13 @@ class Delivery:
 
 
 class InFlight:
-    """Messages of a channel that are at clients or deferred.
-
-    Attributes:
-        table: deliveries by internal id.
-        deferred: number of deferred ones.
-    """
+    """Messages of a channel that are at clients or deferred."""
 
     __slots__ = ("_delays", "_earliest", "_order", "deferred", "table")
 
     def __init__(self) -> None:
-        self.table: dict[int, Delivery] = {}
-        self.deferred: int = 0
+        self.table: dict[int, Delivery] = {}  # deliveries by internal id
+        self.deferred: int = 0  # number of deferred ones
         self._delays: list[tuple[float, int, Delivery]] = []
         self._order = count()
         # a lower bound: no message at a client times out before. The exact minimum would cost more than a rare scan

@@ -59,25 +59,15 @@ class KeyFailoverCursor(Cursor):
 
 
 class KeyFailoverChannel(Channel):
-    """A channel that sends all messages of one key to one client.
-
-    Args:
-        partition: the partition.
-        name: name of the channel.
-        offset: offset where it starts to read.
-        count: messages before that.
-        kind: its type, with the name of the header that carries the key.
-
-    Attributes:
-        keys: the replay set and the key ranges.
-    """
+    """A channel that sends all messages of one key to one client."""
 
     cursor: KeyFailoverCursor
 
     def __init__(self, partition: PartitionView, name: str, offset: int, count: int, kind: ChannelKind) -> None:
+        # the replay set and the key ranges
         self.keys: KeySelector = KeySelector(partition.options.clock, kind.key_header)
         super().__init__(partition, name, offset, count)
-        self.kind = kind
+        self.kind = kind  # its type, with the name of the header that carries the key
         self._selector = self.keys
         # later messages of a key wait for a requeued one, so it stays in memory
         self._requeue_rules = RequeueRules(partition.options, self.cursor, on_disk=False)
@@ -90,21 +80,13 @@ class KeyFailoverChannel(Channel):
         self._dropped(delivery)
 
     def subscribe(self, subscriber: Subscriber, *, ordered: bool = False, start: StartPosition | None = None) -> None:
-        """Add a client; it is assigned a range of the keys.
-
-        Raises:
-            Refusal: the client requests order, or "Consume is disabled currently".
-        """
+        """Add a client, which is assigned a range of the keys; raises `Refusal` if it requests order."""
         if ordered:
             raise Refusal(_NOT_ORDERED.format(name=self.name))
         super().subscribe(subscriber, start=start)
 
     def set_ordered(self, ordered: bool) -> None:
-        """Refuse to become ordered.
-
-        Raises:
-            Refusal: order is requested.
-        """
+        """Refuse to become ordered."""
         if ordered:
             raise Refusal(_NOT_ORDERED.format(name=self.name))
 

@@ -49,28 +49,18 @@ def key_of(delivery: Delivery, header: str) -> bytes:
 
 
 class KeyQueue:
-    """The messages of one key.
-
-    Attributes:
-        key: the key.
-        position: position of the key in the hash space.
-        pending: messages that wait for delivery, in the order of the queue.
-        in_flight: messages at the client that holds the key.
-        blocked: messages that were requeued with a delay; later messages wait for them.
-        holder: the client that holds the key; None for none.
-        queued: the client whose heap contains this queue; None for none.
-    """
+    """The messages of one key."""
 
     __slots__ = ("blocked", "holder", "in_flight", "key", "pending", "position", "queued")
 
     def __init__(self, key: bytes) -> None:
         self.key: bytes = key
-        self.position: int = position_of(key)
-        self.pending: deque[Delivery] = deque()
-        self.in_flight: set[Delivery] = set()
-        self.blocked: set[Delivery] = set()
-        self.holder: Client | None = None
-        self.queued: Client | None = None
+        self.position: int = position_of(key)  # position of the key in the hash space
+        self.pending: deque[Delivery] = deque()  # messages that wait for delivery, in the order of the queue
+        self.in_flight: set[Delivery] = set()  # messages at the client that holds the key
+        self.blocked: set[Delivery] = set()  # messages that were requeued with a delay; later messages wait for them
+        self.holder: Client | None = None  # the client that holds the key; None for none
+        self.queued: Client | None = None  # the client whose heap contains this queue; None for none
 
     def put(self, delivery: Delivery) -> None:
         """Insert a message at its place in the order of the queue."""
@@ -90,25 +80,16 @@ class KeyQueue:
 
 
 class KeySelector(TagSelector):
-    """The clients of a channel of type key_failover: key ranges for each dispatch tag, and for clients without one.
-
-    Args:
-        clock: monotonic seconds.
-        header: extend header that carries the key.
-
-    Attributes:
-        balance_due: clock time at which `balance` is to be called; infinity while nothing changes.
-        waiting: messages in the replay set.
-    """
+    """The clients of a channel of type key_failover: key ranges for each dispatch tag, and for clients without one."""
 
     __slots__ = ("_clock", "_free", "_header", "_heaps", "_key_queues", "_ranges", "_ready", "balance_due", "waiting")
 
     def __init__(self, clock: Callable[[], float], header: str) -> None:
         super().__init__()
-        self.balance_due: float = inf
-        self.waiting: int = 0
-        self._clock = clock
-        self._header = header
+        self.balance_due: float = inf  # clock time at which `balance` is to be called; infinity while nothing changes
+        self.waiting: int = 0  # messages in the replay set
+        self._clock = clock  # monotonic seconds
+        self._header = header  # extend header that carries the key
         self._key_queues: dict[bytes, KeyQueue] = {}
         self._ranges: dict[str, KeyRanges[Client]] = {}
         self._heaps: dict[Client, list[tuple[int, int, KeyQueue]]] = {}  # by the offset of a queue's first message

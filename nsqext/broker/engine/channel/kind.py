@@ -13,17 +13,11 @@ __all__ = ("PLAIN", "ChannelKind", "make_kind")
 
 @frozen
 class ChannelKind:
-    """How a channel distributes messages.
+    """How a channel distributes messages."""
 
-    Attributes:
-        type: ``shared``, or ``key_failover``.
-        key_header: extend header that carries the key.
-        fixed: the type was chosen when the channel was created; otherwise the first subscriber chooses.
-    """
-
-    type: str = SHARED
-    key_header: str = KEY_HEADER
-    fixed: bool = False
+    type: str = SHARED  # ``shared``, or ``key_failover``
+    key_header: str = KEY_HEADER  # extend header that carries the key
+    fixed: bool = False  # the type was chosen when the channel was created; otherwise the first subscriber chooses
 
     def __str__(self) -> str:
         other = f" with keys in {self.key_header}" if self.key_header != KEY_HEADER else ""
@@ -38,11 +32,7 @@ PLAIN = ChannelKind()
 
 
 def make_kind(dispatch: str, key_header: str = "", *, fixed: bool = False) -> ChannelKind | None:
-    """Return the requested type; None if no type is requested.
-
-    Raises:
-        Refusal: the type is unknown.
-    """
+    """Return the requested type, None if no type is requested; raises `Refusal` for an unknown one."""
     if not dispatch:
         return None
     if dispatch not in DISPATCH_TYPES:

@@ -20,20 +20,13 @@ class RateLimit:
     """Limits the KiB of large messages a second; messages up to 1 KiB are not counted.
 
     A message may take more than there is: the following ones wait then, each one second at most.
-
-    Args:
-        rate: KiB a second.
-        now: clock time.
-
-    Attributes:
-        until: clock time at which the last message that was held back may be delivered.
     """
 
     def __init__(self, rate: int, now: float) -> None:
-        self.until: float = -inf
-        self._rate = rate
+        self.until: float = -inf  # clock time at which the last message that was held back may be delivered
+        self._rate = rate  # KiB a second
         self._left = rate * _BURST
-        self._counted = now
+        self._counted = now  # clock time
         self._last: Delivery | None = None
 
     def holds(self, delivery: Delivery, now: float) -> bool:

@@ -28,28 +28,15 @@ def not_owned(delivery: Delivery, subscriber: Subscriber, internal_id: str = "")
 
 
 class RequeueRules:
-    """The rules of one channel for REQ.
-
-    Args:
-        options: settings of the partition.
-        cursor: messages of the channel.
-        on_disk: messages with a long delay move to the delayed queue on disk.
-    """
+    """The rules of one channel for REQ."""
 
     def __init__(self, options: PartitionOptions, cursor: Cursor, *, on_disk: bool) -> None:
-        self._options = options
-        self._cursor = cursor
-        self._on_disk = on_disk
+        self._options = options  # settings of the partition
+        self._cursor = cursor  # messages of the channel
+        self._on_disk = on_disk  # messages with a long delay move to the delayed queue on disk
 
     def refusal(self, delivery: Delivery, client: Client, delay: float, now: float) -> str:
-        """Return the text of the refusal, "" for none; checks in the real server's order (captured: many_attempts).
-
-        Args:
-            delivery: the message.
-            client: the client that sent REQ.
-            delay: seconds until redelivery.
-            now: clock time.
-        """
+        """Return the text of the refusal, "" for none; checks in the real server's order (captured: many_attempts)."""
         if delay <= 0:
             too_soon = delivery.attempts > _MANY_ATTEMPTS and now - delivery.delivered < 0.1
             if too_soon or delivery.attempts >= MAX_ATTEMPTS // 2:

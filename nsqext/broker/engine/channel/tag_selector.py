@@ -16,15 +16,12 @@ class TagSelector:
 
     A message whose tag a connected client requested goes only to clients of that tag; every other message goes to
     clients without a tag (captured: tag_dispatch, tag_fallback, tag_head_of_line).
-
-    Attributes:
-        tagged: a client with a tag is connected.
     """
 
     __slots__ = ("_members", "_queues", "tagged")
 
     def __init__(self) -> None:
-        self.tagged: bool = False
+        self.tagged: bool = False  # a client with a tag is connected
         self._queues: dict[str, deque[Client]] = {"": deque()}
         self._members: dict[str, int] = {}
 

@@ -36,8 +36,7 @@ class InvalidExpression(ValueError):
 def compile_regexp(pattern: str) -> Matcher:
     """Return a function that tells whether an expression of Go's ``regexp`` matches anywhere in a text.
 
-    Raises:
-        InvalidExpression: Go refuses the expression, or RE2 needs more than 8 MiB for it.
+    Raises `InvalidExpression` if Go refuses the expression, or RE2 needs more than 8 MiB for it.
     """
     expression = _compile(pattern)
     _check_go_only_rules(pattern)
@@ -45,13 +44,10 @@ def compile_regexp(pattern: str) -> Matcher:
 
 
 def compile_glob(pattern: str) -> Matcher:
-    """Return a function that tells whether a glob matches a whole text.
+    """Return a function that tells whether a glob matches a whole text; raises `InvalidExpression`.
 
     A glob has ``*``, ``?``, ``[…]``, ``[!…]``, ``{a,b}`` and backslashes. As at the real server, braces that are not
     closed end with the glob, and a glob that is only ``?`` or ``[!…]`` also matches an empty text.
-
-    Raises:
-        InvalidExpression: brackets are not closed, are empty, or hold an invalid range.
     """
     expression = _compile("(?s)" + _glob_expression(pattern))
     return lambda text: expression.fullmatch(_valid(text)) is not None

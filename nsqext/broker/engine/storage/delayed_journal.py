@@ -29,21 +29,13 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class DelayedJournal:
-    """The file with all changes of the delayed queues of one partition.
-
-    Args:
-        path: the file.
-
-    Attributes:
-        path: the file.
-        damaged_file: the copy of the file that is kept because `load` found damage; empty without damage.
-        torn_bytes: bytes of an unfinished last line that `load` found.
-    """
+    """The file with all changes of the delayed queues of one partition."""
 
     def __init__(self, path: Path) -> None:
-        self.path: Path = path
+        self.path: Path = path  # the file
+        # the copy of the file that is kept because `load` found damage; empty without damage
         self.damaged_file: str = ""
-        self.torn_bytes: int = 0
+        self.torn_bytes: int = 0  # bytes of an unfinished last line that `load` found
         self._out = -1
         self._size = 0
         self._compact_size = 0  # bytes after the last compaction
@@ -76,11 +68,7 @@ class DelayedJournal:
         return held
 
     def rewrite(self, held: Iterable[tuple[str, Iterable[Delayed]]]) -> None:
-        """Compact the file: write only the current content.
-
-        Raises:
-            OSError: the disk cannot be written; the file is unchanged.
-        """
+        """Compact the file: write only the current content. After an `OSError` the file is unchanged."""
         data = b"".join(_encode_put(channel, delayed) for channel, messages in held for delayed in messages)
         write_atomically(self.path, data, sync=False)
         self._release()
@@ -92,11 +80,7 @@ class DelayedJournal:
         return self._size > max(_OVERGROWN, 4 * self._compact_size)
 
     def write(self, line: bytes) -> None:
-        """Write one change.
-
-        Raises:
-            Refusal: the disk cannot be written, and contains nothing of the line; or the partition is closed.
-        """
+        """Write one change; raises `Refusal` if it is closed or the disk cannot be written, and is unchanged then."""
         if self._closed:
             raise Refusal("exiting")
         written = 0
@@ -176,23 +160,14 @@ def _encode_put(channel: str, delayed: Delayed) -> bytes:
 
 
 class ChannelJournal:
-    """The part of a journal that belongs to one channel.
-
-    Args:
-        journal: the file.
-        channel: name of the channel.
-    """
+    """The part of a journal that belongs to one channel."""
 
     def __init__(self, journal: DelayedJournal, channel: str) -> None:
-        self._journal = journal
-        self._channel = channel
+        self._journal = journal  # the file
+        self._channel = channel  # name of the channel
 
     def put(self, delayed: Delayed) -> None:
-        """Record an added message.
-
-        Raises:
-            Refusal: the disk cannot be written.
-        """
+        """Record an added message; raises `Refusal` if the disk cannot be written."""
         self._journal.write(_encode_put(self._channel, delayed))
 
     def removed(self, internal_id: int) -> None:

@@ -15,17 +15,11 @@ __all__ = ("Delayed", "DelayedQueue", "Journal")
 
 @define(eq=False)
 class Delayed:
-    """A message in the delayed queue.
+    """A message in the delayed queue."""
 
-    Attributes:
-        entry: the stored message; the queue may have removed it meanwhile.
-        attempts: deliveries so far.
-        due: nanoseconds since 1970.
-    """
-
-    entry: Entry
-    attempts: int
-    due: int
+    entry: Entry  # the stored message; the queue may have removed it meanwhile
+    attempts: int  # deliveries so far
+    due: int  # nanoseconds since 1970
 
 
 class Journal(Protocol):
@@ -42,28 +36,17 @@ class Journal(Protocol):
 
 
 class DelayedQueue:
-    """Messages by due time; a message stays until it is finished.
-
-    Args:
-        journal: records every change; None for none.
-
-    Attributes:
-        messages: messages by internal id.
-    """
+    """Messages by due time; a message stays until it is finished."""
 
     __slots__ = ("_journal", "_order", "messages")
 
     def __init__(self, journal: Journal | None = None) -> None:
-        self.messages: dict[int, Delayed] = {}
+        self.messages: dict[int, Delayed] = {}  # messages by internal id
         self._order: list[tuple[int, int]] = []
-        self._journal = journal
+        self._journal = journal  # records every change; None for none
 
     def put(self, delayed: Delayed) -> None:
-        """Add a message.
-
-        Raises:
-            Refusal: the journal cannot be written.
-        """
+        """Add a message; raises `Refusal` if the journal cannot be written."""
         if self._journal is not None:
             self._journal.put(delayed)
         self.restore(delayed)
@@ -95,12 +78,7 @@ class DelayedQueue:
         return order[0][0] if order else 0
 
     def due(self, now: int, most: int) -> list[Delayed]:
-        """Return the first due messages; they stay in the queue.
-
-        Args:
-            now: nanoseconds since 1970.
-            most: bound of the result.
-        """
+        """Return the first messages that are due (nanoseconds since 1970), at most so many; they stay in the queue."""
         if not 0 < self.first_due <= now:
             return []
         found: list[Delayed] = []

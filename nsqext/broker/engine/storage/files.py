@@ -21,11 +21,7 @@ _CONTENT = b',"content":'
 
 
 def checked_number(value: object) -> int:
-    """Return an offset or a count that was read from a file.
-
-    Raises:
-        ValueError: it is not a number, negative, or beyond every queue.
-    """
+    """Return an offset or a count that was read from a file; raises `ValueError` for any other value."""
     if type(value) is not int or not 0 <= value < _MOST:
         raise ValueError(f"{value!r} is not an offset or a count")
     return value
@@ -38,11 +34,7 @@ def topic_folder(data_path: Path, topic: str) -> Path:
 
 @contextmanager
 def usable(folder: Path) -> Iterator[None]:
-    """Turn an OSError while stored data is opened into an error that says what to do.
-
-    Raises:
-        InvalidSetting: an OSError was raised inside.
-    """
+    """Turn an OSError while stored data is opened into an `InvalidSetting` that says what to do."""
     try:
         yield
     except OSError as error:
@@ -52,13 +44,7 @@ def usable(folder: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, data: bytes, *, sync: bool) -> None:
-    """Replace a file atomically: a reader sees either the old or the new content.
-
-    Args:
-        path: the file.
-        data: the new content.
-        sync: wait until content and name are on disk.
-    """
+    """Replace a file: a reader sees the old or the new content; with ``sync``, the medium has the new one, too."""
     fresh = path.with_name(path.name + ".new")
     with fresh.open("wb") as out:
         out.write(data)
@@ -87,11 +73,7 @@ def with_checksum(content: bytes) -> bytes:
 
 
 def without_checksum(data: bytes) -> bytes:
-    """Return the JSON that `with_checksum` was given.
-
-    Raises:
-        ValueError: the data is damaged.
-    """
+    """Return the JSON that `with_checksum` was given; raises `ValueError` if it is damaged."""
     head, _, rest = data.partition(_CONTENT)
     content = rest[:-1]
     if head != b'{"crc32":%d' % crc32(content) or rest[-1:] != b"}":

@@ -32,34 +32,21 @@ _SEGMENT_BYTES = 1024 * 1024
 
 
 class Entry(msgspec.Struct, eq=False, gc=False):
-    """A stored message.
+    """A stored message."""
 
-    Attributes:
-        record: the message.
-        offset: virtual byte offset of the record in the partition's queue.
-        size: raw size in bytes; offset + size is the offset of the next record.
-        count: number of the message in the partition, from 1.
-    """
-
-    record: Record
-    offset: int
-    size: int
-    count: int
+    record: Record  # the message
+    offset: int  # virtual byte offset of the record in the partition's queue
+    size: int  # raw size in bytes; offset + size is the offset of the next record
+    count: int  # number of the message in the partition, from 1
 
 
 @define
 class Gap:
-    """Records that were lost on disk.
+    """Records that were lost on disk."""
 
-    Attributes:
-        offset: offset of the first one.
-        size: bytes.
-        count: number of the last one.
-    """
-
-    offset: int
-    size: int
-    count: int
+    offset: int  # offset of the first one
+    size: int  # bytes
+    count: int  # number of the last one
 
 
 class LogStore(Protocol):
@@ -100,23 +87,7 @@ _first_count = attrgetter("first_count")
 
 
 class Log:
-    """Records of one partition.
-
-    Args:
-        store: persistent storage; None for memory alone.
-        offset: offset of the first record.
-        count: messages before it.
-        segment_bytes: memory of a segment.
-        cache_bytes: with a store, bytes that stay in memory; None for no bound.
-        budget: memory bound of the node; None for none.
-
-    Attributes:
-        start_offset: offset of the first record.
-        start_count: messages before it.
-        end_offset: offset behind the last record.
-        end_count: number of the last message.
-        held: bytes in memory.
-    """
+    """Records of one partition; the first one is at an offset with ``count`` messages before it."""
 
     def __init__(
         self,
@@ -128,15 +99,15 @@ class Log:
         cache_bytes: int | None = None,
         budget: MemoryBudget | None = None,
     ) -> None:
-        self.start_offset: int = offset
-        self.end_offset: int = offset
-        self.start_count: int = count
-        self.end_count: int = count
-        self.held: int = 0
-        self._store = store
-        self._segment_bytes = segment_bytes
-        self._cache_bytes = cache_bytes
-        self._budget = budget
+        self.start_offset: int = offset  # offset of the first record
+        self.end_offset: int = offset  # offset behind the last record
+        self.start_count: int = count  # messages before it
+        self.end_count: int = count  # number of the last message
+        self.held: int = 0  # bytes in memory
+        self._store = store  # persistent storage; None for memory alone
+        self._segment_bytes = segment_bytes  # memory of a segment
+        self._cache_bytes = cache_bytes  # with a store, bytes that stay in memory; None for no bound
+        self._budget = budget  # memory bound of the node; None for none
         self._segments = [_Segment(offset, count)]
         self._hot = self._segments[0]
         self._batches: list[tuple[int, int]] = []  # first and last number of messages that were published together
@@ -153,12 +124,7 @@ class Log:
     # Writing
 
     def append(self, entries: Sequence[Entry], *, stored: bool = False) -> None:
-        """Append records that were published together; the first one has to continue the log.
-
-        Args:
-            entries: the records.
-            stored: they were read from the store.
-        """
+        """Append records that were published together; the first one has to continue the log."""
         if self._store is not None and not stored:
             self._store.append(entries)
         segment = self._segments[-1]

@@ -15,19 +15,11 @@ class MemoryUser(Protocol):
 
 
 class MemoryBudget:
-    """Bytes of messages that a node keeps in memory.
-
-    Args:
-        limit: the bound in bytes.
-
-    Attributes:
-        limit: the bound in bytes.
-        held: bytes in memory, as the queues count them.
-    """
+    """Bytes of messages that a node keeps in memory."""
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.held = 0
+        self.limit = limit  # the bound in bytes
+        self.held = 0  # bytes in memory, as the queues count them
         self._users: dict[MemoryUser, None] = {}
         self._fruitless_at = -1
 

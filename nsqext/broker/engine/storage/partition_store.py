@@ -45,59 +45,35 @@ _FILE = re.compile(r"(.+)-([0-9]+)\.(?:diskqueue\.[0-9]+\.dat|channels\.json(?:\
 
 @define
 class ChannelState:
-    """Persistent state of a channel.
-
-    Attributes:
-        name: name of the channel.
-        offset: the acknowledged position.
-        count: messages before it.
-        intervals: finished out of order: first offset, end offset, number of the last message.
-        paused: nothing is delivered.
-        skipped: every message is discarded.
-        dispatch: type of the channel.
-        key_header: extend header that carries keys.
-        fixed_dispatch: the type was chosen when the channel was created.
-        delayed: messages in the delayed queue.
-    """
+    """Persistent state of a channel."""
 
     name: str
-    offset: int
-    count: int
+    offset: int  # the acknowledged position
+    count: int  # messages before it
+    # finished out of order: first offset, end offset, number of the last message
     intervals: list[tuple[int, int, int]] = field(factory=list)
-    paused: bool = False
-    skipped: bool = False
-    dispatch: str = SHARED
-    key_header: str = KEY_HEADER
-    fixed_dispatch: bool = False
-    delayed: int = 0
+    paused: bool = False  # nothing is delivered
+    skipped: bool = False  # every message is discarded
+    dispatch: str = SHARED  # type of the channel
+    key_header: str = KEY_HEADER  # extend header that carries keys
+    fixed_dispatch: bool = False  # the type was chosen when the channel was created
+    delayed: int = 0  # messages in the delayed queue
 
 
 @define
 class StoredPartition:
-    """State of a partition on disk, besides its queue.
+    """State of a partition on disk, besides its queue."""
 
-    Attributes:
-        topic: name of the topic.
-        partition: number of the partition.
-        extend: messages carry extend headers.
-        ordered: channels are consumed with SUB_ORDERED only.
-        paused: messages are not passed to channels (original server).
-        readable: number of the last message that was passed to channels (original server).
-        channels: the channels.
-        end_offset: end of the queue when the state was written.
-        end_count: messages before it.
-        files: number of each file of the queue, and the offset and the messages before it at which it begins.
-    """
-
-    topic: str
-    partition: int
-    extend: bool = False
-    ordered: bool = False
-    paused: bool = False
-    readable: int = 0
+    topic: str  # name of the topic
+    partition: int  # number of the partition
+    extend: bool = False  # messages carry extend headers
+    ordered: bool = False  # channels are consumed with SUB_ORDERED only
+    paused: bool = False  # messages are not passed to channels (original server)
+    readable: int = 0  # number of the last message that was passed to channels (original server)
     channels: list[ChannelState] = field(factory=list)
-    end_offset: int = 0
-    end_count: int = 0
+    end_offset: int = 0  # end of the queue when the state was written
+    end_count: int = 0  # messages before it
+    # number of each file of the queue, and the offset and the messages before it at which it begins
     files: list[tuple[int, int, int]] = field(factory=list)
 
     def encode(self) -> bytes:
@@ -111,11 +87,7 @@ class StoredPartition:
 
     @classmethod
     def decode(cls, data: bytes) -> StoredPartition:
-        """Read the state.
-
-        Raises:
-            ValueError: it is damaged, or a member is missing or invalid.
-        """
+        """Read the state; raises `ValueError` if it is damaged, or if a member is missing or invalid."""
         try:
             state = msgspec.json.decode(without_checksum(data), type=cls)
         except msgspec.DecodeError as error:
@@ -175,26 +147,15 @@ def stored_partitions(data_path: Path) -> Iterator[StoredPartition]:
 
 
 class PartitionStore:
-    """The files of one partition.
-
-    Args:
-        data_path: folder of the node; the partition's files are in a folder of its topic.
-        topic: name of the topic.
-        partition: number of the partition.
-        options: how to use the disk.
-
-    Attributes:
-        store: the files of the queue.
-        dirty: the state changed since it was written.
-    """
+    """The files of one partition, in a folder of its topic."""
 
     def __init__(self, data_path: Path, topic: str, partition: int, options: DiskOptions) -> None:
         folder = topic_folder(data_path, topic)
         name = f"{topic}-{partition}"
-        self.store: SegmentStore = SegmentStore(folder, topic, partition, options)
-        self.dirty: bool = False
+        self.store: SegmentStore = SegmentStore(folder, topic, partition, options)  # the files of the queue
+        self.dirty: bool = False  # the state changed since it was written
         self._path = folder / (name + _STATE)
-        self._options = options
+        self._options = options  # how to use the disk
         self._journal = DelayedJournal(folder / f"{name}.delayed.jsonl")
         self._next = 0.0
         self._missing: list[str] = []
@@ -202,10 +163,7 @@ class PartitionStore:
     def load(self) -> StoredPartition | None:
         """Return the stored state; None for a new partition, and if neither its file nor the copy can be read.
 
-        A damaged file is renamed and kept, and a warning is logged.
-
-        Raises:
-            InvalidSetting: a file cannot be read for another reason than damage.
+        A damaged file is renamed and kept, and a warning is logged; another `OSError` raises `InvalidSetting`.
         """
         states: list[StoredPartition] = []
         problems: list[str] = []
@@ -231,14 +189,7 @@ class PartitionStore:
     def open_log(
         self, state: StoredPartition | None, cache_bytes: int, segment_bytes: int, budget: MemoryBudget | None = None
     ) -> Log:
-        """Return the queue; damage is repaired as far as possible, and logged.
-
-        Args:
-            state: the stored state.
-            cache_bytes: see `Log`.
-            segment_bytes: see `Log`.
-            budget: see `Log`.
-        """
+        """Return the queue; damage is repaired as far as possible, and logged."""
 
         def make(offset: int, count: int) -> Log:
             sizes = {"segment_bytes": segment_bytes, "cache_bytes": cache_bytes}
@@ -262,14 +213,7 @@ class PartitionStore:
         return log if log is not None else make(*self.store.beginning)
 
     def load_delayed(self, state: StoredPartition) -> dict[str, dict[int, Delayed]]:
-        """Return the content of the delayed queues, and compact the journal.
-
-        Args:
-            state: the stored state, which contains how many messages there were.
-
-        Raises:
-            InvalidSetting: the disk cannot be written.
-        """
+        """Return the content of the delayed queues, and compact the journal; a disk error is an `InvalidSetting`."""
         with usable(self._path.parent):
             is_missing = not self._journal.path.exists()
             held = self._journal.load()
@@ -287,11 +231,7 @@ class PartitionStore:
         return held
 
     def compact(self, held: Callable[[], Iterable[tuple[str, Iterable[Delayed]]]]) -> None:
-        """Compact the journal if most of it is about removed messages.
-
-        Args:
-            held: returns the content of the delayed queues, by channel.
-        """
+        """Compact the journal if most of it is about removed messages; ``held`` returns the queues, by channel."""
         if self._journal.is_overgrown:
             try:
                 self._journal.rewrite(held())
@@ -303,10 +243,7 @@ class PartitionStore:
         return ChannelJournal(self._journal, channel)
 
     def save(self, state: StoredPartition) -> None:
-        """Write the state and a copy of it.
-
-        If the disk cannot be written, that is logged and tried again with the next interval.
-        """
+        """Write the state and a copy of it; a failure is logged, and tried again with the next interval."""
         state.files = self.store.begins
         try:
             for path in (self._path, _copy_of(self._path)):

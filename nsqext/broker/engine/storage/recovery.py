@@ -31,23 +31,14 @@ _NEAR = 16
 
 @define
 class Recovery:
-    """What was found on disk.
+    """What was found on disk."""
 
-    Attributes:
-        messages: records that were read.
-        torn_file: file whose torn end was removed; empty for none.
-        torn_bytes: bytes of that end.
-        damaged_files: copies of damaged files, and files that do not continue the queue.
-        lost_bytes: bytes of records that could not be read.
-        lost_messages: messages that could not be read.
-    """
-
-    messages: int = 0
-    torn_file: str = ""
-    torn_bytes: int = 0
-    damaged_files: list[str] = field(factory=list)
-    lost_bytes: int = 0
-    lost_messages: int = 0
+    messages: int = 0  # records that were read
+    torn_file: str = ""  # file whose torn end was removed; empty for none
+    torn_bytes: int = 0  # bytes of that end
+    damaged_files: list[str] = field(factory=list)  # copies of damaged files, and files that do not continue the queue
+    lost_bytes: int = 0  # bytes of records that could not be read
+    lost_messages: int = 0  # messages that could not be read
 
     @property
     def is_damaged(self) -> bool:
@@ -57,17 +48,11 @@ class Recovery:
 
 @define
 class Run:
-    """Adjacent records of a file.
+    """Adjacent records of a file."""
 
-    Attributes:
-        position: where the first one begins in the file.
-        count: messages of the partition before it.
-        entries: the records.
-    """
-
-    position: int
-    count: int
-    entries: list[Entry] = field(factory=list)
+    position: int  # where the first one begins in the file
+    count: int  # messages of the partition before it
+    entries: list[Entry] = field(factory=list)  # the records
 
     @property
     def end(self) -> int:
@@ -76,15 +61,9 @@ class Run:
 
 
 def scan(data: bytes, start: tuple[int, int], partition: int) -> tuple[list[Run], int]:
-    """Read all whole records of a file.
+    """Read all whole records of a file that begins at an offset, after so many messages.
 
-    Args:
-        data: content of the file.
-        start: offset and number of messages at which the file begins.
-        partition: number of the partition, which all internal ids contain.
-
-    Returns:
-        The records, with a new run behind each damaged range, and the position behind the last whole record.
+    Returns the records, with a new run behind each damaged range, and the position behind the last whole record.
     """
     offset, count = start
     runs = [Run(0, count)]
@@ -121,14 +100,11 @@ def _record_at(data: bytes, position: int, partition: int, previous: int | None)
 
 
 def _resynchronise(data: bytes, run: Run, position: int, partition: int) -> tuple[int, int] | None:
-    """Find the next whole record behind damaged bytes.
+    """Find the next whole record behind damaged bytes: its position, and messages that are lost before it; or None.
 
     A damaged length makes its own record look whole and the bytes behind it look damaged; a damaged id makes later ids
     look too small. So the search starts inside of the last record, and that record is removed from the run if the
     record that is found contradicts it.
-
-    Returns:
-        Position of the record, and messages that are lost before it; None if no record follows.
     """
     last = run.entries[-1] if run.entries else None
     begin = position - last.size + RECORD_OVERHEAD if last else position + 1
@@ -166,11 +142,7 @@ def _is_followed(data: bytes, found: tuple[Record, int], partition: int) -> bool
 
 
 def keep_aside(path: Path, ending: str, *, move: bool) -> Path:
-    """Copy or rename a file to ``NAME.ENDING``, or ``NAME.ENDING.2`` and so on; an existing file is kept.
-
-    Returns:
-        The new path.
-    """
+    """Copy or rename a file to ``NAME.ENDING``, or ``NAME.ENDING.2`` and so on, which is returned."""
     for number in counting(1):
         target = path.with_name(f"{path.name}.{ending}" + (f".{number}" if number > 1 else ""))
         if not target.exists():

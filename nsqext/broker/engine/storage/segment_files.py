@@ -17,28 +17,22 @@ from nsqext.broker.engine.storage.files import checked_number, with_checksum, wi
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ("SegmentFile", "SegmentFolder")
+__all__ = ("BAD_BEGIN", "SegmentFile", "SegmentFolder")
+
+BAD_BEGIN = (OSError, ValueError, TypeError, KeyError)
+"""Raised for the begin of a file that is missing or damaged."""
 
 
 @define(eq=False)
 class SegmentFile:
-    """One file of records.
-
-    Attributes:
-        path: the file.
-        number: its number.
-        offset: offset in the queue at which it begins.
-        count: messages before it.
-        size: its bytes.
-        follows: where the queue ended before the file, if records before it are lost; -1 if it begins there.
-    """
+    """One file of records."""
 
     path: Path
     number: int
-    offset: int
-    count: int
-    size: int = 0
-    follows: int = -1
+    offset: int  # offset in the queue at which it begins
+    count: int  # messages before it
+    size: int = 0  # its bytes
+    follows: int = -1  # where the queue ended before the file, if records before it are lost; -1 if it begins there
 
     @property
     def end(self) -> int:
@@ -47,24 +41,13 @@ class SegmentFile:
 
 
 class SegmentFolder:
-    """The folder with the files of one partition's queue.
-
-    Args:
-        path: the folder.
-        topic: name of the topic.
-        partition: number of the partition.
-        sync: whether written files are flushed to the medium.
-
-    Attributes:
-        path: the folder.
-        partition: number of the partition.
-    """
+    """The folder with the files of one partition's queue."""
 
     def __init__(self, path: Path, topic: str, partition: int, *, sync: bool) -> None:
         self.path: Path = path
-        self.partition: int = partition
+        self.partition: int = partition  # number of the partition
         self._name = f"{topic}-{partition}"
-        self._sync = sync
+        self._sync = sync  # whether written files are flushed to the medium
 
     def __str__(self) -> str:
         return str(self.path / self._name)
@@ -87,11 +70,7 @@ class SegmentFolder:
         return sorted(int(match[1]) for match in matches if match)
 
     def read_begin(self, number: int) -> SegmentFile:
-        """Return a file with its stored begin.
-
-        Raises:
-            OSError, ValueError, TypeError, KeyError: the begin is missing or damaged.
-        """
+        """Return a file with its stored begin; raises `BAD_BEGIN` if that is missing or damaged."""
         values = orjson.loads(without_checksum(self.base_path(number).read_bytes()))
         file = self.file(number, checked_number(values["offset"]), checked_number(values["count"]))
         file.follows = values.get("follows", -1)

@@ -12,6 +12,7 @@ import os
 from typing import TYPE_CHECKING
 
 from nsqext.broker.engine.storage.recovery import Recovery, Run, keep_aside, scan
+from nsqext.broker.engine.storage.segment_files import BAD_BEGIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -26,25 +27,16 @@ _CHUNK = 1024
 
 
 class SegmentRecovery:
-    """The files of a queue while it is opened.
-
-    Args:
-        folder: the files.
-        recovery: records what is found.
-        known_end: offset and number of messages where the queue ended at least; only bytes behind it may be torn.
-
-    Attributes:
-        files: the files of the queue in the order of their offsets, once `read` has ended.
-        last_number: the largest number of a file; -1 for none.
-        end: offset behind the last record, and messages up to there.
-    """
+    """The files of a queue while it is opened."""
 
     def __init__(self, folder: SegmentFolder, recovery: Recovery, known_end: tuple[int, int]) -> None:
+        # the files of the queue in the order of their offsets, once `read` has ended
         self.files: list[SegmentFile] = []
-        self.last_number: int = -1
-        self.end: tuple[int, int] = (0, 0)
-        self._folder = folder
-        self._recovery = recovery
+        self.last_number: int = -1  # the largest number of a file; -1 for none
+        self.end: tuple[int, int] = (0, 0)  # offset behind the last record, and messages up to there
+        self._folder = folder  # the files
+        self._recovery = recovery  # records what is found
+        # offset and number of messages where the queue ended at least; only bytes behind it may be torn
         self._known_end = known_end
         self._missing: list[SegmentFile] = []
         self._read = (-1, -1)  # offset behind the records that were read, and messages up to there
@@ -54,10 +46,8 @@ class SegmentRecovery:
     def read(self, begins: Mapping[int, tuple[int, int]]) -> Iterator[list[Entry]]:
         """Return all records in runs; an offset that does not follow on the last one stands for lost records.
 
-        Everything but whole files is logged.
-
-        Args:
-            begins: offset and number of messages at which files begin, by their numbers, where that is known.
+        Everything but whole files is logged. ``begins`` has offset and number of messages at which files begin, by
+        their numbers, where that is known.
         """
         numbers = self._folder.numbers()
         self.last_number = max(numbers, default=-1)
@@ -88,7 +78,7 @@ class SegmentRecovery:
             base = self._folder.base_path(number)
             try:
                 files[number] = self._folder.read_begin(number)
-            except (OSError, ValueError, TypeError, KeyError) as error:
+            except BAD_BEGIN as error:
                 kept = keep_aside(base, "damaged", move=True) if base.exists() else base
                 self._recovery.damaged_files.append(kept.name)
                 file = self._follow(number, files.get(number - 1), begins.get(number))
@@ -130,7 +120,7 @@ class SegmentRecovery:
     def _begin_of_missing(self, number: int) -> SegmentFile:
         try:
             file = self._folder.read_begin(number)
-        except (OSError, ValueError, TypeError, KeyError):
+        except BAD_BEGIN:
             file = self._folder.file(number, 0, 0)
         keep_aside(self._folder.base_path(number), "lost", move=True)
         return file
@@ -140,13 +130,7 @@ class SegmentRecovery:
     def _note_gap(self, offset: int, count: int, follows: int = -1) -> bool:
         """Report that records before a position are lost, and the file that had them.
 
-        Args:
-            offset: the position.
-            count: messages before it.
-            follows: where the queue ended before a gap that was reported earlier; -1 without one.
-
-        Returns:
-            Whether there is a gap that was not reported earlier.
+        Returns False if there is no gap, or if ``follows`` (where the queue ended before) shows that it was reported.
         """
         gone = [file for file in self._missing if file.offset < offset]
         self._missing = self._missing[len(gone) :]
@@ -187,9 +171,7 @@ class SegmentRecovery:
     def _scan(self, file: SegmentFile, before: int) -> list[Run]:
         """Read a file and repair it: a torn end is cut off; damaged bytes split the file, and a copy of it is kept.
 
-        Args:
-            file: the file.
-            before: where the queue ended before it; -1 for the first file.
+        ``before`` is where the queue ended before it; -1 for the first file.
         """
         data = file.path.read_bytes()
         self._scanned = file.path.name

@@ -33,38 +33,22 @@ _MIB = 1024 * 1024
 
 @frozen
 class DiskOptions:
-    """How a partition uses the disk.
+    """How a partition uses the disk."""
 
-    Attributes:
-        fsync: ``never``, ``interval`` or ``always``: when written data is flushed to the medium by fsync.
-        sync_interval: seconds between two writes of the channels' positions, and of ``interval`` for fsync.
-        max_file_bytes: size at which a new file is started.
-        retention_bytes: finished messages that are kept for consumers that seek backwards.
-    """
-
-    fsync: str = "never"
-    sync_interval: float = 0.5
-    max_file_bytes: int = 100 * _MIB
-    retention_bytes: int = 64 * _MIB
+    fsync: str = "never"  # ``never``, ``interval`` or ``always``: when written data is flushed to the medium by fsync
+    sync_interval: float = 0.5  # seconds between two writes of the channels' positions, and of ``interval`` for fsync
+    max_file_bytes: int = 100 * _MIB  # size at which a new file is started
+    retention_bytes: int = 64 * _MIB  # finished messages that are kept for consumers that seek backwards
 
 
 class SegmentStore:
-    """The files of one partition's queue.
-
-    Args:
-        folder: folder of the files; it is created.
-        topic: name of the topic.
-        partition: number of the partition.
-        options: how to use the disk.
-
-    Attributes:
-        recovery: what `recover` found.
-    """
+    """The files of one partition's queue."""
 
     def __init__(self, folder: Path, topic: str, partition: int, options: DiskOptions) -> None:
-        self.recovery: Recovery = Recovery()
+        self.recovery: Recovery = Recovery()  # what `recover` found
+        # folder of the files; it is created
         self._folder = SegmentFolder(folder, topic, partition, sync=options.fsync != "never")
-        self._options = options
+        self._options = options  # how to use the disk
         self._files: list[SegmentFile] = []
         self._last_number = -1
         self._out = -1
@@ -77,17 +61,7 @@ class SegmentStore:
     def recover(
         self, known_end: tuple[int, int] = (0, 0), begins: Mapping[int, tuple[int, int]] | None = None
     ) -> Iterator[list[Entry]]:
-        """Return all records in runs; an offset that does not follow on the last one stands for lost records.
-
-        Has to be consumed before any other method is called. Everything but whole files is logged.
-
-        Args:
-            known_end: offset and number of messages where the queue ended at least; only bytes behind it may be torn.
-            begins: offset and number of messages at which files begin, by their numbers, where that is known.
-
-        Raises:
-            InvalidSetting: the folder cannot be used.
-        """
+        """Return what `SegmentRecovery.read` finds; has to be consumed before any other method is called."""
         with usable(self._folder.path):
             found = SegmentRecovery(self._folder, self.recovery, known_end)
             yield from found.read(begins or {})
@@ -127,11 +101,7 @@ class SegmentStore:
     # the log's side
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Store records at the end.
-
-        Raises:
-            Refusal: the disk cannot be written; none of the records is stored.
-        """
+        """Store records at the end; raises `Refusal` if the disk cannot be written, and stores none of them then."""
         if self._out < 0:
             raise Refusal(f"{self._files[-1].path} is closed after an error" if self._files else "exiting")
         data = b"".join([encode_record(entry.record) for entry in entries])
@@ -165,11 +135,7 @@ class SegmentStore:
             self._out = -1
 
     def load(self, first: tuple[int, int], end: int) -> list[Entry]:
-        """Return the records from a position (offset, messages before it) to an end offset.
-
-        Raises:
-            Refusal: the records cannot be read.
-        """
+        """Return the records from a position (offset, messages before it) to an end offset; raises `Refusal`."""
         offset, count = first
         entries: list[Entry] = []
         for file in self._files:
@@ -201,11 +167,7 @@ class SegmentStore:
                 logger.warning("%s cannot be removed: %s", file.path, error.strerror)
 
     def truncate(self, offset: int) -> None:
-        """Remove everything at or behind an offset.
-
-        Raises:
-            Refusal: the disk cannot be changed; further records are refused.
-        """
+        """Remove everything at or behind an offset; if that fails, this (`Refusal`) and further records are refused."""
         try:
             while len(self._files) > 1 and self._files[-1].offset >= offset:
                 self._folder.remove(self._files.pop())
@@ -218,11 +180,7 @@ class SegmentStore:
             raise Refusal(f"{self._files[-1].path} cannot be cut off: {error.strerror}") from error
 
     def restart(self, offset: int, count: int) -> None:
-        """Remove everything and continue at a position.
-
-        Raises:
-            Refusal: the disk cannot be changed; nothing was changed, or further records are refused.
-        """
+        """Remove everything and continue at a position; after a `Refusal`, nothing changed or records are refused."""
         old = list(self._files)
         try:
             self._begin(offset, count)

@@ -38,13 +38,7 @@ _ID_SIZE = 16
 
 
 class ClassicSubscriber(SessionSubscriber):
-    """A consumer, as the engine sees it.
-
-    Args:
-        session: the consumer.
-        channel: the channel that it subscribes to.
-        deliveries: counts of deliveries by channel.
-    """
+    """A consumer, as the engine sees it."""
 
     __slots__ = ("_deliveries", "_id_base", "_name")
 
@@ -52,7 +46,7 @@ class ClassicSubscriber(SessionSubscriber):
         super().__init__(session, channel, detail=False, extend=False)
         self._id_base = session.node.id_base
         self._name = channel.name
-        self._deliveries = deliveries
+        self._deliveries = deliveries  # counts of deliveries by channel
         deliveries.setdefault(channel.name, 0)
 
     def deliver(self, message: RawMessage) -> None:
@@ -206,10 +200,7 @@ _MS = 1_000_000
 
 
 def parse_delay(word: bytes, text: str) -> int:
-    """Return the milliseconds of REQ and DPUB as the original server understands them.
-
-    It counts nanoseconds in 64 bits, so that enormous delays turn into others.
-    """
+    """Return the milliseconds of REQ and DPUB; as nanoseconds in 64 bits, enormous delays turn into others."""
     return wrap(base10(word, text) * _MS) // _MS
 
 

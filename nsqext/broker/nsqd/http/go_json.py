@@ -41,11 +41,7 @@ def _number_of(text: str) -> float:
 
 
 def read_object(data: bytes) -> dict[str, Any] | None:
-    """Return the object that ``ext=`` holds, None for null.
-
-    Raises:
-        HttpFault: it is not JSON, or neither an object nor null.
-    """
+    """Return the object that ``ext=`` holds, None for null; anything else is refused."""
     text = data.decode("utf-8", "nsqext.one_each")
     try:
         value = json.loads(text, parse_int=_number_of, parse_float=_number_of, parse_constant=_number_of)
@@ -68,11 +64,7 @@ def _replaced(value: Any) -> Any:
 
 
 def write_json(value: Any) -> bytes:
-    """Return the bytes that are stored for a header (captured: http_pub_ext_delivered).
-
-    Raises:
-        HttpFault: it is too deep for this server.
-    """
+    """Return the bytes that are stored for a header (captured: http_pub_ext_delivered); refuse one that is too deep."""
     try:
         return _write(value).encode("utf-8", "replace")
     except RecursionError:

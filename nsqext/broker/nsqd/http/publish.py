@@ -37,17 +37,7 @@ _BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
 
 
 async def read_batch(call: Call, topic: str, limits: ServerLimits, *, binary: bool) -> list[PublishItem]:
-    """Read the messages of /mpub.
-
-    Args:
-        call: the request.
-        topic: name of the topic.
-        limits: largest sizes.
-        binary: the body is that of MPUB; otherwise each line is a message.
-
-    Raises:
-        HttpFault: the body or a message is too big, or the body is not that of MPUB.
-    """
+    """Read the messages of /mpub: the body is that of MPUB (``binary``), or each line is a message."""
     body = await call.body(limits.max_body_size, partial=binary)
     if not binary:
         return await _parse_aside(lambda: _read_lines(body, limits.max_msg_size, limits.max_body_size), body)

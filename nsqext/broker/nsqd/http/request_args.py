@@ -44,23 +44,14 @@ def refuse(refusal: Refusal) -> NoReturn:
 
 
 class RequestArgs:
-    """Finds what a request names, for the routes of a node.
-
-    Args:
-        node: the node.
-        addresses: addresses that it listens on.
-    """
+    """Finds what a request names, for the routes of a node."""
 
     def __init__(self, node: Node, addresses: Addresses) -> None:
         self.node: Node = node
-        self.addresses: Addresses = addresses
+        self.addresses: Addresses = addresses  # addresses that it listens on
 
     def topic(self, call: Call) -> Hosted:
-        """Return the partition that the arguments ``topic`` and ``partition`` name; without one the node's default.
-
-        Raises:
-            HttpFault: 400 for bad arguments, 404 for a partition that the node does not host.
-        """
+        """Return the partition that ``topic`` and ``partition`` name; without a partition the node's default."""
         return self._find(*self._topic_args(call))
 
     def channel_args(self, call: Call) -> tuple[Hosted, str]:

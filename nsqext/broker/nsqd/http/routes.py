@@ -25,13 +25,7 @@ __all__ = ("application",)
 
 
 def application(node: Node, addresses: Addresses, *, secure: bool = False) -> Starlette:
-    """Make the web application of a node.
-
-    Args:
-        node: the node.
-        addresses: addresses that it listens on.
-        secure: it is served over HTTPS.
-    """
+    """Make the web application of a node; ``secure`` over HTTPS."""
     args = RequestArgs(node, addresses)
     if node.options.original:
         routes = [

@@ -64,13 +64,9 @@ def _filter(wanted: Any) -> dict[str, Any]:
 def client_members(
     session: ConnectedClient, stats: ClientStats | None, counts: Mapping[str, int], own: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return what /stats tells of a client of both generations.
+    """Return what /stats tells of a client of both generations; ``stats`` is None for a publisher.
 
-    Args:
-        session: its connection.
-        stats: its counters in a channel; None for a publisher.
-        counts: further counters of the generation.
-        own: members of the generation before those of TLS.
+    The generation adds ``counts``, and ``own`` members before those of TLS.
     """
     settings = session.settings
     return {

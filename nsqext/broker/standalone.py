@@ -160,12 +160,12 @@ async def run_nsqd(settings: NsqdSettings) -> None:
         try:
             async with anyio.create_task_group() as tasks:
                 await tasks.start(server.serve)
-                logger.info("TCP: listening on %s", server.tcp_address)
-                logger.info("HTTP: listening on %s", server.http_address)
-                if server.https_address:
-                    logger.info("HTTPS: listening on %s", server.https_address)
+                logger.info("TCP: listening on %s", server.addresses["tcp"])
+                logger.info("HTTP: listening on %s", server.addresses["http"])
+                if settings.https and tls:
+                    logger.info("HTTPS: listening on %s", server.addresses["https"])
                 if settings.lookupd_addresses or settings.generation == "nsq":
-                    tasks.start_soon(_register, node, settings, server.tcp_address, server.http_address)
+                    tasks.start_soon(_register, node, settings, server.addresses["tcp"], server.addresses["http"])
                 await anyio.sleep_forever()
         finally:
             for topic, partition in list(node.hosted):

@@ -31,6 +31,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from nsqext.http.go_protocol import BROKEN_BODY
+from nsqext.protocol.names import is_valid_channel, is_valid_topic
 from nsqext.protocol.server.go_format import parse_int
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ __all__ = (
     "null",
     "route",
     "set_block_rate",
+    "valid_channel",
+    "valid_topic",
 )
 
 _MAX_BODY = 10 * 1024 * 1024  # what the real servers read of a form
@@ -122,6 +125,29 @@ class Call:
             raise HttpFault(400, missing)
         return value
 
+    def given(self, name: str, missing: str) -> str:
+        """Return an argument that may be empty, for the original servers; ``missing`` is the text of the fault."""
+        if name not in self.args:
+            raise HttpFault(400, missing)
+        return self.args[name]
+
+    def number(
+        self, name: str, fault: str = "", *, missing: str | None = None, default: str = "", function: str = "Atoi"
+    ) -> int:
+        """Return an argument as a signed number of 64 bits; ``default`` if it is empty.
+
+        Args:
+            name: its name.
+            fault: text of the fault (status 400) for anything else; by default that of Go's function.
+            missing: text of the fault for an empty argument.
+            default: digits.
+            function: Go's function.
+        """
+        try:
+            return parse_int(self.arg(name, missing) or default, function)
+        except ValueError as error:
+            raise HttpFault(400, fault or str(error)) from None
+
     @property
     def headers(self) -> Mapping[str, str]:
         """The headers of the request, looked up without regard to case."""
@@ -153,6 +179,20 @@ class Call:
         if BROKEN_BODY in self.request.scope and not partial:
             raise HttpFault(500, "INTERNAL_ERROR")
         return b"".join(chunks)
+
+
+def valid_topic(name: str, fault: str = "INVALID_ARG_TOPIC") -> str:
+    """Return the name of a topic; an invalid one is a fault (status 400) of this text."""
+    if not is_valid_topic(name):
+        raise HttpFault(400, fault)
+    return name
+
+
+def valid_channel(name: str) -> str:
+    """Return the name of a channel; an invalid one is a fault (status 400)."""
+    if not is_valid_channel(name):
+        raise HttpFault(400, "INVALID_ARG_CHANNEL")
+    return name
 
 
 def first_values(query: str) -> dict[str, str]:

@@ -171,12 +171,6 @@ def nsqlookupd_tcp(data: bytes) -> None:
             PeerInfo.decode(reply)
 
 
-class _Addresses:
-    tcp_address = "127.0.0.1:4150"
-    http_address = "127.0.0.1:4151"
-    https_address = None
-
-
 @cache
 def _loop() -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop()
@@ -231,7 +225,7 @@ def nsqd_http(data: bytes) -> None:
             host(node, name, **flags).partition.channel("c")
     client = Client(node)
     client.send(sized("PUB t", b"body"))
-    _serve(application(node, _Addresses()), data[1:])
+    _serve(application(node, {"tcp": "127.0.0.1:4150", "http": "127.0.0.1:4151"}), data[1:])
     node.tick()
 
 

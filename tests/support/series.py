@@ -39,12 +39,8 @@ async def _served() -> dict[str, set[str]]:
     """Return the labels of every series of an embedded nsqd by its name."""
     node = make_node()
     host(node).partition.channel("ch")
-    transport = httpx.ASGITransport(application(node, _Addresses()))
+    transport = httpx.ASGITransport(application(node, {"tcp": "127.0.0.1:4150", "http": "127.0.0.1:4150"}))
     async with httpx.AsyncClient(transport=transport, base_url="http://nsqd") as client:
         text = (await client.get("/metrics")).text
     families = text_string_to_metric_families(text)
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
-
-
-class _Addresses:
-    tcp_address = http_address = https_address = "127.0.0.1:4150"

@@ -59,7 +59,7 @@ class NsqdServer:
         self.busy: bool = False  # `flush` is about to be called: output needs no wake-up
         self._wanted = {"tcp": tcp, "http": http, "https": https}
         self._https_context = https_context  # certificate of HTTPS
-        self._addresses: dict[str, str] = {}
+        self.addresses: dict[str, str] = {}  # ``host:port`` of ``tcp``, ``http`` and ``https``, once it listens
         self._dialect = dialect_of(node)
         self._connections: dict[int, Connection] = {}
         self._https: list[HttpServer] = []  # the same for HTTPS; None without HTTPS
@@ -71,21 +71,6 @@ class NsqdServer:
         self._tick_timer: Any = None
         self._tick_due = 0.0
         self._output_due = 0.0
-
-    @property
-    def tcp_address(self) -> str:
-        """``host:port`` that TCP clients connect to."""
-        return self._addresses["tcp"]
-
-    @property
-    def http_address(self) -> str:
-        """``host:port`` that HTTP clients connect to."""
-        return self._addresses["http"]
-
-    @property
-    def https_address(self) -> str | None:
-        """``host:port`` that HTTPS clients connect to, None without HTTPS."""
-        return self._addresses.get("https")
 
     async def serve(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until `stop`, `drain` or cancellation; then every socket is closed."""
@@ -100,7 +85,7 @@ class NsqdServer:
                     self.node.schedule.on_change = self._tick_soon
                     self._plan_tick(SHORTEST_TICK)
                     tasks.start_soon(self._flush_late)
-                    for name in self._addresses.keys() - {"tcp"}:
+                    for name in self.addresses.keys() - {"tcp"}:
                         await self._start_http(name, listeners[name], tasks)
                     task_status.started()
         finally:
@@ -130,7 +115,7 @@ class NsqdServer:
             for name, address in self._wanted.items():
                 if address is not None:
                     listeners[name] = listen(address)
-                    self._addresses[name] = peer_name(listeners[name].getsockname())
+                    self.addresses[name] = peer_name(listeners[name].getsockname())
         except OSError:
             for listener in listeners.values():
                 listener.close()
@@ -138,7 +123,7 @@ class NsqdServer:
         return listeners
 
     async def _start_http(self, name: str, listener: socket.socket, tasks: TaskGroup) -> None:
-        app = at_first_request(partial(application, self.node, self, secure=name == "https"))
+        app = at_first_request(partial(application, self.node, self.addresses, secure=name == "https"))
         tls = self._https_context if name == "https" else None
         server = HttpServer(app, tls=tls, gate=self.node.faults.gate, guard=self.node.options.http_guard)
         self._https.append(server)

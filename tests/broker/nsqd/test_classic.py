@@ -182,14 +182,11 @@ def test_topics_are_found_again_on_the_disk(tmp_path: Any) -> None:
     assert gone.hosted == {}
 
 
-class _Addresses:
-    tcp_address = "127.0.0.1:4150"
-    http_address = "127.0.0.1:4151"
-    https_address = "127.0.0.1:4152"
+ADDRESSES = {"tcp": "127.0.0.1:4150", "http": "127.0.0.1:4151", "https": "127.0.0.1:4152"}
 
 
 def _web(node: Node) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(application(node, _Addresses()))
+    transport = httpx.ASGITransport(application(node, ADDRESSES))
     return httpx.AsyncClient(transport=transport, base_url="http://node")
 
 

@@ -24,10 +24,7 @@ pytestmark = pytest.mark.anyio
 V1 = {"Accept": "application/vnd.nsq; version=1.0"}
 
 
-class _Addresses:
-    tcp_address = "127.0.0.1:4150"
-    http_address = "127.0.0.1:4151"
-    https_address = "127.0.0.1:4152"
+ADDRESSES = {"tcp": "127.0.0.1:4150", "http": "127.0.0.1:4151", "https": "127.0.0.1:4152"}
 
 
 class _Web:
@@ -35,7 +32,8 @@ class _Web:
 
     def __init__(self, node: Node) -> None:
         self._client = httpx.AsyncClient(
-            transport=httpx.ASGITransport(application(node, _Addresses())), base_url="http://node"
+            transport=httpx.ASGITransport(application(node, ADDRESSES)),
+            base_url="http://node",
         )
 
     async def get(self, path: str, *, v1: bool = False) -> httpx.Response:

@@ -19,12 +19,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-class _Addresses:
-    tcp_address = https_address = http_address = "127.0.0.1:4150"
 
 
 async def _http(node: Node, method: str, path: str) -> httpx.Response:
-    transport = httpx.ASGITransport(application(node, _Addresses()))
+    transport = httpx.ASGITransport(application(node, {"tcp": "127.0.0.1:4150", "http": "127.0.0.1:4150"}))
     async with httpx.AsyncClient(transport=transport, base_url="http://node") as web:
         return await web.request(method, path)
 

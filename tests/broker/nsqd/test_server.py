@@ -69,7 +69,7 @@ class _Running:
         self._streams: list[SocketStream] = []
 
     async def connect(self, magic: bytes = b"  V2") -> _Peer:
-        name, _, port = self.server.tcp_address.rpartition(":")
+        name, _, port = self.server.addresses["tcp"].rpartition(":")
         stream = await anyio.connect_tcp(name, int(port))
         self._streams.append(stream)
         await stream.send(magic)
@@ -263,7 +263,7 @@ async def test_a_drain_closes_consumers_and_refuses_publishes() -> None:
 async def test_an_address_in_use_is_an_error_and_closes_all_sockets() -> None:
     async with _running() as running:
         with pytest.raises(OSError, match="in use"):
-            await NsqdServer(Node("n2"), running.server.tcp_address).serve()
+            await NsqdServer(Node("n2"), running.server.addresses["tcp"]).serve()
 
 
 async def test_faults_on_the_wire() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,9 +15,8 @@ from nsqext.broker.listeners import split_address
 from nsqext.broker.nsqd.batch_store import store_in_parts
 from nsqext.broker.nsqd.http.publish import read_batch
 from nsqext.broker.nsqd.http.request_args import RequestArgs
-from nsqext.http.api import Call, Form, HttpFault, HttpPanic, check_block_rate, route
-from nsqext.protocol.names import is_valid_channel, is_valid_topic
-from nsqext.protocol.server.go_format import NANOSECONDS, parse_int, wrap
+from nsqext.http.api import Call, Form, HttpFault, HttpPanic, check_block_rate, route, valid_channel, valid_topic
+from nsqext.protocol.server.go_format import NANOSECONDS, wrap
 from nsqext.protocol.server.publish_bodies import PublishItem
 
 if TYPE_CHECKING:
@@ -28,36 +27,29 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.publish import Stored
     from nsqext.broker.nsqd.node import Hosted
 
-__all__ = ("classic_routes", "refusing_routes")
+__all__ = ("ClassicRoutes", "refusing_route")
 
 _MS = 1_000_000
 _FALSE = ("false", "0")
 
 
-class _Publisher(RequestArgs):
-    def _topic_of(self, call: Call) -> str:
-        if "topic" not in call.args:
-            raise HttpFault(400, "MISSING_ARG_TOPIC")
-        topic = call.arg("topic")
-        if not is_valid_topic(topic):
-            raise HttpFault(400, "INVALID_TOPIC")
-        return topic
+class ClassicRoutes(RequestArgs):
+    """Routes except statistics and options."""
+
+    # Publishing
 
     async def pub(self, call: Call) -> str:
         body = await call.body(self.node.limits.max_msg_size, "MSG_TOO_BIG")
         if not body:
             raise HttpFault(400, "MSG_EMPTY")
-        hosted = self.node.create_topic(self._topic_of(call))
+        hosted = self.node.create_topic(_topic(call))
         await self._put(hosted, [PublishItem(body)], self._delay(call))
         return "OK"
 
     def _delay(self, call: Call) -> float:
         if "defer" not in call.args:
             return 0.0
-        try:
-            nanoseconds = wrap(parse_int(call.arg("defer")) * _MS)
-        except ValueError:
-            raise HttpFault(400, "INVALID_DEFER") from None
+        nanoseconds = wrap(call.number("defer", "INVALID_DEFER") * _MS)
         if not 0 <= nanoseconds <= self.node.limits.max_req_timeout * NANOSECONDS:
             raise HttpFault(400, "INVALID_DEFER")
         return nanoseconds / NANOSECONDS
@@ -66,7 +58,7 @@ class _Publisher(RequestArgs):
         limits = self.node.limits
         if int(call.headers.get("content-length") or 0) > limits.max_body_size:
             raise HttpFault(413, "BODY_TOO_BIG")
-        hosted = self.node.create_topic(self._topic_of(call))
+        hosted = self.node.create_topic(_topic(call))
         binary = "binary" in call.args and call.arg("binary") not in _FALSE
         items = await read_batch(call, hosted.partition.topic, limits, binary=binary)
         if items:
@@ -83,15 +75,7 @@ class _Publisher(RequestArgs):
             raise HttpFault(503, "EXITING") from None
         hosted.partition.commit(stored)
 
-    def create(self, call: Call) -> None:
-        self.node.create_topic(self._topic_of(call))
-
-
-class _Topics(RequestArgs):
-    def existing(self, call: Call) -> Hosted:
-        if "topic" not in call.args:
-            raise HttpFault(400, "MISSING_ARG_TOPIC")
-        return self._existing(call.arg("topic"))
+    # Topics and channels
 
     def _existing(self, topic: str) -> Hosted:
         found = self.node.hosted.get((topic, 0))
@@ -99,28 +83,24 @@ class _Topics(RequestArgs):
             raise HttpFault(404, "TOPIC_NOT_FOUND")
         return found
 
-    def delete(self, call: Call) -> None:
-        self.node.delete_topic(self.existing(call).partition.topic)
+    def create_topic(self, call: Call) -> None:
+        self.node.create_topic(_topic(call))
 
-    def empty(self, call: Call) -> None:
-        if "topic" in call.args and not is_valid_topic(call.arg("topic")):
-            raise HttpFault(400, "INVALID_TOPIC")
-        self.existing(call).partition.empty()
+    def delete_topic(self, call: Call) -> None:
+        topic = call.given("topic", "MISSING_ARG_TOPIC")
+        self.node.delete_topic(self._existing(topic).partition.topic)
 
-    def switch(self, change: Callable[[Partition], None], call: Call) -> None:
-        change(self.existing(call).partition)
+    def empty_topic(self, call: Call) -> None:
+        self._existing(_topic(call)).partition.empty()
+
+    def switch_topic(self, change: Callable[[Partition], None], call: Call) -> None:
+        change(self._existing(call.given("topic", "MISSING_ARG_TOPIC")).partition)
 
     def _named(self, call: Call) -> tuple[Hosted, str]:
         """Return the topic, and the name of a channel that may be unknown."""
-        if "topic" not in call.args:
-            raise HttpFault(400, "MISSING_ARG_TOPIC")
-        if not is_valid_topic(call.arg("topic")):
-            raise HttpFault(400, "INVALID_ARG_TOPIC")
-        if "channel" not in call.args:
-            raise HttpFault(400, "MISSING_ARG_CHANNEL")
-        if not is_valid_channel(call.arg("channel")):
-            raise HttpFault(400, "INVALID_ARG_CHANNEL")
-        return self._existing(call.arg("topic")), call.arg("channel")
+        topic = valid_topic(call.given("topic", "MISSING_ARG_TOPIC"))
+        channel = valid_channel(call.given("channel", "MISSING_ARG_CHANNEL"))
+        return self._existing(topic), channel
 
     def create_channel(self, call: Call) -> None:
         self.node.channel(*self._named(call))
@@ -138,20 +118,11 @@ class _Topics(RequestArgs):
             raise HttpFault(404, "CHANNEL_NOT_FOUND")
         change(channel)
 
-
-class _Operator(RequestArgs):
-    def ping(self, _: Call) -> str:
-        return "OK"
+    # The node
 
     def info(self, _: Call) -> object:
-        options, limits = self.node.options, self.node.limits
-        return {
-            "version": limits.version,
-            "broadcast_address": options.broadcast_address,
-            "hostname": options.hostname,
-            "http_port": split_address(self.addresses.http_address).port,
-            "tcp_port": split_address(self.addresses.tcp_address).port,
-            "start_time": self.node.started // NANOSECONDS,
+        limits = self.node.limits
+        return self.about() | {
             "max_heartbeat_interval": round(limits.max_heartbeat_interval * NANOSECONDS),
             "max_output_buffer_size": limits.max_output_buffer_size,
             "max_output_buffer_timeout": round(limits.max_output_buffer_timeout * NANOSECONDS),
@@ -167,41 +138,41 @@ class _Operator(RequestArgs):
     def free_memory(self, _: Call) -> None:
         raise HttpPanic  # as above
 
-
-def classic_routes(args: RequestArgs) -> list[Route]:
-    """Return the routes, except statistics and options."""
-    publisher, topics = _Publisher(args.node, args.addresses), _Topics(args.node, args.addresses)
-    operator = _Operator(args.node, args.addresses)
-    return [
-        route("GET", "/ping", operator.ping, Form.TEXT),
-        route("GET", "/info", operator.info),
-        route("POST", "/pub", publisher.pub),
-        route("POST", "/mpub", publisher.mpub),
-        route("POST", "/topic/create", publisher.create),
-        route("POST", "/topic/delete", topics.delete),
-        route("POST", "/topic/empty", topics.empty),
-        route("POST", "/topic/pause", partial(topics.switch, lambda partition: partition.pause())),
-        route("POST", "/topic/unpause", partial(topics.switch, lambda partition: partition.unpause())),
-        route("POST", "/channel/create", topics.create_channel),
-        route("POST", "/channel/delete", topics.delete_channel),
-        route("POST", "/channel/empty", partial(topics.switch_channel, lambda channel: channel.empty())),
-        route("POST", "/channel/pause", partial(topics.switch_channel, lambda channel: channel.pause())),
-        route("POST", "/channel/unpause", partial(topics.switch_channel, lambda channel: channel.unpause())),
-        route("PUT", "/debug/setblockrate", operator.set_block_rate, Form.TEXT),
-        route("POST", "/debug/freememory", operator.free_memory, Form.TEXT),
-    ]
+    def table(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            route("GET", "/ping", lambda _: "OK", Form.TEXT),
+            route("GET", "/info", self.info),
+            route("POST", "/pub", self.pub),
+            route("POST", "/mpub", self.mpub),
+            route("POST", "/topic/create", self.create_topic),
+            route("POST", "/topic/delete", self.delete_topic),
+            route("POST", "/topic/empty", self.empty_topic),
+            route("POST", "/topic/pause", partial(self.switch_topic, lambda partition: partition.pause())),
+            route("POST", "/topic/unpause", partial(self.switch_topic, lambda partition: partition.unpause())),
+            route("POST", "/channel/create", self.create_channel),
+            route("POST", "/channel/delete", self.delete_channel),
+            route("POST", "/channel/empty", partial(self.switch_channel, lambda channel: channel.empty())),
+            route("POST", "/channel/pause", partial(self.switch_channel, lambda channel: channel.pause())),
+            route("POST", "/channel/unpause", partial(self.switch_channel, lambda channel: channel.unpause())),
+            route("PUT", "/debug/setblockrate", self.set_block_rate, Form.TEXT),
+            route("POST", "/debug/freememory", self.free_memory, Form.TEXT),
+        ]
 
 
-def refusing_routes(args: RequestArgs) -> list[Route]:
+def _topic(call: Call) -> str:
+    return valid_topic(call.given("topic", "MISSING_ARG_TOPIC"), "INVALID_TOPIC")
+
+
+def refusing_route(addresses: Mapping[str, str]) -> Route:
     """Return one route for all requests, which refers the client to the HTTPS port."""
 
     async def refuse(_: Request) -> Response:
-        address = args.addresses.https_address
-        port = split_address(address).port if address else 0
+        port = split_address(addresses["https"]).port if "https" in addresses else 0
         body = f'{{"message": "TLS_REQUIRED", "https_port": {port}}}'
         headers = {"X-NSQ-Content-Type": "nsq; version=1.0"}
         return Response(body, 403, headers, "application/json; charset=utf-8")
 
     made = Route("/{path:path}", refuse)
     made.methods = None  # every method
-    return [made]
+    return made

@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 
     from nsqext.broker.engine.channel.channel import Channel
     from nsqext.broker.engine.channel.client import ClientStats
-    from nsqext.broker.nsqd.http.request_args import RequestArgs
     from nsqext.broker.nsqd.node import ConnectedClient, Hosted
 
-__all__ = ("classic_stats_routes",)
+__all__ = ("ClassicStatsRoutes",)
 
 _NO_LATENCY = {"count": 0, "percentiles": None}
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
@@ -57,7 +56,9 @@ def _client(session: ConnectedClient, stats: ClientStats | None, topic: str) -> 
     return client_members(session, stats, {}, own)
 
 
-class _Stats(StatsPage):
+class ClassicStatsRoutes(StatsPage):
+    """Route /stats."""
+
     def stats(self, call: Call) -> object:
         topic, channel = call.arg("topic"), call.arg("channel")
         clients = _BOOLEANS.get(call.arg("include_clients"), True)
@@ -144,6 +145,10 @@ class _Stats(StatsPage):
         lines += [f"   {_client_line(client, now)}" for client in producers]
         return "\n".join([*lines, ""])
 
+    def table(self) -> list[Route]:
+        """Return the routes."""
+        return [route("GET", "/stats", self.stats)]
+
 
 def _client_line(client: dict[str, Any], now: int) -> str:
     port = client["remote_address"].rpartition(":")[2]
@@ -155,9 +160,3 @@ def _client_line(client: dict[str, Any], now: int) -> str:
         topics = ",".join(f"{one['topic']}={one['count']}" for one in counts)
         return f"[V2 {name:<21}] msgs: {total:<8} topics: {topics} {connected}"
     return f"[V2 {name:<21}] {consumer_text(client)} {connected}"
-
-
-def classic_stats_routes(args: RequestArgs) -> list[Route]:
-    """Return the routes."""
-    stats = _Stats(args.node, args.addresses)
-    return [route("GET", "/stats", stats.stats)]

@@ -10,7 +10,7 @@ from nsqext.broker.engine.channel.kind import make_kind
 from nsqext.broker.engine.channel_types import admit
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.start_position import StartPosition
-from nsqext.broker.nsqd.http.request_args import RequestArgs, refuse
+from nsqext.broker.nsqd.http.request_args import RequestArgs
 from nsqext.http.api import Call, HttpFault, HttpPanic, route
 from nsqext.protocol.server.go_format import decode, parse_int
 
@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 
     from nsqext.broker.engine.channel.channel import Channel
 
-__all__ = ("channel_routes",)
+__all__ = ("ChannelRoutes",)
 
 _HOUR = 3600.0
 
 
-class _Channels(RequestArgs):
+class ChannelRoutes(RequestArgs):
+    """Routes /channel/…."""
+
     def create(self, call: Call) -> None:
         hosted, name = self.channel_args(call)
         self.check_leader(hosted)
@@ -52,7 +54,7 @@ class _Channels(RequestArgs):
         try:
             change(channel)
         except Refusal as refusal:
-            refuse(refusal)
+            raise HttpFault(500, refusal.text) from None
 
     def skip_test_messages(self, call: Call) -> None:
         hosted, _ = self.channel_args(call)
@@ -90,48 +92,39 @@ class _Channels(RequestArgs):
 
     def set_client_limit(self, call: Call) -> None:
         _, channel = self.channel(call)
-        channel.set_client_limit(call.arg("client_prefix"), _number(call, "ready"))
+        channel.set_client_limit(call.arg("client_prefix"), call.number("ready", "INVALID_OPTION"))
 
     def set_rate_limit(self, call: Call) -> None:
         _, channel = self.channel(call)
         try:
-            channel.set_rate_limit(_number(call, "ratekilobytes"))
+            channel.set_rate_limit(call.number("ratekilobytes", "INVALID_OPTION"))
         except Refusal as refusal:
             raise HttpFault(400, refusal.text) from None
 
-
-def _number(call: Call, name: str) -> int:
-    try:
-        return parse_int(call.arg(name))
-    except ValueError:
-        raise HttpFault(400, "INVALID_OPTION") from None
-
-
-def channel_routes(args: RequestArgs) -> list[Route]:
-    """Return the routes."""
-    channels = _Channels(args.node, args.addresses)
-    switches: list[tuple[str, Callable[[Channel], None], bool]] = [
-        ("pause", lambda channel: channel.pause(), False),
-        ("unpause", lambda channel: channel.unpause(), False),
-        ("skip", lambda channel: channel.skip(), False),
-        ("unskip", lambda channel: channel.unskip(), False),
-        ("empty", lambda channel: channel.empty(), True),
-        ("fixconfirmed", lambda channel: channel.redeliver_unfinished(), True),
-        ("finishmemdelayed", lambda channel: channel.finish_deferred(), True),
-        ("emptydelayed", lambda channel: channel.empty_delayed(), True),
-    ]
-    made = [
-        route("POST", f"/channel/{name}", partial(channels.switch, change, led=led)) for name, change, led in switches
-    ]
-    return [
-        *made,
-        route("POST", "/channel/create", channels.create),
-        route("POST", "/channel/delete", channels.delete),
-        route("POST", "/channel/skipZanTest", channels.skip_test_messages),
-        route("POST", "/channel/unskipZanTest", channels.skip_test_messages),
-        route("POST", "/channel/requeuedelayed", channels.requeue_delayed),
-        route("POST", "/channel/setoffset", channels.set_offset),
-        route("POST", "/channel/setorder", channels.set_order),
-        route("POST", "/channel/setclientlimit", channels.set_client_limit),
-        route("POST", "/channel/ratelimit", channels.set_rate_limit),
-    ]
+    def table(self) -> list[Route]:
+        """Return the routes."""
+        switches: list[tuple[str, Callable[[Channel], None], bool]] = [
+            ("pause", lambda channel: channel.pause(), False),
+            ("unpause", lambda channel: channel.unpause(), False),
+            ("skip", lambda channel: channel.skip(), False),
+            ("unskip", lambda channel: channel.unskip(), False),
+            ("empty", lambda channel: channel.empty(), True),
+            ("fixconfirmed", lambda channel: channel.redeliver_unfinished(), True),
+            ("finishmemdelayed", lambda channel: channel.finish_deferred(), True),
+            ("emptydelayed", lambda channel: channel.empty_delayed(), True),
+        ]
+        made = [
+            route("POST", f"/channel/{name}", partial(self.switch, change, led=led)) for name, change, led in switches
+        ]
+        return [
+            *made,
+            route("POST", "/channel/create", self.create),
+            route("POST", "/channel/delete", self.delete),
+            route("POST", "/channel/skipZanTest", self.skip_test_messages),
+            route("POST", "/channel/unskipZanTest", self.skip_test_messages),
+            route("POST", "/channel/requeuedelayed", self.requeue_delayed),
+            route("POST", "/channel/setoffset", self.set_offset),
+            route("POST", "/channel/setorder", self.set_order),
+            route("POST", "/channel/setclientlimit", self.set_client_limit),
+            route("POST", "/channel/ratelimit", self.set_rate_limit),
+        ]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from nsqext.broker.listeners import split_address
-from nsqext.broker.nsqd.http.request_args import Addresses, RequestArgs
+from nsqext.broker.nsqd.http.request_args import RequestArgs
 from nsqext.http.api import Call, HttpFault, null, route
 from nsqext.protocol.server.go_format import NANOSECONDS
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from nsqext.broker.nsqd.node import Node
 
-__all__ = ("config_routes",)
+__all__ = ("ConfigRoutes",)
 
 _TLS_1_0 = 769
 _LEVELS = {"debug": 1, "info": 2, "warn": 3, "error": 4, "fatal": 5}
@@ -114,7 +115,7 @@ _CLASSIC_DEFAULTS: dict[str, Any] = {
 }
 
 
-def _fixed(node: Node, addresses: Addresses) -> dict[str, Any]:
+def _fixed(node: Node, addresses: Mapping[str, str]) -> dict[str, Any]:
     options, limits = node.options, node.limits
     values: dict[str, Any] = {
         "auth_http_addresses": list(options.auth_addresses),
@@ -133,11 +134,11 @@ def _fixed(node: Node, addresses: Addresses) -> dict[str, Any]:
         "max_req_timeout": round(limits.max_req_timeout * NANOSECONDS),
         "mem_queue_size": options.mem_queue_size,
         "msg_timeout": round(limits.msg_timeout * NANOSECONDS),
-        "http_address": addresses.http_address,
-        "https_address": addresses.https_address or "",
+        "http_address": addresses["http"],
+        "https_address": addresses.get("https", ""),
         "snappy": limits.snappy,
         "sync_timeout": round(options.disk.sync_interval * NANOSECONDS),
-        "tcp_address": addresses.tcp_address,
+        "tcp_address": addresses["tcp"],
         "tls_min_version": _TLS_1_0,
         "tls_required": int(limits.tls_required),
     }
@@ -148,8 +149,8 @@ def _fixed(node: Node, addresses: Addresses) -> dict[str, Any]:
             "max_channel_consumers": limits.max_channel_consumers,
             "min_output_buffer_timeout": round(limits.min_output_buffer_timeout * NANOSECONDS),
             "output_buffer_timeout": round(limits.output_buffer_timeout * NANOSECONDS),
-            "broadcast_http_port": split_address(addresses.http_address).port,
-            "broadcast_tcp_port": split_address(addresses.tcp_address).port,
+            "broadcast_http_port": split_address(addresses["http"]).port,
+            "broadcast_tcp_port": split_address(addresses["tcp"]).port,
             "id": zlib.crc32(hashlib.md5(options.hostname.encode(), usedforsecurity=False).digest()) % 1024,
         }
         values |= options.reported
@@ -164,9 +165,7 @@ def _fixed(node: Node, addresses: Addresses) -> dict[str, Any]:
             "max_confirm_win": rules.confirm_window,
             "max_channel_delayed_qnum": rules.delayed_most,
             "req_to_end_threshold": round(rules.delayed_threshold * NANOSECONDS),
-            "statsd_prefix": _statsd_prefix(
-                "nsq.%s", options.broadcast_address, split_address(addresses.http_address).port
-            ),
+            "statsd_prefix": _statsd_prefix("nsq.%s", options.broadcast_address, split_address(addresses["http"]).port),
         }
         | node.place
     )
@@ -179,7 +178,9 @@ def _statsd_prefix(prefix: str, host: str, port: int) -> str:
     return whole if whole.endswith(".") else whole + "."
 
 
-class _Config(RequestArgs):
+class ConfigRoutes(RequestArgs):
+    """Route /config/…."""
+
     def show(self, call: Call) -> object:
         name = call.path["opt"]
         if name in self._settable():
@@ -223,8 +224,6 @@ class _Config(RequestArgs):
             raise bad
         return value
 
-
-def config_routes(args: RequestArgs) -> list[Route]:
-    """Return the routes."""
-    config = _Config(args.node, args.addresses)
-    return [route("GET", "/config/{opt}", config.show), route("PUT", "/config/{opt}", config.change)]
+    def table(self) -> list[Route]:
+        """Return the routes."""
+        return [route("GET", "/config/{opt}", self.show), route("PUT", "/config/{opt}", self.change)]

@@ -10,7 +10,6 @@ from nsqext.broker.engine.start_position import StartPosition
 from nsqext.broker.nsqd.http.request_args import RequestArgs
 from nsqext.http.api import Call, HttpFault, route
 from nsqext.protocol.record import COUNTER_BITS
-from nsqext.protocol.server.go_format import parse_int
 
 if TYPE_CHECKING:
     from starlette.routing import Route
@@ -18,18 +17,20 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.partition import Partition
     from nsqext.broker.engine.storage.log import Entry
 
-__all__ = ("message_routes",)
+__all__ = ("MessageRoutes",)
 
 _PARTITION_MASK = 1023
 _MODES = ("id", "count", "virtual_offset")
 
 
-class _Messages(RequestArgs):
+class MessageRoutes(RequestArgs):
+    """Routes /message/…."""
+
     def get(self, call: Call) -> object:
         mode = call.arg("search_mode")
-        position = _number(call.arg("search_pos"), "ParseInt")
+        position = call.number("search_pos", function="ParseInt")
         by_id = mode == "id"
-        number = position >> COUNTER_BITS & _PARTITION_MASK if by_id else _number(call.arg("partition"), "Atoi")
+        number = position >> COUNTER_BITS & _PARTITION_MASK if by_id else call.number("partition")
         hosted = self.node.hosted.get((call.arg("topic"), number))
         if hosted is None:
             raise HttpFault(400, "topic does not exist")
@@ -77,10 +78,7 @@ class _Messages(RequestArgs):
 
     def finish(self, call: Call) -> None:
         hosted, channel = self.channel(call)
-        try:
-            number = parse_int(call.arg("msgid"), "ParseInt")
-        except ValueError:
-            raise HttpFault(400, "INVALID_REQUEST") from None
+        number = call.number("msgid", "INVALID_REQUEST")
         self.check_leader(hosted)
         try:
             channel.finish_forced(number)
@@ -96,6 +94,15 @@ class _Messages(RequestArgs):
                 hosted.traced = enabled
             elif found := hosted.partition.channels.get(channel):
                 found.traced = enabled
+
+    def table(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            route("GET", "/message/get", self.get),
+            route("POST", "/message/finish", self.finish),
+            route("POST", "/message/trace/enable", partial(self.trace, True)),
+            route("POST", "/message/trace/disable", partial(self.trace, False)),
+        ]
 
 
 def _search(partition: Partition, mode: str, position: int) -> Entry:
@@ -121,21 +128,3 @@ def _search(partition: Partition, mode: str, position: int) -> Entry:
 
 def _text(data: bytes) -> str:
     return data.decode("utf-8", "replace")
-
-
-def _number(text: str, function: str) -> int:
-    try:
-        return parse_int(text, function)
-    except ValueError as error:
-        raise HttpFault(400, str(error)) from None
-
-
-def message_routes(args: RequestArgs) -> list[Route]:
-    """Return the routes."""
-    messages = _Messages(args.node, args.addresses)
-    return [
-        route("GET", "/message/get", messages.get),
-        route("POST", "/message/finish", messages.finish),
-        route("POST", "/message/trace/enable", partial(messages.trace, True)),
-        route("POST", "/message/trace/disable", partial(messages.trace, False)),
-    ]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from nsqext.broker.nsqd.node import Hosted
 
-__all__ = ("metrics_routes",)
+__all__ = ("MetricsRoutes",)
 
 _CHANNEL_METRICS = (
     ("depth", "gauge", "Messages that wait for delivery.", lambda stats: stats.depth),
@@ -34,7 +34,9 @@ _CHANNEL_METRICS = (
 )
 
 
-class _Metrics(RequestArgs):
+class MetricsRoutes(RequestArgs):
+    """Route /metrics."""
+
     def metrics(self, _: Call) -> Response:
         return Response(render_metrics(self._all()), media_type=METRICS_TYPE)
 
@@ -69,11 +71,10 @@ class _Metrics(RequestArgs):
     def _published(self, hosted: Hosted) -> int:
         return hosted.partition.message_count if self.node.options.original else hosted.partition.log.end_count
 
+    def table(self) -> list[Route]:
+        """Return the routes."""
+        return [route("GET", "/metrics", self.metrics)]
+
 
 def _labels(hosted: Hosted) -> dict[str, str]:
     return {"topic": hosted.partition.topic, "partition": str(hosted.partition.partition)}
-
-
-def metrics_routes(args: RequestArgs) -> list[Route]:
-    """Return the route."""
-    return [route("GET", "/metrics", _Metrics(args.node, args.addresses).metrics)]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import Hosted
     from nsqext.protocol.server.negotiate import ServerLimits
 
-__all__ = ("publish_routes", "read_batch")
+__all__ = ("PublishRoutes", "read_batch")
 
 _HEADER_PREFIX = "x-nsqext-"
 _MAX_HEADER = 0xFFFF
@@ -97,7 +97,9 @@ def _ext_item(call: Call, body: bytes, target: Target) -> tuple[PublishItem, str
     return PublishItem(body, trace_id, encoded, EXT_JSON), trace
 
 
-class _Publisher(RequestArgs):
+class PublishRoutes(RequestArgs):
+    """Routes /pub, /pubtrace, /pub_ext and /mpub."""
+
     async def pub(self, call: Call) -> object:
         return await self._publish(call, lambda body, target: (PublishItem(body), None))
 
@@ -172,20 +174,18 @@ class _Publisher(RequestArgs):
             raise HttpFault(503, error.text or error.code) from None
         return stored
 
+    def table(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            route("POST", "/pub", self.pub, Form.NEGOTIATED),
+            route("POST", "/pub_ext", self.pub_ext, Form.NEGOTIATED),
+            route("POST", "/pubtrace", self.pubtrace, Form.V1),
+            route("POST", "/mpub", self.mpub, Form.NEGOTIATED),
+        ]
+
 
 def _content_length(call: Call) -> int:
     """Return the announced size; -1 for a body in chunks, which is refused as empty (captured: http_pub)."""
     if "transfer-encoding" in call.headers:
         return -1
     return int(call.headers.get("content-length") or 0)
-
-
-def publish_routes(args: RequestArgs) -> list[Route]:
-    """Return the routes."""
-    publisher = _Publisher(args.node, args.addresses)
-    return [
-        route("POST", "/pub", publisher.pub, Form.NEGOTIATED),
-        route("POST", "/pub_ext", publisher.pub_ext, Form.NEGOTIATED),
-        route("POST", "/pubtrace", publisher.pubtrace, Form.V1),
-        route("POST", "/mpub", publisher.mpub, Form.NEGOTIATED),
-    ]

@@ -2,53 +2,46 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from nsqext.http.api import Call, HttpFault
-from nsqext.protocol.names import is_valid_channel, is_valid_topic
-from nsqext.protocol.server.go_format import parse_int
+from nsqext.broker.listeners import split_address
+from nsqext.http.api import Call, HttpFault, valid_channel, valid_topic
+from nsqext.protocol.server.go_format import NANOSECONDS
 
 if TYPE_CHECKING:
     from nsqext.broker.engine.channel.channel import Channel
-    from nsqext.broker.engine.errors import Refusal
     from nsqext.broker.nsqd.node import Hosted, Node
 
-__all__ = ("Addresses", "RequestArgs", "refuse")
+__all__ = ("RequestArgs",)
 
 NOT_LEADER = "E_FAILED_ON_NOT_LEADER"
 NOT_WRITABLE = "E_FAILED_ON_NOT_WRITABLE"
 
 
-class Addresses(Protocol):
-    """Addresses that a node listens on."""
-
-    @property
-    def tcp_address(self) -> str:
-        """``host:port`` of TCP."""
-        ...
-
-    @property
-    def http_address(self) -> str:
-        """``host:port`` of HTTP."""
-        ...
-
-    @property
-    def https_address(self) -> str | None:
-        """``host:port`` of HTTPS, None without."""
-        ...
-
-
-def refuse(refusal: Refusal) -> NoReturn:
-    """Raise the fault for a refusal of the engine, with status 500 and its text."""
-    raise HttpFault(500, refusal.text) from None
-
-
 class RequestArgs:
     """Finds what a request names, for the routes of a node."""
 
-    def __init__(self, node: Node, addresses: Addresses) -> None:
+    def __init__(self, node: Node, addresses: Mapping[str, str]) -> None:
         self.node: Node = node
-        self.addresses: Addresses = addresses  # addresses that it listens on
+        # ``host:port`` that it listens on, by ``tcp``, ``http`` and ``https``
+        self.addresses: Mapping[str, str] = addresses
+
+    def port(self, name: str) -> int:
+        """Return the port of an address."""
+        return split_address(self.addresses[name]).port
+
+    def about(self) -> dict[str, object]:
+        """Return the members of ``/info`` that both generations have."""
+        options = self.node.options
+        return {
+            "version": options.limits.version,
+            "broadcast_address": options.broadcast_address,
+            "hostname": options.hostname,
+            "http_port": self.port("http"),
+            "tcp_port": self.port("tcp"),
+            "start_time": self.node.started // NANOSECONDS,
+        }
 
     def topic(self, call: Call) -> Hosted:
         """Return the partition that ``topic`` and ``partition`` name; without a partition the node's default."""
@@ -57,9 +50,7 @@ class RequestArgs:
     def channel_args(self, call: Call) -> tuple[Hosted, str]:
         """Return the partition, and the name of a channel that may be unknown."""
         topic, partition = self._topic_args(call)
-        channel = call.arg("channel", "MISSING_ARG_CHANNEL")
-        if not is_valid_channel(channel):
-            raise HttpFault(400, "INVALID_ARG_CHANNEL")
+        channel = valid_channel(call.arg("channel", "MISSING_ARG_CHANNEL"))
         return self._find(topic, partition), channel
 
     def channel(self, call: Call) -> tuple[Hosted, Channel]:
@@ -82,13 +73,7 @@ class RequestArgs:
             raise HttpFault(400, NOT_LEADER)
 
     def _topic_args(self, call: Call) -> tuple[str, int]:
-        topic = call.arg("topic", "MISSING_ARG_TOPIC")
-        if not is_valid_topic(topic):
-            raise HttpFault(400, "INVALID_ARG_TOPIC")
-        try:
-            return topic, parse_int(call.arg("partition") or "-1")
-        except ValueError as error:
-            raise HttpFault(400, str(error)) from None
+        return valid_topic(call.arg("topic", "MISSING_ARG_TOPIC")), call.number("partition", default="-1")
 
     def _find(self, topic: str, partition: int) -> Hosted:
         hosted = self.node.find(topic, partition)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from nsqext.broker.nsqd.classic.http_routes import classic_routes, refusing_routes
-from nsqext.broker.nsqd.classic.stats import classic_stats_routes
-from nsqext.broker.nsqd.http.admin import admin_routes
-from nsqext.broker.nsqd.http.channels import channel_routes
-from nsqext.broker.nsqd.http.config import config_routes
-from nsqext.broker.nsqd.http.messages import message_routes
-from nsqext.broker.nsqd.http.metrics import metrics_routes
-from nsqext.broker.nsqd.http.publish import publish_routes
-from nsqext.broker.nsqd.http.request_args import Addresses, RequestArgs
-from nsqext.broker.nsqd.http.stats import stats_routes
+from nsqext.broker.nsqd.classic.http_routes import ClassicRoutes, refusing_route
+from nsqext.broker.nsqd.classic.stats import ClassicStatsRoutes
+from nsqext.broker.nsqd.http.admin import AdminRoutes
+from nsqext.broker.nsqd.http.channels import ChannelRoutes
+from nsqext.broker.nsqd.http.config import ConfigRoutes
+from nsqext.broker.nsqd.http.messages import MessageRoutes
+from nsqext.broker.nsqd.http.metrics import MetricsRoutes
+from nsqext.broker.nsqd.http.publish import PublishRoutes
+from nsqext.broker.nsqd.http.stats import StatsRoutes
 from nsqext.http import api as web
 
 if TYPE_CHECKING:
@@ -23,27 +23,14 @@ if TYPE_CHECKING:
 
 __all__ = ("application",)
 
+_CLASSIC = (ClassicRoutes, ConfigRoutes, ClassicStatsRoutes, MetricsRoutes)
+_REDESIGNED = (AdminRoutes, ConfigRoutes, PublishRoutes, ChannelRoutes, MessageRoutes, StatsRoutes, MetricsRoutes)
 
-def application(node: Node, addresses: Addresses, *, secure: bool = False) -> Starlette:
-    """Make the web application of a node; ``secure`` over HTTPS."""
-    args = RequestArgs(node, addresses)
-    if node.options.original:
-        routes = [
-            *classic_routes(args),
-            *config_routes(args),
-            *classic_stats_routes(args),
-            *metrics_routes(args),
-        ]
-        refuse_all = node.options.https_only and not secure
-        return web.application(refusing_routes(args) if refuse_all else routes, original=True)
-    return web.application(
-        [
-            *admin_routes(args),
-            *config_routes(args),
-            *publish_routes(args),
-            *channel_routes(args),
-            *message_routes(args),
-            *stats_routes(args),
-            *metrics_routes(args),
-        ]
-    )
+
+def application(node: Node, addresses: Mapping[str, str], *, secure: bool = False) -> Starlette:
+    """Make the web application of a node that listens on these addresses; ``secure`` over HTTPS."""
+    original = node.options.original
+    if original and node.options.https_only and not secure:
+        return web.application([refusing_route(addresses)], original=True)
+    kinds = _CLASSIC if original else _REDESIGNED
+    return web.application([found for kind in kinds for found in kind(node, addresses).table()], original=original)

@@ -10,7 +10,7 @@ from nsqext.http.api import Call, Form, HttpFault, route
 from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.protocol.layers import DeflateLayer, SnappyLayer
 from nsqext.protocol.server.connection_state import State
-from nsqext.protocol.server.go_format import NANOSECONDS, build, parse_bool, parse_int
+from nsqext.protocol.server.go_format import NANOSECONDS, build, parse_bool
 from nsqext.protocol.tls_layer import TlsLayer
 
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 __all__ = (
     "StatsPage",
+    "StatsRoutes",
     "channel_line",
     "client_members",
     "connected_text",
     "consumer_text",
-    "stats_routes",
     "topic_line",
 )
 
@@ -168,7 +168,9 @@ class StatsPage(RequestArgs):
         ]
 
 
-class _Stats(StatsPage):
+class StatsRoutes(StatsPage):
+    """Routes /stats, /message/stats and /message/historystats."""
+
     def stats(self, call: Call) -> object:
         topic, channel, partition = call.arg("topic"), call.arg("channel"), call.arg("partition")
         clients = call.arg("needClients")
@@ -307,14 +309,19 @@ class _Stats(StatsPage):
                 for hosted in leading
             ]
             return {"node_hourly_pub_size_stats": found or None}
-        try:
-            partition = parse_int(number) if number and topic else 0
-        except ValueError:
-            raise HttpFault(400, "INVALID_REQUEST") from None
+        partition = call.number("partition", "INVALID_REQUEST", default="0") if topic else 0
         hosted = self.node.hosted.get((topic, partition))
         if hosted is None:
             raise HttpFault(404, "E_TOPIC_NOT_EXIST")
         return {"hourly_pub_size": hosted.traffic.hours(now)}
+
+    def table(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            route("GET", "/stats", self.stats, Form.NEGOTIATED),
+            route("GET", "/message/stats", self.message_stats, Form.V1),
+            route("GET", "/message/historystats", self.history, Form.V1),
+        ]
 
 
 def topic_line(topic: dict[str, Any]) -> str:
@@ -353,13 +360,3 @@ def consumer_text(client: dict[str, Any]) -> str:
 def connected_text(client: dict[str, Any], now: int) -> str:
     """Return the duration of a connection in the text form of /stats; ``now`` in nanoseconds since 1970."""
     return f"connected: {go_duration((now // NANOSECONDS - client['connect_ts']) * NANOSECONDS)}"
-
-
-def stats_routes(args: RequestArgs) -> list[Route]:
-    """Return the routes."""
-    stats = _Stats(args.node, args.addresses)
-    return [
-        route("GET", "/stats", stats.stats, Form.NEGOTIATED),
-        route("GET", "/message/stats", stats.message_stats, Form.V1),
-        route("GET", "/message/historystats", stats.history, Form.V1),
-    ]

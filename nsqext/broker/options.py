@@ -80,12 +80,19 @@ class ClusterOptions:
 
 @frozen
 class ClusterShape:
-    """Number of servers, generation and data path of a cluster."""
+    """Number of servers, generation and data path of a cluster.
 
-    nodes: int = 3  # number of nsqd
-    lookupds: int = 1  # number of nsqlookupd
-    generation: str = "ha"  # ``ha`` (redesigned) or ``nsq`` (original)
-    data_path: Path | None = None  # folder of messages and topics; None to keep them in memory
+    Attributes:
+        nodes: number of nsqd.
+        lookupds: number of nsqlookupd.
+        generation: ``ha`` (redesigned) or ``nsq`` (original).
+        data_path: folder of messages and topics; None to keep them in memory.
+    """
+
+    nodes: int = 3
+    lookupds: int = 1
+    generation: str = "ha"
+    data_path: Path | None = None
 
     def __attrs_post_init__(self) -> None:
         check_number("nodes", self.nodes, 1, 64)

@@ -47,10 +47,15 @@ def _tag(count: int, number: int) -> str:
 
 
 class Moves(NamedTuple):
-    """What a consumer does with buckets of a partition."""
+    """What a consumer does with buckets of a partition.
 
-    claim: tuple[str, ...] = ()  # tags of buckets without an owner that it claims
-    release: tuple[str, ...] = ()  # tags of its buckets that it gives to consumers with fewer
+    Attributes:
+        claim: tags of buckets without an owner that it claims.
+        release: tags of its buckets that it gives to consumers with fewer.
+    """
+
+    claim: tuple[str, ...] = ()
+    release: tuple[str, ...] = ()
 
 
 def plan_moves(
@@ -59,8 +64,14 @@ def plan_moves(
     """Return what a consumer does next; consumers with the same view do not claim the same bucket.
 
     A bucket without an owner goes to the consumer with the fewest. While there is none, consumers with the most buckets
-    release some until the numbers differ by one at most. No other bucket moves. ``owners`` has the consumers that are
-    connected with each tag; ``releasing`` buckets are released by this consumer already.
+    release some until the numbers differ by one at most. No other bucket moves.
+
+    Args:
+        me: this consumer.
+        tags: tags of all buckets.
+        owners: the consumers that are connected with each tag.
+        members: all consumers.
+        releasing: buckets that this consumer releases at this time.
     """
     held: dict[str, list[str]] = {member: [] for member in {*members, me}}
     free = []

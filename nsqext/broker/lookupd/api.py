@@ -1,23 +1,27 @@
-"""The HTTP API of nsqlookupd, redesigned generation: queries and changes of topics."""
+"""The HTTP API of nsqlookupd, redesigned generation: queries, and operations on topics, nodes and partitions."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.coordinator import admin_ops as admin
-from nsqext.broker.lookupd.admin_api import AdminApi, must_lead
 from nsqext.broker.lookupd.lookup_route import channels_of, lookup
 from nsqext.broker.lookupd.metrics import view_metrics
 from nsqext.broker.lookupd.params import (
+    BAD_REPLICATOR,
+    BAD_SYNC,
+    check_log_level,
     read_channel,
     read_deletion,
     read_kind,
-    read_number,
+    read_partition_num,
     read_ranged,
     read_topic,
 )
-from nsqext.http.api import Call, Form, HttpFault, application, route
+from nsqext.broker.lookupd.registry import NEVER
+from nsqext.http.api import Call, Form, HttpFault, application, route, set_block_rate
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -27,6 +31,9 @@ if TYPE_CHECKING:
     from nsqext.broker.lookupd.lookupd import Lookupd
 
 __all__ = ("lookupd_app",)
+
+_BASE_LOAD = 0.8
+_MEBIBYTE = 1024 * 1024
 
 
 class _Routes:
@@ -99,11 +106,14 @@ class _Routes:
 
     # Topics
 
-    def create_topic(self, call: Call) -> object:
+    def _must_lead(self, status: int = 400, text: str = "Not nsqlookup leader") -> None:
+        if not self.lookupd.is_leader:
+            raise HttpFault(status, text)
+
+    def create_topic(self, call: Call) -> None:
         name, spec = read_topic(call)
-        must_lead(self.lookupd, 400, "E_FAILED_ON_NOT_LEADER")
+        self._must_lead(400, "E_FAILED_ON_NOT_LEADER")
         self._do(400, admin.create_topic, name, spec)
-        return None
 
     def _do(self, status: int, action: Callable[..., None], *args: object, **options: object) -> None:
         try:
@@ -111,45 +121,40 @@ class _Routes:
         except admin.Refused as error:
             raise HttpFault(status, error.text) from error
 
-    def delete_topic(self, call: Call) -> object:
+    def delete_topic(self, call: Call) -> None:
         name = read_deletion(call)
-        must_lead(self.lookupd, 500)
+        self._must_lead(500)
         if name in self.coordinator.topics or call.arg("force") != "true":
             self._do(500, admin.delete_topic, name)
         self.lookupd.hidden.pop(name, None)
-        return None
 
-    def update_topic(self, call: Call) -> object:
+    def update_topic(self, call: Call) -> None:
         name = call.arg("topic", "MISSING_ARG_TOPIC")
-        replicas, sync, days = call.arg("replicator"), call.arg("syncdisk"), call.arg("retention")
         changes: dict[str, Any] = {}
-        if replicas:
-            changes["replica"] = read_ranged(replicas, 1, 5, "INVALID_ARG_TOPIC_REPLICATOR")
-        if sync:
-            changes["sync_every"] = _given(read_number(sync, "INVALID_ARG_TOPIC_SYNC_DISK"))
-        if days:
-            changes["retention_days"] = _given(read_number(days))
+        if call.arg("replicator"):
+            changes["replica"] = read_ranged(call, "replicator", 1, 5, BAD_REPLICATOR)
+        # a negative number: the setting stays as it is
+        if (sync := call.number("syncdisk", BAD_SYNC, default="-1")) >= 0:
+            changes["sync_every"] = sync
+        if (days := call.number("retention", default="-1")) >= 0:
+            changes["retention_days"] = days
         if call.arg("disable_channel_auto_create") in ("true", "false"):
             changes["disable_channel_auto_create"] = call.arg("disable_channel_auto_create") == "true"
-        must_lead(self.lookupd)
+        self._must_lead()
         self._do(400, admin.update_topic, name, extend=call.arg("upgradeext") == "true", **changes)
-        return None
 
-    def expand_topic(self, call: Call) -> object:
+    def expand_topic(self, call: Call) -> None:
         name = call.arg("topic", "MISSING_ARG_TOPIC")
-        wanted = call.arg("partition_num", "MISSING_ARG_TOPIC_PARTITION_NUM")
-        partitions = read_ranged(wanted, 1, 255, "INVALID_ARG_TOPIC_PARTITION_NUM")
-        must_lead(self.lookupd, 500)
+        partitions = read_partition_num(call)
+        self._must_lead(500)
         self._do(500, admin.expand_topic, name, partitions)
-        return None
 
-    def tombstone(self, call: Call) -> object:
+    def tombstone(self, call: Call) -> None:
         name, node = call.arg("topic", "MISSING_ARG_TOPIC"), call.arg("node", "MISSING_ARG_NODE")
         if call.arg("restore") == "true":
             self.lookupd.hidden.get(name, set()).discard(node)
         elif node in self._writers(name):
             self.lookupd.hidden.setdefault(name, set()).add(node)
-        return None
 
     def _writers(self, name: str) -> set[str]:
         """Return the addresses of the nodes that lead a partition of a topic."""
@@ -166,30 +171,142 @@ class _Routes:
             raise HttpFault(400, admin.KEY_NOT_FOUND)
         return name, channel, topic.registered, topic.spec.disable_channel_auto_create
 
-    def create_channel(self, call: Call) -> object:
+    def create_channel(self, call: Call) -> None:
         name, channel, registered, closed = self._registered(call)
         kind = read_kind(call)
         if kind is not None:
-            must_lead(self.lookupd)
+            self._must_lead()
             self._do(400, admin.create_channel, name, channel, kind)
-            return None
+            return
         if not closed:
             raise HttpFault(400, f"channel auto create NOT disabled in topic {name}")
         if channel in registered:
             raise HttpFault(400, f"channel {channel} already registered")
-        must_lead(self.lookupd)
+        self._must_lead()
         admin.register_channels(self.coordinator, name, [*registered, channel])
-        return None
 
-    def delete_channel(self, call: Call) -> object:
+    def delete_channel(self, call: Call) -> None:
         name, channel, registered, closed = self._registered(call)
         if not closed:
-            return None
+            return
         if channel not in registered:
             raise HttpFault(400, f"channel {channel} not registered")
-        must_lead(self.lookupd)
+        self._must_lead()
         admin.register_channels(self.coordinator, name, [other for other in registered if other != channel])
-        return None
+
+    # Nodes and partitions
+
+    def _name(self, node: str) -> str:
+        """Return the name of a node that is given by its id or its name."""
+        for name, member in self.coordinator.members.items():
+            if node in (name, member.distributed_id):
+                return name
+        return node
+
+    def stats(self, call: Call) -> object:
+        """Answer `/cluster/stats`: loads are the bytes in the nodes' queues, beside a constant."""
+        self._must_lead(text="E_FAILED_ON_NOT_LEADER")
+        leads: dict[str, int] = {}
+        holds: dict[str, int] = {}
+        topics: dict[str, int] = {}
+        for replicas in self.coordinator.replica_sets.values():
+            for name, hosted in replicas.hosts.items():
+                size = hosted.partition.log.end_offset - hosted.partition.log.start_offset
+                holds[name] = holds.get(name, 0) + size
+                if name == replicas.state.leader:
+                    leads[name] = leads.get(name, 0) + size
+                    topics[replicas.topic] = topics.get(replicas.topic, 0) + size
+        nodes = [
+            {
+                "hostname": member.hostname,
+                "broadcast_address": member.tcp.host,
+                "tcp_port": member.tcp.port,
+                "http_port": member.http.port,
+                "leader_load_factor": _load(leads.get(name, 0)),
+                "node_load_factor": _load(holds.get(name, 0)),
+            }
+            for name, member in self.coordinator.members.items()
+            if member.alive
+        ]
+        topn = call.readable_args.get("topn", "")
+        wanted = int(topn) if topn.isdecimal() else 0
+        most = sorted(topics, key=lambda name: topics[name], reverse=True)[:wanted]
+        top = [{"topic": name, "load_factor": _load(topics[name])} for name in most]
+        return {"stable": self.coordinator.stable, "node_stat_list": nodes, "topn_topics": top}
+
+    def remove_node(self, call: Call) -> None:
+        """Answer `/cluster/node/remove`: move the node's partitions to others, one after the other."""
+        node = call.arg("remove_node")
+        self._must_lead()
+        self.coordinator.spawn(admin.remove_node, self.coordinator, self._name(node))
+
+    def upgrade_begin(self, call: Call) -> None:
+        """Answer `/cluster/upgrade/begin`: the cluster counts as unstable until it is done."""
+        self._must_lead()
+        self.coordinator.upgrading = True
+
+    def upgrade_done(self, call: Call) -> None:
+        self._must_lead()
+        self.coordinator.upgrading = False
+
+    def balance(self, call: Call) -> None:
+        """Answer `/cluster/balance/topn`; without effect: partitions are always placed evenly."""
+        len(call.args)  # refuses unreadable arguments
+        self._must_lead()
+
+    def hide_lookupd(self, call: Call) -> None:
+        """Answer `/cluster/lookupd/tombstone`: hide a node from `/listlookup`, or show it again."""
+        node, group = call.arg("node", "MISSING_ARG_NODE"), self.lookupd.group
+        if call.arg("restore"):
+            if node not in group.hidden:
+                raise HttpFault(404, "lookup node id not found")
+            group.hidden.discard(node)
+        elif any(other.id == node for other in group.nodes):
+            group.hidden.add(node)
+        else:
+            raise HttpFault(404, "lookup node id not found")
+
+    def disable_write(self, call: Call) -> None:
+        """Answer `/disable/write`: access=w shows no topics (``all``), or no ordered ones (``ordered``)."""
+        kind = call.arg("type")
+        self.lookupd.write_disabled = kind if kind in ("all", "ordered") else ""
+
+    async def move(self, call: Call) -> None:
+        """Answer `/topic/partition/move` after the move."""
+        topic = call.arg("topic", "MISSING_ARG_TOPIC")
+        fault, missing = "INVALID_ARG_TOPIC_PARTITION_NUM", "MISSING_ARG_TOPIC_PARTITION"
+        partition = read_ranged(call, "partition", 0, 254, fault, missing=missing)
+        source, target = self._name(call.arg("move_from")), self._name(call.arg("move_to"))
+        if not self.coordinator.stable:
+            raise HttpFault(400, admin.UNSTABLE)
+        leader = call.arg("move_leader") == "true"
+        try:
+            await admin.move_partition(self.coordinator, topic, partition, source, target, leader=leader)
+        except admin.Refused as error:
+            raise HttpFault(400, error.text) from error
+
+    def debug(self, call: Call) -> object:
+        view, now = self.lookupd.view, time.time_ns()
+        peers = view.peers()
+        shown = ("id", "hostname", "broadcast_address", "tcp_port", "http_port", "version")
+        found: dict[str, list[dict[str, Any]]] = {}
+        for name in view.names():
+            topic = view.topic(name)
+            for partition, led in topic.partitions.items() if topic else ():
+                if led.registered is None or led.registered not in peers:
+                    continue
+                peer = peers[led.registered]
+                entry = {"partitionID": str(partition)} | {key: peer.entry[key] for key in shown}
+                entry |= {"last_update": now, "tombstoned_at": NEVER}
+                entry["tombstoned"] = peer.address in self.lookupd.hidden.get(name, ())
+                found.setdefault(f"topic:{name}", []).append(entry)
+                found[f"channel:{name}:{partition}"] = [
+                    {"partitionID": str(partition), "channelName": channel, "peerId": peer.entry["id"]}
+                    for channel in led.channels
+                ]
+        for peer in peers.values():
+            found[f"peerInfo:{peer.entry['id']}"] = [{key: peer.entry[key] for key in shown} | {"last_update": now}]
+        return {key: entries for key, entries in found.items() if entries}
 
     def table(self) -> list[Route]:
         """Return the routes."""
@@ -211,6 +328,17 @@ class _Routes:
             route("POST", "/topic/tombstone", delayed(self.tombstone)),
             route("POST", "/channel/create", delayed(self.create_channel)),
             route("POST", "/channel/delete", delayed(self.delete_channel)),
+            route("GET", "/debug", self.debug, Form.NEGOTIATED),
+            route("GET", "/cluster/stats", self.stats),
+            route("POST", "/cluster/node/remove", self.remove_node),
+            route("POST", "/cluster/upgrade/begin", self.upgrade_begin),
+            route("POST", "/cluster/upgrade/done", self.upgrade_done),
+            route("POST", "/cluster/lookupd/tombstone", self.hide_lookupd),
+            route("POST", "/cluster/balance/topn", self.balance),
+            route("POST", "/loglevel/set", check_log_level),
+            route("POST", "/disable/write", self.disable_write),
+            route("PUT", "/debug/setblockrate", set_block_rate, Form.TEXT),
+            route("POST", "/topic/partition/move", self.move),
         ]
 
 
@@ -220,11 +348,10 @@ def _is_listed(topic: TopicView | None) -> bool:
     return any(found.registered for found in partitions) or not any(found.reader for found in partitions)
 
 
-def _given(value: int) -> int | None:
-    """Return None for a negative number: the setting stays as it is."""
-    return value if value >= 0 else None
+def _load(size: int) -> float:
+    return _BASE_LOAD + size / _MEBIBYTE
 
 
 def lookupd_app(lookupd: Lookupd) -> Starlette:
     """Return the HTTP application of a lookup node."""
-    return application([*_Routes(lookupd).table(), *AdminApi(lookupd).table()])
+    return application(_Routes(lookupd).table())

@@ -10,14 +10,15 @@ from attrs import define, field
 from nsqext.broker.lookupd.lookup_node import LookupNode
 from nsqext.broker.lookupd.metrics import registry_metrics
 from nsqext.broker.lookupd.registry import NEVER, Registration, Registry
-from nsqext.http.api import Call, Form, Handler, HttpFault, application, route
+from nsqext.http.api import Call, Form, Handler, HttpFault, application, route, valid_channel, valid_topic
 from nsqext.protocol.lookupd_tcp import PeerInfo
-from nsqext.protocol.names import is_valid_channel, is_valid_topic
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 __all__ = ("ClassicLookupd", "classic_app")
+
+_NO_TOPIC = "MISSING_ARG_TOPIC"
 
 
 @define(eq=False)
@@ -55,25 +56,9 @@ class ClassicLookupd(LookupNode):
         self.view = self.registry.snapshot()
 
 
-def _given(call: Call, name: str, missing: str) -> str:
-    """Return a required argument, which may be empty."""
-    if name not in call.args:
-        raise HttpFault(400, missing)
-    return call.args[name]
-
-
-def _topic(call: Call) -> str:
-    topic = _given(call, "topic", "MISSING_ARG_TOPIC")
-    if not is_valid_topic(topic):
-        raise HttpFault(400, "INVALID_ARG_TOPIC")
-    return topic
-
-
 def _topic_and_channel(call: Call) -> tuple[str, str]:
-    topic, channel = _topic(call), _given(call, "channel", "MISSING_ARG_CHANNEL")
-    if not is_valid_channel(channel):
-        raise HttpFault(400, "INVALID_ARG_CHANNEL")
-    return topic, channel
+    topic = valid_topic(call.given("topic", _NO_TOPIC))
+    return topic, valid_channel(call.given("channel", "MISSING_ARG_CHANNEL"))
 
 
 class _Routes:
@@ -93,11 +78,11 @@ class _Routes:
         return {"topics": [found.key for found in self.lookupd.view.find("topic", "*")]}
 
     def channels(self, call: Call) -> object:
-        topic = _given(call, "topic", "MISSING_ARG_TOPIC")
+        topic = call.given("topic", _NO_TOPIC)
         return {"channels": [found.subkey for found in self.lookupd.view.find("channel", topic, "*")]}
 
     def lookup(self, call: Call) -> object:
-        topic, view = _given(call, "topic", "MISSING_ARG_TOPIC"), self.lookupd.view
+        topic, view = call.given("topic", _NO_TOPIC), self.lookupd.view
         if not view.find("topic", topic):
             raise HttpFault(404, "TOPIC_NOT_FOUND")
         shown = [found for found in view.producers("topic", topic) if view.is_active(found)]
@@ -117,35 +102,30 @@ class _Routes:
                 producers.append(entry | {"topics": [topic for topic, _ in topics]})
         return {"producers": producers}
 
-    def create_topic(self, call: Call) -> object:
-        self.lookupd.registry.add(Registration("topic", _topic(call)))
-        return None
+    def create_topic(self, call: Call) -> None:
+        self.lookupd.registry.add(Registration("topic", valid_topic(call.given("topic", _NO_TOPIC))))
 
-    def delete_topic(self, call: Call) -> object:
-        topic, registry = _given(call, "topic", "MISSING_ARG_TOPIC"), self.lookupd.registry
+    def delete_topic(self, call: Call) -> None:
+        topic, registry = call.given("topic", _NO_TOPIC), self.lookupd.registry
         for found in [*registry.find("channel", topic, "*"), *registry.find("topic", topic)]:
             registry.remove(found)
-        return None
 
-    def create_channel(self, call: Call) -> object:
+    def create_channel(self, call: Call) -> None:
         topic, channel = _topic_and_channel(call)
         self.lookupd.registry.add(Registration("channel", topic, channel))
         self.lookupd.registry.add(Registration("topic", topic))
-        return None
 
-    def delete_channel(self, call: Call) -> object:
+    def delete_channel(self, call: Call) -> None:
         topic, channel = _topic_and_channel(call)
         found = self.lookupd.registry.find("channel", topic, channel)
         if not found:
             raise HttpFault(404, "CHANNEL_NOT_FOUND")
         for registration in found:
             self.lookupd.registry.remove(registration)
-        return None
 
-    def tombstone(self, call: Call) -> object:
-        topic = _given(call, "topic", "MISSING_ARG_TOPIC")
-        self.lookupd.registry.hide(topic, _given(call, "node", "MISSING_ARG_NODE"))
-        return None
+    def tombstone(self, call: Call) -> None:
+        topic = call.given("topic", _NO_TOPIC)
+        self.lookupd.registry.hide(topic, call.given("node", "MISSING_ARG_NODE"))
 
     def debug(self, call: Call) -> object:
         data: dict[str, list[dict[str, Any]]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.lookupd.lookup_route import NO_CHANNEL
-from nsqext.broker.lookupd.params import read_channel, read_deletion, read_log_level, read_topic
+from nsqext.broker.lookupd.params import check_log_level, read_channel, read_deletion, read_topic
 from nsqext.broker.lookupd.registry import NEVER, Producer
 from nsqext.http.api import Call, Form, Handler, HttpFault, application, route
 
@@ -44,9 +44,6 @@ class _Routes:
 
     def info(self, call: Call) -> object:
         return {"version": self.lookupd.version, "ha_support": False}
-
-    def listlookup(self, call: Call) -> object:
-        return None
 
     def topics(self, call: Call) -> object:
         names = [each.key for each, held in self.lookupd.view if held and each.category == "topic"]
@@ -94,13 +91,12 @@ class _Routes:
             producers.append(entry)
         return {"producers": producers}
 
-    def tombstone(self, call: Call) -> object:
+    def tombstone(self, call: Call) -> None:
         topic, node = call.arg("topic", "MISSING_ARG_TOPIC"), call.arg("node", "MISSING_ARG_NODE")
         if call.arg("restore") == "true":
             self.lookupd.registry.show(topic, node)
         else:
             self.lookupd.registry.hide(topic, node)
-        return None
 
     def stats(self, call: Call) -> object:
         return {"stable": False, "node_stat_list": [], "topn_topics": []}
@@ -125,14 +121,6 @@ class _Routes:
         if call.arg("restore"):
             raise HttpFault(404, "lookup node id not found")
         return self.refuse(call)
-
-    def log_level(self, call: Call) -> object:
-        read_log_level(call)
-        return None
-
-    def disable_write(self, call: Call) -> object:
-        """Answer `/disable/write`, which has no effect without a cluster."""
-        return None
 
     def debug(self, call: Call) -> object:
         data: dict[str, list[dict[str, Any]]] = {}
@@ -165,7 +153,7 @@ def standalone_app(lookupd: ClassicLookupd) -> Starlette:
         ("/info", routes.info),
         ("/debug", routes.debug),
         ("/lookup", routes.lookup),
-        ("/listlookup", routes.listlookup),
+        ("/listlookup", lambda call: None),
         ("/topics", routes.topics),
         ("/channels", routes.channels),
         ("/nodes", routes.nodes),
@@ -191,8 +179,8 @@ def standalone_app(lookupd: ClassicLookupd) -> Starlette:
             route("POST", "/channel/create", routes.change_channel),
             route("POST", "/channel/delete", routes.change_channel),
             route("POST", "/cluster/lookupd/tombstone", routes.hide_lookupd),
-            route("POST", "/loglevel/set", routes.log_level),
-            route("POST", "/disable/write", routes.disable_write),
+            route("POST", "/loglevel/set", check_log_level),
+            route("POST", "/disable/write", lambda call: None),  # without effect
             *(route("POST", path, routes.refuse) for path in needs_cluster),
         ]
     )

@@ -139,7 +139,8 @@ def _decode(body: bytes, limits: ServerLimits) -> dict[str, Any]:
 def negotiate(body: bytes, limits: ServerLimits, settings: ClientSettings) -> None:
     """Apply the JSON body of IDENTIFY to a connection's settings, in the order in which servers check it.
 
-    Raises `RequestError` with the server's text (captured: identify_bounds, identify_malformed); always fatal.
+    Raises:
+        RequestError: with the server's text (captured: identify_bounds, identify_malformed); always fatal.
     """
     data = _decode(body, limits)
     settings.raw = data

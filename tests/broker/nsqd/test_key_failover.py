@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-
-
 async def _http(node: Node, method: str, path: str) -> httpx.Response:
     transport = httpx.ASGITransport(application(node, {"tcp": "127.0.0.1:4150", "http": "127.0.0.1:4150"}))
     async with httpx.AsyncClient(transport=transport, base_url="http://node") as web:

@@ -1,12 +1,14 @@
 """Draw bugs from operators over the rooms that hold promises, and run the tests of their room.
 
 ``python -m tests.mutation --count 60`` prints what each mutant was found by, and lists the survivors. A mutant meets
-the tests that run its line. ``--at lookup/http.py:70`` puts in every mutant of a line.
+the tests that run its line. ``--at lookup/http.py:70`` puts in every mutant of a line. ``--tests FILE`` runs the tests
+of a file instead.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import shutil
 import subprocess
@@ -21,14 +23,14 @@ from pathlib import Path
 from queue import Queue
 from random import Random
 
+import pytest
 from attrs import frozen
 
 from tests.mutation.equivalent import reason_of
-from tests.mutation.operators import Mutant, mutants_of, source_of
-from tests.mutation.reach import Reach
+from tests.mutation.operators import Mutant, mutants_of, tree_of
 from tests.mutation.rooms import NAMED, ROOMS
+from tests.mutation.warm import ROOT, Result, Room, Warm
 
-ROOT = Path(__file__).parents[2]
 COPIED = ("nsqext", "tests", "docs", "examples", "pyproject.toml", "pyspark_nsqext.py")
 
 _TIMED_OUT = "the time limit"
@@ -36,7 +38,7 @@ _TIMED_OUT = "the time limit"
 
 @frozen
 class Trial:
-    """A module with a bug, and the tests that have to find it.
+    """A module with a bug, for which a new interpreter is started, and the tests that have to find it.
 
     Attributes:
         name: the bug.
@@ -85,17 +87,17 @@ def mutants_in(sources: dict[str, str], places: list[str] | None, count: int, ra
     return random.sample(every, min(len(every), count))
 
 
-def trials(room: str, sources: dict[str, str], mutants: list[Mutant], reach: Reach) -> Iterator[Trial]:
-    """Yield trials of mutants, with the tests that run their lines."""
-    for mutant in mutants:
-        source = source_of(mutant, sources[mutant.module])
-        yield Trial(str(mutant), room, mutant.module, source, reach.of(mutant.module, mutant.line))
+def imported(result: Result, sources: dict[str, str]) -> Trial:
+    """Return the trial of a mutant of what runs while its module is imported, which needs a new interpreter."""
+    mutant = result.mutant
+    own = f"test_{Path(mutant.module).stem}.py"
+    first = [str(path.relative_to(ROOT)) for tests in ROOMS[result.room] for path in (ROOT / tests).rglob(own)]
+    source = ast.unparse(tree_of(mutant, sources[mutant.module]))
+    return Trial(str(mutant), result.room, mutant.module, source, (*first, *ROOMS[result.room]))
 
 
 def run(trial: Trial, folders: Queue[Path], limit: float) -> tuple[Trial, str, float]:
     """Return by what a bug was found: a test, the time limit, or nothing."""
-    if not trial.tests:
-        return trial, "", 0.0
     folder, began = folders.get(), time.monotonic()
     path = folder / "nsqext" / trial.module
     right = path.read_text()
@@ -112,6 +114,8 @@ def run(trial: Trial, folders: Queue[Path], limit: float) -> tuple[Trial, str, f
         "--no-header",
         "-p",
         "no:cacheprovider",
+        "-k",
+        "not trio and not uvloop",
         f"@{arguments}",
     ]
     environment = {
@@ -148,37 +152,52 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--room", action="append", choices=tuple(ROOMS), help="only this room; may be repeated")
     parser.add_argument("--at", action="append", help="every mutant of module:line, none drawn; may be repeated")
-    parser.add_argument("--limit", type=float, default=600.0, help="seconds for the tests of a mutant")
+    parser.add_argument("--tests", action="append", help="other tests than those of the room; may be repeated")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds for the tests of a mutant")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
-    rooms = given.room or list(ROOMS)
+    names = given.room or list(ROOMS)
+    os.environ["HYPOTHESIS_PROFILE"] = "mutate"
     totals: Counter[tuple[str, str]] = Counter()
-    with tempfile.TemporaryDirectory(prefix="nsqext-mutants-") as temporary:
-        folders: Queue[Path] = Queue()
-        for number in range(given.processes + 1):
-            folders.put(copied(Path(temporary, str(number))))
-        unchanged = folders.get()
-        try_one = partial(run, folders=folders, limit=given.limit)
-        with ThreadPoolExecutor(given.processes) as pool:
-            if not given.at:
-                count_results(pool.map(try_one, named()), totals)
-            for room in rooms:
-                sources = sources_of(room)
-                random = Random(f"{room} {given.seed}")
-                wanted = mutants_in(sources, given.at, -(-given.count // len(rooms)), random)
-                mutants = [mutant for mutant in wanted if not reason_of(mutant)]
-                totals[room, "equivalent"] = len(wanted) - len(mutants)
-                if mutants:
-                    reach = Reach(unchanged, room, ROOMS[room], 10 * given.limit)
-                    count_results(pool.map(try_one, trials(room, sources, mutants, reach)), totals)
-    for room in ("named", *rooms):
-        count = totals[room, "found"] + totals[room, "survived"]
-        if count:
+    rooms: list[Room] = []
+    for name in names:
+        sources, random = sources_of(name), Random(f"{name} {given.seed}")
+        wanted = mutants_in(sources, given.at, -(-given.count // len(names)), random)
+        mutants = [mutant for mutant in wanted if not reason_of(mutant)]
+        totals[name, "equivalent"] = len(wanted) - len(mutants)
+        rooms.append(Room(name, tuple(given.tests or ROOMS[name]), sources, mutants))
+    later: list[Trial] = [] if given.at or given.room else list(named())
+
+    def report(result: Result) -> None:
+        if result.swapped:
+            count(result, totals)
+        else:
+            later.append(imported(result, next(room.sources for room in rooms if room.name == result.room)))
+
+    tests = sorted({path for room in rooms if room.mutants for path in room.tests})
+    options = ["-s", "-qqq", "-p", "no:cacheprovider", "-o", "timeout=0"]
+    pytest.main([*options, *tests], plugins=[Warm(rooms, given.processes, given.limit, say, report)])
+    try_again(later, given.processes, given.limit, totals)
+    for name in ("named", *names):
+        put_in = totals[name, "found"] + totals[name, "survived"]
+        if put_in:
             say(
-                f"{room:20} {totals[room, 'found']} of {count} found ({totals[room, 'timed out']} by the time limit), "
-                f"{totals[room, 'equivalent']} more have no effect"
+                f"{name:20} {totals[name, 'found']} of {put_in} found ({totals[name, 'timed out']} by the time limit), "
+                f"{totals[name, 'equivalent']} more have no effect"
             )
     return bool(totals["named", "survived"])
+
+
+def try_again(trials: list[Trial], processes: int, limit: float, totals: Counter[tuple[str, str]]) -> None:
+    """Run each of some trials in an interpreter of its own, and count what is found."""
+    with tempfile.TemporaryDirectory(prefix="nsqext-mutants-") as temporary, ThreadPoolExecutor(processes) as pool:
+        folders: Queue[Path] = Queue()
+        for number in range(processes):
+            folders.put(copied(Path(temporary, str(number))))
+        for trial, found, seconds in pool.map(partial(run, folders=folders, limit=limit), trials):
+            totals[trial.room, "found" if found else "survived"] += 1
+            totals[trial.room, "timed out"] += found == _TIMED_OUT
+            say(f"{'found' if found else 'SURVIVED':8} {seconds:6.1f} s  {trial.name}  {found}")
 
 
 def copied(folder: Path) -> Path:
@@ -190,17 +209,13 @@ def copied(folder: Path) -> Path:
     return folder
 
 
-def count_results(results: Iterator[tuple[Trial, str, float]], totals: Counter[tuple[str, str]]) -> None:
-    """Print and count results."""
-    for trial, found, seconds in results:
-        totals[trial.room, "found" if found else "survived"] += 1
-        totals[trial.room, "timed out"] += found == _TIMED_OUT
-        say(f"{'found' if found else 'SURVIVED':8} {seconds:6.1f} s  {trial.name}  {found or way(trial)}")
-
-
-def way(trial: Trial) -> str:
-    """Return how a mutant survived."""
-    return f"{len(trial.tests)} tests run it" if trial.tests else "no test runs it"
+def count(result: Result, totals: Counter[tuple[str, str]]) -> None:
+    """Print and count a result."""
+    totals[result.room, "found" if result.found else "survived"] += 1
+    totals[result.room, "timed out"] += result.timed_out
+    how = result.found or (f"{result.tests} tests run it" if result.tests else "no test runs it")
+    how += " (time limit)" * result.timed_out
+    say(f"{'found' if result.found else 'SURVIVED':8} {result.seconds:6.1f} s  {result.mutant}  {how}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from copy import deepcopy
 
 from attrs import frozen
 
-__all__ = ("Mutant", "mutants_of", "source_of")
+__all__ = ("Mutant", "mutants_of", "tree_of")
 
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -63,17 +63,18 @@ def mutants_of(module: str, source: str) -> Iterator[Mutant]:
             yield Mutant(module, line, number, operator, before, lines[line - 1].strip())
 
 
-def source_of(mutant: Mutant, source: str) -> str:
-    """Return the source of a module with one change."""
+def tree_of(mutant: Mutant, source: str) -> ast.Module:
+    """Return a module with one change; its other nodes keep their lines."""
     tree = ast.parse(source)
     node = next(node for number, node in enumerate(_places(tree)) if number == mutant.number)
-    changed = _changed(deepcopy(node), mutant.operator)
+    changed = ast.copy_location(_changed(deepcopy(node), mutant.operator), node)
 
     class Replace(ast.NodeTransformer):
         def visit(self, visited: ast.AST) -> ast.AST:
             return changed if visited is node else self.generic_visit(visited)
 
-    return ast.unparse(ast.fix_missing_locations(Replace().visit(tree)))
+    Replace().visit(tree)
+    return ast.fix_missing_locations(tree)
 
 
 def _places(tree: ast.AST) -> Iterator[ast.AST]:

@@ -1,72 +1,64 @@
-"""Which tests run a line: the tests of a room are run once with coverage, so that a bug meets only these tests."""
+"""Which tests run a line, and how long they take: a bug meets only these, the fastest and most specific first."""
 
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
-import sys
-from collections import defaultdict
-from pathlib import Path
+from collections import Counter
+from pathlib import PurePath
 
-from coverage import CoverageData
+from attrs import field, frozen
 
 __all__ = ("Reach",)
 
+_FAST = 0.3
+"""Seconds; the tests of all files that take less are run before those that take longer."""
 
+
+@frozen
 class Reach:
-    """The tests of a room, by the lines that they run.
+    """What the tests of a room run without a bug.
 
-    Args:
-        folder: a copy of the project, whose sources are not changed while the tests run.
-        package: the room, below the package.
-        tests: folders and files of the room's tests.
-        limit: seconds for all tests of the room.
-
-    Raises:
-        RuntimeError: the tests fail without a bug.
+    Attributes:
+        tests: path of a module below the package -> line -> numbers of the tests that run it.
+        seconds: number of a test -> how long it takes, with the measurement.
+        failed: numbers of tests that fail without a bug.
     """
 
-    def __init__(self, folder: Path, package: str, tests: tuple[str, ...], limit: float) -> None:
-        data_file = folder / f"{package.replace('/', '-')}.coverage"
-        source = f"--cov=nsqext/{package}"
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", source, "--cov-context=test", *tests]
-        environment = {**os.environ, "PYTHONPATH": str(folder), "COVERAGE_FILE": str(data_file)}
-        ended = subprocess.run(
-            [*command, "--cov-report="],
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=limit,
-            check=False,
-        )
-        if ended.returncode:
-            raise RuntimeError(f"the tests of {package} fail without a bug:\n{ended.stdout[-2000:]}")
-        self._folder, self._tests = folder, tests
-        self._contexts: dict[str, dict[int, set[str]]] = {}
-        data = CoverageData(str(data_file))
-        data.read()
-        for file in data.measured_files():
-            lines: defaultdict[int, set[str]] = defaultdict(set)
-            for line, contexts in data.contexts_by_lineno(file).items():
-                lines[line] = {context.rpartition("|")[0] for context in contexts}
-            self._contexts[str(Path(file).relative_to(folder / "nsqext"))] = lines
+    tests: dict[str, dict[int, set[int]]] = field(factory=dict)
+    seconds: dict[int, float] = field(factory=dict)
+    failed: set[int] = field(factory=set)
 
-    def of(self, module: str, line: int) -> tuple[str, ...]:
-        """Return the tests that run a line, those of the module's own file first; all, if it runs outside of a test.
+    def add(self, other: Reach) -> None:
+        """Add what other tests run."""
+        self.seconds.update(other.seconds)
+        self.failed.update(other.failed)
+        for module, lines in other.tests.items():
+            mine = self.tests.setdefault(module, {})
+            for line, tests in lines.items():
+                mine.setdefault(line, set()).update(tests)
 
-        Lines run outside of tests while a module is imported, and in processes that a test starts.
+    def of(self, module: str, source: str, line: int, files: dict[int, str], kills: Counter[int]) -> list[int]:
+        """Return the tests that run a line, in the order in which a bug meets them.
+
+        Args:
+            module: path below the package.
+            source: of the module.
+            line: of the bug.
+            files: number of a test -> its file.
+            kills: how many bugs each test found.
         """
-        lines = self._contexts.get(module, {})
-        statement = _statement(ast.parse((self._folder / "nsqext" / module).read_text()), line)
-        found: set[str] = set().union(*(lines.get(number, set()) for number in statement))
-        own = f"test_{Path(module).stem}.py"
-        ordered = sorted(found - {""}, key=lambda test: (own not in test, test))
-        if "" in found:
-            files = (path for tests in self._tests for path in (self._folder / tests).rglob(own))
-            ordered += [*(str(path.relative_to(self._folder)) for path in files), *self._tests]
-        return tuple(ordered)
+        lines = self.tests.get(module, {})
+        found: set[int] = set().union(*(lines.get(number, set()) for number in _statement(ast.parse(source), line)))
+        own = f"test_{PurePath(module).stem}.py"
+        best = Counter[str]()
+        for test in found:
+            best[files[test]] = max(best[files[test]], kills[test])
+
+        def rank(test: int) -> tuple[object, ...]:
+            file, slow = files[test], self.seconds[test] > _FAST
+            return slow, PurePath(file).name != own, -best[file], file, -kills[test], self.seconds[test]
+
+        return sorted(found - self.failed, key=rank)
 
 
 def _statement(tree: ast.AST, line: int) -> range:

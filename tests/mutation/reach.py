@@ -19,14 +19,14 @@ class Reach:
     """What the tests of a room run without a bug.
 
     Attributes:
-        tests: path of a module below the package -> line -> numbers of the tests that run it.
-        seconds: number of a test -> how long it takes, with the measurement.
-        failed: numbers of tests that fail without a bug.
+        tests: path of a module below the package -> line -> names of the tests that run it.
+        seconds: name of a test -> how long it takes, with the measurement.
+        failed: names of tests that fail without a bug.
     """
 
-    tests: dict[str, dict[int, set[int]]] = field(factory=dict)
-    seconds: dict[int, float] = field(factory=dict)
-    failed: set[int] = field(factory=set)
+    tests: dict[str, dict[int, set[str]]] = field(factory=dict)
+    seconds: dict[str, float] = field(factory=dict)
+    failed: set[str] = field(factory=set)
 
     def add(self, other: Reach) -> None:
         """Add what other tests run."""
@@ -37,24 +37,24 @@ class Reach:
             for line, tests in lines.items():
                 mine.setdefault(line, set()).update(tests)
 
-    def of(self, module: str, source: str, line: int, files: dict[int, str], kills: Counter[int]) -> list[int]:
+    def of(self, module: str, source: str, line: int, files: dict[str, str], kills: Counter[str]) -> list[str]:
         """Return the tests that run a line, in the order in which a bug meets them.
 
         Args:
             module: path below the package.
             source: of the module.
             line: of the bug.
-            files: number of a test -> its file.
+            files: name of a test -> its file.
             kills: how many bugs each test found.
         """
         lines = self.tests.get(module, {})
-        found: set[int] = set().union(*(lines.get(number, set()) for number in _statement(ast.parse(source), line)))
+        found: set[str] = set().union(*(lines.get(number, set()) for number in _statement(ast.parse(source), line)))
         own = f"test_{PurePath(module).stem}.py"
         best = Counter[str]()
         for test in found:
             best[files[test]] = max(best[files[test]], kills[test])
 
-        def rank(test: int) -> tuple[object, ...]:
+        def rank(test: str) -> tuple[object, ...]:
             file, slow = files[test], self.seconds[test] > _FAST
             return slow, PurePath(file).name != own, -best[file], file, -kills[test], self.seconds[test]
 

@@ -5,15 +5,18 @@ A mutant costs what its tests take until one of them fails, without a new interp
 
 from __future__ import annotations
 
+import hashlib
 import os
+import pickle
 import resource
 import shutil
 import signal
 import tempfile
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
@@ -31,6 +34,7 @@ from tests.mutation.reach import Reach
 __all__ = ("Result", "Room", "Warm")
 
 ROOT = Path(__file__).parents[2]
+_KEPT = ROOT / ".pytest_cache" / "reach"
 _FORK = get_context("fork")
 _PLAIN = ("asyncio", {"use_uvloop": False})
 _MEMORY = 8 << 30
@@ -102,16 +106,16 @@ class Warm:
     ) -> None:
         self._rooms, self._processes, self._limit = rooms, processes, limit
         self._say, self._report = say, report
-        self._items: list[pytest.Item] = []
-        self._files: dict[int, str] = {}
+        self._items: dict[str, pytest.Item] = {}
+        self._files: dict[str, str] = {}
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run the mutants of all rooms."""
         if session.testsfailed:
             raise session.Interrupted("the tests cannot be collected")
-        self._items = [item for item in session.items if _suits(item)]
-        self._files = {number: str(item.path.relative_to(ROOT)) for number, item in enumerate(self._items)}
+        self._items = {item.nodeid: item for item in session.items if _suits(item)}
+        self._files = {name: str(item.path.relative_to(ROOT)) for name, item in self._items.items()}
         self._functions = functions_by_file()
         for room in self._rooms:
             if room.mutants:
@@ -122,15 +126,21 @@ class Warm:
         began = time.monotonic()
         folders = [Path(path) for path in room.tests]
         tests = [n for n, file in self._files.items() if any(Path(file).is_relative_to(path) for path in folders)]
-        files = sorted({self._files[test] for test in tests})
-        shares = [[t for t in tests if self._files[t] in files[n :: self._processes]] for n in range(self._processes)]
-        reach = Reach()
-        for part in self._forks(self._measure, [(room, share) for share in shares if share]):
+        reach, unknown = Reach(), defaultdict[str, list[str]](list)
+        for test in tests:
+            unknown[self._files[test]].append(test)
+        for file in list(unknown):
+            with suppress(FileNotFoundError):
+                reach.add(pickle.loads(self._kept(room, file, unknown[file]).read_bytes()))  # noqa: S301 - own file
+                del unknown[file]
+        for part, file in self._forks(self._measure, [(room, file, some) for file, some in unknown.items()]):
             reach.add(part)
+            if not part.failed:
+                self._kept(room, file, unknown[file]).write_bytes(pickle.dumps(part))
         self._say(f"{room.name}: {len(tests)} tests, {time.monotonic() - began:.0f} s")
         for test in sorted(reach.failed):
-            self._say(f"fails without a bug: {self._items[test].nodeid}")
-        kills: Counter[int] = Counter()
+            self._say(f"fails without a bug: {test}")
+        kills: Counter[str] = Counter()
 
         def parts() -> Iterator[tuple[object, ...]]:
             for mutant in room.mutants:
@@ -160,14 +170,20 @@ class Warm:
                 running.pop(ready).join()
                 ready.close()
 
-    def _measure(self, room: Room, tests: list[int]) -> Reach:
-        """Run tests without a bug."""
+    def _kept(self, room: Room, file: str, tests: list[str]) -> Path:
+        """Return where the reach of a test file is kept, as long as what it depends on stays the same."""
+        _KEPT.mkdir(parents=True, exist_ok=True)
+        content = hashlib.sha256(repr((room.name, tests, (ROOT / file).read_bytes(), _sources())).encode())
+        return _KEPT / content.hexdigest()
+
+    def _measure(self, room: Room, file: str, tests: list[str]) -> tuple[Reach, str]:
+        """Run the tests of a file without a bug."""
         reach = Reach()
         coverage = Coverage(None, config_file=False, include=[str(ROOT / "nsqext" / room.name / "*")], messages=False)
         coverage.start()
 
-        def begin(test: int) -> None:
-            coverage.switch_context(str(test))
+        def begin(test: str) -> None:
+            coverage.switch_context(test)
 
         begun = 0.0
         for event, test in self._events(tests, begin, stop=False):
@@ -179,16 +195,16 @@ class Warm:
                 reach.seconds[test] = time.monotonic() - begun
         coverage.stop()
         data = coverage.get_data()
-        for file in data.measured_files():
-            lines = data.contexts_by_lineno(file)
-            reach.tests[str(Path(file).relative_to(ROOT / "nsqext"))] = {
-                line: {int(context) for context in contexts if context} for line, contexts in lines.items()
+        for path in data.measured_files():
+            lines = data.contexts_by_lineno(path)
+            reach.tests[str(Path(path).relative_to(ROOT / "nsqext"))] = {
+                line: set(contexts) - {""} for line, contexts in lines.items()
             }
-        return reach
+        return reach, file
 
     def _try(
-        self, room: Room, mutant: Mutant, tests: list[int], seconds: dict[int, float]
-    ) -> tuple[Result, int | None]:
+        self, room: Room, mutant: Mutant, tests: list[str], seconds: dict[str, float]
+    ) -> tuple[Result, str | None]:
         """Put a mutant in, and run tests until one of them fails twice."""
         began = time.monotonic()
         file, source = str(ROOT / "nsqext" / mutant.module), room.sources[mutant.module]
@@ -203,10 +219,9 @@ class Warm:
                 pass
             again, timed_out = self._fails([failed], seconds, 2)
             found = failed if again is not None else None
-        name = None if found is None else self._items[found].nodeid
-        return Result(room.name, mutant, name, timed_out, time.monotonic() - began, len(tests)), found
+        return Result(room.name, mutant, found, timed_out, time.monotonic() - began, len(tests)), found
 
-    def _fails(self, tests: list[int], seconds: dict[int, float], patience: int) -> tuple[int | None, bool]:
+    def _fails(self, tests: list[str], seconds: dict[str, float], patience: int) -> tuple[str | None, bool]:
         """Return the first test that fails in a new process, and whether it reached its time limit."""
         mine, theirs = _FORK.Pipe(duplex=False)
         process = _FORK.Process(target=self._run_tests, args=(theirs, tests))
@@ -232,7 +247,7 @@ class Warm:
             mine.close()
             shutil.rmtree(_folder(process.pid), ignore_errors=True)
 
-    def _run_tests(self, results: Connection, tests: list[int]) -> None:
+    def _run_tests(self, results: Connection, tests: list[str]) -> None:
         os.setpgid(0, 0)
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
         resource.setrlimit(resource.RLIMIT_FSIZE, (_FILE, _FILE))
@@ -244,7 +259,7 @@ class Warm:
         results.send(("done", tests[-1]))
         os._exit(0)
 
-    def _events(self, tests: list[int], begin: Callable[[int], None], *, stop: bool) -> Iterator[tuple[str, int]]:
+    def _events(self, tests: list[str], begin: Callable[[str], None], *, stop: bool) -> Iterator[tuple[str, str]]:
         """Run tests in this process; yield when each of them begins and ends, and that it failed."""
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 1)
@@ -270,6 +285,16 @@ class Warm:
                     os._exit(1)
                 failures.clear()
             yield "end", test
+
+
+@cache
+def _sources() -> str:
+    """Return a hash of the package, and of what tests share."""
+    content = hashlib.sha256()
+    shared = ROOT.glob("tests/**/conftest.py"), ROOT.glob("tests/support/*.py")
+    for path in (*sorted((ROOT / "nsqext").rglob("*.py")), *sorted(shared[0]), *sorted(shared[1])):
+        content.update(path.read_bytes())
+    return content.hexdigest()
 
 
 def _send(results: Connection, function: Callable[..., object], part: tuple[object, ...]) -> None:

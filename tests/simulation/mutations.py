@@ -562,6 +562,12 @@ _ALL = (
         (f"{_BROKER}.coordinator.coordinator",),
     ),
     Mutation(
+        "followers keep records that their leader lacks",
+        f"{_BROKER}.coordinator.replication:cut_tail",
+        _always(lambda right, source, target: None),
+        (PARTED,),
+    ),
+    Mutation(
         "a relay deletes messages before it publishes them",
         f"{_TRANSACTIONS}.store:OutboxStore.rows",
         _always(_delete_at_once),

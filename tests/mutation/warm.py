@@ -17,6 +17,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
+from math import inf
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
@@ -212,24 +213,24 @@ class Warm:
             return Result(room.name, mutant, None, False, 0.0, len(tests), swapped=False), None
         left, found, timed_out = deque(tests), None, False
         while left and found is None and time.monotonic() - began < self._limit:
-            failed, _ = self._fails(list(left), seconds, 1)
+            failed, _ = self._fails(list(left), seconds, 1, began + self._limit)
             if failed is None:
                 break
             while left.popleft() != failed:
                 pass
-            again, timed_out = self._fails([failed], seconds, 2)
+            again, timed_out = self._fails([failed], seconds, 2, inf)
             found = failed if again is not None else None
         return Result(room.name, mutant, found, timed_out, time.monotonic() - began, len(tests)), found
 
-    def _fails(self, tests: list[str], seconds: dict[str, float], patience: int) -> tuple[str | None, bool]:
-        """Return the first test that fails in a new process, and whether it reached its time limit."""
+    def _fails(self, tests: list[str], seconds: dict[str, float], patience: int, end: float) -> tuple[str | None, bool]:
+        """Return the first test that fails in a new process until a time, and whether it reached its time limit."""
         mine, theirs = _FORK.Pipe(duplex=False)
         process = _FORK.Process(target=self._run_tests, args=(theirs, tests))
         process.start()
         theirs.close()
         running = tests[0]
         try:
-            while True:
+            while time.monotonic() < end:
                 if not mine.poll(patience * (_PATIENCE + 5 * seconds.get(running, 0.0))):
                     return running, True
                 try:
@@ -239,7 +240,8 @@ class Warm:
                 if event == "failed":
                     return running, False
                 if event == "done":
-                    return None, False
+                    break
+            return None, False
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid or 0, signal.SIGKILL)

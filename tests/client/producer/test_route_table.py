@@ -1,0 +1,317 @@
+"""Routes of topics: what lookup is asked, for how long answers are used, and what idle topics leave."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from nsqext.client.events import ClientEvent, ClientEvents
+from nsqext.client.producer import route_table as module
+from nsqext.client.producer.connection_pool import ConnectionPool
+from nsqext.client.producer.options import ProducerOptions
+from nsqext.client.producer.route_table import RouteTable
+from nsqext.errors import LookupFailed, NotLookupd, NsqError, PartitionUnavailable, TopicNotFound, TopicNotReady
+from nsqext.lookup.partition_map import PartitionMap
+from nsqext.lookup.responses import NodeInfo
+from nsqext.transport.options import ConnectionOptions
+from nsqext.types import Address, TopicMeta
+
+if TYPE_CHECKING:
+    from nsqext.lookup.metadata import MetadataCache
+
+pytestmark = pytest.mark.anyio
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "_clock", clock)
+    return clock
+
+
+class Metadata:
+    """Answers of lookup, as a test gives them."""
+
+    def __init__(self) -> None:
+        self.has_lookup = True
+        self.addresses = (Address("lookup", 4161),)
+        self.views: dict[str, PartitionMap] = {}
+        self.answers: deque[PartitionMap | NsqError] = deque()
+        self.known_nodes: tuple[NodeInfo, ...] | NsqError = ()
+        self.asked: list[str] = []
+        self.watched: dict[str, Callable[[PartitionMap], None]] = {}
+
+    def cached(self, topic: str, access: str) -> PartitionMap | None:
+        assert access == "w"
+        return self.views.get(topic)
+
+    async def resolve(self, topic: str, access: str) -> PartitionMap:
+        self.asked.append(f"{topic} {access}")
+        answer = self.answers.popleft()
+        if isinstance(answer, NsqError):
+            raise answer
+        self.views[topic] = answer
+        return answer
+
+    async def refresh(
+        self, topic: str, access: str, *, failed: PartitionMap | None, partition: int | None = None
+    ) -> None:
+        assert failed is self.views.get(topic)
+        await self.resolve(topic, access)
+
+    async def nodes(self) -> tuple[NodeInfo, ...]:
+        self.asked.append("nodes")
+        if isinstance(self.known_nodes, NsqError):
+            raise self.known_nodes
+        return self.known_nodes
+
+    def of_nodes(self, topic: str, nodes: list[Address]) -> PartitionMap:
+        return PartitionMap(topic, nodes=tuple(nodes))
+
+    def watch(self, topic: str, access: str, changed: Callable[[PartitionMap], None]) -> Callable[[], None]:
+        self.watched[topic] = changed
+        return lambda: cast("None", self.watched.pop(topic))
+
+
+class Table:
+    """A route table, its lookup, its connections and its events."""
+
+    def __init__(self, **options: float) -> None:
+        self.events: list[ClientEvent] = []
+        events = ClientEvents()
+        events.add(self.events.append)
+        self.metadata = Metadata()
+        self.pool = ConnectionPool(ConnectionOptions(), events)
+        settings = ProducerOptions(**options)  # type: ignore[arg-type]
+        self.table = RouteTable(settings, cast("MetadataCache", self.metadata), self.pool, events)
+
+
+def view(
+    leaders: dict[int, int] | None = None, *, num: int = 0, extend: bool = False, topic: str = "t"
+) -> PartitionMap:
+    """Return a partition map whose nodes are numbers."""
+    found = {partition: Address("n", node) for partition, node in (leaders or {0: 1}).items()}
+    return PartitionMap(topic, meta=TopicMeta(partition_num=num or len(found), extend_support=extend), leaders=found)
+
+
+def original(number: int, version: str = "1.3.0") -> NodeInfo:
+    """Return a node as lookup describes it."""
+    return NodeInfo(Address("n", number), version=version)
+
+
+async def test_a_route_is_used_until_the_map_of_its_topic_changes() -> None:
+    tested = Table()
+    assert tested.table.current("t") is None
+    tested.metadata.answers.append(view({0: 1}))
+    route = await tested.table.find("t")
+    assert await tested.table.find("t") is route is tested.table.current("t")
+    tested.metadata.views["t"] = view({0: 2})
+    assert tested.table.current("t") is None
+    other = await tested.table.find("t")
+    assert other is not route
+    assert other.at(0).node.address.port == 2
+    assert tested.metadata.asked == ["t w"]
+
+
+async def test_a_map_that_knows_no_leader_is_asked_for_again() -> None:
+    tested = Table()
+    tested.metadata.views["t"] = PartitionMap("t")
+    tested.metadata.answers.append(view())
+    assert (await tested.table.find("t")).partitions
+    assert tested.metadata.asked == ["t w"]
+
+
+async def test_nodes_are_used_for_half_a_second_for_a_topic_that_lookup_does_not_know(clock: Clock) -> None:
+    tested = Table()
+    tested.metadata.answers.extend([TopicNotFound("unknown"), TopicNotFound("unknown"), view()])
+    tested.metadata.known_nodes = (original(1), original(2))
+    route = await tested.table.find("t")
+    assert {str(target.node.address) for target in route.targets} == {"n:1", "n:2"}
+    clock.now += 0.49
+    assert await tested.table.find("t") is route
+    assert tested.metadata.asked == ["t w", "nodes"]
+    clock.now += 0.01
+    await tested.table.find("t")
+    assert tested.metadata.asked == ["t w", "nodes", "t w", "nodes"]
+    clock.now += 0.5
+    assert (await tested.table.find("t")).partitions
+    assert tested.metadata.asked[4:] == ["t w"]
+
+
+async def test_unknown_topics_share_a_list_of_nodes_for_half_a_second(clock: Clock) -> None:
+    tested = Table()
+    tested.metadata.answers.extend([TopicNotFound("unknown")] * 4)
+    tested.metadata.known_nodes = (original(1),)
+    for topic, seconds in (("a", 0.0), ("b", 0.49), ("c", 0.01)):
+        clock.now += seconds
+        await tested.table.find(topic)
+    assert tested.metadata.asked.count("nodes") == 2
+    tested.metadata.known_nodes = ()
+    clock.now += 0.5
+    for _ in range(2):  # a list without nodes is not kept
+        tested.metadata.answers.append(TopicNotFound("unknown"))
+        with pytest.raises(PartitionUnavailable, match="no node at all"):
+            await tested.table.find("d")
+    assert tested.metadata.asked.count("nodes") == 4
+
+
+async def test_redesigned_nodes_create_no_topic() -> None:
+    tested = Table()
+    tested.metadata.known_nodes = (original(1), original(2, "0.3.7-HA.1.9"))
+    tested.metadata.answers.append(TopicNotFound("unknown"))
+    with pytest.raises(TopicNotFound):
+        await tested.table.find("t")
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"), [(LookupFailed("down"), LookupFailed), (NotLookupd("a web page"), TopicNotFound)]
+)
+async def test_a_list_of_nodes_that_fails(error: NsqError, raised: type[NsqError]) -> None:
+    tested = Table()
+    tested.metadata.known_nodes = error
+    tested.metadata.answers.append(TopicNotFound("unknown"))
+    with pytest.raises(raised):
+        await tested.table.find("t")
+
+
+@pytest.mark.parametrize("answer", [TopicNotFound("unknown"), TopicNotReady("no channel"), view()])
+async def test_a_publish_waits_for_lookup_as_long_as_its_own_timeout_once_it_has_answered(
+    clock: Clock, answer: PartitionMap | NsqError
+) -> None:
+    tested = Table(lookup_timeout=5.0)
+    tested.metadata.known_nodes = NotLookupd("a web page")
+    assert tested.table.waits_for_lookup(LookupFailed("down"))
+    tested.metadata.answers.append(answer)
+    if isinstance(answer, NsqError):
+        with pytest.raises(type(answer)):
+            await tested.table.find("t")
+    else:
+        await tested.table.find("t")
+    clock.now += 100.0
+    assert tested.table.waits_for_lookup(LookupFailed("down"))
+    assert not tested.table.waits_for_lookup(NotLookupd("a web page"))
+
+
+async def test_a_publish_waits_for_the_first_answer_of_lookup_for_its_timeout(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    tested = Table(lookup_timeout=5.0)
+    with caplog.at_level(logging.WARNING, "nsqext.producer"):
+        waits = []
+        for seconds in (0.0, 3.0, 1.9, 0.1, 1.0):
+            clock.now += seconds
+            waits.append(tested.table.waits_for_lookup(LookupFailed("down")))
+    assert waits == [True, True, True, False, False]
+    assert [record.getMessage() for record in caplog.records] == [
+        "no lookup service answers yet; waiting up to 5 s for one of lookup:4161"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "partitions", "wanted"),
+    [
+        (view(), view(extend=True), 0, True),
+        (view(), view(), 0, False),
+        (view({0: 1}), view({0: 1}, num=2), 2, True),
+        (view({0: 1}), view({0: 1}, num=3), 2, True),
+        (view({0: 1}), view({0: 1}), 2, False),
+        (view({0: 1}), view(extend=True), 2, False),
+    ],
+)
+async def test_lookup_is_asked_once_a_second_at_most_whether_a_topic_was_upgraded(
+    clock: Clock, before: PartitionMap, after: PartitionMap, partitions: int, wanted: bool
+) -> None:
+    tested = Table()
+    tested.metadata.views["t"] = before
+    tested.metadata.answers.extend([after, after])
+    assert await tested.table.upgraded("t", partitions) is wanted
+    clock.now += 0.99
+    assert await tested.table.upgraded("t", partitions) is wanted
+    assert tested.metadata.asked == ["t w"]
+    clock.now += 0.01
+    assert await tested.table.upgraded("t", partitions) is wanted
+    assert tested.metadata.asked == ["t w"] * (1 if wanted else 2)
+
+
+async def test_a_topic_without_a_map_and_fixed_nodes_were_not_upgraded() -> None:
+    tested = Table()
+    assert not await tested.table.upgraded("t")
+    tested.metadata.has_lookup = False
+    tested.metadata.views["t"] = view(extend=True)
+    assert not await tested.table.upgraded("t")
+    assert tested.metadata.asked == []
+
+
+async def test_topics_that_are_not_used_are_forgotten_with_their_nodes(clock: Clock) -> None:
+    tested = Table()
+    tested.metadata.answers.extend([view({0: 1}, topic="a"), view({0: 1, 1: 2}, topic="b")])
+    for topic in ("a", "b"):
+        await tested.table.find(topic)
+    assert set(tested.metadata.watched) == {"a", "b"}
+
+    def wanted() -> set[int]:
+        return {number for number in (1, 2) if tested.pool.node(Address("n", number)).wanted}
+
+    tested.table.forget_idle()
+    assert (set(tested.table.by_topic), wanted()) == ({"a", "b"}, {1, 2})
+    tested.table.by_topic["a"].any()
+    tested.table.forget_idle()
+    assert (set(tested.table.by_topic), set(tested.metadata.watched), wanted()) == ({"a"}, {"a"}, {1})
+    await tested.table.find("b")  # its map is still known
+    assert wanted() == {1, 2}
+    assert set(tested.metadata.watched) == {"a", "b"}
+    tested.table.close()
+    assert tested.metadata.watched == {}
+    tested.table.forget_idle()
+    tested.table.forget_idle()
+    assert tested.table.by_topic == {}
+
+
+async def test_answers_that_are_out_of_date_are_not_kept(clock: Clock) -> None:
+    tested = Table()
+    tested.metadata.known_nodes = (original(1),)
+    tested.metadata.answers.extend([TopicNotFound("unknown"), view(topic="u")])
+    await tested.table.find("t")
+    tested.metadata.views["u"] = view(topic="u")
+    assert not await tested.table.upgraded("u")
+    for seconds, kept in ((0.0, (1, 1)), (0.5, (0, 1)), (0.5, (0, 0))):
+        clock.now += seconds
+        tested.table.forget_idle()
+        assert (len(tested.table._provisional), len(tested.table._not_upgraded)) == kept
+
+
+async def test_nodes_of_the_former_map_are_not_wanted_any_more() -> None:
+    tested = Table()
+    tested.metadata.views["t"] = view({0: 1})
+    await tested.table.find("t")
+    tested.metadata.views["t"] = view({0: 2})
+    await tested.table.find("t")
+    assert [tested.pool.node(Address("n", number)).wanted for number in (1, 2)] == [False, True]
+
+
+async def test_leaders_that_move_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    tested = Table()
+    tested.metadata.views["t"] = view({0: 1, 1: 2})
+    await tested.table.find("t")
+    changed = tested.metadata.watched["t"]
+    with caplog.at_level(logging.INFO, "nsqext.producer"):
+        changed(view({0: 3, 1: 2, 2: 1}))
+        changed(view({0: 3, 1: 2, 2: 1}))
+    assert tested.events == [ClientEvent("leader_moved", "t", 0, "n:3", "was n:1")]
+    assert [record.getMessage() for record in caplog.records] == ["t partition 0: leader moved to n:3"]
+    tested.metadata.views["t"] = view({0: 4, 1: 2, 2: 1})
+    await tested.table.find("t")  # the same topic is not watched twice
+    assert tested.metadata.watched["t"] is changed

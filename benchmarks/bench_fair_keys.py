@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import anyio
 from anyio import create_task_group
 
-from benchmarks.report import table, write_section
+from benchmarks.report import write_section
 from nsqext import Consumer, Message, OutgoingMessage, Producer
 from nsqext.admin import Admin
 from nsqext.broker import Cluster
@@ -101,28 +101,25 @@ async def measure(
 
 async def main(consumers: Sequence[int], backlogs: Sequence[int], seconds: float) -> None:
     """Measure everything and report."""
-    rows, widest = [], 0.0
+    found = list[tuple[float, float, float]]()
     with Cluster(nodes=1) as cluster:
         for count in consumers:
             for pause, start in ((0.0, "together"), (0.3, "one by one")):
-                row = [f"{count} × {LANES}", start]
                 for backlog in backlogs:
                     given = {"pause": pause, "backlog": backlog, "seconds": seconds}
                     largest, used = await measure(cluster, count, dispatch="key_failover", **given)
                     _, shared = await measure(cluster, count, dispatch="shared", **given)
-                    widest = max(widest, largest)
-                    row.append(f"{used:.0%}, {shared:.0%}")
-                print(*row, flush=True)
-                rows.append(row)
-    head = ("consumers × lanes", "start", *(f"backlog {backlog:,}" for backlog in backlogs))
+                    print(count, start, backlog, f"{largest:.2f}", f"{used:.0%}", f"{shared:.0%}", flush=True)
+                    found.append((largest, used, shared))
+    largest_of_all, lanes, shared_lanes = zip(*found, strict=True)
+    counts, waiting = ", ".join(map(str, consumers)), ", ".join(f"{backlog:,}" for backlog in backlogs)
     write_section(
         "Fair keys",
-        f"""Consumers of a Key_Failover channel, all in one process, with {LANES} lanes each and handlers that sleep for
-{HANDLER * 1000:g} ms; 5 % more messages are published than they can handle. After {SETTLE:g} s no consumer had more
-than {widest:.2f} times its fair share of the keys. The table has the lanes used in the {seconds:g} s after that, and
-those on a shared channel without order.
-
-{table(head, rows)}""",
+        f"""{counts} consumers of a Key_Failover channel in one process, with {LANES} lanes each, start together or one
+by one, with a backlog of {waiting} messages. Handlers sleep for {HANDLER * 1000:g} ms; 5 % more messages are published
+than they can handle. After {SETTLE:g} s no consumer had more than {max(largest_of_all):.2f} times its fair share of the
+keys, and {min(lanes):.0%} to {max(lanes):.0%} of the lanes were used, beside {min(shared_lanes):.0%} to
+{max(shared_lanes):.0%} on a shared channel without order.""",
     )
 
 

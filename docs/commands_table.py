@@ -16,7 +16,7 @@ from nsqext.cli.command import BRACKET
 
 PAGE = Path(__file__).parent / "reference" / "commands.md"
 
-SHARED = frozenset(("--lookupd", "--nsqd", "--url", "--context", "--json", "--help"))
+SHARED = frozenset(("--lookupd", "--nsqd", "--url", "--context", "--json", "--yes", "--help"))
 """Options that the page describes once."""
 
 _EXAMPLES = "\n\n\b\nExamples:\n"

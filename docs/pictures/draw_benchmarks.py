@@ -34,6 +34,8 @@ _OTHERS = ("#3b82c4", "#c8963e", "#2a9d8f", "#c65b6b", "#8c6bb1", "#8f8f8f")
 CURVES = tuple(sorted(path.stem for path in RESULTS.glob("*.json") if path.stem not in ("client", "start")))
 _BESIDE = frozenset(_COLOURS) - {"nsqext"}
 """Series that are in the picture only."""
+_PICTURE_ONLY = frozenset(("connections", "handlers", "headers", "listed_nodes", "polling_bytes", "topics"))
+"""Curves without a table."""
 _NAMES = {"raw": "raw socket", "uvloop": "nsqext on uvloop"}
 _MODES = {"pub": "one publish in flight", "pubc": "64 in flight", "mpub": "batches of 100", "sub": "consume and finish"}
 
@@ -125,7 +127,7 @@ def section(measured: Measured) -> str:
     return (
         f"### {measured.title}\n\n{unit}. {measured.note}\n\n"
         f"```{{image}} ../pictures/{picture}\n:alt: {measured.title}\n```\n\n"
-        f"{measured.limit}\n\n{numbers}"
+        f"{measured.limit}\n" + ("" if measured.name in _PICTURE_ONLY else f"\n{numbers}")
     )
 
 
@@ -149,7 +151,7 @@ def main() -> None:
         "How cost grows with one quantity. `python -m benchmarks.curves` measures, `python -m "
         "docs.pictures.draw_benchmarks` draws. Points take turns in each round; figures are medians. "
         "Many points have one round, on a busy machine: compare the lines of a plot, and no figures of different plots."
-        " The tables have the figures of nsqext, `benchmarks/results` has all.\n\n"
+        " Tables have the figures of nsqext only, `benchmarks/results` has all.\n\n"
     )
     write_section("Curves", head + "\n".join(texts))
 

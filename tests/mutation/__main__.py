@@ -153,7 +153,7 @@ def main() -> int:
     parser.add_argument("--room", action="append", choices=tuple(ROOMS), help="only this room; may be repeated")
     parser.add_argument("--at", action="append", help="every mutant of module:line, none drawn; may be repeated")
     parser.add_argument("--tests", action="append", help="other tests than those of the room; may be repeated")
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds for the tests of a mutant")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds for the tests of a mutant")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
     names = given.room or list(ROOMS)

@@ -8,7 +8,7 @@ __all__ = ("NAMED", "ROOMS", "Named")
 
 ROOMS = {
     "client/producer": ("tests/client/producer",),
-    "client/consumer": ("tests/client/consumer",),
+    "client/consumer": ("tests/client/consumer", "tests/app/test_typed.py", "tests/property/test_bodies.py"),
     "lookup": ("tests/lookup",),
     "dispatch": ("tests/dispatch",),
     "broker/engine": ("tests/broker/engine",),

@@ -7,17 +7,21 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nsqext.client.events import ClientEvents
 from nsqext.client.producer.batch import BatchPlanner
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.options import ProducerOptions
-from nsqext.client.producer.request import MessageRequest, OutgoingMessage, check_choice, key_bytes
+from nsqext.client.producer.request import MessageRequest, OutgoingMessage, check_choice, encode_message, key_bytes
 from nsqext.client.producer.route import Route, Target
 from nsqext.client.trace_log import trace_log
-from nsqext.errors import InvalidInput, InvalidPartition, InvalidSetting, ProtocolError
+from nsqext.errors import InvalidBody, InvalidInput, InvalidPartition, InvalidSetting, ProtocolError
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.protocol.hashing import key_hash
+from nsqext.protocol.headers import decode_headers
 from nsqext.protocol.trace_reply import encode_trace_reply
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address, TopicMeta
@@ -39,6 +43,65 @@ def _sorter(route: Route, options: ProducerOptions = _OPTIONS, key: bytes | None
 
 def _request(**members: Any) -> MessageRequest:
     return MessageRequest(_OPTIONS, "t", OutgoingMessage(b"x", **members))
+
+
+@given(
+    headers=st.none() | st.dictionaries(st.sampled_from("ab"), st.text("xyz", max_size=3)),
+    tag=st.none() | st.just("red"),
+    trace_id=st.none() | st.integers(0, 9),
+    key=st.none() | st.just(b"k"),
+    due=st.none() | st.just(1_700_000_000_000),
+    extend=st.booleans(),
+)
+def test_a_header_has_all_parts_of_its_message(
+    headers: dict[str, str] | None,
+    tag: str | None,
+    trace_id: int | None,
+    key: bytes | None,
+    due: int | None,
+    extend: bool,
+) -> None:
+    message = OutgoingMessage(b"x", headers=headers, tag=tag, trace_id=trace_id)
+    body, header, trace = encode_message(_OPTIONS, TopicMeta(extend_support=extend), message, key, due=due)
+    assert (body, trace) == (b"x", trace_id)
+    expected = dict(headers or {})
+    if tag is not None:
+        expected["##client_dispatch_tag"] = tag
+    if due is not None:
+        expected["##due"] = str(due)
+    if key is not None and extend:
+        expected["##key"] = "k"
+    if trace_id is not None and header:
+        expected["##trace_id"] = str(trace_id)
+    assert decode_headers(header) == expected
+    assert bool(header) is bool(headers or tag is not None or due is not None or (key is not None and extend))
+
+
+@pytest.mark.parametrize(
+    ("message", "extend", "overhead"),
+    [
+        (OutgoingMessage(b"x"), False, 0),
+        (OutgoingMessage(b"x"), True, 1),
+        (OutgoingMessage(b"x", trace_id=5), False, 8),
+        (OutgoingMessage(b"x", headers={"a": "b"}), False, 2 + len(b'{"a":"b"}')),
+        (OutgoingMessage(b"x", headers={"a": "b"}), True, 2 + len(b'{"a":"b"}') + 1),
+    ],
+)
+def test_a_body_may_be_as_large_as_the_limit_without_what_is_sent_with_it(
+    message: OutgoingMessage, extend: bool, overhead: int
+) -> None:
+    options, meta = ProducerOptions(max_message_size=1024), TopicMeta(extend_support=extend)
+    largest = evolve(message, body=b"x" * (1024 - overhead))
+    assert encode_message(options, meta, largest)[0] == largest.body
+    with pytest.raises(InvalidBody, match="is larger than 1024"):
+        encode_message(options, meta, evolve(message, body=largest.body + b"x"))
+
+
+def test_a_message_has_the_default_trace_id_where_it_fits() -> None:
+    options = ProducerOptions(max_message_size=1024)
+    for size, trace in ((1024 - 8, 7), (1024 - 7, None)):
+        assert encode_message(options, TopicMeta(), b"x" * size, default_trace=7)[2] == trace
+    assert encode_message(options, TopicMeta(), OutgoingMessage(b"x", trace_id=0), default_trace=7)[2] == 0
 
 
 @pytest.fixture

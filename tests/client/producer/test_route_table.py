@@ -72,6 +72,12 @@ class Metadata:
         assert failed is self.views.get(topic)
         await self.resolve(topic, access)
 
+    async def lacks_channel(self, topic: str, partition: int) -> bool:
+        self.asked.append(f"{topic} {partition}")
+        if isinstance(self.known_nodes, NsqError):
+            raise self.known_nodes
+        return partition == 0
+
     async def nodes(self) -> tuple[NodeInfo, ...]:
         self.asked.append("nodes")
         if isinstance(self.known_nodes, NsqError):
@@ -244,6 +250,14 @@ async def test_lookup_is_asked_once_a_second_at_most_whether_a_topic_was_upgrade
     clock.now += 0.01
     assert await tested.table.upgraded("t", partitions) is wanted
     assert tested.metadata.asked == ["t w"] * (1 if wanted else 2)
+
+
+async def test_a_partition_lacks_a_channel_only_if_lookup_says_so() -> None:
+    tested = Table()
+    assert [await tested.table.lacks_channel("t", partition) for partition in (0, 1, None)] == [True, False, False]
+    tested.metadata.known_nodes = LookupFailed("down")
+    assert not await tested.table.lacks_channel("t", 0)
+    assert tested.metadata.asked == ["t 0", "t 1", "t 0"]
 
 
 async def test_a_topic_without_a_map_and_fixed_nodes_were_not_upgraded() -> None:

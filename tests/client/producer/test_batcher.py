@@ -87,6 +87,34 @@ async def test_a_batch_respects_its_size_limit() -> None:
     assert [sum(map(len, batch)) for batch in publisher.batches] == [80, 40, 300, 10]
 
 
+async def test_the_size_of_a_message_includes_its_header_and_its_trace_id() -> None:
+    publisher = _Publisher()
+    messages = [
+        OutgoingMessage(b"x" * 81, headers={"a": "b"}),  # 10 bytes
+        b"x" * 10,
+        OutgoingMessage(b"x" * 92, trace_id=5),  # 8 bytes
+        OutgoingMessage(b"x" * 93, trace_id=5),
+        b"x" * 10,
+    ]
+    async with _batcher(publisher, BatcherLimits(linger=60, max_bytes=100)) as batcher:
+        for message in messages:
+            await batcher.add(message)
+    assert [len(batch) for batch in publisher.batches] == [2, 1, 1, 1]
+
+
+async def test_a_batch_is_published_as_soon_as_it_is_full() -> None:
+    publisher = _Publisher()
+    async with _batcher(publisher, BatcherLimits(linger=60, max_bytes=100, max_count=3)) as batcher:
+        for sizes in ((60, 40), (1, 1, 1), (99, 1)):
+            published = len(publisher.batches)
+            for size in sizes:
+                await anyio.lowlevel.checkpoint()
+                assert len(publisher.batches) == published
+                await batcher.add(b"x" * size)
+            await until(lambda: batcher.pending == 0)
+            assert [len(body) for body in publisher.batches[-1]] == list(sizes)
+
+
 async def test_lingering_ends() -> None:
     publisher = _Publisher()
     async with _batcher(publisher, BatcherLimits(linger=0.01)) as batcher:

@@ -227,6 +227,19 @@ async def test_delays_of_ordered_messages_are_accepted() -> None:
     assert not delays.waiting
 
 
+async def test_delayed_requeues_are_sent_in_the_order_of_their_times_and_not_if_answered_before() -> None:
+    owner, delays = RecordingOwner(in_order=True), DelayedRequeues()
+    messages = [make_message(owner, number) for number in range(1, 6)]
+    for message, due in zip(messages, (3.0, 1.0, 2.0, 1.0, 2.0), strict=True):
+        delays.add(message, due)
+    messages[4].answered = True
+    for now, sent in ((0.9, []), (1.0, [2, 4]), (2.9, [3]), (3.0, [1])):
+        owner.commands.clear()
+        delays.tick(now)
+        assert owner.commands == [f"REQ {number} 0" for number in sent]
+    assert not delays.waiting
+
+
 @pytest.mark.parametrize(
     "members",
     [

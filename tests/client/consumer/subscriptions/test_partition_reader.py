@@ -64,6 +64,29 @@ async def test_rdy_is_sent_before_responses_and_messages_are_decoded() -> None:
         assert seen == [b"one"]
 
 
+async def test_an_unchanged_rdy_is_not_sent_again() -> None:
+    async with scripted_node() as node, anyio.create_task_group() as tasks:
+        readers: list[PartitionReader] = []
+
+        async def open_reader() -> None:
+            readers.append(await PartitionReader.open(request_to(node)))
+
+        tasks.start_soon(open_reader)
+        peer = await node.accept()
+        await peer.expect("SUB")
+        await peer.answer()
+        await eventually(lambda: readers)
+        (reader,) = readers
+        assert not reader.has_pending
+        assert [reader.set_ready(count) for count in (5, 5, 0, 0, 5)] == [True, False, True, False, True]
+        assert reader.has_pending
+        reader.flush()
+        assert not reader.has_pending
+        assert (await peer.expect("RDY")).words == [b"RDY", b"5"]
+        assert reader.most_in_flight == 2 * 5 + 16
+        await reader.close()
+
+
 async def test_two_tasks_that_close_send_one_cls() -> None:
     async with scripted_node() as node, anyio.create_task_group() as tasks:
         readers: list[PartitionReader] = []

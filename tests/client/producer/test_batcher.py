@@ -89,7 +89,7 @@ async def test_a_batch_respects_its_size_limit() -> None:
 
 async def test_the_size_of_a_message_includes_its_header_and_its_trace_id() -> None:
     publisher = _Publisher()
-    messages = [
+    messages: list[bytes | OutgoingMessage] = [
         OutgoingMessage(b"x" * 81, headers={"a": "b"}),  # 10 bytes
         b"x" * 10,
         OutgoingMessage(b"x" * 92, trace_id=5),  # 8 bytes

@@ -259,11 +259,7 @@ _OWN = {"assign", "channel", "max_offsets_per_trigger", "read_mode", "subscribe"
 
 
 def _texts(function: str, options: type, given: Mapping[str, object], lookupd: str | Sequence[str]) -> dict[str, Any]:
-    """Return options as the Spark source takes them: texts, and settings of the client with a prefix.
-
-    Raises:
-        UnknownSetting: an option is unknown.
-    """
+    """Return options as the Spark source takes them: texts, and settings of the client with a prefix."""
     kind: Literal["read", "write"] = "write" if function == "write" else "read"
     known, settings = names_by_keyword(kind), client_settings(kind)
     allowed = {*options.__annotations__, *settings} | _OWN

@@ -26,12 +26,7 @@ _LATER = ("cluster is unstable", "another balance is running")  # refusals that 
 
 
 async def node_info(requests: ClusterRequests, node: str) -> NodeInfo:
-    """Return the node with a TCP address.
-
-    Raises:
-        InvalidInput: lookup lists no such node.
-        LookupFailed: no lookup node returned a usable response.
-    """
+    """Return the node with a TCP address."""
     infos = await requests.client.nodes()
     for info in infos:
         if node == str(info.tcp):
@@ -45,10 +40,6 @@ async def node_id(requests: ClusterRequests, node: str) -> str:
     """Return the id of a node of the redesigned NSQ in its cluster: ``host:rpc_port:tcp_port:number``.
 
     Lookup lists the ids of leaders only, so the node is asked for its parts.
-
-    Raises:
-        InvalidInput: lookup lists no such node.
-        ConnectionFailed: the node does not respond.
     """
     info = await node_info(requests, node)
     rpc_port, number = [await option(requests, info, name) for name in ("rpc_port", "id")]
@@ -56,12 +47,7 @@ async def node_id(requests: ClusterRequests, node: str) -> str:
 
 
 async def option(requests: ClusterRequests, info: NodeInfo, name: str, value: bytes = b"") -> Any:
-    """Return an option of a node, as its JSON value; with a value, change it first.
-
-    Raises:
-        InvalidInput: the node has no such option, or refuses the value.
-        ConnectionFailed: the node does not respond.
-    """
+    """Return an option of a node, as its JSON value; with a value, change it first."""
     status, body = await requests.fetch(http_address(info), f"/config/{name}", {}, "PUT" if value else "GET", value)
     if status in (400, 404, 413):
         what = f"the node refuses {name}={value.decode()!r}" if value else f"the node has no option {name!r}"
@@ -93,7 +79,6 @@ async def change_everywhere(
 
     Raises:
         PartitionUnavailable, ConnectionFailed, InvalidInput: the error of one of the nodes; the others are changed.
-        LookupFailed: no lookup node returned a usable response.
     """
     nodes = [http_address(info) for info in await requests.client.nodes()]
     if lookupd:

@@ -66,26 +66,17 @@ class ClusterRequests:
         return self._client
 
     async def find(self, topic: str) -> PartitionMap:
-        """Return the partition map of a topic, for consumers.
-
-        Raises:
-            TopicNotFound: lookup does not know the topic.
-            LookupFailed: no lookup node returned a usable response.
-        """
+        """Return the partition map of a topic, for consumers."""
         return (await self.find_with_channels(topic))[0]
 
     async def find_with_channels(self, topic: str) -> tuple[PartitionMap, tuple[str, ...]]:
-        """Return the partition map and the sorted channels of a topic; raises the errors of `find`."""
+        """Return the partition map and the sorted channels of a topic."""
         answers = await self._client.lookup(topic, "r")
         channels = {name for answer in answers for name in answer.channels}
         return merged(topic, "r", answers), tuple(sorted(channels))
 
     async def change_lookup(self, path: str, params: Mapping[str, str | int]) -> None:
-        """Send a change to the leader of the lookup nodes, or to all nodes on the original generation.
-
-        Raises:
-            LookupFailed: no lookup node accepted the change.
-        """
+        """Send a change to the leader of the lookup nodes, or to all nodes on the original generation."""
         nodes = await self._client.lookup_nodes()
         leaders = [node.address for node in nodes if node.leader]
         if leaders:
@@ -101,11 +92,7 @@ class ClusterRequests:
             raise failure(errors, str(params.get("topic", "")) or None)
 
     async def get(self, address: Address, path: str, params: Mapping[str, str | int]) -> Any:
-        """Return the data of a node's response.
-
-        Raises:
-            ConnectionFailed: the node does not respond, or returns an error.
-        """
+        """Return the data of a node's response."""
         status, body = await self.fetch(address, path, params, "GET")
         if status != 200:
             raise ConnectionFailed(f"{path} returned {status}: {body[:200]!r}", node=str(address))
@@ -115,13 +102,7 @@ class ClusterRequests:
             raise ConnectionFailed(f"invalid response to {path}: {error.message}", node=str(address)) from error
 
     async def post(self, address: Address, path: str, params: Mapping[str, str | int], body: bytes = b"") -> None:
-        """Send a change to a node.
-
-        Raises:
-            PartitionUnavailable: the node is not the leader of the partition, or not yet.
-            ConnectionFailed: the node does not respond.
-            InvalidInput: the node refuses the change.
-        """
+        """Send a change to a node."""
         status, answer = await self.fetch(address, path, params, "POST", body)
         if status == 200:
             return
@@ -140,11 +121,7 @@ class ClusterRequests:
     async def fetch(
         self, address: Address, path: str, params: Mapping[str, str | int], method: str = "GET", body: bytes = b""
     ) -> tuple[int, bytes]:
-        """Return status and body of a node's response, errors included.
-
-        Raises:
-            ConnectionFailed: the node does not respond.
-        """
+        """Return status and body of a node's response, errors included."""
         try:
             return await self._client.http.fetch(address, path, params, method, body)
         except LookupFailed as error:
@@ -153,12 +130,7 @@ class ClusterRequests:
             ) from error
 
     async def settled(self, attempt: Callable[[], Awaitable[T]], topic: str) -> T:
-        """Return the result of ``attempt``, repeated while leaders of the topic are being elected.
-
-        Raises:
-            PartitionUnavailable: the timeout passed.
-            NsqError: an error that a repetition cannot resolve.
-        """
+        """Return the result of ``attempt``, repeated while leaders of the topic are being elected."""
         pauses = Doubling(_PAUSE, _LONGEST_PAUSE)
         last: NsqError | None = None
         with anyio.move_on_after(self._timeout):
@@ -220,8 +192,6 @@ class ClusterRequests:
 
         Args:
             action: last part of the path of the request.
-            topic: the topic.
-            channel: the channel.
             ha_only: the operation to name in the error of the original NSQ, which cannot do this; None if it can.
             extra: further arguments of the request.
         """

@@ -34,9 +34,6 @@ def read_stats(data: Any, node: Address) -> dict[str, list[PartitionStats]]:
     Args:
         data: the data of ``/stats?format=json``.
         node: TCP address of the node.
-
-    Raises:
-        ProtocolError: the data is invalid.
     """
     found: dict[str, list[PartitionStats]] = {}
     try:
@@ -157,12 +154,8 @@ async def topic_stats(requests: ClusterRequests, where: PartitionMap, channel: s
     """Request the statistics of a topic from its nodes.
 
     Args:
-        requests: client of the cluster.
         where: partition map of the topic.
         channel: only this channel; None for all.
-
-    Raises:
-        ConnectionFailed: no node that holds the topic responded.
     """
     topic = where.topic
     holders = tuple(dict.fromkeys((*where.leaders.values(), *where.nodes)))

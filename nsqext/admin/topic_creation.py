@@ -28,7 +28,6 @@ class NewTopic:
     """A topic to create.
 
     Attributes:
-        name: its name.
         partitions: number of partitions.
         replicas: copies of each partition.
         extend: messages may carry JSON extend headers.
@@ -69,13 +68,7 @@ async def create_topic(requests: ClusterRequests, topic: NewTopic, *, exist_ok: 
     """Register a topic at the lookup service.
 
     Args:
-        requests: client of the cluster.
-        topic: the topic.
         exist_ok: an existing topic is not an error.
-
-    Raises:
-        InvalidInput: the topic exists.
-        LookupFailed: the cluster refused to create the topic, or no lookup node responded.
     """
     exists = InvalidInput("the topic exists", topic=topic.name, hint="pass exist_ok=True to keep it as it is")
     if not exist_ok:
@@ -119,8 +112,6 @@ async def wait_writable(requests: ClusterRequests, topic: str, partitions: int =
     wait, the next change, of a channel for example, would not reach them.
 
     Args:
-        requests: client of the cluster.
-        topic: the topic.
         partitions: number of partitions that lookup must report, at least.
     """
     created: set[Address] = set()
@@ -170,11 +161,7 @@ async def _settled(
 
 
 async def expand_topic(requests: ClusterRequests, topic: str, partitions: int) -> None:
-    """Request more partitions, again while the cluster is unstable: leaders of other partitions are being elected.
-
-    Raises:
-        LookupFailed: refused, or no lookup node responds.
-    """
+    """Request more partitions, again while the cluster is unstable: leaders of other partitions are being elected."""
     while True:
         try:
             await requests.change_lookup("/topic/partition/expand", {"topic": topic, "partition_num": partitions})

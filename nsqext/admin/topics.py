@@ -196,8 +196,6 @@ class TopicAdmin(ChannelAdmin):
         """End the connections of consumers: the server does so when a channel stops to be ordered.
 
         Args:
-            topic: the topic.
-            channel: the channel.
             ordered: the topic and thus the channel is ordered, and remains so.
         """
         requests = self._open()

@@ -366,11 +366,7 @@ class App(Router):
         self._stopping, self._started, self._ended = anyio.Event(), anyio.Event(), anyio.Event()
 
     def _check_loops(self) -> None:
-        """Check that no handler publishes to a topic that its own pattern matches.
-
-        Raises:
-            InvalidSetting: a handler does.
-        """
+        """Check that no handler publishes to a topic that its own pattern matches."""
         for spec in self.specs:
             for topic in self.publishers.get(spec.function, ()):
                 if spec.topics.matches(topic) and topic not in spec.topics.names:

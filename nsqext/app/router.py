@@ -37,8 +37,6 @@ class HandlerSpec:
 
     Attributes:
         topics: topics of the handler.
-        channel: name of the channel.
-        function: the function.
         plan: plan of the call's arguments; None if the function receives the message.
         settings: settings of its own, by name; they take precedence over those of the app.
         middleware: around this handler, inside of the middleware of the app.

@@ -26,11 +26,7 @@ UntilEnd = Annotated[bool, typer.Option("--until-end", help="Exit when the chann
 
 
 def parse_time(text: str) -> int:
-    """Return a time in nanoseconds since 1970, from ISO form, seconds since 1970, or a duration ago such as ``90m``.
-
-    Raises:
-        InvalidSetting: the text is none of these.
-    """
+    """Return a time in nanoseconds since 1970, from ISO form, seconds since 1970, or a duration ago such as ``90m``."""
     unit = {"s": 1, "m": 60, "h": 3600, "d": 86400}.get(text[-1:])
     try:
         if unit is not None and not text.startswith("-"):
@@ -45,11 +41,7 @@ def parse_time(text: str) -> int:
 
 
 def parse_message_id(text: str) -> bytes | int:
-    """Return a message id: 16 bytes from 32 hexadecimal digits, or the number that a server gave the message.
-
-    Raises:
-        InvalidSetting: the text is neither.
-    """
+    """Return a message id: 16 bytes from 32 hexadecimal digits, or the number that a server gave the message."""
     if _MESSAGE_ID.fullmatch(text):
         return bytes.fromhex(text)
     if text.isascii() and text.isdecimal():
@@ -58,11 +50,7 @@ def parse_message_id(text: str) -> bytes | int:
 
 
 def parse_pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:
-    """Return NAME=VALUE options as a mapping.
-
-    Raises:
-        InvalidSetting: an option does not have this form.
-    """
+    """Return NAME=VALUE options as a mapping."""
     pairs = {}
     for text in given or ():
         name, equals, value = text.partition("=")
@@ -73,11 +61,7 @@ def parse_pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:
 
 
 def parse_position(text: str) -> Position:
-    """Parse a position, or a time in ISO form; a time without zone is local.
-
-    Raises:
-        InvalidSetting: it is not a position.
-    """
+    """Parse a position, or a time in ISO form; a time without zone is local."""
     from nsqext import Position
     from nsqext.client.consumer.position import read_position
 

@@ -98,11 +98,7 @@ class Connection:
     json: bool = False
 
     def load(self) -> Given:
-        """Return the addresses and the settings of all clients.
-
-        Raises:
-            InvalidSetting: no address is given, or a setting is not valid.
-        """
+        """Return the addresses and the settings of all clients."""
         found = load_settings(self.url, self.given)
         if not found.lookupd and not found.nsqd:
             raise InvalidSetting(
@@ -127,11 +123,7 @@ class Connection:
         return texts
 
     def lookupd(self) -> Any:
-        """Return the lookup addresses.
-
-        Raises:
-            InvalidSetting: no lookup address is given.
-        """
+        """Return the lookup addresses."""
         found = self.load().lookupd
         if not found:
             raise InvalidSetting(
@@ -310,9 +302,6 @@ def load_settings(url: str | None, addresses: Mapping[str, Any], environ: Mappin
         url: the URL; None for that of the environment.
         addresses: ``lookupd`` or ``nsqd``; they override those of the URL.
         environ: the environment; the one of the process by default.
-
-    Raises:
-        InvalidSetting: a setting is unknown or cannot be read.
     """
     from nsqext.client.settings import app_schema
     from nsqext.settings import PREFIX

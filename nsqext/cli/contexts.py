@@ -34,11 +34,7 @@ class Contexts:
     current: str | None = None
 
     def url(self, name: str) -> str:
-        """Return the URL of a context.
-
-        Raises:
-            InvalidSetting: the context is unknown.
-        """
+        """Return the URL of a context."""
         if name not in self.urls:
             known = ", ".join(sorted(self.urls)) or "none"
             raise InvalidSetting(
@@ -51,21 +47,13 @@ class Contexts:
         return evolve(self, urls={**self.urls, name: url}, current=self.current or name)
 
     def without(self, name: str) -> Contexts:
-        """Return the contexts without one.
-
-        Raises:
-            InvalidSetting: the context is unknown.
-        """
+        """Return the contexts without one."""
         self.url(name)
         urls = {key: url for key, url in self.urls.items() if key != name}
         return Contexts(urls, None if self.current == name else self.current)
 
     def using(self, name: str) -> Contexts:
-        """Return the contexts with another current one.
-
-        Raises:
-            InvalidSetting: the context is unknown.
-        """
+        """Return the contexts with another current one."""
         self.url(name)
         return evolve(self, current=name)
 
@@ -80,11 +68,7 @@ def contexts_file() -> Path:
 
 
 def load_contexts() -> Contexts:
-    """Read the file; a missing file counts as empty.
-
-    Raises:
-        InvalidSetting: the file is not valid.
-    """
+    """Read the file; a missing file counts as empty."""
     path = contexts_file()
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -37,11 +37,7 @@ def message_record(message: Message) -> dict[str, Any]:
 
 
 def outgoing_message(record: object) -> OutgoingMessage:
-    """Return the message of a record: body, headers, tag, key and trace id.
-
-    Raises:
-        InvalidInput: the object is not a message record.
-    """
+    """Return the message of a record: body, headers, tag, key and trace id."""
     if not isinstance(record, Mapping):
         raise InvalidInput("a message record must be a JSON object")
     body, encoded = record.get("body"), record.get("body_base64")

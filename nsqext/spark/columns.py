@@ -45,11 +45,7 @@ def check_written(names: Sequence[str], topic: str | None) -> None:
     """Check the names of the columns of rows that are to be published.
 
     Args:
-        names: the names.
         topic: topic of rows without a column ``topic``.
-
-    Raises:
-        InvalidSetting: a column is missing, unknown or duplicate.
     """
     for name in names:
         if names.count(name) > 1:

@@ -197,11 +197,7 @@ def _client_config(values: dict[str, Any], settings: dict[str, str], kind: str) 
 
 
 def table_options(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of a table (CREATE TABLE … USING nsqext OPTIONS); Spark passes its properties as well.
-
-    Raises:
-        InvalidSetting: the table has a location.
-    """
+    """Return the options of a table (CREATE TABLE … USING nsqext OPTIONS); Spark passes its properties as well."""
     if "location" in given:
         raise InvalidSetting(f"location {given['location']!r}: topics have no path", hint="use the option subscribe")
     return {name: value for name, value in given.items() if f"{_TABLE_PREFIX}{name}" in given}
@@ -224,21 +220,13 @@ def of_table(given: Mapping[str, str], kind: Literal["read", "write"]) -> dict[s
 
 
 def columns_of(given: Mapping[str, str]) -> tuple[Columns, bool]:
-    """Return the columns of rows that are read, and whether headers are an array.
-
-    Raises:
-        InvalidSetting: an option is unknown or invalid.
-    """
+    """Return the columns of rows that are read, and whether headers are an array."""
     values, _ = _read_all(given, "read")
     return _columns(values)
 
 
 def check_load(given: Mapping[str, str]) -> None:
-    """Check the options of a query when it is loaded: Spark does not tell yet whether it is a batch or a stream.
-
-    Raises:
-        InvalidSetting: the options are invalid for both.
-    """
+    """Check the options of a query when it is loaded: Spark does not tell yet whether it is a batch or a stream."""
     names = {name.lower() for name in given}
     options = SourceOptions.parse(given, streaming=any(name.lower() in names for name in _STREAM_ONLY))
     parse_starting(options.starting_offsets or "earliest")
@@ -324,9 +312,6 @@ class SourceOptions:
         Args:
             given: the options by name, in any case.
             streaming: the options are those of ``readStream``.
-
-        Raises:
-            InvalidSetting: an option is unknown, invalid or missing, or contradicts another one.
         """
         values, settings = _read_all(given, "read")
         present = {option.name for option in _SOURCE if option.member in values}
@@ -400,9 +385,6 @@ class SinkOptions:
 
         Args:
             given: the options by name, in any case.
-
-        Raises:
-            InvalidSetting: an option is unknown, invalid or missing, or contradicts another one.
         """
         values, settings = _read_all(given, "write")
         client = _client_config(values, settings, "write")

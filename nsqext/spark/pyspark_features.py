@@ -76,11 +76,7 @@ else:
 
 
 def check_stream(options: SourceOptions) -> None:
-    """Check that the installed PySpark can run a stream with these options.
-
-    Raises:
-        InvalidSetting: it cannot.
-    """
+    """Check that the installed PySpark can run a stream with these options."""
     if HAS_READ_LIMITS:
         return
     if options.min_offsets_per_trigger is not None:

@@ -96,11 +96,7 @@ def _is_local(context: SparkContext) -> bool:
 
 
 def check_pyspark(version: str) -> None:
-    """Check the version of PySpark.
-
-    Raises:
-        InvalidState: it is too old.
-    """
+    """Check the version of PySpark."""
     if _numbers(version)[:2] < _OLDEST:
         raise InvalidState(
             f"PySpark is version {version}", hint="nsqext needs 4.0 or later: pip install 'nsqext[spark]'"
@@ -169,9 +165,6 @@ def driver_python(wanted: str, master: str, path: list[str]) -> str:
         wanted: the interpreter that Spark would start.
         master: URL of the master.
         path: entries that Spark adds to ``sys.path`` of workers.
-
-    Raises:
-        InvalidState: the interpreter does not exist on the driver, or cannot import what is needed.
     """
     if not master.startswith("local") and _is_relative(wanted) and not Path(wanted).exists():
         _link_environment(wanted)
@@ -277,11 +270,7 @@ def probe(_):
 
 
 def _workers(context: SparkContext) -> list[WorkerVersions]:
-    """Run a small job that returns the versions on the workers.
-
-    Raises:
-        InvalidState: the job failed.
-    """
+    """Run a small job that returns the versions on the workers."""
     slots = max(context.defaultParallelism, 2)
     # not a function of this package: workers without the package could not load it
     namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
@@ -299,11 +288,7 @@ def _workers(context: SparkContext) -> list[WorkerVersions]:
 
 
 def check_workers(workers: list[WorkerVersions]) -> None:
-    """Check the versions on the workers.
-
-    Raises:
-        InvalidState: a worker cannot import nsqext or pyarrow, or has another version of nsqext than this process.
-    """
+    """Check the versions on the workers."""
     for host, interpreter, package, arrow in workers:
         where = f"worker {host}, {interpreter}"
         for name, found in (("nsqext", package), ("pyarrow", arrow)):

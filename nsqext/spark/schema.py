@@ -74,9 +74,6 @@ def chosen_columns(schema: StructType, columns: Columns, headers_as_array: bool 
         schema: schema of the query: that of the source, or that of ``DataFrameReader.schema``.
         columns: columns that the options choose.
         headers_as_array: the column ``headers`` is an array.
-
-    Raises:
-        InvalidSetting: a column is unknown or has another type.
     """
     known = read_schema(ALL_COLUMNS if columns == BASE_COLUMNS else columns, headers_as_array)
     types = {field.name: field.dataType for field in known}
@@ -91,11 +88,7 @@ def chosen_columns(schema: StructType, columns: Columns, headers_as_array: bool 
 
 
 def check_write_schema(schema: StructType, options: SinkOptions) -> None:
-    """Check that rows with these columns can be published.
-
-    Raises:
-        InvalidSetting: a column is missing, unknown or duplicate, or has a wrong type.
-    """
+    """Check that rows with these columns can be published."""
     for found in schema:
         kinds, wanted = _WRITABLE.get(found.name, ((DataType,), ""))
         if not isinstance(found.dataType, kinds) or (found.name == "headers" and not _holds_headers(found.dataType)):

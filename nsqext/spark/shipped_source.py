@@ -64,7 +64,6 @@ def load(archive: bytes, module: str) -> Any:
 
     Args:
         archive: result of `pack`.
-        module: name of the module.
     """
     try:
         return import_module(module)

@@ -186,11 +186,7 @@ def _is_pushing_down() -> bool:
 
 
 class InvalidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A reader of a stream with an invalid option: every method raises the same error.
-
-    Args:
-        error: the error.
-    """
+    """A reader of a stream with an invalid option: every method raises the same error."""
 
     def __init__(self, error: InvalidSetting) -> None:
         self._error = error

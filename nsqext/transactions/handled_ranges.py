@@ -109,11 +109,7 @@ class HandledRanges:
         self._checked = False
 
     async def add(self, session: SqlConnection, channel: str, message: Message, now: float) -> bool:
-        """Record a message; return whether it was not handled before.
-
-        Raises:
-            InvalidSetting: the isolation level of PostgreSQL hides what a merge does meanwhile.
-        """
+        """Record a message; return whether it was not handled before."""
         await self._check(session)
         values = {
             **_values((message.topic, channel, message.partition)),

@@ -25,11 +25,7 @@ class SqlConnection(Protocol):
 
 
 def prepared(connection: SqlConnection, sql: str, values: Mapping[str, object]) -> tuple[Any, Mapping[str, object]]:
-    """Return what `execute` of a connection takes for a statement with named parameters, such as ``:topic``.
-
-    Raises:
-        InvalidInput: it is not the connection of a supported package.
-    """
+    """Return what `execute` of a connection takes for a statement with named parameters, such as ``:topic``."""
     package = _package_of(connection)
     if package == "sqlalchemy":
         from sqlalchemy import text

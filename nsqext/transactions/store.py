@@ -268,11 +268,7 @@ class OutboxStore:
 
 
 class OutboxListener:
-    """Waits until a message was added; for one task at a time.
-
-    Args:
-        store: the outbox.
-    """
+    """Waits until a message was added; for one task at a time."""
 
     def __init__(self, store: OutboxStore) -> None:
         self._store = store

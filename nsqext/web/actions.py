@@ -41,11 +41,7 @@ class Target:
     cluster: Cluster | None
 
     def embedded(self) -> Cluster:
-        """Return the embedded cluster.
-
-        Raises:
-            InvalidState: the page does not belong to an embedded cluster.
-        """
+        """Return the embedded cluster."""
         if self.cluster is None:
             raise InvalidState("this is not an embedded cluster", hint="start one with nsqext broker --web")
         return self.cluster
@@ -66,22 +62,14 @@ class Form:
         return self.fields.get(name, "").strip()
 
     def needed(self, name: str) -> str:
-        """Return a field.
-
-        Raises:
-            InvalidInput: the field is missing or empty.
-        """
+        """Return a field."""
         text = self.given(name)
         if not text:
             raise InvalidInput(f"the field {name} is empty", hint="go back and fill it in")
         return text
 
     def number(self, name: str, default: int | None = None) -> int:
-        """Return a whole number; for an empty field, the default.
-
-        Raises:
-            InvalidInput: the field is not a number.
-        """
+        """Return a whole number; for an empty field, the default."""
         text = self.given(name)
         if not text and default is not None:
             return default
@@ -90,7 +78,7 @@ class Form:
         return int(text)
 
     def optional(self, name: str) -> int | None:
-        """Return a whole number, None for an empty field; raises the error of `number`."""
+        """Return a whole number; None for an empty field."""
         return self.number(name) if self.given(name) else None
 
 

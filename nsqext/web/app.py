@@ -53,7 +53,6 @@ class _EventStream(StreamingResponse):
     """An event stream that ends if the browser does not read it; the browser reconnects later.
 
     Args:
-        events: the events.
         ended: called when the stream ends.
     """
 
@@ -224,11 +223,7 @@ class WebPage:
     # Actions
 
     async def _form(self, request: Request) -> dict[str, str]:
-        """Return the fields of a form with a valid token.
-
-        Raises:
-            Refused: the form is too large or its token is invalid.
-        """
+        """Return the fields of a form with a valid token."""
         try:
             fields = first_values((await Call(request).body(_MOST_FORM)).decode("latin-1"))
         except HttpFault as fault:
@@ -238,11 +233,7 @@ class WebPage:
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
-        """Count the pages that wait for messages.
-
-        Raises:
-            Refused: too many pages wait.
-        """
+        """Count the pages that wait for messages."""
         if self._watches >= _MOST_WATCHES:
             raise Refused(503, "too many pages wait for messages", "try again in five seconds")
         self._watches += 1

@@ -63,7 +63,6 @@ def sparkline(rate: Rate, label: str) -> Markup:
     """Draw the points of a rate.
 
     Args:
-        rate: the rate.
         label: description for screen readers.
     """
     points = rate.points if len(rate.points) > 1 else (0.0, 0.0)

@@ -182,9 +182,6 @@ class Monitor:
 
         Args:
             newest: always take a new sample, because the cluster was changed.
-
-        Raises:
-            NsqError: the first sample failed.
         """
         self._view()
         if newest or time.monotonic() - self._sampled > 3 * self._interval:
@@ -277,11 +274,7 @@ class Monitor:
         return sorted(changed)
 
     async def _look_up(self, names: Sequence[str]) -> None:
-        """Look up topics.
-
-        Raises:
-            NsqError: the lookup service did not respond.
-        """
+        """Look up topics."""
         found, failed = await ask_all(names, self._admin.topic)
         self._known |= found
         for name, error in failed.items():

@@ -33,7 +33,6 @@ class Page:
     """A page to render.
 
     Attributes:
-        template: name of the template.
         title: title of the page.
         values: variables of the template.
     """
@@ -85,7 +84,6 @@ class Pages:
     Args:
         monitor: monitor of the cluster.
         admin: client that reads stored messages.
-        options: settings of the page.
         cluster: the embedded cluster, or None.
     """
 
@@ -135,11 +133,7 @@ class Pages:
         return Page("delayed.html", "Delayed messages", {"messages": messages, "count": count})
 
     async def topic(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
-        """Return the page of a topic.
-
-        Raises:
-            TopicNotFound: lookup does not know it.
-        """
+        """Return the page of a topic."""
         name = _known_topic(snapshot, path["topic"])
         info, stats = snapshot.topics[name], snapshot.stats.get(name)
         parts = {part.partition: part for part in stats.partitions} if stats else {}
@@ -168,12 +162,7 @@ class Pages:
         return Page("topic.html", name, values)
 
     async def channel(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
-        """Return the page of a channel.
-
-        Raises:
-            TopicNotFound: lookup does not know the topic.
-            InvalidInput: the topic has no such channel.
-        """
+        """Return the page of a channel."""
         name = _known_topic(snapshot, path["topic"])
         channel = check_channel(path["channel"])
         info, stats = snapshot.topics[name], snapshot.stats.get(name)
@@ -194,12 +183,7 @@ class Pages:
         return Page("channel.html", f"{channel} of {name}", values)
 
     async def messages(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
-        """Return the page of a topic's newest messages.
-
-        Raises:
-            TopicNotFound: lookup does not know the topic.
-            NsqError: the messages cannot be read.
-        """
+        """Return the page of a topic's newest messages."""
         name = _known_topic(snapshot, path["topic"])
         count = min(_number("count", query.get("count") or str(_PEEKED)), _MOST_PEEKED)
         partition = _number("partition", query["partition"]) if query.get("partition") else None
@@ -208,12 +192,7 @@ class Pages:
         return _messages(topic, found, count=count, partition=partition)
 
     async def next_messages(self, snapshot: Snapshot, path: Mapping[str, str], lookupd: str) -> Page:
-        """Return the page of the next messages of a topic of the original NSQ.
-
-        Raises:
-            TopicNotFound: lookup does not know it.
-            NsqError: see `nsqext.web.watch.watch`.
-        """
+        """Return the page of the next messages of a topic of the original NSQ."""
         name = _known_topic(snapshot, path["topic"])
         if snapshot.topics[name].generation != "nsq":
             raise InvalidInput("the topic has a log", topic=name, hint="load the page to read its newest messages")
@@ -221,11 +200,7 @@ class Pages:
         return _messages(snapshot.topics[name], found, waited=True)
 
     async def node(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
-        """Return the page of a node.
-
-        Raises:
-            NsqError: lookup does not know it.
-        """
+        """Return the page of a node."""
         wanted = path["node"]
         for node in self.node_rows(snapshot):
             if node.address == wanted:

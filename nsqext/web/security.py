@@ -93,11 +93,7 @@ class Refused(Exception):
 
 
 class Security:
-    """Checks every request, and adds the headers of every response.
-
-    Args:
-        options: settings of the page.
-    """
+    """Checks every request, and adds the headers of every response."""
 
     def __init__(self, options: WebOptions) -> None:
         self._options = options
@@ -105,11 +101,7 @@ class Security:
         self._secret = secrets.token_bytes(32)
 
     def check(self, method: str, headers: Headers) -> str:
-        """Return the name of the signed-in user, empty without sign-in.
-
-        Raises:
-            Refused: a foreign host or origin, or no sign-in.
-        """
+        """Return the name of the signed-in user, empty without sign-in."""
         host = headers.get("host", "")
         refusal = self._guard.refusal(method, host, headers.get("origin", ""), headers.get("sec-fetch-site", "")) or (
             "" if host else "the request has no Host header"
@@ -141,11 +133,7 @@ class Security:
         return hmac.new(self._secret, user.encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()
 
     def check_change(self, user: str, token: str) -> None:
-        """Check that a change may be made.
-
-        Raises:
-            Refused: the page is read-only, or the form's token is missing or wrong.
-        """
+        """Check that a change may be made."""
         if not self._options.write:
             raise Refused(403, "this page is read-only", "start it with --write to make changes")
         if not hmac.compare_digest(token.encode("utf-8", "replace"), self.token(user).encode()):

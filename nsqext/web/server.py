@@ -27,7 +27,6 @@ async def serve(
     """Serve on asyncio until cancelled, then close the socket and every connection.
 
     Args:
-        page: the page.
         listener: a listening socket; the server takes ownership of it.
         task_status: reports the start once requests are handled.
     """
@@ -39,11 +38,7 @@ async def serve(
 
 @contextmanager
 def served(page: WebPage, address: Address) -> Iterator[Address]:
-    """Serve in a thread while the block runs; yield the address with its port.
-
-    Raises:
-        InvalidSetting: see `nsqext.http.uvicorn_server.listen`.
-    """
+    """Serve in a thread while the block runs; yield the address with its port."""
     listener = listen(address)
     bound = Address(address.host, listener.getsockname()[1])
     with listener, start_blocking_portal("asyncio") as portal:

@@ -47,14 +47,8 @@ async def watch(
     Args:
         admin: client that reads the topic's statistics.
         lookupd: lookup addresses.
-        topic: the topic.
-        settings: settings of the consumer.
         count: largest number of messages.
         seconds: time to wait for messages.
-
-    Raises:
-        InvalidState: a node has no channel of the topic, so the ephemeral channel would consume its stored messages.
-        NsqError: the topic cannot be read.
     """
     for part in (await admin.stats(topic)).partitions:
         if not part.channels:

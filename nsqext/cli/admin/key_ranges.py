@@ -35,7 +35,6 @@ class PartitionRanges:
     """A channel on one partition.
 
     Attributes:
-        partition: the partition.
         node: TCP address of the leader; empty while there is no leader.
         error: why the ranges are unknown; empty if they are known.
         depth: number of unfinished messages.
@@ -54,14 +53,7 @@ class PartitionRanges:
 
 
 async def look(admin: Admin, topic: str, channel: str) -> list[PartitionRanges]:
-    """Return the ranges of every partition.
-
-    Raises:
-        TopicNotFound: lookup does not know the topic.
-        LookupFailed: no lookup node returned a usable response.
-        InvalidSetting: the channel has another type.
-        BadChannel: no partition has the channel.
-    """
+    """Return the ranges of every partition."""
     info = await admin.topic(topic)
     numbers = range(info.meta.partition_num if info.meta else 0)
     try:

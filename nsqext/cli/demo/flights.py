@@ -42,11 +42,7 @@ class Flight:
 
 
 def read_flights() -> list[Flight]:
-    """Return the flights: from the package, or from ``examples/data`` in a source checkout.
-
-    Raises:
-        InvalidState: neither has the file.
-    """
+    """Return the flights: from the package, or from ``examples/data`` in a source checkout."""
     here = Path(__file__)
     for folder in (here.parent / "data", here.parents[3] / "examples" / "data"):
         path = folder / _FILE

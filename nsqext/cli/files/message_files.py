@@ -86,9 +86,7 @@ class Entry:
     """A recorded message.
 
     Attributes:
-        file: name of the file.
         number: line number in the file, from 1.
-        record: the message record.
     """
 
     file: str
@@ -97,11 +95,7 @@ class Entry:
 
 
 def files_in(paths: Sequence[Path]) -> list[Path]:
-    """Return the files of messages; those of a folder in the order of writing.
-
-    Raises:
-        InvalidInput: there is no file, or two files have the same name.
-    """
+    """Return the files of messages; those of a folder in the order of writing."""
     found: list[Path] = []
     for path in paths:
         found += sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
@@ -121,9 +115,6 @@ def read_entries(path: Path, skip: int = 0) -> Iterator[Entry]:
     Args:
         path: the file, compressed or not.
         skip: number of lines to skip.
-
-    Raises:
-        InvalidInput: a line is not a message record.
     """
     for number, line in enumerate(_lines(path), 1):
         if number <= skip:

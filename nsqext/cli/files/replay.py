@@ -43,11 +43,7 @@ class Progress:
 
     @classmethod
     def load(cls, path: Path | None) -> Progress:
-        """Read the file; without a file, the replay starts at the beginning.
-
-        Raises:
-            InvalidInput: the file is not a progress file.
-        """
+        """Read the file; without a file, the replay starts at the beginning."""
         if path is None or not path.exists():
             return cls(path)
         try:

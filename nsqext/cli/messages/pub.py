@@ -129,11 +129,7 @@ class Columns:
         return OutgoingMessage(body, headers or None, key=(row[self.key_column] or None) if self.key_column else None)
 
     def check(self, names: list[str]) -> None:
-        """Check that all columns exist.
-
-        Raises:
-            InvalidInput: a column is missing.
-        """
+        """Check that all columns exist."""
         for name in (self.key_column, self.body_column, *(self.header_column or ())):
             if name is not None and name not in names:
                 raise InvalidInput(f"the file has no column {name!r}", hint=f"its columns: {', '.join(names)}")

@@ -93,11 +93,7 @@ class Output:
     ] = None
 
     def check(self) -> None:
-        """Check the options.
-
-        Raises:
-            InvalidSetting: the options contradict each other, or the template is invalid.
-        """
+        """Check the options."""
         if self.template is None:
             return
         if self.raw:

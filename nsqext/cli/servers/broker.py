@@ -37,9 +37,6 @@ def parse_topic(text: str) -> tuple[str, dict[str, Any]]:
 
     Returns:
         The name of the topic and the arguments of `nsqext.broker.Cluster.create_topic`.
-
-    Raises:
-        InvalidSetting: an unknown option.
     """
     name, _, options = text.partition(":")
     arguments: dict[str, Any] = {}
@@ -94,11 +91,7 @@ class Protection:
     ] = None
 
     def files(self) -> tuple[Path, Path] | None:
-        """Return certificate and key; None without TLS.
-
-        Raises:
-            InvalidSetting: only one of them is given.
-        """
+        """Return certificate and key; None without TLS."""
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InvalidSetting("--tls-cert and --tls-key need each other", hint="give both, or neither of them")
         return (self.tls_cert, self.tls_key) if self.tls_cert and self.tls_key else None
@@ -204,7 +197,6 @@ def banner_of(cluster: Cluster, about: str, wanted: list[str], page: str) -> str
     """Return the addresses, commands to copy, and ``ready`` as the last line.
 
     Args:
-        cluster: the cluster.
         about: its generation, and where messages are kept.
         wanted: the topics of the command line; the commands to copy use the first of them.
         page: URL of the web page; empty without one.

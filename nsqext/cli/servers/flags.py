@@ -89,16 +89,12 @@ def parse_flags(arguments: Sequence[str], kinds: Mapping[str, str]) -> dict[str,
     """Read a command line.
 
     Args:
-        arguments: arguments after the program's name.
         kinds: type of each flag: ``str``, ``int``, ``float``, ``duration`` (returned in seconds), ``minutes`` and
             ``fives`` (a duration, or a number of minutes or of five seconds), ``bool`` (needs no value), ``switch`` (a
             text; ``true`` without a value), ``list`` (may be repeated; commas separate values).
 
     Returns:
         The values of the given flags.
-
-    Raises:
-        FlagError: the original program refuses the command line.
     """
     found: dict[str, Any] = {}
     words = list(arguments)
@@ -145,9 +141,6 @@ def read_flags(
     """Read the command line of a program; exit after ``--help`` or an error.
 
     Args:
-        program: name of the program.
-        arguments: arguments after the name.
-        kinds: see `parse_flags`.
         check: raises `FlagError` for invalid values of text flags.
     """
     if any(word in ("-h", "-help", "--help", "--h") for word in arguments):
@@ -187,9 +180,6 @@ def with_config_file(flags: Mapping[str, Any], kinds: Mapping[str, str]) -> dict
     Args:
         flags: flags of the command line.
         kinds: see `parse_flags`; other names in the file are ignored.
-
-    Raises:
-        InvalidSetting: the file or one of its values is invalid.
     """
     path = flags.get("config")
     if not path:

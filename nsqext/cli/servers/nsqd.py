@@ -118,11 +118,7 @@ _FLUSHES_EVERY = 4
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run until SIGTERM or SIGINT.
-
-    Args:
-        arguments: arguments after the program's name.
-    """
+    """Run until SIGTERM or SIGINT."""
     defaults = {"tcp-address": "0.0.0.0:4150", "http-address": "0.0.0.0:4151", "https-address": "0.0.0.0:4152"}
     flags = read_program("nsqd", arguments, FLAGS, check_nsqd, defaults, redesigned_flags.NSQD)
     encrypted = flags.get("tls-cert") and flags.get("tls-key")
@@ -219,7 +215,6 @@ def reported(flags: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, An
     """Return options with the names and values of ``/config``; durations are in nanoseconds.
 
     Args:
-        flags: the given flags.
         kinds: see `nsqext.cli.servers.flags.parse_flags`.
     """
     found: dict[str, Any] = {}

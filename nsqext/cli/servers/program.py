@@ -62,8 +62,6 @@ def read_program(
     """Read the command line and the configuration file of a program; exit if they are invalid.
 
     Args:
-        name: name of the program.
-        arguments: arguments after the name.
         kinds: see `nsqext.cli.servers.flags.parse_flags`.
         check: see `nsqext.cli.servers.flags.read_flags`.
         defaults: default values of flags.
@@ -95,7 +93,6 @@ def run_program(name: str, flags: Mapping[str, Any], serve: Callable[[], Corouti
     """Run a program until SIGTERM or SIGINT; exit with status 1 if it cannot start.
 
     Args:
-        name: name of the program.
         flags: flags of its command line.
         serve: starts the servers and runs until cancelled.
     """

@@ -111,11 +111,7 @@ WITHOUT_EFFECT = (NSQD.keys() | NSQLOOKUPD.keys()) - _EFFECTIVE - _NEW_NAMES.key
 
 
 def check_alone(flags: Mapping[str, Any]) -> None:
-    """Refuse the flags that would make the program join a cluster.
-
-    Raises:
-        FlagError: one of them is given and not empty.
-    """
+    """Refuse the flags that would make the program join a cluster."""
     for name in _CLUSTER:
         if flags.get(name):
             raise FlagError(f"-{name}: this program runs without a cluster; start one with nsqext broker")

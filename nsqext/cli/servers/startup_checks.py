@@ -16,11 +16,7 @@ _TLS_VERSIONS = ("", "tls1.0", "tls1.1", "tls1.2", "tls1.3")
 
 
 def check_nsqlookupd(flags: dict[str, Any]) -> None:
-    """Check the command line of nsqlookupd.
-
-    Raises:
-        FlagError: a value is invalid.
-    """
+    """Check the command line of nsqlookupd."""
     check_alone(flags)
     level = flags.get("log-level")
     if flags.get("generation", "nsq") == "nsq" and level is not None and level.lower() not in _LEVELS:
@@ -29,11 +25,7 @@ def check_nsqlookupd(flags: dict[str, Any]) -> None:
 
 
 def check_nsqd(flags: dict[str, Any]) -> None:
-    """Check the command line of nsqd, and normalize ``tls-required``.
-
-    Raises:
-        FlagError: a value is invalid.
-    """
+    """Check the command line of nsqd, and normalize ``tls-required``."""
     check_nsqlookupd(flags)
     if "tls-required" in flags:
         flags["tls-required"] = _tls_required(flags["tls-required"])
@@ -62,11 +54,7 @@ def _tls_required(text: str) -> str:
 
 
 def check_values(flags: Mapping[str, Any]) -> None:
-    """Check the settings of nsqd, from its command line and its configuration file.
-
-    Raises:
-        InvalidSetting: a value is invalid.
-    """
+    """Check the settings of nsqd, from its command line and its configuration file."""
     encrypted = flags.get("tls-cert") or flags.get("tls-key")
     if not encrypted and (flags.get("tls-client-auth-policy") or flags.get("tls-required", "false") != "false"):
         raise InvalidSetting("cannot require TLS client connections without TLS key and cert")

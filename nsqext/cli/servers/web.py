@@ -88,11 +88,7 @@ def web_options(
     proxy_header: str | None = None,
     interval: float = 1.0,
 ) -> WebOptions:
-    """Return the page's options.
-
-    Raises:
-        InvalidSetting: a setting is invalid, or the address is not loopback and no sign-in is required.
-    """
+    """Return the page's options."""
     try:
         from nsqext.web import WebOptions
     except ModuleNotFoundError as error:

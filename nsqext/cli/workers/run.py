@@ -275,11 +275,7 @@ def _modified(folder: Path) -> Mapping[Path, int]:
 
 
 def _listen(text: str) -> socket.socket:
-    """Return a socket that listens on HOST:PORT.
-
-    Raises:
-        InvalidSetting: it is not an address of this machine, or an HTTP server is missing.
-    """
+    """Return a socket that listens on HOST:PORT."""
     try:
         from nsqext.http.uvicorn_server import listen
     except ModuleNotFoundError as error:

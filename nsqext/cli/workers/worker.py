@@ -35,9 +35,6 @@ def load_app(place: str) -> App:
 
     Args:
         place: ``module:name``; the name may have dots, and is ``app`` by default.
-
-    Raises:
-        InvalidSetting: there is no such module or app.
     """
     module, _, name = place.partition(":")
     try:
@@ -110,11 +107,7 @@ def _send(status: int, report: Mapping[str, object]) -> None:
 
 
 def check_order(app: App, workers: int) -> None:
-    """Check that several processes keep the order of keys.
-
-    Raises:
-        InvalidSetting: a handler's lanes keep the order of a key within one process only.
-    """
+    """Check that several processes keep the order of keys."""
     for consumer in app.consumers if workers > 1 else ():
         settings = consumer.settings
         if settings["key"] is not None and settings["dispatch"] is None and not settings["ordered"]:

@@ -46,9 +46,6 @@ def encode_message(message: Mapping[str, Any], *, extend: bool) -> tuple[bytes, 
     Args:
         message: the message as `kombu.transport.virtual.Channel.prepare_message` returns it.
         extend: whether the topic supports extend headers.
-
-    Raises:
-        TypeError: headers or properties are not JSON values.
     """
     given = message["body"]
     body: bytes = given.encode() if isinstance(given, str) else bytes(given)

@@ -86,9 +86,6 @@ class NsqClients:
         addresses: ``lookupd`` or ``nsqd`` with its addresses.
         options: the transport options: settings of nsqext by name, ``topic_create``, ``topic_partitions``,
             ``topic_replicas``, ``topic_extend`` and ``eta_hold``.
-
-    Raises:
-        InvalidSetting: an unknown option, or one with an invalid value.
     """
 
     addresses: Mapping[str, Any]
@@ -143,11 +140,7 @@ class NsqClients:
 
     @property
     def admin(self) -> sync.Admin:
-        """The administration client.
-
-        Raises:
-            InvalidState: there is no lookup service.
-        """
+        """The administration client."""
         with self._lock:
             if self._admin is None:
                 if not self.has_lookup:
@@ -167,11 +160,7 @@ class NsqClients:
         )
 
     def check(self) -> None:
-        """Check that the servers respond.
-
-        Raises:
-            NsqError: they do not.
-        """
+        """Check that the servers respond."""
         self.producer.ping()
 
     def close(self) -> None:
@@ -187,9 +176,6 @@ class NsqClients:
         """Create a topic with a channel, so that messages are kept from now on. Existing ones are not changed.
 
         Without lookup, nsqd creates both with the first publish and the first consumer.
-
-        Raises:
-            NsqError: it cannot be created in time.
         """
         if not self.has_lookup or not self.topics.create or (topic, channel) in self._ready:
             return
@@ -208,13 +194,8 @@ class NsqClients:
         """Publish a message; return False if no queue is bound: the topic or its channels do not exist.
 
         Args:
-            topic: the topic.
-            body: the body.
             headers: extend headers.
             due: when it is to be delivered, in seconds since 1970.
-
-        Raises:
-            NsqError: as for `nsqext.Producer.publish`.
         """
         try:
             delay = None if due is None else self._delay(topic, due - time.time())

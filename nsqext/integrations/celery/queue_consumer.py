@@ -31,10 +31,7 @@ class QueueConsumer:
     flight, for longer than servers allow.
 
     Args:
-        clients: the NSQ clients.
-        queue: name of the queue.
         topics: the topics of its bindings.
-        channel: its channel.
         prefetch: messages in flight, at most; 0 for the default.
         selects: whether a message with this exchange and routing key is for the queue.
         receive: called with each message.
@@ -64,11 +61,7 @@ class QueueConsumer:
         self._consumer.handler(auto_finish=False)(self._handle)
 
     def start(self) -> None:
-        """Open it; messages arrive from now on.
-
-        Raises:
-            NsqError: it cannot be opened.
-        """
+        """Open it; messages arrive from now on."""
         self._consumer.start()
 
     def close(self) -> None:

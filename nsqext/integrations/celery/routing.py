@@ -54,7 +54,6 @@ class Binding:
     """The binding of a queue to an exchange.
 
     Attributes:
-        exchange: the exchange.
         routing_key: its routing key; a pattern for exchanges of type ``topic``, where ``*`` is a word and ``#`` is any
             number of words.
     """
@@ -81,7 +80,6 @@ class QueueSpec:
     """A declared queue.
 
     Attributes:
-        name: its name.
         transient: whether it ends with its consumer: exclusive or deleted automatically.
         bindings: its bindings besides that of the default exchange.
     """

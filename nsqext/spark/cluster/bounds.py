@@ -66,8 +66,6 @@ class PartitionBounds:
         includes messages that are not replicated yet.
 
         Args:
-            topic: the topic.
-            partition: the partition.
             patience: seconds after which the end may exclude messages that are written but not readable: those of a
                 publish that hangs and, for some seconds, large ones.
         """
@@ -88,7 +86,6 @@ class PartitionBounds:
 
         Args:
             keys: topics and partitions.
-            patience: see `of`.
         """
         wanted = list(keys)
         led: dict[Leader, dict[str, list[int]]] = {}
@@ -162,11 +159,7 @@ class PartitionBounds:
         return self._starts[key]
 
     async def start(self, leader: Leader, topic: str, partition: int) -> int:
-        """Return the number of the first message that a leader retains; asks once.
-
-        Raises:
-            PartitionUnavailable: no usable response.
-        """
+        """Return the number of the first message that a leader retains; asks once."""
         stats = await self._leaders.nodes.stats(leader, topic, partition)
         return await self._start(leader, topic, partition, stats, stats.committed)
 
@@ -174,8 +167,6 @@ class PartitionBounds:
         """Return the number of messages before the first one with this time or later; the end if there is none.
 
         Args:
-            topic: the topic.
-            partition: the partition.
             timestamp_ms: milliseconds since 1970.
         """
         return await self.count_since(topic, partition, timestamp_ms * 1_000_000)
@@ -205,8 +196,6 @@ class PartitionBounds:
         """Return the position of a committed message, or of the first retained one if it is not retained.
 
         Args:
-            topic: the topic.
-            partition: the partition.
             count: number of the message, counted from 0.
         """
 
@@ -219,8 +208,6 @@ class PartitionBounds:
         """Return the number of messages that end at or before a byte offset.
 
         Args:
-            topic: the topic.
-            partition: the partition.
             offset: at most the offset of the last message.
         """
 

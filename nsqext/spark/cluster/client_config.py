@@ -53,45 +53,25 @@ class ClientConfig:
     timeout: float = 60.0
 
     def transport(self) -> ConnectionOptions:
-        """Return the options for connections to nodes.
-
-        Raises:
-            InvalidSetting: a setting cannot be read, or contradicts another one.
-        """
+        """Return the options for connections to nodes."""
         return self._reading().connection
 
     def lookup(self) -> LookupOptions:
-        """Return the options for lookup.
-
-        Raises:
-            InvalidSetting: a setting cannot be read, or contradicts another one.
-        """
+        """Return the options for lookup."""
         return self._reading().lookup
 
     def reading(self) -> ConsumerSettings:
-        """Return the settings of a consumer that reads, as keyword arguments.
-
-        Raises:
-            InvalidSetting: a setting cannot be read.
-        """
+        """Return the settings of a consumer that reads, as keyword arguments."""
         values: ConsumerSettings = settings_for(consumer_settings(), self._values())
         return values
 
     def writing(self) -> ProducerSettings:
-        """Return the settings of a producer, as keyword arguments.
-
-        Raises:
-            InvalidSetting: a setting cannot be read.
-        """
+        """Return the settings of a producer, as keyword arguments."""
         values: ProducerSettings = settings_for(producer_settings(), self._values())
         return values
 
     def producer(self) -> ProducerOptions:
-        """Return the options for publishing.
-
-        Raises:
-            InvalidSetting: a setting cannot be read, or contradicts another one.
-        """
+        """Return the options for publishing."""
         with _named():
             return build(ProducerOptions, producer_settings(), dict(self.writing()))
 
@@ -118,9 +98,6 @@ class ClientConfig:
 
         Args:
             kind: ``read`` or ``write``.
-
-        Raises:
-            InvalidSetting: a setting is unknown or invalid.
         """
         known, other_kind = client_settings(kind), "read" if kind == "write" else "write"
         for name in self.settings:

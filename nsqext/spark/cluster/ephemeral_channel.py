@@ -65,11 +65,7 @@ async def open_ephemeral(
 
     Args:
         options: how to connect.
-        leader: the node.
-        topic: the topic.
-        partition: the partition.
         meta: meta of the topic; decides extend support and order.
-        channel: name of the channel.
 
     Raises:
         NsqError: the node refused or did not answer; nothing stays open.

@@ -83,7 +83,6 @@ class LeaderLocator:
     at any time.
 
     Args:
-        config: how the servers are reached.
         first_contact: seconds in which a lookup node must answer for the first time; None for ``config.timeout``.
 
     Attributes:
@@ -161,7 +160,6 @@ class LeaderLocator:
         """Raise `TopicNotFound` for a topic that was deleted after it was found: the cache keeps its last map.
 
         Args:
-            topic: the topic.
             refused: whether a request to a leader failed.
         """
         if not self._metadata.is_unknown(topic, "r"):
@@ -219,11 +217,7 @@ class LeaderLocator:
         return await self.retry(attempt)
 
     async def retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Try until it succeeds or the timeout is over.
-
-        Raises:
-            NsqError: the last error, or the first one that a retry cannot change.
-        """
+        """Try until it succeeds or the timeout is over."""
         retrying = AsyncRetrying(
             sleep=anyio.sleep,
             retry=retry_if_exception(_is_worth_retrying),
@@ -260,7 +254,6 @@ class LeaderLocator:
         Args:
             waited: seconds without success.
             limit: seconds after which the error is raised.
-            error: the last error.
         """
         now = anyio.current_time()
         if waited >= _QUIET and now - self._logged_at >= _LOG_INTERVAL:

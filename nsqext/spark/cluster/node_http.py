@@ -31,7 +31,6 @@ class Leader:
 
     Attributes:
         tcp: its address for clients.
-        http: its HTTP side.
     """
 
     tcp: Address
@@ -100,7 +99,6 @@ class MessagePosition:
     Attributes:
         count: number of messages before it.
         id: its internal id, which the server derives its message id from.
-        offset: its byte offset.
         timestamp: when it was stored, in nanoseconds since 1970.
     """
 
@@ -111,11 +109,7 @@ class MessagePosition:
 
 
 def read_position(text: str) -> ChannelPosition | None:
-    """Parse the response of ``/message/stats`` for one channel; None if the channel does not exist.
-
-    Raises:
-        ValueError: the text has another form.
-    """
+    """Parse the response of ``/message/stats`` for one channel; None if the channel does not exist."""
     if not text.strip():
         return None
     match = _POSITIONS.search(text)
@@ -137,11 +131,7 @@ class Nodes:
         self._channels = NodeChannels(http)
 
     async def stats(self, leader: Leader, topic: str, partition: int) -> PartitionStats:
-        """Return the statistics of a partition.
-
-        Raises:
-            PartitionUnavailable: no usable response, or the node does not lead the partition.
-        """
+        """Return the statistics of a partition."""
         stats = (await self._stats(leader, topic, partition)).get((topic, partition))
         if stats is None or not stats.leads:
             raise PartitionUnavailable(
@@ -153,11 +143,7 @@ class Nodes:
         """Return the statistics of all partitions that a node leads, by topic and partition, with one request.
 
         Args:
-            leader: the node.
             topic: the topic; None for all topics of the node.
-
-        Raises:
-            PartitionUnavailable: no usable response.
         """
         found = await self._stats(leader, topic, None)
         return {key: stats for key, stats in found.items() if stats.leads}
@@ -175,11 +161,7 @@ class Nodes:
             raise _unreadable("the statistics", body, leader, topic, partition) from error
 
     async def position(self, leader: Leader, topic: str, partition: int, channel: str) -> ChannelPosition | None:
-        """Return the position of a channel; None if the channel does not exist.
-
-        Raises:
-            PartitionUnavailable: no usable response.
-        """
+        """Return the position of a channel; None if the channel does not exist."""
         body = await self._ask("GET", leader, "/message/stats", topic, partition, channel=channel)
         try:
             return read_position(body.decode("utf-8", "replace"))
@@ -190,11 +172,7 @@ class Nodes:
         """Look a message up; returns the first retained message if it is not retained.
 
         Args:
-            leader: the node.
-            topic: the topic.
-            partition: the partition.
             mode: ``count`` (from 1) or ``virtual_offset``.
-            number: which message.
 
         Raises:
             PartitionUnavailable: no usable response; this is also the result for a number after the last message.
@@ -209,28 +187,15 @@ class Nodes:
             raise _unreadable("a message's position", body, leader, topic, partition) from error
 
     async def create_channel(self, leader: Leader, topic: str, partition: int, channel: str) -> None:
-        """Create a channel at the end of the partition if it does not exist.
-
-        Raises:
-            ChannelNotRegistered: the topic accepts registered channels only.
-            PartitionUnavailable: no usable response, or an error status.
-        """
+        """Create a channel at the end of the partition if it does not exist."""
         await self._ask("POST", leader, "/channel/create", topic, partition, channel=channel)
 
     async def delete_channel(self, leader: Leader, topic: str, partition: int, channel: str) -> None:
-        """Delete a channel.
-
-        Raises:
-            PartitionUnavailable: no usable response, or an error status.
-        """
+        """Delete a channel."""
         await self._ask("POST", leader, "/channel/delete", topic, partition, channel=channel)
 
     async def move(self, leader: Leader, topic: str, partition: int, channel: str, count: int) -> None:
-        """Move a channel behind ``count`` messages; the node does it soon after its response.
-
-        Raises:
-            PartitionUnavailable: no usable response, or an error status.
-        """
+        """Move a channel behind ``count`` messages; the node does it soon after its response."""
         await self._channels.move(leader.http, topic, partition, channel, str(Position.message(count + 1)))
 
     async def _ask(

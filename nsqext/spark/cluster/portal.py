@@ -18,11 +18,7 @@ task would cost connections."""
 
 
 def call(function: Callable[..., Coroutine[Any, Any, T]], *args: object) -> T:
-    """Run a coroutine function in the event loop and return its result; an interrupt of the caller cancels it.
-
-    Raises:
-        InvalidState: called in the event loop's own thread.
-    """
+    """Run a coroutine function in the event loop and return its result; an interrupt of the caller cancels it."""
     return loop.call(readers_loop.kept(), "event loop", function, *args)
 
 

@@ -42,11 +42,7 @@ _UNKNOWN_PAUSE = 0.2
 
 
 def starting_offsets_of(options: SourceOptions) -> OffsetSpec | None:
-    """Return the start of partitions without an anchor; None if a time determines it.
-
-    Raises:
-        InvalidSetting: the option is invalid, or would change the start of a restarted query.
-    """
+    """Return the start of partitions without an anchor; None if a time determines it."""
     if options.starting_timestamp is not None or options.starting_offsets_by_timestamp is not None:
         return None
     spec = parse_starting(options.starting_offsets or "latest")
@@ -65,13 +61,9 @@ class Anchors:
 
     Args:
         admin: sends requests to the servers; not closed by this object.
-        options: options of the query.
 
     Attributes:
         topics: partitions that the query reads, by topic; None for all. Grows with ``subscribePattern``.
-
-    Raises:
-        InvalidSetting: the start of the query is invalid.
     """
 
     def __init__(self, admin: Admin, options: SourceOptions) -> None:
@@ -111,12 +103,6 @@ class Anchors:
         """Return the start of the query: the positions of its anchors, the same for each call.
 
         Creates missing anchors at the start positions; moves all of them there with ``resetChannel``.
-
-        Raises:
-            DataLoss: a start position is before the first retained message.
-            InvalidPartition: an option has a partition that the topic does not have.
-            InvalidSetting: a start position is after the last message.
-            NsqError: the servers refuse or do not answer.
         """
         await self._match_topics()
         by_topic = await gather(self.topics, self._keys)
@@ -190,7 +176,6 @@ class Anchors:
         """Create the anchor of a partition that has none; not of a deleted topic without ``failOnDataLoss``.
 
         Args:
-            key: the partition.
             count: number of messages before its position.
         """
         topic, partition = key
@@ -207,7 +192,6 @@ class Anchors:
         """Move an anchor back to the first message that was not read, in a log that was truncated.
 
         Args:
-            key: the partition.
             count: number of messages before the new position.
         """
         self._moved_to[key] = count
@@ -220,10 +204,6 @@ class Anchors:
         Args:
             quick: the end may exclude messages that become readable a little later, and the position of an anchor may
                 be some seconds old; otherwise the end includes everything that was acknowledged before the call.
-
-        Raises:
-            InvalidState: another client moves the anchors of this query.
-            NsqError: the servers do not answer.
         """
         while True:
             try:
@@ -327,9 +307,6 @@ class Anchors:
 
         An anchor that cannot be moved now is moved by the next call, also by one with the same end. Topics that did not
         exist in the last survey have no anchors.
-
-        Raises:
-            NsqError: the servers refuse, and a retry cannot change that.
         """
         counts = {
             (topic, partition): count

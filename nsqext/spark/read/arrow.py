@@ -68,14 +68,9 @@ def to_batches(
     """Return messages as rows: one batch, or several if the bodies are large.
 
     Args:
-        columns: the messages.
         first: number of the first message; None if numbers are unknown.
-        topic: the topic.
         partition: the partition; -1 for the original NSQ.
         rows: what the rows contain.
-
-    Raises:
-        ProtocolError: an extend header is not JSON, or a compressed body is damaged.
     """
     batch = _Batch(columns, first, topic, partition, rows)
     try:

@@ -22,14 +22,7 @@ __all__ = ("NsqPushdownReader", "NsqReader", "TaskRanges", "tasks_of")
 
 
 class TaskRanges(InputPartition):
-    """The ranges that one task reads.
-
-    Args:
-        ranges: the ranges.
-
-    Attributes:
-        ranges: the ranges.
-    """
+    """The ranges that one task reads."""
 
     def __init__(self, ranges: Iterable[Range]) -> None:
         self.ranges: tuple[Range, ...] = tuple(ranges)
@@ -49,11 +42,7 @@ def tasks_of(options: SourceOptions, ranges: Iterable[Range]) -> list[TaskRanges
 
 
 class NsqReader(DataSourceReader):
-    """Reads topics as a batch.
-
-    Args:
-        options: options of the query.
-    """
+    """Reads topics as a batch."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -61,19 +50,11 @@ class NsqReader(DataSourceReader):
         self._pruning = Pruning()
 
     def partitions(self) -> list[TaskRanges]:
-        """Return the tasks of the batch.
-
-        Raises:
-            NsqError: see `plan`.
-        """
+        """Return the tasks of the batch."""
         return tasks_of(self._options, portal.call(plan, self._options, self._pruning))
 
     def read(self, partition: InputPartition | None) -> Iterator[RecordBatch]:
-        """Read the ranges of one task.
-
-        Raises:
-            NsqError: see `read_ranges`.
-        """
+        """Read the ranges of one task."""
         if not isinstance(partition, TaskRanges):
             return  # Spark replaces an empty list of partitions by one None
         yield from read_within(self._options, self._limits, partition.ranges)

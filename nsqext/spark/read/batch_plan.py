@@ -65,11 +65,7 @@ class Limits:
 
     @classmethod
     def of(cls, options: SourceOptions) -> Self:
-        """Return the limits that the options of a batch ask for.
-
-        Raises:
-            InvalidSetting: an option is invalid, or the batch would be empty.
-        """
+        """Return the limits that the options of a batch ask for."""
         starting = parse_starting(options.starting_offsets or "earliest")
         if LATEST in (starting.default, *(count for named in starting.named.values() for count in named.values())):
             raise InvalidSetting(
@@ -114,15 +110,7 @@ class Limits:
 
 
 async def plan(options: SourceOptions, pruning: Pruning) -> list[Range]:
-    """Return the range of each partition that a batch reads.
-
-    Raises:
-        TopicNotFound: a topic does not exist, or no topic matches ``subscribePattern``.
-        InvalidPartition: the option ``assign`` has a partition that the topic does not have.
-        InvalidSetting: an offset is after the end of its partition.
-        DataLoss: the start is before the first retained message.
-        NsqError: the servers do not answer.
-    """
+    """Return the range of each partition that a batch reads."""
     limits = Limits.of(options)
     async with Admin(options.client, first_contact=FIRST_CONTACT) as admin:
         topics = options.topics
@@ -223,11 +211,6 @@ def read_ranges(options: SourceOptions, ranges: Iterable[Range]) -> Iterator[Rec
     """Read the ranges of a task completely.
 
     Without ``failOnDataLoss``, messages that are not retained any more and deleted topics are skipped.
-
-    Raises:
-        DataLoss: messages are not retained any more.
-        RangeIncomplete: a message was not received in time.
-        NsqError: the servers refuse or do not answer.
     """
     rows = RowFormat(options.columns, options.headers_as_array, options.client.decompress)
     reader = TaskReader(options, ranges)
@@ -236,11 +219,7 @@ def read_ranges(options: SourceOptions, ranges: Iterable[Range]) -> Iterator[Rec
 
 
 def read_within(options: SourceOptions, limits: Limits, ranges: Iterable[Range]) -> Iterator[RecordBatch]:
-    """Read ranges, without messages of other times: ranges contain also those of servers whose clocks differ.
-
-    Raises:
-        NsqError: see `read_ranges`.
-    """
+    """Read ranges, without messages of other times: ranges contain also those of servers whose clocks differ."""
     if not limits.timed:
         yield from read_ranges(options, ranges)
         return

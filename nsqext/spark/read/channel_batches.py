@@ -54,11 +54,7 @@ class _Held:
 
 
 class ChannelBatches:
-    """Consumes topics, and holds the messages of batches in flight until they are completed; an async context manager.
-
-    Args:
-        options: options of the query.
-    """
+    """Holds the messages of batches of a channel in flight until they are completed; an async context manager."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -142,9 +138,6 @@ class ChannelBatches:
 
         Args:
             start: number of the first message.
-
-        Raises:
-            NsqError: the consumer has failed.
         """
         await self.finish(start)
         if not self._held:
@@ -162,9 +155,6 @@ class ChannelBatches:
 
         A pause without messages is not sufficient: a message may be in flight on a lost consumer until its timeout. Nor
         are later messages, which may be received over other connections.
-
-        Raises:
-            NsqError: a node has not answered for ``readTimeoutMs``, so that unread messages may exist.
         """
         until = anyio.current_time() + self._options.read_timeout
         while not self._received and self._error is None:

@@ -19,13 +19,7 @@ _WAITING_REDESIGNED = ("depth", "delayed_queue_count")  # the depth includes mes
 
 
 class ChannelLag:
-    """Counts unfinished messages of a channel of several topics.
-
-    Args:
-        config: how the servers are reached.
-        topics: the topics.
-        channel: the channel.
-    """
+    """Counts unfinished messages of a channel of several topics."""
 
     def __init__(self, config: ClientConfig, topics: Iterable[str], channel: str) -> None:
         self._lookup = LookupClient(config.lookupd, config.lookup())
@@ -33,11 +27,7 @@ class ChannelLag:
         self._channel = channel
 
     async def count(self) -> int:
-        """Return the number of unfinished messages, including those in flight.
-
-        Raises:
-            NsqError: a node does not answer.
-        """
+        """Return the number of unfinished messages, including those in flight."""
         return sum([await self._count(topic) for topic in self._topics])
 
     async def _count(self, topic: str) -> int:

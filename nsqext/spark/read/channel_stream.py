@@ -30,11 +30,7 @@ _VERSION = 1
 
 
 class NsqChannelReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Consumes topics batch by batch, at least once.
-
-    Args:
-        options: options of the query.
-    """
+    """Consumes topics batch by batch, at least once."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options

@@ -116,9 +116,6 @@ def decode_frames(frames: list[bytes], extend: bool, *, with_bodies: bool = True
         frames: data of the frames.
         extend: the topic supports extend headers, and the connection negotiated them.
         with_bodies: also keep the bodies.
-
-    Raises:
-        ProtocolError: a frame is too short for its parts.
     """
     if extend:
         return _decode_extended(frames, with_bodies)

@@ -51,13 +51,8 @@ class Range:
     """Messages of one partition.
 
     Attributes:
-        topic: the topic.
-        partition: the partition.
         start: number of the first message, counted from 0.
         end: number after the last one.
-
-    Raises:
-        InvalidInput: the end is before the start, or the start is below 0.
     """
 
     topic: str
@@ -95,11 +90,7 @@ class OffsetSpec:
     noun: Literal["offset", "time"] = "offset"
 
     def of(self, topic: str, partition: int) -> int:
-        """Return the number of a partition: a count, `EARLIEST` or `LATEST`, or a time.
-
-        Raises:
-            InvalidSetting: the JSON has no number for the partition.
-        """
+        """Return the number of a partition: a count, `EARLIEST` or `LATEST`, or a time."""
         if self.default is not None:
             return self.default
         found = self.named.get(topic, {}).get(partition)
@@ -114,11 +105,7 @@ class OffsetSpec:
         return found
 
     def check(self, read: Mapping[str, Iterable[int]]) -> None:
-        """Check that the query reads every partition that has a number.
-
-        Raises:
-            InvalidSetting: it does not read one of them.
-        """
+        """Check that the query reads every partition that has a number."""
         for topic, partitions in self.named.items():
             known = set(read.get(topic, ()))
             for partition in partitions:
@@ -140,11 +127,7 @@ def dump(offsets: Mapping[str, Mapping[int, int]]) -> dict[str, Any]:
 
 
 def load(data: Mapping[str, Any] | str | bytes) -> Offsets:
-    """Return the offsets from the result of `dump`, or from its JSON text.
-
-    Raises:
-        InvalidInput: the data has another form or version.
-    """
+    """Return the offsets from the result of `dump`, or from its JSON text."""
     if isinstance(data, str | bytes):
         try:
             data = orjson.loads(data)
@@ -168,12 +151,7 @@ def by_partition(data: Mapping[str, Any], name: str, members: Iterable[str]) -> 
     """Return a member of offsets in a checkpoint that has whole numbers by name for partitions; it may be missing.
 
     Args:
-        data: the checkpoint's JSON.
-        name: name of the member.
         members: names of the numbers.
-
-    Raises:
-        InvalidInput: the data has another form.
     """
     try:
         return {
@@ -223,9 +201,6 @@ def parse_starting(text: str, option: str = "startingOffsets") -> OffsetSpec:
     Args:
         text: value of the option; the JSON of a checkpoint is accepted, too.
         option: name of the option, for errors.
-
-    Raises:
-        InvalidSetting: the text has another form.
     """
     word = _WORDS.get(text.strip().lower())
     if word is not None:
@@ -259,11 +234,7 @@ def _by_topic(data: Any, lowest: int) -> Offsets:
 
 
 def parse_ending(text: str, option: str = "endingOffsets") -> OffsetSpec:
-    """Parse ``latest``, or JSON as ``{"orders": {"0": 23, "1": -1}}``.
-
-    Raises:
-        InvalidSetting: the text has another form, or is ``earliest``.
-    """
+    """Parse ``latest``, or JSON as ``{"orders": {"0": 23, "1": -1}}``."""
     spec = parse_starting(text, option)
     if spec.default == EARLIEST or any(EARLIEST in partitions.values() for partitions in spec.named.values()):
         raise InvalidSetting(f"{option} cannot be earliest: the batch would be empty", hint="write latest, or a number")
@@ -271,11 +242,7 @@ def parse_ending(text: str, option: str = "endingOffsets") -> OffsetSpec:
 
 
 def parse_times(text: str, option: str) -> OffsetSpec:
-    """Parse times in milliseconds since 1970 by topic and partition: ``{"orders": {"0": 1700000000000}}``.
-
-    Raises:
-        InvalidSetting: the text has another form.
-    """
+    """Parse times in milliseconds since 1970 by topic and partition: ``{"orders": {"0": 1700000000000}}``."""
     try:
         return OffsetSpec(option, None, _by_topic(_json(text), lowest=0), "time")
     except (TypeError, ValueError, InvalidInput) as error:

@@ -130,9 +130,6 @@ def lags_of(start: Offsets, found: Mapping[Key, PartitionState], *, fail_on_data
         start: start of the batch.
         found: states of the partitions.
         fail_on_data_loss: raise if unread messages do not exist any more.
-
-    Raises:
-        DataLoss: unread messages do not exist any more.
     """
     lags: dict[Key, Lag] = {}
     for topic, counts in start.items():
@@ -209,7 +206,6 @@ def only(offsets: Offsets, topics: Mapping[str, tuple[int, ...] | None]) -> Offs
     """Return the offsets of partitions that the query reads.
 
     Args:
-        offsets: the offsets.
         topics: partitions that the query reads, by topic; None for all.
     """
     kept: Offsets = {}
@@ -242,9 +238,6 @@ def plan_ranges(
         end: end of the batch.
         found: states of the partitions; a partition without a state is assumed to have every message.
         fail_on_data_loss: raise if messages do not exist any more.
-
-    Raises:
-        DataLoss: unread messages do not exist any more, or the batch ends before it begins.
     """
     ranges: list[Range] = []
     for topic, ends in sorted(end.items()):

@@ -66,15 +66,11 @@ class RangeReader:
 
     Args:
         admin: finds the leader; not closed by the reader.
-        found: the range.
         timeout: seconds in which the next message must be received, leader changes included.
         rdy: messages in flight.
         block_rows: largest number of messages of a block.
         channel: first part of the name of the ephemeral channel.
         with_bodies: decode the bodies.
-
-    Attributes:
-        range: the range.
     """
 
     def __init__(
@@ -105,25 +101,14 @@ class RangeReader:
         self._progress = 0.0
 
     def start(self, tasks: TaskGroup) -> None:
-        """Start reading in a task group of the caller.
-
-        Raises:
-            InvalidState: the reader was started before.
-        """
+        """Start reading in a task group of the caller."""
         if self._started:
             raise InvalidState("a range reader can be used once only")
         self._started = True
         tasks.start_soon(self._run)
 
     async def next_block(self) -> Block | None:
-        """Return the next block; None after the last one.
-
-        Raises:
-            DataLoss: messages of the range are not retained any more.
-            RangeIncomplete: a message was not received in time.
-            NsqError: an error that a retry cannot change.
-            InvalidState: the reader is not open.
-        """
+        """Return the next block; None after the last one."""
         if not self._started:
             raise InvalidState("the range reader is not open", hint="call start")
         while (block := self._blocks.pop()) is None:
@@ -298,10 +283,6 @@ class TaskReader:
     """Reads the ranges of a task in order; an async context manager.
 
     The next ranges are opened before the current one is complete.
-
-    Args:
-        options: options of the query.
-        ranges: the ranges.
     """
 
     def __init__(self, options: SourceOptions, ranges: Iterable[Range]) -> None:
@@ -355,11 +336,6 @@ class TaskReader:
         """Return the next block with its range; None after the last one.
 
         Without ``failOnDataLoss``, messages that are not retained any more and deleted topics are skipped.
-
-        Raises:
-            DataLoss: messages are not retained any more.
-            RangeIncomplete: a message was not received in time.
-            NsqError: the servers refuse or do not answer.
         """
         while self._open:
             reader = self._open[0]

@@ -41,9 +41,6 @@ async def within_bytes(
         lags: unread messages.
         found: states of the partitions.
         limit: largest total, in bytes.
-
-    Raises:
-        NsqError: the servers do not answer.
     """
     behind = {key: lag for key, lag in lags.items() if lag.count}
 

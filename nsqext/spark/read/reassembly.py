@@ -22,7 +22,6 @@ class Block:
 
     Args:
         first: number of the first message, counted from 0.
-        columns: the messages.
     """
 
     __slots__ = ("columns", "first")
@@ -72,10 +71,6 @@ class Reassembler:
         """Add a delivery; returns the messages that continue those returned before, in order.
 
         Messages before the first missing one and duplicates are dropped.
-
-        Raises:
-            RangeIncomplete: too many messages wait for a missing one, which must be requested again.
-            ProtocolError: a message has no queue position.
         """
         expected, left = self.offset, self.end - self.count
         if expected is None or not len(delivery):

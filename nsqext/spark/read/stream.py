@@ -41,14 +41,7 @@ T = TypeVar("T")
 
 
 class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads topics batch by batch, each of which can be read again.
-
-    Args:
-        options: options of the query.
-
-    Raises:
-        InvalidSetting: the start of the query is invalid.
-    """
+    """Reads topics batch by batch, each of which can be read again."""
 
     def __init__(self, options: SourceOptions) -> None:
         starting_offsets_of(options)

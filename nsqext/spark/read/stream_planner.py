@@ -43,7 +43,6 @@ class StreamPlanner:
     """Determines the micro-batches of a query from the state of the servers.
 
     Args:
-        options: options of the query.
         admin: sends requests to the servers; closed with this object.
 
     Attributes:
@@ -100,10 +99,6 @@ class StreamPlanner:
             limit: largest number of messages; None for no limit.
             size: approximate number of bytes of the partitions' logs, see `within_bytes`; None for no limit.
             last: the last messages before ``start``, as far as they are known.
-
-        Raises:
-            DataLoss: unread messages do not exist any more, or a log was truncated or recreated.
-            NsqError: the servers do not answer.
         """
         await self._pause()
         began = anyio.current_time()
@@ -224,13 +219,8 @@ class StreamPlanner:
 
         Args:
             start: start of the batch.
-            end: its end.
             last_of_start: the last messages before the start, as far as they are known.
             last: the last messages before the end, as far as they are known.
-
-        Raises:
-            DataLoss: unread messages do not exist any more, or a log was truncated or recreated.
-            NsqError: the servers do not answer.
         """
         if self._is_missing(start, end):
             await self._catch_up(start, end)
@@ -252,11 +242,7 @@ class StreamPlanner:
         return {topic: counts for topic, counts in offsets.items() if re.fullmatch(pattern, topic)}
 
     async def _catch_up(self, start: Offsets, end: Offsets) -> None:
-        """Wait until the servers have the messages of a stored batch; a new leader may need some time.
-
-        Raises:
-            NsqError: the servers do not answer, so that the messages may exist.
-        """
+        """Wait until the servers have the messages of a stored batch; a new leader may need some time."""
         timeout = self._options.read_timeout
         until = anyio.current_time() + timeout
         self._states = await self._anchors.survey()

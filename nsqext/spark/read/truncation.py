@@ -45,9 +45,6 @@ def load_last(data: Mapping[str, Any], offsets: Offsets) -> LastMessages:
     Args:
         data: the checkpoint's JSON; earlier versions wrote it without last messages.
         offsets: the offsets of the same JSON.
-
-    Raises:
-        InvalidInput: the data has another form.
     """
     return {
         (topic, partition): MessagePosition(offsets[topic][partition] - 1, *(message[name] for name in _MEMBERS))
@@ -75,13 +72,9 @@ class TruncationCheck:
         """Return the last messages before ``end``; sends a request for each partition whose offset has changed.
 
         Args:
-            end: the offsets.
             states: states of the partitions that are read.
             start: offsets of ``known``.
             known: last messages before ``start``.
-
-        Raises:
-            NsqError: the servers do not answer.
         """
         wanted = {
             (topic, partition): count
@@ -104,10 +97,6 @@ class TruncationCheck:
         Args:
             known: last messages that were read.
             states: states of the partitions to check.
-
-        Raises:
-            DataLoss: the last message that was read is another one now.
-            NsqError: the servers do not answer.
         """
         keys = [key for key, message in known.items() if key in states and states[key].start <= message.count]
         found = await gather(keys, lambda key: self._divergence(key, known[key], states[key]))

@@ -80,7 +80,6 @@ class Publisher:
     """Publishes chunks; an asynchronous context manager.
 
     Args:
-        config: how the servers are reached.
         task: number of the task's partition, for error messages.
         describe: makes the message to publish for a row that cannot be published; None raises the row's error.
 
@@ -194,13 +193,8 @@ def publish_chunks(
     keep their order.
 
     Args:
-        config: how the servers are reached.
         task: number of the task's partition, for error messages.
         chunks_of: returns the chunks; its argument returns the meta of a topic.
-        describe: see `Publisher`.
-
-    Raises:
-        NsqError: a message is invalid or was not stored.
     """
     publisher = Publisher(config, task, describe)
     with shared_loop.entered() as portal, portal.wrap_async_context_manager(publisher):

@@ -79,7 +79,6 @@ class Chunk:
         Args:
             target: topic and partition.
             first: number of the first row.
-            messages: the messages.
             size: approximate number of bytes.
         """
         group = self.groups.setdefault(target, Group())
@@ -155,7 +154,6 @@ class RowMapper:
 
         Raises:
             InvalidInput: a row is invalid; the error message contains its number. Not with ``bad_rows_topic``.
-            NsqError: the meta of a topic is unknown.
         """
         if self._rules.bad_rows_topic is not None:
             self._resolve(self._rules.bad_rows_topic)
@@ -322,11 +320,7 @@ def _values(column: pa.Array | None) -> Iterable[Any]:
 
 
 def _as_mapping(pairs: Iterable[_Pair | None]) -> dict[str, str]:
-    """Return the headers of a row that has them as an array of key and value.
-
-    Raises:
-        InvalidHeader: extend headers, which are a JSON object of text, cannot represent them.
-    """
+    """Return the headers of a row that has them as an array of key and value."""
     headers: dict[str, str] = {}
     for pair in pairs:
         name, value = (pair["key"], pair["value"]) if pair is not None else (None, None)

@@ -72,7 +72,6 @@ def paced(
     """Delay chunks so that their messages do not exceed a rate.
 
     Args:
-        chunks: the chunks.
         rate: messages a second.
         clock: returns the time in seconds.
         sleep: waits for some seconds.

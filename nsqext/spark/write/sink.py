@@ -61,7 +61,6 @@ class NsqWriter(DataSourceArrowWriter):
     """Publishes the rows of a batch.
 
     Args:
-        options: options of the query.
         columns: names of the columns, in their order.
     """
 
@@ -91,7 +90,6 @@ class NsqStreamWriter(DataSourceStreamArrowWriter):
     """Publishes the rows of micro-batches.
 
     Args:
-        options: options of the query.
         columns: names of the columns, in their order.
     """
 

@@ -58,8 +58,6 @@ class SimulatedCluster:
         files: how the disk is used; by default each publish is synced, and so survives a loss of power.
 
     Attributes:
-        runtime: the servers.
-        disk: the disk.
         topics: number of partitions of each topic that `create_topic` created.
         down: names of the killed servers.
         recreated: topics that the fault ``recreate`` may delete and create again.
@@ -236,11 +234,7 @@ class SimulatedCluster:
         return True
 
     async def heal(self) -> None:
-        """Start every server, remove every injected fault; return when every partition accepts writes.
-
-        Raises:
-            PartitionUnavailable: a partition accepts no writes for 30 s.
-        """
+        """Start every server, remove every injected fault; return when every partition accepts writes."""
         if self.disk is not None:
             for name in self.nodes:
                 self.disk.heal(name)

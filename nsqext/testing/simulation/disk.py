@@ -199,11 +199,7 @@ class SimulatedDisk:
     # Methods of paths
 
     def find(self, path: SimulatedPath) -> _File:
-        """Return a file.
-
-        Raises:
-            FileNotFoundError: it does not exist.
-        """
+        """Return a file."""
         found = self._files.get(str(path))
         if found is None:
             raise _failure(errno.ENOENT, path)

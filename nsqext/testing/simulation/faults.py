@@ -346,9 +346,7 @@ class Injector:
 
     Attributes:
         seed: of choices within a fault.
-        cluster: the cluster.
         network: sockets and links.
-        clock: the clocks.
         selector: lets the machine pause.
         clients: names of the client processes.
     """

@@ -34,11 +34,7 @@ class _Received:
         self._data += data
 
     def take(self) -> tuple[bytes, list[tuple[bytes, bytes]], bytes] | None:
-        """Return the next whole message; None until it is received.
-
-        Raises:
-            ValueError: it is not HTTP.
-        """
+        """Return the next whole message; None until it is received."""
         end = self._data.find(_END)
         if end < 0:
             if self._data and not self._data[:1].isalpha():
@@ -118,7 +114,6 @@ class SimulatedRequest:
         method: HTTP method.
         url: URL with a path and without a fragment.
         headers: headers besides those of the host and the size.
-        body: the body.
     """
 
     def __init__(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> None:

@@ -64,7 +64,6 @@ class Network:
 
     Args:
         random: source of every choice.
-        options: properties of the network.
         keep_trace: keep the last events as text, in ``lines``.
 
     Attributes:

@@ -57,11 +57,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 @cache
 def check_versions() -> None:
-    """Check that the installed versions are those whose private parts are known.
-
-    Raises:
-        InvalidState: another version of Python or of a package.
-    """
+    """Check that the installed versions are those whose private parts are known."""
     if not _PYTHONS[0] <= sys.version_info[:2] <= _PYTHONS[1]:
         raise InvalidState(
             f"simulations replace private parts of asyncio, and were not tested with Python {sys.version.split()[0]}",

@@ -35,7 +35,6 @@ class Run:
     """Result of one seed.
 
     Attributes:
-        seed: the seed.
         faults: the faults that were injected.
         trace: digest of every event; equal for equal runs.
         seconds: virtual seconds that it took.
@@ -168,12 +167,9 @@ def run_seed(
     """Run a scenario with one seed and given faults; an exception of the scenario is in the result.
 
     Args:
-        scenario: the scenario.
-        seed: the seed.
         faults: the faults, whatever the seed.
         nodes: number of nsqd.
         lookupds: number of nsqlookupd.
-        network: properties of the network.
         time_limit: virtual seconds after which the run fails.
         keep_trace: keep the last events as text.
         most_turns: turns of the event loop after which the run fails.

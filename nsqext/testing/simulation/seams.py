@@ -103,8 +103,6 @@ def simulated_machine(
     """Let product code in this thread run on a simulated machine.
 
     Args:
-        network: its sockets.
-        clock: its clocks.
         seed: of what is random in product code.
         disk: its disk; None without files.
         real_http: HTTP runs in httpx and uvicorn, on simulated sockets.

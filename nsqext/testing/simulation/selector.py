@@ -28,7 +28,6 @@ class SimulatedSelector(selectors.BaseSelector):
     """Reports simulated sockets, and moves the time of the network forward instead of waiting.
 
     Args:
-        network: the network.
         most_turns: turns after which `SimulationStuck` is raised.
 
     Attributes:

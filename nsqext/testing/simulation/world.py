@@ -25,11 +25,7 @@ __all__ = ("ClientProcess", "World")
 
 
 class ClientProcess:
-    """A client process of a scenario, with sockets of its own; `World.start` makes it.
-
-    Attributes:
-        name: its name.
-    """
+    """A client process of a scenario, with sockets of its own; `World.start` makes it."""
 
     def __init__(self, name: str, network: Network) -> None:
         self.name: str = name

@@ -14,94 +14,78 @@ from nsqext.cli.servers.startup_checks import check_nsqd, check_values
 
 __all__ = ("FLAGS", "main", "reported")
 
-FLAGS = {
-    "version": "bool",
-    "config": "str",
-    "log-level": "str",
-    "log-prefix": "str",
-    "verbose": "bool",
-    "node-id": "int",
-    "worker-id": "switch",
-    "generation": "str",
-    "http-guard": "bool",
-    "http-host": "list",
-    "https-address": "str",
-    "http-address": "str",
-    "tcp-address": "str",
-    "auth-http-address": "list",
-    "auth-http-request-method": "str",
-    "broadcast-address": "str",
-    "broadcast-tcp-port": "int",
-    "broadcast-http-port": "int",
-    "lookupd-tcp-address": "list",
-    "lookup-ping-interval": "duration",
-    "http-client-connect-timeout": "duration",
-    "http-client-request-timeout": "duration",
-    "topology-region": "str",
-    "topology-zone": "str",
-    "data-path": "str",
-    "mem-queue-size": "int",
-    "max-bytes-per-file": "int",
-    "sync-every": "int",
-    "sync-timeout": "duration",
-    "queue-scan-worker-pool-max": "int",
-    "queue-scan-selection-count": "int",
-    "queue-scan-interval": "duration",
-    "msg-timeout": "duration",
-    "max-msg-timeout": "duration",
-    "max-msg-size": "int",
-    "max-req-timeout": "duration",
-    "max-body-size": "int",
-    "max-heartbeat-interval": "duration",
-    "max-rdy-count": "int",
-    "max-output-buffer-size": "int",
-    "max-output-buffer-timeout": "duration",
-    "min-output-buffer-timeout": "duration",
-    "output-buffer-timeout": "duration",
-    "max-channel-consumers": "int",
-    "statsd-address": "str",
-    "statsd-interval": "duration",
-    "statsd-mem-stats": "bool",
-    "statsd-prefix": "str",
-    "statsd-udp-packet-size": "int",
-    "statsd-exclude-ephemeral": "bool",
-    "e2e-processing-latency-percentile": "list",
-    "e2e-processing-latency-window-time": "duration",
-    "tls-cert": "str",
-    "tls-key": "str",
-    "tls-client-auth-policy": "str",
-    "tls-root-ca-file": "str",
-    "tls-required": "switch",
-    "tls-min-version": "str",
-    "deflate": "bool",
-    "max-deflate-level": "int",
-    "snappy": "bool",
-    "enable-experiment": "list",
+_LIMIT, _REPORTED = "limit", "reported"
+_FLAGS: dict[str, tuple[str, ...]] = {
+    "version": ("bool",),
+    "config": ("str",),
+    "log-level": ("str",),
+    "log-prefix": ("str", _REPORTED),
+    "verbose": ("bool",),
+    "node-id": ("int", _REPORTED),
+    "worker-id": ("switch",),
+    "generation": ("str",),
+    "http-guard": ("bool",),
+    "http-host": ("list",),
+    "https-address": ("str", _REPORTED),
+    "http-address": ("str", _REPORTED),
+    "tcp-address": ("str", _REPORTED),
+    "auth-http-address": ("list",),
+    "auth-http-request-method": ("str",),
+    "broadcast-address": ("str",),
+    "broadcast-tcp-port": ("int", _REPORTED),
+    "broadcast-http-port": ("int", _REPORTED),
+    "lookupd-tcp-address": ("list",),
+    "lookup-ping-interval": ("duration",),
+    "http-client-connect-timeout": ("duration", _REPORTED),
+    "http-client-request-timeout": ("duration", _REPORTED),
+    "topology-region": ("str", _LIMIT, _REPORTED),
+    "topology-zone": ("str", _LIMIT, _REPORTED),
+    "data-path": ("str",),
+    "mem-queue-size": ("int",),
+    "max-bytes-per-file": ("int", _REPORTED),
+    "sync-every": ("int", _REPORTED),
+    "sync-timeout": ("duration", _REPORTED),
+    "queue-scan-worker-pool-max": ("int", _REPORTED),
+    "queue-scan-selection-count": ("int", _REPORTED),
+    "queue-scan-interval": ("duration",),
+    "msg-timeout": ("duration", _LIMIT),
+    "max-msg-timeout": ("duration", _LIMIT),
+    "max-msg-size": ("int", _LIMIT),
+    "max-req-timeout": ("duration", _LIMIT),
+    "max-body-size": ("int", _LIMIT),
+    "max-heartbeat-interval": ("duration", _LIMIT),
+    "max-rdy-count": ("int", _LIMIT),
+    "max-output-buffer-size": ("int", _LIMIT),
+    "max-output-buffer-timeout": ("duration", _LIMIT),
+    "min-output-buffer-timeout": ("duration", _LIMIT),
+    "output-buffer-timeout": ("duration", _LIMIT),
+    "max-channel-consumers": ("int", _LIMIT),
+    "statsd-address": ("str", _REPORTED),
+    "statsd-interval": ("duration", _REPORTED),
+    "statsd-mem-stats": ("bool", _REPORTED),
+    "statsd-prefix": ("str", _REPORTED),
+    "statsd-udp-packet-size": ("int", _REPORTED),
+    "statsd-exclude-ephemeral": ("bool", _REPORTED),
+    "e2e-processing-latency-percentile": ("list", _REPORTED),
+    "e2e-processing-latency-window-time": ("duration", _REPORTED),
+    "tls-cert": ("str", _REPORTED),
+    "tls-key": ("str", _REPORTED),
+    "tls-client-auth-policy": ("str", _REPORTED),
+    "tls-root-ca-file": ("str", _REPORTED),
+    "tls-required": ("switch",),
+    "tls-min-version": ("str",),
+    "deflate": ("bool", _LIMIT),
+    "max-deflate-level": ("int", _LIMIT),
+    "snappy": ("bool", _LIMIT),
+    "enable-experiment": ("list", _REPORTED),
 }
+"""Kind of each flag, whether it is a limit for clients, and whether ``/config`` has it."""
+
+FLAGS = {name: kind for name, (kind, *_) in _FLAGS.items()}
 """Flags of the original nsqd; the redesigned one has more, see `nsqext.cli.servers.redesigned_flags.NSQD`.
 
 ``-generation``, ``-http-guard`` and ``-http-host`` exist only in this program.
 """
-
-_LIMITS = {
-    "msg-timeout": "msg_timeout",
-    "max-msg-timeout": "max_msg_timeout",
-    "max-msg-size": "max_msg_size",
-    "max-req-timeout": "max_req_timeout",
-    "max-body-size": "max_body_size",
-    "max-heartbeat-interval": "max_heartbeat_interval",
-    "max-rdy-count": "max_rdy_count",
-    "max-output-buffer-size": "max_output_buffer_size",
-    "max-output-buffer-timeout": "max_output_buffer_timeout",
-    "min-output-buffer-timeout": "min_output_buffer_timeout",
-    "output-buffer-timeout": "output_buffer_timeout",
-    "max-channel-consumers": "max_channel_consumers",
-    "topology-region": "topology_region",
-    "topology-zone": "topology_zone",
-    "deflate": "deflate",
-    "max-deflate-level": "max_deflate_level",
-    "snappy": "snappy",
-}
 
 _NODE = {"max-pub-waiting-size": "max_pub_waiting"}
 _RULES = {
@@ -148,7 +132,7 @@ async def _serve(flags: dict[str, Any]) -> None:
         data_path=Path(flags.get("data-path") or "."),
         mem_queue_size=flags.get("mem-queue-size", 10_000),
         flush_interval=_FLUSHES_EVERY * flags.get("sync-timeout", 2.0),
-        reported=reported(flags, FLAGS),
+        reported=reported(flags),
         allow_ext_compatible=flags.get("allow-ext-compatible", False),
         allow_sub_ext_compatible=flags.get("allow-sub-ext-compatible", False),
         **{_NODE[name]: value for name, value in flags.items() if name in _NODE},
@@ -163,7 +147,7 @@ async def _serve(flags: dict[str, Any]) -> None:
         broadcast_ports=(flags.get("broadcast-tcp-port", 0), flags.get("broadcast-http-port", 0)),
         lookupd_addresses=tuple(flags.get("lookupd-tcp-address", ())),
         lookup_ping=flags.get("lookup-ping-interval", 15.0),
-        limits={_LIMITS[name]: value for name, value in flags.items() if name in _LIMITS},
+        limits={name.replace("-", "_"): value for name, value in flags.items() if _LIMIT in _FLAGS.get(name, ())},
         tls=tls,
         tls_required=flags.get("tls-required", "false"),
         http_guard=flags.get("http-guard", False),
@@ -176,53 +160,18 @@ _NAMES = {
     "node-id": "id",
     "e2e-processing-latency-percentile": "e2e_processing_latency_percentiles",
 }
-_PLAIN = (
-    "node-id",
-    "log-prefix",
-    "tcp-address",
-    "http-address",
-    "https-address",
-    "broadcast-tcp-port",
-    "broadcast-http-port",
-    "http-client-connect-timeout",
-    "http-client-request-timeout",
-    "topology-region",
-    "topology-zone",
-    "max-bytes-per-file",
-    "sync-every",
-    "sync-timeout",
-    "queue-scan-worker-pool-max",
-    "queue-scan-selection-count",
-    "statsd-address",
-    "statsd-interval",
-    "statsd-mem-stats",
-    "statsd-prefix",
-    "statsd-udp-packet-size",
-    "statsd-exclude-ephemeral",
-    "e2e-processing-latency-percentile",
-    "e2e-processing-latency-window-time",
-    "enable-experiment",
-    "tls-cert",
-    "tls-key",
-    "tls-client-auth-policy",
-    "tls-root-ca-file",
-)
 _REQUIRED = {"false": 0, "tcp-https": 1, "true": 2}
 _VERSIONS = {"tls1.0": 769, "tls1.1": 770, "tls1.2": 771, "tls1.3": 772}
 
 
-def reported(flags: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, Any]:
-    """Return options with the names and values of ``/config``; durations are in nanoseconds.
-
-    Args:
-        kinds: see `nsqext.cli.servers.flags.parse_flags`.
-    """
+def reported(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with the names and values of ``/config``; durations are in nanoseconds."""
     found: dict[str, Any] = {}
-    for name in _PLAIN:
+    for name, (kind, *uses) in _FLAGS.items():
         value = flags.get(name)
-        if value is None or (name.startswith("broadcast-") and value == 0):
+        if _REPORTED not in uses or value is None or (name.startswith("broadcast-") and value == 0):
             continue
-        if kinds[name] == "duration":
+        if kind == "duration":
             value = round(value * 1_000_000_000)  # durations are written in nanoseconds
         if name == "e2e-processing-latency-percentile":
             value = [float(text) for text in value]

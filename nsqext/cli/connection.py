@@ -26,7 +26,7 @@ from nsqext.errors import (
 )
 
 if TYPE_CHECKING:
-    from nsqext import Admin, Consumer, Producer
+    from nsqext import Admin, App, Consumer, Producer
     from nsqext.admin import TopicInfo
     from nsqext.client.consumer.options import ConsumerOptions, ConsumerSettings
     from nsqext.client.producer.options import ProducerSettings
@@ -160,6 +160,14 @@ class Connection:
         quiet = {"block_warning": 0.0}  # the warning concerns handlers of users
         return Consumer(topic, channel, found.lookupd, nsqd=found.nsqd, **{**own, **quiet, **settings})
 
+    def app(self) -> App:
+        """Return an app."""
+        from nsqext import App
+        from nsqext.client.settings import app_schema, settings_for
+
+        found = self.load()
+        return App(found.lookupd, nsqd=found.nsqd, **settings_for(app_schema().own, found.values))
+
     async def has_positions(self, topic: str) -> bool:
         """Return whether channels of a topic have a start position: only on the redesigned NSQ, with lookup.
 
@@ -268,8 +276,11 @@ def complete_topics(context: typer.Context, incomplete: str) -> list[str]:
     return []
 
 
-def connected(function: Callable[..., object]) -> Callable[..., object]:
-    """Decorator: add --lookupd, --nsqd, --url, --context and --json; the command receives a `Connection` first."""
+def connected(function: Callable[..., Any]) -> Callable[..., object]:
+    """Decorator: add --lookupd, --nsqd, --url, --context and --json; the command receives a `Connection` first.
+
+    A coroutine function runs in an event loop.
+    """
     from typer.models import ArgumentInfo
 
     shared: dict[str, Any] = {"lookupd": Lookupd, "nsqd": Nsqd, "url": Url, "context": Context, "json": Json}
@@ -278,7 +289,11 @@ def connected(function: Callable[..., object]) -> Callable[..., object]:
     def run(**values: Any) -> object:
         lookupd, nsqd, url, context, json = (values.pop(name) for name in shared)
         given = {name: value for name, value in (("lookupd", lookupd), ("nsqd", nsqd)) if value}
-        return function(Connection(_context_url(url, context, given), given, json), **values)
+        connection = Connection(_context_url(url, context, given), given, json)
+        if inspect.iscoroutinefunction(inspect.unwrap(function)):
+            perform(functools.partial(function, connection, **values))
+            return None
+        return function(connection, **values)
 
     _, *own = inspect.signature(function, eval_str=True).parameters.values()
     for one in own:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nsqext.cli.arguments import Channel, Topic, Yes, parse_message_id, parse_position
-from nsqext.cli.command import examples, perform
+from nsqext.cli.command import examples
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.output import confirm
 
@@ -43,21 +43,15 @@ def channel_record(topic: str, stats: ChannelStats) -> dict[str, Any]:
 @app.command("list")
 @examples("nsqext channel list orders", "nsqext channel list orders --json | jq 'select(.lag > 1000)'")
 @connected
-def list_channels(connection: Connection, topic: Topic) -> None:
+async def list_channels(connection: Connection, topic: Topic) -> None:
     """List the channels of a topic with depth, lag, messages in flight and consumers."""
-
-    async def act() -> None:
-        async with connection.admin() as admin:
-            stats = await admin.stats(topic)
-            names = await admin.channels(topic)
-        records = [channel_record(topic, one) for one in stats.channels.values()]
-        # a channel that no node has opened yet has no statistics
-        records += [{"topic": topic, "channel": name} for name in names if name not in stats.channels]
-        connection.table(
-            ("channel", "depth", "in_flight", "deferred", "lag", "consumers", "paused", "skipped"), records
-        )
-
-    perform(act)
+    async with connection.admin() as admin:
+        stats = await admin.stats(topic)
+        names = await admin.channels(topic)
+    records = [channel_record(topic, one) for one in stats.channels.values()]
+    # a channel that no node has opened yet has no statistics
+    records += [{"topic": topic, "channel": name} for name in names if name not in stats.channels]
+    connection.table(("channel", "depth", "in_flight", "deferred", "lag", "consumers", "paused", "skipped"), records)
 
 
 @app.command("create")
@@ -168,30 +162,31 @@ def empty(connection: Connection, topic: Topic, channel: Channel, yes: Yes = Fal
     connection.change(topic, "emptied", lambda admin: admin.empty_channel(topic, channel), channel)
 
 
-def _add_switch(name: str, done: str, summary: str) -> None:
-    """Add a command that switches a state of a channel on or off."""
+def _add_switch(name: str, done: str, summary: str, method: str) -> None:
+    """Add a command that changes a channel and has no options."""
 
     def switch(connection: Connection, topic: Topic, channel: Channel) -> None:
-        connection.change(topic, done, lambda admin: getattr(admin, f"{name}_channel")(topic, channel), channel)
+        connection.change(topic, done, lambda admin: getattr(admin, method)(topic, channel), channel)
 
     switch.__doc__ = summary
     app.command(name)(examples(f"nsqext channel {name} orders billing")(connected(switch)))
 
 
-_add_switch("pause", "paused", "Stop delivery from a channel; messages wait.")
-_add_switch("unpause", "unpaused", "Resume delivery from a channel.")
+_add_switch("pause", "paused", "Stop delivery from a channel; messages wait.", "pause_channel")
+_add_switch("unpause", "unpaused", "Resume delivery from a channel.", "unpause_channel")
 _add_switch(
-    "skip", "skipped", "Make a channel of the redesigned NSQ finish every message without delivery, until `unskip`."
+    "skip",
+    "skipped",
+    "Make a channel of the redesigned NSQ finish every message without delivery, until `unskip`.",
+    "skip_channel",
 )
-_add_switch("unskip", "unskipped", "Make a skipped channel deliver messages again.")
-
-
-@app.command("redeliver")
-@examples("nsqext channel redeliver orders billing")
-@connected
-def redeliver(connection: Connection, topic: Topic, channel: Channel) -> None:
-    """Make a channel of the redesigned NSQ read again from its confirmed position: when it is stuck."""
-    connection.change(topic, "redelivered", lambda admin: admin.redeliver_unfinished(topic, channel), channel)
+_add_switch("unskip", "unskipped", "Make a skipped channel deliver messages again.", "unskip_channel")
+_add_switch(
+    "redeliver",
+    "redelivered",
+    "Make a channel of the redesigned NSQ read again from its confirmed position: when it is stuck.",
+    "redeliver_unfinished",
+)
 
 
 @app.command("empty-delayed")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
-from nsqext.cli.command import examples, perform
+from nsqext.cli.command import examples
 from nsqext.cli.connection import Connection, connected
 from nsqext.errors import InvalidSetting, NsqError
 
@@ -19,7 +19,7 @@ __all__ = ("run",)
 
 @examples("nsqext check", "nsqext check orders billing --max-lag 1000 --min-consumers 2 --timeout 3")
 @connected
-def run(
+async def run(
     connection: Connection,
     topic: Annotated[
         str | None, typer.Argument(help="The topic; every partition needs a leader that responds.")
@@ -37,29 +37,25 @@ def run(
     """
     if channel is None and (max_lag is not None or min_consumers):
         raise InvalidSetting("--max-lag and --min-consumers need a channel")
-
-    async def act() -> None:
-        problems: list[str] = []
-        with anyio.move_on_after(timeout) as scope:
-            try:
-                async with connection.admin() as admin:
-                    if topic is None:
-                        problems.extend(await _check_nodes(admin))
-                    else:
-                        problems.extend(await _check_topic(admin, topic))
-                    if topic is not None and channel is not None:
-                        problems.extend(await _check_channel(admin, topic, channel, max_lag, min_consumers))
-            except InvalidSetting:
-                raise
-            except NsqError as error:
-                problems.append(str(error))
-        if scope.cancelled_caught:
-            problems.append(f"no response within {timeout:g} s")
-        connection.show({"healthy": not problems, "problems": problems}, "; ".join(problems) or "healthy")
-        if problems:
-            raise typer.Exit(1)
-
-    perform(act)
+    problems: list[str] = []
+    with anyio.move_on_after(timeout) as scope:
+        try:
+            async with connection.admin() as admin:
+                if topic is None:
+                    problems.extend(await _check_nodes(admin))
+                else:
+                    problems.extend(await _check_topic(admin, topic))
+                if topic is not None and channel is not None:
+                    problems.extend(await _check_channel(admin, topic, channel, max_lag, min_consumers))
+        except InvalidSetting:
+            raise
+        except NsqError as error:
+            problems.append(str(error))
+    if scope.cancelled_caught:
+        problems.append(f"no response within {timeout:g} s")
+    connection.show({"healthy": not problems, "problems": problems}, "; ".join(problems) or "healthy")
+    if problems:
+        raise typer.Exit(1)
 
 
 async def _check_nodes(admin: Admin) -> list[str]:

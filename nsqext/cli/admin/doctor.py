@@ -14,7 +14,7 @@ import typer
 from anyio import to_thread
 from attrs import asdict, frozen
 
-from nsqext.cli.command import examples, perform
+from nsqext.cli.command import examples
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.output import counted, printable
 from nsqext.errors import NsqError
@@ -57,7 +57,7 @@ class Finding:
 
 @examples("nsqext doctor --lookupd 127.0.0.1:4161", "nsqext doctor --json | jq 'select(.status != \"ok\")'")
 @connected
-def run(
+async def run(
     connection: Connection,
     database: Annotated[
         str | None,
@@ -68,19 +68,15 @@ def run(
 
     Exits with 1 if an error is found.
     """
-
-    async def act() -> None:
-        findings = await examine(connection)
-        if database is not None:
-            findings.append(await to_thread.run_sync(_examine_outbox, database))
-        for finding in findings:
-            hint = f"\n    {printable(finding.hint)}" if finding.hint else ""
-            found = printable(f"{finding.subject}: {finding.text}")
-            connection.show(asdict(finding), f"{_MARKS[finding.status]} {found}{hint}")
-        if any(finding.status == "error" for finding in findings):
-            raise typer.Exit(1)
-
-    perform(act)
+    findings = await examine(connection)
+    if database is not None:
+        findings.append(await to_thread.run_sync(_examine_outbox, database))
+    for finding in findings:
+        hint = f"\n    {printable(finding.hint)}" if finding.hint else ""
+        found = printable(f"{finding.subject}: {finding.text}")
+        connection.show(asdict(finding), f"{_MARKS[finding.status]} {found}{hint}")
+    if any(finding.status == "error" for finding in findings):
+        raise typer.Exit(1)
 
 
 async def examine(connection: Connection) -> list[Finding]:

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from nsqext.admin import Admin, KeyRange
 from nsqext.cli.arguments import Topic
-from nsqext.cli.command import examples, perform
+from nsqext.cli.command import examples
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.output import printable
 from nsqext.errors import ConnectionFailed, InvalidSetting, LookupFailed
@@ -88,7 +88,7 @@ async def look(admin: Admin, topic: str, channel: str) -> list[PartitionRanges]:
 
 @examples("nsqext key-ranges orders billing", "nsqext key-ranges orders billing --once --json")
 @connected
-def run(
+async def run(
     connection: Connection,
     topic: Topic,
     channel: Annotated[str, typer.Argument(help="The channel, of type key_failover.")],
@@ -98,10 +98,6 @@ def run(
     """Show ranges, rates and the replay set of a key_failover channel, until ^C."""
     check_topic(topic)
     check_channel(channel)
-    perform(lambda: _watch(connection, topic, channel, interval, once=once))
-
-
-async def _watch(connection: Connection, topic: str, channel: str, interval: float, *, once: bool) -> None:
     console, name = Console(), f"{topic} / {channel}"
     async with connection.admin() as admin:
         found = await look(admin, topic, channel)

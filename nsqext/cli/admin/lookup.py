@@ -8,7 +8,7 @@ import attrs
 import typer
 
 from nsqext.cli.admin.topic import describe_meta
-from nsqext.cli.command import examples, perform
+from nsqext.cli.command import examples
 from nsqext.cli.connection import Connection, connected
 from nsqext.lookup.client import LookupClient
 from nsqext.lookup.partition_map import PartitionMap, merged
@@ -34,28 +34,21 @@ def _show_map(connection: Connection, found: PartitionMap) -> None:
 
 @examples("nsqext lookup --lookupd 127.0.0.1:4161", "nsqext lookup orders --access w")
 @connected
-def run(
+async def run(
     connection: Connection,
     topic: Annotated[str | None, typer.Argument(help="A topic; without it, all nodes and topics.")] = None,
     access: Annotated[str, typer.Option(help="w: partitions for producers; r: partitions for consumers.")] = "r",
 ) -> None:
     """Show lookup nodes, nsqd nodes and topics, or the partitions of a topic."""
-    client = LookupClient(connection.lookupd(), connection.options().lookup)
-
-    async def everything() -> None:
-        async with client:
-            for lookup in await client.lookup_nodes():
-                leader = " (leader)" if lookup.leader else ""
-                record = {"lookupd": str(lookup.address), "leader": lookup.leader}
-                connection.show(record, f"nsqlookupd {lookup.address}{leader}")
-            for node in await client.nodes():
-                connection.show({"nsqd": str(node.tcp), "version": node.version}, f"nsqd {node.tcp} {node.version}")
-            for name in await client.topics():
-                connection.show({"topic": name}, f"topic {name}")
-
-    async def one(name: str) -> None:
-        async with client:
-            answers = await client.lookup(name, access)
-        _show_map(connection, merged(name, access, answers))
-
-    perform(everything if topic is None else lambda: one(topic))
+    async with LookupClient(connection.lookupd(), connection.options().lookup) as client:
+        if topic is not None:
+            _show_map(connection, merged(topic, access, await client.lookup(topic, access)))
+            return
+        for lookup in await client.lookup_nodes():
+            leader = " (leader)" if lookup.leader else ""
+            record = {"lookupd": str(lookup.address), "leader": lookup.leader}
+            connection.show(record, f"nsqlookupd {lookup.address}{leader}")
+        for node in await client.nodes():
+            connection.show({"nsqd": str(node.tcp), "version": node.version}, f"nsqd {node.tcp} {node.version}")
+        for name in await client.topics():
+            connection.show({"topic": name}, f"topic {name}")

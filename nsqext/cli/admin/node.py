@@ -52,15 +52,11 @@ def node_record(node: NodeStatus) -> dict[str, Any]:
 @app.command("list")
 @examples("nsqext node list", "nsqext node list --json | jq 'select(.reachable | not)'")
 @connected
-def list_nodes(connection: Connection) -> None:
+async def list_nodes(connection: Connection) -> None:
     """List every nsqd that lookup lists, and whether it responds."""
-
-    async def act() -> None:
-        async with connection.admin() as admin:
-            records = [node_record(node) for node in await admin.nodes()]
-        connection.table(("node", "http", "version", "reachable", "topics", "tombstoned"), records)
-
-    perform(act)
+    async with connection.admin() as admin:
+        records = [node_record(node) for node in await admin.nodes()]
+    connection.table(("node", "http", "version", "reachable", "topics", "tombstoned"), records)
 
 
 @app.command("remove")
@@ -116,24 +112,20 @@ def log_level(connection: Connection, level: Annotated[Level, typer.Argument(hel
 @app.command("option")
 @examples("nsqext node option 127.0.0.1:4150 msg_timeout", "nsqext node option 127.0.0.1:4150 verbose --set true")
 @connected
-def option(
+async def option(
     connection: Connection,
     node: Node,
     name: Option,
     value: Annotated[str | None, typer.Option("--set", help="The new value, as JSON or text.")] = None,
 ) -> None:
     """Show an option of a node, or change it until the node restarts; times are nanoseconds."""
-
-    async def act() -> None:
-        async with connection.admin() as admin:
-            if value is None:
-                found = await admin.node_option(node, name)
-            else:
-                found = await admin.set_node_option(node, name, value)
-        shown = found if isinstance(found, str) else orjson.dumps(found).decode()
-        connection.show({"node": node, "option": name, "value": found}, f"{name} of {node} is {shown}")
-
-    perform(act)
+    async with connection.admin() as admin:
+        if value is None:
+            found = await admin.node_option(node, name)
+        else:
+            found = await admin.set_node_option(node, name, value)
+    shown = found if isinstance(found, str) else orjson.dumps(found).decode()
+    connection.show({"node": node, "option": name, "value": found}, f"{name} of {node} is {shown}")
 
 
 def _change(

@@ -97,11 +97,7 @@ async def _anchors(admin: Admin, topic: str, channel: str | None) -> Mapping[tup
     """Return durable channels by partition and name; without a name those that can be anchors at every partition."""
     found: dict[tuple[int, str], ChannelStats] = {}
     for partition in await admin.leaders.partitions(topic):
-        stats = await admin.leaders.ask(
-            topic,
-            partition,
-            lambda leader, partition=partition: admin.leaders.nodes.stats(leader, topic, partition),  # type: ignore[misc]
-        )
+        stats = await admin.leaders.ask(topic, partition, admin.leaders.nodes.stats)
         for name, one in stats.channels.items():
             if "#" in name or name.endswith(MARK):
                 continue

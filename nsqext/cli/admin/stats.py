@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 import typer
 
 from nsqext.cli.admin.channel import channel_record
-from nsqext.cli.command import examples, perform
+from nsqext.cli.command import examples
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.output import make_table
 
@@ -80,7 +82,7 @@ async def look(admin: Admin, topic: str | None, channel: str | None = None) -> d
     "nsqext stats --json | jq 'select(.lag > 1000) | .channel'",
 )
 @connected
-def run(
+async def run(
     connection: Connection,
     topic: Annotated[str | None, typer.Argument(help="The topic. (default: all)")] = None,
     channel: Annotated[str | None, typer.Argument(help="The channel. (default: all)")] = None,
@@ -89,34 +91,27 @@ def run(
     count: Annotated[int, typer.Option(min=0, help="--watch: number of refreshes; 0 for no limit.")] = 0,
 ) -> None:
     """Show depth, lag, messages and consumers of topics and channels."""
-    rates = Rates()
-
-    async def once() -> None:
-        async with connection.admin() as admin:
+    rates, number = Rates(), 0
+    async with connection.admin() as admin:
+        if not watch:
             connection.table(COLUMNS, stats_records(await look(admin, topic, channel), rates))
+            return
+        with _live_table(connection) as show:
+            while True:
+                show(stats_records(await look(admin, topic, channel), rates))
+                number += 1
+                if number == count:
+                    return
+                await anyio.sleep(interval)
 
-    async def repeatedly() -> None:
-        async with connection.admin() as admin:
-            if not connection.for_people:
-                number = 0
-                while True:
-                    records = stats_records(await look(admin, topic, channel), rates)
-                    connection.table(COLUMNS, [{"time": time.time(), **record} for record in records])
-                    number += 1
-                    if number == count:
-                        return
-                    await anyio.sleep(interval)
-            from rich.live import Live
 
-            with Live(auto_refresh=False) as live:
-                number = 0
-                while True:
-                    live.update(
-                        make_table(COLUMNS, stats_records(await look(admin, topic, channel), rates)), refresh=True
-                    )
-                    number += 1
-                    if number == count:
-                        return
-                    await anyio.sleep(interval)
+@contextmanager
+def _live_table(connection: Connection) -> Iterator[Callable[[list[dict[str, Any]]], None]]:
+    """Yield a function that shows records in a table that is updated, or prints them with their time."""
+    if not connection.for_people:
+        yield lambda records: connection.table(COLUMNS, [{"time": time.time(), **record} for record in records])
+        return
+    from rich.live import Live
 
-    perform(repeatedly if watch else once)
+    with Live(auto_refresh=False) as live:
+        yield lambda records: live.update(make_table(COLUMNS, records), refresh=True)

@@ -15,7 +15,7 @@ import typer
 from attrs import define
 
 from nsqext.cli.admin.stats import COLUMNS, Rates, look, stats_records
-from nsqext.cli.command import examples, perform
+from nsqext.cli.command import examples
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.output import make_table, printable
 from nsqext.errors import InvalidSetting
@@ -92,7 +92,7 @@ def _single_keys(descriptor: int) -> Iterator[None]:
 
 @examples("nsqext top", "nsqext top orders --interval 0.5")
 @connected
-def run(
+async def run(
     connection: Connection,
     topic: Annotated[str | None, typer.Argument(help="The topic. (default: all)")] = None,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between refreshes.")] = 1.0,
@@ -104,10 +104,6 @@ def run(
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise InvalidSetting("top needs a terminal", hint="use nsqext stats --watch")
-    perform(lambda: _watch(connection, topic, interval))
-
-
-async def _watch(connection: Connection, topic: str | None, interval: float) -> None:
     from rich.live import Live
 
     view = View([])

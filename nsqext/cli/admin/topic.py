@@ -8,7 +8,7 @@ import typer
 from attrs import asdict, frozen
 
 from nsqext.cli.arguments import Topic, Yes
-from nsqext.cli.command import examples, option_objects, perform
+from nsqext.cli.command import examples, option_objects
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.output import confirm, counted
 from nsqext.protocol.names import DEFAULT_CHANNEL
@@ -44,40 +44,32 @@ def topic_record(info: TopicInfo) -> dict[str, Any]:
 @app.command("list")
 @examples("nsqext topic list --lookupd 127.0.0.1:4161", "nsqext topic list --json | jq -r .topic")
 @connected
-def list_topics(connection: Connection) -> None:
+async def list_topics(connection: Connection) -> None:
     """List every topic with its partitions and channels."""
-
-    async def act() -> None:
-        async with connection.admin() as admin:
-            records = [topic_record(info) for info in (await admin.topics()).values()]
-        connection.table(
-            ("topic", "generation", "partitions", "replicas", "extend", "ordered", "channels"),
-            records,
-        )
-
-    perform(act)
+    async with connection.admin() as admin:
+        records = [topic_record(info) for info in (await admin.topics()).values()]
+    connection.table(
+        ("topic", "generation", "partitions", "replicas", "extend", "ordered", "channels"),
+        records,
+    )
 
 
 @app.command("show")
 @examples("nsqext topic show orders")
 @connected
-def show_topic(connection: Connection, topic: Topic) -> None:
+async def show_topic(connection: Connection, topic: Topic) -> None:
     """Show a topic: its options, channels, and the leader and in-sync replicas of each partition."""
-
-    async def act() -> None:
-        async with connection.admin() as admin:
-            info = await admin.topic(topic)
-            replicas = await admin.replicas(topic) if info.generation == "ha" else {}
-        partitions = [
-            {"partition": number, "leader": str(node), "in_sync": list(replicas.get(number, ()))}
-            for number, node in info.leaders.items()
-        ] or [{"node": str(node)} for node in info.nodes]
-        record = topic_record(info) | {"in_sync": {str(number): list(nodes) for number, nodes in replicas.items()}}
-        connection.show(record, describe(info))
-        if connection.for_people:
-            connection.table(tuple(partitions[0]) if partitions else (), partitions)
-
-    perform(act)
+    async with connection.admin() as admin:
+        info = await admin.topic(topic)
+        replicas = await admin.replicas(topic) if info.generation == "ha" else {}
+    partitions = [
+        {"partition": number, "leader": str(node), "in_sync": list(replicas.get(number, ()))}
+        for number, node in info.leaders.items()
+    ] or [{"node": str(node)} for node in info.nodes]
+    record = topic_record(info) | {"in_sync": {str(number): list(nodes) for number, nodes in replicas.items()}}
+    connection.show(record, describe(info))
+    if connection.for_people:
+        connection.table(tuple(partitions[0]) if partitions else (), partitions)
 
 
 def describe_meta(meta: TopicMeta) -> list[str]:
@@ -118,7 +110,7 @@ class TopicOptions:
 )
 @connected
 @option_objects
-def create(
+async def create(
     connection: Connection,
     topic: Topic,
     channel: Annotated[list[str] | None, typer.Option(help="A channel to create; repeat for more.")] = None,
@@ -132,20 +124,14 @@ def create(
     created. On a real cluster it may take two minutes until all partitions accept publishes. The original NSQ has
     neither partitions nor options.
     """
-
-    async def act() -> None:
-        async with connection.admin() as admin:
-            await admin.create_topic(topic, **asdict(options), exist_ok=if_not_exists, wait=wait)
-            connection.show({"topic": topic, "created": True}, f"{topic} is created")
-            info = await admin.topic(topic)
-            needed = [DEFAULT_CHANNEL] if info.generation == "ha" and not info.channels else []
-            for name in channel or needed:
-                await admin.create_channel(topic, name)
-                connection.show(
-                    {"topic": topic, "channel": name, "created": True}, f"channel {name} of {topic} is created"
-                )
-
-    perform(act)
+    async with connection.admin() as admin:
+        await admin.create_topic(topic, **asdict(options), exist_ok=if_not_exists, wait=wait)
+        connection.show({"topic": topic, "created": True}, f"{topic} is created")
+        info = await admin.topic(topic)
+        needed = [DEFAULT_CHANNEL] if info.generation == "ha" and not info.channels else []
+        for name in channel or needed:
+            await admin.create_channel(topic, name)
+            connection.show({"topic": topic, "channel": name, "created": True}, f"channel {name} of {topic} is created")
 
 
 @app.command("delete")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import anyio
 import typer
@@ -13,16 +13,13 @@ from anyio.to_thread import run_sync
 
 from nsqext import Position
 from nsqext.cli.arguments import Topic, UntilEnd
-from nsqext.cli.command import examples, perform
+from nsqext.cli.command import examples
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.files.message_files import MessageFiles
 from nsqext.cli.message_record import message_record
 from nsqext.cli.output import counted
 from nsqext.client.tasks import stop_on_signals
 from nsqext.errors import MessageNotInFlight
-
-if TYPE_CHECKING:
-    from nsqext import Consumer
 
 __all__ = ("run",)
 
@@ -37,7 +34,7 @@ _MEGABYTE = 1 << 20
     "nsqext replay backup/ --topic orders_copy",
 )
 @connected
-def run(
+async def run(
     connection: Connection,
     topic: Topic,
     to: Annotated[Path, typer.Option(help="Folder of the files; it is created.")],
@@ -60,33 +57,21 @@ def run(
     recorder are redelivered after msg_timeout, 60 seconds by default.
     """
     files = MessageFiles(to, topic, max_bytes=int(rotate_mb * _MEGABYTE), max_age=rotate_seconds)
-
-    async def act() -> None:
-        to.mkdir(parents=True, exist_ok=True)  # before a message is received
-        settings: dict[str, Any] = {"max_in_flight": 2 * batch}
-        if await connection.has_positions(topic):
-            settings["start"] = Position.earliest()
-        consumer = connection.consumer(topic, channel, **settings)
-        await _record(connection, consumer, files, batch, linger, until_end=until_end)
-
-    perform(act)
-
-
-async def _record(
-    connection: Connection, consumer: Consumer, files: MessageFiles, size: int, linger: float, *, until_end: bool
-) -> None:
-    count = 0
+    to.mkdir(parents=True, exist_ok=True)  # before a message is received
+    settings: dict[str, Any] = {"max_in_flight": 2 * batch}
+    if await connection.has_positions(topic):
+        settings["start"] = Position.earliest()
+    consumer, count = connection.consumer(topic, channel, **settings), 0
     with closing(files):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(stop_on_signals, consumer.stop, logger)
             async with consumer:
                 if until_end:
                     tasks.start_soon(connection.stop_when_drained, consumer)
-                async for messages in consumer.batches(max_count=size, max_wait=linger):
+                async for messages in consumer.batches(max_count=batch, max_wait=linger):
                     await run_sync(files.append, [message_record(message) for message in messages])
                     with suppress(MessageNotInFlight):  # they are redelivered and recorded again
                         await messages.finish()
                     count += len(messages)
             tasks.cancel_scope.cancel()
-    text = f"{counted(count, 'message')} of {consumer.topics[0]} recorded"
-    connection.show({"topic": consumer.topics[0], "recorded": count}, text)
+    connection.show({"topic": topic, "recorded": count}, f"{counted(count, 'message')} of {topic} recorded")

@@ -14,7 +14,7 @@ import typer
 from anyio.to_thread import run_sync
 from attrs import define, field, frozen
 
-from nsqext.cli.command import examples, perform
+from nsqext.cli.command import examples
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.files.message_files import Entry, files_in, read_entries
 from nsqext.cli.message_record import outgoing_message
@@ -81,7 +81,7 @@ class _Plan:
     "nsqext replay backup/ --speed 10 --keep-partitions",
 )
 @connected
-def run(
+async def run(
     connection: Connection,
     paths: Annotated[list[Path], typer.Argument(help="Files, or folders of them.")],
     topic: Annotated[str | None, typer.Option(help="Publish to this topic instead of the recorded one.")] = None,
@@ -105,7 +105,7 @@ def run(
     if progress is not None and progress.is_dir():
         raise InvalidSetting(f"--progress {progress} is a folder", hint="give a file")
     plan = _Plan(topic, speed, batch, keep_partitions)
-    perform(lambda: _replay(connection, files, plan, Progress.load(progress)))
+    await _replay(connection, files, plan, Progress.load(progress))
 
 
 def _entries(files: Sequence[Path], progress: Progress) -> Iterator[Entry]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from nsqext.cli.command import examples, perform
+from nsqext.cli.command import examples
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.output import counted
 
@@ -23,7 +23,7 @@ def _group() -> None:
 @app.command("replay")
 @examples("nsqext deadletters replay orders_dead")
 @connected
-def replay(
+async def replay(
     connection: Connection,
     topic: Annotated[str, typer.Argument(help="The dead letter topic.")],
     channel: Annotated[str, typer.Option(help="Channel to consume; its position is the progress.")] = "replay",
@@ -36,16 +36,12 @@ def replay(
     All channels of these topics receive the messages. After an interruption the next replay continues, and may publish
     one message twice.
     """
+    from nsqext import Lookup, replay_dead_letters
+    from nsqext.client.settings import connection_settings, settings_for
+    from nsqext.lookup.lookup import lookup_schema
 
-    async def act() -> None:
-        from nsqext import Lookup, replay_dead_letters
-        from nsqext.client.settings import connection_settings, settings_for
-        from nsqext.lookup.lookup import lookup_schema
-
-        values = connection.load().values
-        lookup = Lookup(connection.lookupd(), **settings_for(lookup_schema().own, values))
-        own = settings_for(connection_settings(), values)
-        count = await replay_dead_letters(topic, lookupd=lookup, channel=channel, idle=idle, **own)
-        connection.show({"topic": topic, "replayed": count}, f"{counted(count, 'dead letter')} of {topic} replayed")
-
-    perform(act)
+    values = connection.load().values
+    lookup = Lookup(connection.lookupd(), **settings_for(lookup_schema().own, values))
+    own = settings_for(connection_settings(), values)
+    count = await replay_dead_letters(topic, lookupd=lookup, channel=channel, idle=idle, **own)
+    connection.show({"topic": topic, "replayed": count}, f"{counted(count, 'dead letter')} of {topic} replayed")

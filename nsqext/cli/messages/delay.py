@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from nsqext.cli.command import examples, perform
+from nsqext.cli.command import examples
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.output import counted
 
@@ -25,7 +25,7 @@ app: typer.Typer = typer.Typer()
 @app.command("run")
 @examples("nsqext delay run --store /var/lib/nsqext/delayed.sqlite")
 @connected
-def run(
+async def run(
     connection: Connection,
     store: Store = Path(_STORE),
     topic: Annotated[str, typer.Option(help="Topic of the delayed messages.")] = "delayed",
@@ -40,31 +40,24 @@ def run(
     Messages are in the store, not in the topic, from the moment when the relay has received them: keep the file on a
     disk that survives a restart.
     """
+    from nsqext.delays import DelayRelay, DelayStore
 
-    async def act() -> None:
-        from nsqext.app import App
-        from nsqext.client.settings import app_schema, settings_for
-        from nsqext.delays import DelayRelay, DelayStore
+    service = connection.app()
+    with DelayStore(store) as opened:
+        relay = DelayRelay(opened, topic=topic, channel=channel, keep=keep)
+        relay.attach(service)
+        if create and connection.load().lookupd:
+            async with connection.admin() as admin:
+                await admin.create_topic(topic, channels=relay.channels, exist_ok=True)
 
-        found = connection.load()
-        service = App(found.lookupd, nsqd=found.nsqd, **settings_for(app_schema().own, found.values))
-        with DelayStore(store) as opened:
-            relay = DelayRelay(opened, topic=topic, channel=channel, keep=keep)
-            relay.attach(service)
-            if create and found.lookupd:
-                async with connection.admin() as admin:
-                    await admin.create_topic(topic, channels=relay.channels, exist_ok=True)
+        @service.lifespan
+        async def report(_: object) -> AsyncIterator[None]:
+            waiting = opened.count()
+            text = f"relay of {topic} with {counted(waiting, 'waiting message')} in {store}"
+            connection.show({"topic": topic, "store": str(store), "waiting": waiting}, text)
+            yield
 
-            @service.lifespan
-            async def report(_: App) -> AsyncIterator[None]:
-                waiting = opened.count()
-                text = f"relay of {topic} with {counted(waiting, 'waiting message')} in {store}"
-                connection.show({"topic": topic, "store": str(store), "waiting": waiting}, text)
-                yield
-
-            await service.serve(signals=True)
-
-    perform(act)
+        await service.serve(signals=True)
 
 
 @app.command("list")

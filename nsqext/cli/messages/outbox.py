@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from nsqext.cli.command import examples, perform
+from nsqext.cli.command import examples
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.output import counted
 
@@ -27,7 +27,7 @@ app: typer.Typer = typer.Typer()
     "nsqext outbox relay --database postgresql://shop@db/shop", "nsqext outbox relay --database sqlite:///shop.db"
 )
 @connected
-def relay(
+async def relay(
     connection: Connection,
     database: Database,
     batch: Annotated[int, typer.Option(min=1, help="Messages that are published together, at most.")] = 500,
@@ -37,26 +37,19 @@ def relay(
 
     Any number of relays may run.
     """
+    from nsqext.transactions import OutboxRelay, OutboxStore
 
-    async def act() -> None:
-        from nsqext.app import App
-        from nsqext.client.settings import app_schema, settings_for
-        from nsqext.transactions import OutboxRelay, OutboxStore
+    service = connection.app()
+    with OutboxStore(database) as store:
+        OutboxRelay(store, batch=batch, poll=poll).attach(service)
 
-        found = connection.load()
-        service = App(found.lookupd, nsqd=found.nsqd, **settings_for(app_schema().own, found.values))
-        with OutboxStore(database) as store:
-            OutboxRelay(store, batch=batch, poll=poll).attach(service)
+        @service.lifespan
+        async def report(_: object) -> AsyncIterator[None]:
+            waiting = store.summary(time.time()).waiting
+            connection.show({"waiting": waiting}, f"relay of {counted(waiting, 'waiting message')}")
+            yield
 
-            @service.lifespan
-            async def report(_: App) -> AsyncIterator[None]:
-                waiting = store.summary(time.time()).waiting
-                connection.show({"waiting": waiting}, f"relay of {counted(waiting, 'waiting message')}")
-                yield
-
-            await service.serve(signals=True)
-
-    perform(act)
+        await service.serve(signals=True)
 
 
 @app.command("sql")

@@ -21,7 +21,7 @@ import typer
 
 from nsqext import BatchFailed, OutgoingMessage
 from nsqext.cli.arguments import Topic, parse_pairs
-from nsqext.cli.command import examples, option_objects, perform
+from nsqext.cli.command import examples, option_objects
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.message_record import outgoing_message
 from nsqext.cli.output import counted
@@ -218,7 +218,7 @@ async def _progress() -> AsyncIterator[Callable[[int], None]]:
 )
 @connected
 @option_objects
-def run(
+async def run(
     connection: Connection,
     topic: Topic,
     body: Annotated[list[str] | None, typer.Argument(help="Messages. (default: read --file or standard input)")] = None,
@@ -243,12 +243,12 @@ def run(
         if file is not None or form is not Format.LINES:
             raise InvalidSetting("--file and --format cannot be combined with messages as arguments")
         options = {**given, "partition": properties.partition, "delay": properties.delay}
-        perform(lambda: _publish_arguments(connection, topic, body, rate, options))
+        await _publish_arguments(connection, topic, body, rate, options)
         return
     if properties.partition is not None or properties.delay is not None:
         raise InvalidSetting("--partition and --delay need messages as arguments")
     descriptor = os.open(file, os.O_RDONLY) if file is not None else sys.stdin.fileno()
-    perform(lambda: _publish_input(connection, topic, _messages(descriptor, form, columns), rate, given))
+    await _publish_input(connection, topic, _messages(descriptor, form, columns), rate, given)
 
 
 async def _publish_arguments(

@@ -12,7 +12,7 @@ import typer
 from attrs import frozen
 
 from nsqext.cli.arguments import UntilEnd
-from nsqext.cli.command import examples, option_objects, perform
+from nsqext.cli.command import examples, option_objects
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.contexts import load_contexts
 from nsqext.cli.output import counted
@@ -40,11 +40,7 @@ class Cluster:
     to_context: Annotated[str | None, typer.Option(help="Context of the other cluster.")] = None
 
     def connection(self) -> Connection | None:
-        """Return the connection to the cluster; None for the consumed one.
-
-        Raises:
-            InvalidSetting: both a URL and a context are given.
-        """
+        """Return the connection to the cluster; None for the consumed one."""
         if self.to_url is not None and self.to_context is not None:
             raise InvalidSetting("both --to-url and --to-context are given", hint="give one of them")
         url = load_contexts().url(self.to_context) if self.to_context is not None else self.to_url
@@ -68,7 +64,7 @@ class Hook:
 )
 @connected
 @option_objects
-def run(
+async def run(
     connection: Connection,
     topic: Annotated[str, typer.Argument(help="The topic to consume.")],
     channel: Annotated[str, typer.Option(help="The channel to consume.")] = "relay",
@@ -97,15 +93,13 @@ def run(
             raise InvalidSetting("--to-http cannot be combined with the address of another cluster")
         _check_url(str(hook.to_http))
         consumer = connection.consumer(topic, channel, **settings)
-        perform(lambda: _to_http(connection, consumer, hook, until_end=until_end))
+        await _to_http(connection, consumer, hook, until_end=until_end)
         return
     target = cluster.connection() or connection
     if target is connection and to == topic:
         raise InvalidSetting("the topic would be relayed to itself", hint="give another topic or cluster")
     consumer, producer = connection.consumer(topic, channel, **settings), target.producer()
-    perform(
-        lambda: _to_topic(connection, consumer, producer, to, with_headers=not without_headers, until_end=until_end)
-    )
+    await _to_topic(connection, consumer, producer, to, with_headers=not without_headers, until_end=until_end)
 
 
 def _check_url(text: str) -> None:

@@ -13,7 +13,7 @@ from attrs import field, frozen
 
 from nsqext import Requeue
 from nsqext.cli.arguments import Topic, UntilEnd, parse_pairs, parse_position, parse_time
-from nsqext.cli.command import examples, option_objects, perform
+from nsqext.cli.command import examples, option_objects
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.message_record import message_record
 from nsqext.cli.output import printable
@@ -21,7 +21,7 @@ from nsqext.errors import InvalidSetting
 from nsqext.protocol.names import topic_and_partition
 
 if TYPE_CHECKING:
-    from nsqext import Consumer, Message
+    from nsqext import Message
 
 __all__ = ("Filter", "Output", "Reading", "run")
 
@@ -145,7 +145,7 @@ def _printer(connection: Connection, output: Output) -> Callable[[Message, dict[
 )
 @connected
 @option_objects
-def run(
+async def run(
     connection: Connection,
     topic: Topic,
     channel: Annotated[str | None, typer.Option(help="Channel to consume. (default: a temporary channel)")] = None,
@@ -173,25 +173,11 @@ def run(
     if reading.start is not None:
         settings["start"] = parse_position(reading.start)
     show = _printer(connection, output)
-
-    async def act() -> None:
-        name = channel or f"tail_{token_hex(4)}#ephemeral"
-        fresh = channel is None and reading.start is None
-        if fresh and wanted.after is not None and await connection.has_positions(topic):
-            settings["start"] = parse_position(f"timestamp:{wanted.after // 1_000_000_000}")
-        consumer = connection.consumer(topic, name, **settings)
-        await _follow(connection, consumer, wanted, show, reading)
-
-    perform(act)
-
-
-async def _follow(
-    connection: Connection,
-    consumer: Consumer,
-    wanted: Filter,
-    show: Callable[[Message, dict[str, Any]], None],
-    reading: Reading,
-) -> None:
+    name = channel or f"tail_{token_hex(4)}#ephemeral"
+    fresh = channel is None and reading.start is None
+    if fresh and wanted.after is not None and await connection.has_positions(topic):
+        settings["start"] = parse_position(f"timestamp:{wanted.after // 1_000_000_000}")
+    consumer = connection.consumer(topic, name, **settings)
     broken: list[BrokenPipeError] = []
     shown = 0
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nsqext.cli.arguments import Topic, parse_position, parse_time
-from nsqext.cli.command import examples, perform
+from nsqext.cli.command import examples
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.message_record import message_record
 from nsqext.cli.output import printable
@@ -26,7 +26,7 @@ _MESSAGE_ID = re.compile("[0-9A-Fa-f]{32}")
 
 @examples("nsqext trace orders 7", "nsqext trace orders 000000000000002a0000000000000007 --since 1h")
 @connected
-def run(
+async def run(
     connection: Connection,
     topic: Topic,
     wanted: Annotated[str, typer.Argument(metavar="ID", help="Trace id, or message id of 32 hexadecimal digits.")],
@@ -53,30 +53,27 @@ def run(
         if wanted.lower() in (str(message.trace_id), message.id.hex()):
             found.append(message_record(message))
 
-    async def search() -> None:
-        if not await connection.has_positions(topic):
-            raise OperationNotSupported(
-                "the original NSQ stores no messages that can be read again",
-                topic=topic,
-                hint="nsqext tail --trace-id shows messages that are published later",
-            )
-        await connection.serve(consumer, until_end=True, signals=False)  # ^C ends the search with code 130
-        async with connection.admin() as admin:
-            parts = {part.partition: part for part in (await admin.stats(topic)).partitions} if found else {}
-        for record in found:
-            states = _channel_states(parts.get(record["partition"]), record["offset"])
-            states.pop(consumer.channel, None)
-            record["channels"] = states
-            place = f"{record['topic']}[{record['partition']}] offset {record['offset']}"
-            text = record.get("body", record.get("body_base64"))
-            by_channel = "".join(f"\n  channel {name}: {state}" for name, state in states.items())
-            ids = f"id {record['id']} trace id {record['trace_id']}"
-            connection.show(record, f"{place} {ids}: {printable(str(text))}{by_channel}")
-        if not found:
-            typer.echo(f"{topic} stores no message with the id {wanted}", err=True)
-            raise typer.Exit(1)
-
-    perform(search)
+    if not await connection.has_positions(topic):
+        raise OperationNotSupported(
+            "the original NSQ stores no messages that can be read again",
+            topic=topic,
+            hint="nsqext tail --trace-id shows messages that are published later",
+        )
+    await connection.serve(consumer, until_end=True, signals=False)  # ^C ends the search with code 130
+    async with connection.admin() as admin:
+        parts = {part.partition: part for part in (await admin.stats(topic)).partitions} if found else {}
+    for record in found:
+        states = _channel_states(parts.get(record["partition"]), record["offset"])
+        states.pop(consumer.channel, None)
+        record["channels"] = states
+        place = f"{record['topic']}[{record['partition']}] offset {record['offset']}"
+        text = record.get("body", record.get("body_base64"))
+        by_channel = "".join(f"\n  channel {name}: {state}" for name, state in states.items())
+        ids = f"id {record['id']} trace id {record['trace_id']}"
+        connection.show(record, f"{place} {ids}: {printable(str(text))}{by_channel}")
+    if not found:
+        typer.echo(f"{topic} stores no message with the id {wanted}", err=True)
+        raise typer.Exit(1)
 
 
 def _channel_states(part: PartitionStats | None, offset: int) -> dict[str, str]:

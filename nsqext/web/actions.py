@@ -11,11 +11,11 @@ from urllib.parse import quote
 import anyio
 from attrs import frozen
 
+from nsqext.admin import Admin
 from nsqext.client.consumer.position import Position
 from nsqext.errors import InvalidInput, InvalidState
 
 if TYPE_CHECKING:
-    from nsqext.admin import Admin
     from nsqext.broker import Cluster
     from nsqext.client.producer.producer import Producer
 
@@ -82,18 +82,22 @@ class Form:
         return self.number(name) if self.given(name) else None
 
 
+Perform = Callable[[Target, Form], Awaitable[str]]
+"""Performs an action and returns the address of the page to show next."""
+
+
 @frozen
 class Action:
     """An action of a form.
 
     Attributes:
-        perform: performs the action and returns the address of the page to show next.
+        perform: performs the action.
         button: label of the button.
         done: text to show after success.
         question: warning to confirm first if the action cannot be undone; otherwise empty.
     """
 
-    perform: Callable[[Target, Form], Awaitable[str]]
+    perform: Perform
     button: str
     done: str
     question: str = ""
@@ -102,10 +106,6 @@ class Action:
 def topic_page(topic: str) -> str:
     """Return the address of a topic's page."""
     return f"/topics/{quote(topic, safe='')}"
-
-
-def _channel_page(topic: str, channel: str) -> str:
-    return f"{topic_page(topic)}/channels/{quote(channel, safe='')}"
 
 
 # Topics
@@ -135,33 +135,30 @@ async def _delete_topic(target: Target, form: Form) -> str:
     return "/"
 
 
-async def _change_topic(method: str, target: Target, form: Form) -> str:
-    topic = form.needed("topic")
-    await getattr(target.admin, method)(topic)
-    return topic_page(topic)
+def _on_topic(change: Callable[[Target, str, Form], Awaitable[object]]) -> Perform:
+    async def perform(target: Target, form: Form) -> str:
+        topic = form.needed("topic")
+        await change(target, topic, form)
+        return topic_page(topic)
+
+    return perform
 
 
-async def _expand_topic(target: Target, form: Form) -> str:
-    topic = form.needed("topic")
-    await target.admin.expand_topic(topic, form.number("partitions"), wait=_EXPANDED_WITHIN)
-    return topic_page(topic)
+def _topic_change(method: Callable[[Admin, str], Awaitable[None]]) -> Perform:
+    return _on_topic(lambda target, topic, form: method(target.admin, topic))
 
 
-async def _set_topic(target: Target, form: Form) -> str:
-    topic = form.needed("topic")
+async def _set_topic(target: Target, topic: str, form: Form) -> None:
     await target.admin.set_topic(
         topic,
         replicas=form.optional("replicas"),
         retention_days=form.optional("retention_days"),
         sync_every=form.optional("sync_every"),
     )
-    return topic_page(topic)
 
 
-async def _tombstone(target: Target, form: Form, *, restore: bool = False) -> str:
-    topic = form.needed("topic")
+async def _tombstone(target: Target, topic: str, form: Form, *, restore: bool = False) -> None:
     await target.admin.tombstone(topic, form.needed("node"), restore=restore)
-    return topic_page(topic)
 
 
 def _headers(text: str) -> dict[str, str] | None:
@@ -174,8 +171,7 @@ def _headers(text: str) -> dict[str, str] | None:
     return found or None
 
 
-async def _publish(target: Target, form: Form) -> str:
-    topic = form.needed("topic")
+async def _publish(target: Target, topic: str, form: Form) -> None:
     body = form.fields.get("body", "").replace("\r\n", "\n")  # browsers send lines of a text area with CRLF
     await target.producer.publish(
         topic,
@@ -183,31 +179,25 @@ async def _publish(target: Target, form: Form) -> str:
         headers=_headers(form.given("headers")),
         tag=form.given("tag") or None,
         key=form.given("key") or None,
-        trace_id=form.number("trace_id") if form.given("trace_id") else None,
-        partition=form.number("partition") if form.given("partition") else None,
+        trace_id=form.optional("trace_id"),
+        partition=form.optional("partition"),
     )
-    return topic_page(topic)
 
 
 # Channels
 
 
-async def _change_channel(method: str, target: Target, form: Form) -> str:
-    topic, channel = form.needed("topic"), form.needed("channel")
-    await getattr(target.admin, method)(topic, channel)
-    return _channel_page(topic, channel)
+def _on_channel(change: Callable[[Admin, str, str, Form], Awaitable[object]]) -> Perform:
+    async def perform(target: Target, form: Form) -> str:
+        topic, channel = form.needed("topic"), form.needed("channel")
+        await change(target.admin, topic, channel, form)
+        return f"{topic_page(topic)}/channels/{quote(channel, safe='')}"
+
+    return perform
 
 
-async def _set_channel(target: Target, form: Form) -> str:
-    topic, channel = form.needed("topic"), form.needed("channel")
-    await target.admin.set_channel(topic, channel, rate_limit_kib=form.optional("rate_limit_kib"))
-    return _channel_page(topic, channel)
-
-
-async def _deliver_delayed(target: Target, form: Form) -> str:
-    topic, channel = form.needed("topic"), form.needed("channel")
-    await target.admin.deliver_delayed(topic, channel, within_hours=form.number("within_hours"))
-    return _channel_page(topic, channel)
+def _channel_change(method: Callable[[Admin, str, str], Awaitable[None]]) -> Perform:
+    return _on_channel(lambda admin, topic, channel, form: method(admin, topic, channel))
 
 
 async def _delete_channel(target: Target, form: Form) -> str:
@@ -231,12 +221,6 @@ def _position(form: Form) -> Position:
         raise InvalidInput(f"time={text!r} is not a time", hint="write it as 2030-12-31T23:59, in UTC") from error
 
 
-async def _seek_channel(target: Target, form: Form) -> str:
-    topic, channel = form.needed("topic"), form.needed("channel")
-    await target.admin.seek_channel(topic, channel, _position(form))
-    return _channel_page(topic, channel)
-
-
 # The embedded cluster
 
 
@@ -246,13 +230,9 @@ async def _fault(method: str, target: Target, form: Form) -> str:
     return "/"
 
 
-async def _move_leader(target: Target, form: Form) -> str:
-    cluster = target.embedded()
-    topic = form.needed("topic")
-    await anyio.to_thread.run_sync(
-        cluster.move_leader, topic, form.number("partition"), form.needed("name"), abandon_on_cancel=True
-    )
-    return topic_page(topic)
+async def _move_leader(target: Target, topic: str, form: Form) -> None:
+    move = target.embedded().move_leader
+    await anyio.to_thread.run_sync(move, topic, form.number("partition"), form.needed("name"), abandon_on_cancel=True)
 
 
 ACTIONS: dict[str, Action] = {
@@ -264,79 +244,93 @@ ACTIONS: dict[str, Action] = {
         "All its messages and channels are lost, and its consumers are disconnected.",
     ),
     "empty-topic": Action(
-        partial(_change_topic, "empty_topic"),
+        _topic_change(Admin.empty_topic),
         "Empty topic",
         "The topic was emptied.",
         "The messages that wait in the topic and in all its channels will not be delivered.",
     ),
     "upgrade-topic": Action(
-        partial(_change_topic, "upgrade_topic"),
+        _topic_change(Admin.upgrade_topic),
         "Upgrade topic",
         "The topic was upgraded: messages may carry headers, tags and keys.",
         "The topic gets extend support, which cannot be removed, and old clients may be unable to read its messages.",
     ),
     "expand-topic": Action(
-        _expand_topic,
+        _on_topic(
+            lambda at, topic, form: at.admin.expand_topic(topic, form.number("partitions"), wait=_EXPANDED_WITHIN)
+        ),
         "Add partitions",
         "The topic gets more partitions.",
         "This cannot be undone. A key may move to a partition other than that of its earlier messages.",
     ),
-    "pause-topic": Action(partial(_change_topic, "pause_topic"), "Pause", "The topic is paused."),
-    "unpause-topic": Action(partial(_change_topic, "unpause_topic"), "Unpause", "The topic is no longer paused."),
+    "pause-topic": Action(_topic_change(Admin.pause_topic), "Pause", "The topic is paused."),
+    "unpause-topic": Action(_topic_change(Admin.unpause_topic), "Unpause", "The topic is no longer paused."),
     "tombstone": Action(
-        _tombstone,
+        _on_topic(_tombstone),
         "Tombstone",
         "Lookup temporarily hides the node.",
         "Lookup temporarily hides the topic on this node: consumers disconnect from it, producers avoid it.",
     ),
-    "show-node": Action(partial(_tombstone, restore=True), "Show again", "Lookup shows the node again."),
-    "set-topic": Action(_set_topic, "Change settings", "The settings of the topic were changed."),
-    "publish": Action(_publish, "Publish", "The message was stored."),
-    "create-channel": Action(partial(_change_channel, "create_channel"), "Create channel", "The channel was created."),
+    "show-node": Action(_on_topic(partial(_tombstone, restore=True)), "Show again", "Lookup shows the node again."),
+    "set-topic": Action(_on_topic(_set_topic), "Change settings", "The settings of the topic were changed."),
+    "publish": Action(_on_topic(_publish), "Publish", "The message was stored."),
+    "create-channel": Action(_channel_change(Admin.create_channel), "Create channel", "The channel was created."),
     "delete-channel": Action(
         _delete_channel,
         "Delete channel",
         "The channel was deleted.",
         "Its position and its waiting messages are lost, and its consumers are disconnected.",
     ),
-    "pause-channel": Action(partial(_change_channel, "pause_channel"), "Pause", "The channel is paused."),
-    "unpause-channel": Action(partial(_change_channel, "unpause_channel"), "Unpause", "The channel delivers again."),
+    "pause-channel": Action(_channel_change(Admin.pause_channel), "Pause", "The channel is paused."),
+    "unpause-channel": Action(_channel_change(Admin.unpause_channel), "Unpause", "The channel delivers again."),
     "empty-channel": Action(
-        partial(_change_channel, "empty_channel"),
+        _channel_change(Admin.empty_channel),
         "Empty channel",
         "The channel was emptied.",
         "The messages that wait in the channel will not be delivered.",
     ),
     "skip-channel": Action(
-        partial(_change_channel, "skip_channel"),
+        _channel_change(Admin.skip_channel),
         "Skip messages",
         "The channel skips every message.",
         "The channel finishes every message without delivery, until skipping is switched off.",
     ),
     "unskip-channel": Action(
-        partial(_change_channel, "unskip_channel"), "Stop skipping", "The channel delivers messages again."
+        _channel_change(Admin.unskip_channel), "Stop skipping", "The channel delivers messages again."
     ),
     "seek-channel": Action(
-        _seek_channel,
+        _on_channel(lambda admin, topic, channel, form: admin.seek_channel(topic, channel, _position(form))),
         "Move channel",
         "The channel was moved.",
         "Consumers continue at the new position: they receive earlier messages again, or skip messages.",
     ),
-    "set-channel": Action(_set_channel, "Limit rate", "The rate of the channel is limited."),
+    "set-channel": Action(
+        _on_channel(
+            lambda admin, topic, channel, form: admin.set_channel(
+                topic, channel, rate_limit_kib=form.optional("rate_limit_kib")
+            )
+        ),
+        "Limit rate",
+        "The rate of the channel is limited.",
+    ),
     "redeliver-channel": Action(
-        partial(_change_channel, "redeliver_unfinished"),
+        _channel_change(Admin.redeliver_unfinished),
         "Redeliver",
         "The channel reads again from its confirmed position.",
         "Messages in flight may be delivered twice. It helps a channel that has a depth and delivers nothing.",
     ),
     "deliver-delayed": Action(
-        _deliver_delayed,
+        _on_channel(
+            lambda admin, topic, channel, form: admin.deliver_delayed(
+                topic, channel, within_hours=form.number("within_hours")
+            )
+        ),
         "Deliver delayed messages",
         "The delayed messages are delivered.",
         "Consumers receive the messages of the delayed queue before they are due.",
     ),
     "empty-delayed": Action(
-        partial(_change_channel, "empty_delayed"),
+        _channel_change(Admin.empty_delayed),
         "Discard delayed messages",
         "The delayed messages were discarded.",
         "The delayed messages of the channel will not be delivered.",
@@ -345,6 +339,6 @@ ACTIONS: dict[str, Action] = {
     "freeze": Action(partial(_fault, "freeze"), "Freeze", "The node is frozen."),
     "thaw": Action(partial(_fault, "thaw"), "Thaw", "The node runs again."),
     "restart": Action(partial(_fault, "restart"), "Restart", "The node was started again."),
-    "move-leader": Action(_move_leader, "Move leader", "The leader was moved."),
+    "move-leader": Action(_on_topic(_move_leader), "Move leader", "The leader was moved."),
 }
 """Actions by the last segment of their path."""

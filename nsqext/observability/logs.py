@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from nsqext.observability.observer import Observer, failure
@@ -36,16 +36,9 @@ class LogObserver(Observer):
         self._level = level
         self._slow = slow
 
-    def publishing(self, publishing: Publishing) -> AbstractContextManager[object]:
-        """Log the outcome of a publish."""
-        return self._publishing(publishing)
-
-    def handling(self, handling: Handling) -> AbstractContextManager[object]:
-        """Log the outcome of a handler."""
-        return self._handling(handling)
-
     @contextmanager
-    def _publishing(self, publishing: Publishing) -> Iterator[None]:
+    def publishing(self, publishing: Publishing) -> Iterator[None]:
+        """Log the outcome of a publish."""
         size = sum(len(message.body) for message in publishing.messages)
         fields: dict[str, object] = {"topic": publishing.topic, "count": len(publishing.messages), "bytes": size}
         started = time.monotonic()
@@ -58,7 +51,8 @@ class LogObserver(Observer):
         self._write("published", started, {**fields, "partition": partitions})
 
     @contextmanager
-    def _handling(self, handling: Handling) -> Iterator[None]:
+    def handling(self, handling: Handling) -> Iterator[None]:
+        """Log the outcome of a handler."""
         fields = _of_batch(handling) if handling.batch else _of_message(handling)
         started = time.monotonic()
         try:

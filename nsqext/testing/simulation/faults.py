@@ -13,10 +13,9 @@ from attrs import define, evolve, field, frozen
 from nsqext.broker.fault_injection import Rule
 from nsqext.broker.lookupd.cluster_view import PartitionView, Snapshot
 from nsqext.errors import InvalidSetting
-from nsqext.testing.simulation.cluster import COORDINATOR, as_server
+from nsqext.testing.simulation.cluster import COORDINATOR, SimulatedCluster, as_server
 
 if TYPE_CHECKING:
-    from nsqext.testing.simulation.cluster import SimulatedCluster
     from nsqext.testing.simulation.disk import SimulatedDisk
     from nsqext.testing.simulation.network import Network
     from nsqext.testing.simulation.seams import SimulatedClock
@@ -73,19 +72,12 @@ End = Callable[[], Awaitable[None] | None] | None
 _Begin = Callable[["Injector", Fault], Awaitable[End]]
 
 
-async def _kill(at: Injector, fault: Fault) -> End:
-    await at.cluster.kill(fault.target)
-    return lambda: at.cluster.restart(fault.target)
+def _stop(how: Callable[[SimulatedCluster, str], Awaitable[None]]) -> _Begin:
+    async def begin(at: Injector, fault: Fault) -> End:
+        await how(at.cluster, fault.target)
+        return lambda: at.cluster.restart(fault.target)
 
-
-async def _terminate(at: Injector, fault: Fault) -> End:
-    await at.cluster.terminate(fault.target)
-    return lambda: at.cluster.restart(fault.target)
-
-
-async def _power(at: Injector, fault: Fault) -> End:
-    await at.cluster.cut_power(fault.target)
-    return lambda: at.cluster.restart(fault.target)
+    return begin
 
 
 def _disk(change: Callable[[SimulatedDisk, Fault], None]) -> _Begin:
@@ -161,17 +153,20 @@ def _links(at: Injector, target: str, directions: str) -> list[tuple[str, str]]:
     return links
 
 
+def _block(at: Injector, links: Sequence[tuple[str, str]]) -> End:
+    for link in links:
+        at.network.block(*link)
+
+    def end() -> None:
+        for link in links:
+            at.network.unblock(*link)
+
+    return end
+
+
 def _blocking(directions: str) -> _Begin:
     async def begin(at: Injector, fault: Fault) -> End:
-        links = _links(at, fault.target, directions)
-        for link in links:
-            at.network.block(*link)
-
-        def end() -> None:
-            for link in links:
-                at.network.unblock(*link)
-
-        return end
+        return _block(at, _links(at, fault.target, directions))
 
     return begin
 
@@ -179,14 +174,7 @@ def _blocking(directions: str) -> _Begin:
 async def _partition_one(at: Injector, fault: Fault) -> End:
     """Separate one client process from a node."""
     client = at.clients[int(fault.chance * len(at.clients))]
-    for link in ((client, fault.target), (fault.target, client)):
-        at.network.block(*link)
-
-    def end() -> None:
-        at.network.unblock(client, fault.target)
-        at.network.unblock(fault.target, client)
-
-    return end
+    return _block(at, [(client, fault.target), (fault.target, client)])
 
 
 async def _slow(at: Injector, fault: Fault) -> End:
@@ -289,8 +277,8 @@ def _wrong_leaders(lookupd: Any, fault: Fault) -> None:
 
 
 _NODE: dict[str, _Begin] = {
-    "kill": _kill,
-    "power": _power,
+    "kill": _stop(SimulatedCluster.kill),
+    "power": _stop(SimulatedCluster.cut_power),
     "disk_full": _disk(lambda disk, fault: disk.full.add(fault.target)),
     "disk_failing": _disk(lambda disk, fault: disk.failing.add(fault.target)),
     "disk_slow": _disk(_slow_disk),
@@ -299,7 +287,7 @@ _NODE: dict[str, _Begin] = {
     "stall": _stall,
     "recreate": _recreate,
     "upgrade": _upgrade,
-    "terminate": _terminate,
+    "terminate": _stop(SimulatedCluster.terminate),
     "freeze": _freeze,
     "move": _move,
     "partition": _blocking("io"),
@@ -315,7 +303,7 @@ _NODE: dict[str, _Begin] = {
     "clock_jump": _jump,
 }
 _LOOKUP: dict[str, _Begin] = {
-    "lookup_kill": _kill,
+    "lookup_kill": _stop(SimulatedCluster.kill),
     "lookup_stale": _lookup(lambda lookupd, fault: lookupd.show_snapshot()),
     "lookup_wrong": _lookup(_wrong_leaders),
     "lookup_empty": _lookup(lambda lookupd, fault: lookupd.show_nothing()),

@@ -27,8 +27,9 @@ from nsqext.spark.cluster import portal
 from nsqext.spark.cluster.client_config import PREFIX, client_settings
 from nsqext.spark.columns import WRITABLE, arrow_schema, check_written
 from nsqext.spark.options import SinkOptions, SourceOptions, names_by_keyword
-from nsqext.spark.read.batch_plan import Limits, Pruning, plan, read_within
+from nsqext.spark.read.batch_plan import Pruning, plan, read_within
 from nsqext.spark.read.channel_batches import ChannelReader, rows_of
+from nsqext.spark.read.range_limits import RangeLimits
 from nsqext.spark.write.row_id import Origin
 from nsqext.spark.write.rows import publish_rows
 from nsqext.transport.options import ConnectionSettings
@@ -122,7 +123,7 @@ def read(topics: Topics, lookupd: str | Sequence[str], **options: Unpack[ReadOpt
         NsqError: the servers do not answer.
     """
     source = SourceOptions.parse(_texts("read", ReadOptions, {**_subscription(topics), **options}, lookupd))
-    limits = Limits.of(source)
+    limits = RangeLimits.of(source)
     ranges = portal.call(plan, source, Pruning())
     schema = arrow_schema(source.columns, source.headers_as_array)
     return pa.RecordBatchReader.from_batches(schema, read_within(source, limits, ranges))

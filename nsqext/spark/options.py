@@ -68,90 +68,39 @@ _TABLE_PREFIX = "option."
 _OF_SPARK_PREFIXES = ("__", _TABLE_PREFIX, "spark.")
 
 
-def _snake_case(option: _Option) -> str:
-    return re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", option.name)
-
-
 @frozen
 class _Option:
     """One option.
 
     Attributes:
-        name: its name in the documentation.
         read: parses its text.
         only: what alone has it, batches or streams.
         of_ranges: ``readMode=channel`` has no such option.
-        member: the attribute that it sets; the name in snake case by default.
+        member: the attribute that it sets.
+        name: its name in the documentation; that of the attribute in camel case by default.
     """
 
-    name: str
     read: Callable[[str], Any]
     only: Literal["batch", "stream"] | None = None
     of_ranges: bool = False
-    member: str = attrs.field(default=attrs.Factory(_snake_case, takes_self=True))
+    member: str = ""
+    name: str = attrs.field(default=attrs.Factory(lambda option: _camel_case(option.member), takes_self=True))
 
 
-_COMMON = (_Option("lookupd", lambda value: parse_lookup_addresses(read_text(value))),)
+def _camel_case(name: str) -> str:
+    return re.sub("_([a-z])", lambda found: found[1].upper(), name)
 
-_SOURCE = (
-    *_COMMON,
-    _Option("subscribe", read_topics),
-    _Option("subscribePattern", read_pattern, of_ranges=True),
-    _Option("assign", read_assignment, of_ranges=True),
-    _Option("channel", read_channel),
-    _Option("startingOffsets", read_text, of_ranges=True),
-    _Option("endingOffsets", read_text, "batch"),
-    _Option("startingTimestamp", read_number(0), of_ranges=True),
-    _Option("endingTimestamp", read_number(0), "batch"),
-    _Option("startingOffsetsByTimestamp", read_text, of_ranges=True),
-    _Option("endingOffsetsByTimestamp", read_text, "batch"),
-    _Option("maxOffsetsPerTrigger", read_number(1, _LONG), "stream"),
-    _Option("maxBytesPerTrigger", read_number(1, _LONG), "stream", of_ranges=True),
-    _Option("minOffsetsPerTrigger", read_number(1, _LONG), "stream", of_ranges=True),
-    _Option("maxTriggerDelay", read_duration, "stream", of_ranges=True),
-    _Option("minPartitions", read_number(1), of_ranges=True),
-    _Option("maxTasks", read_number(1), of_ranges=True),
-    _Option("minMessagesPerTask", read_number(1), of_ranges=True),
-    _Option("maxRecordsPerPartition", read_number(1), of_ranges=True),
-    _Option("failOnDataLoss", read_bool, of_ranges=True),
-    _Option("includeHeaders", read_bool),
-    _Option("headersFormat", read_choice("map", "array")),
-    _Option("columns", read_columns),
-    _Option("readMode", read_choice("offset", "channel"), "stream"),
-    _Option("resetChannel", read_bool, "stream", of_ranges=True),
-    _Option("readTimeoutMs", read_seconds, member="read_timeout"),
-    _Option("arrowBatchRows", read_number(1, 1_000_000)),
-    _Option("rdy", read_number(1, _MAX_RDY)),
-)
 
-_SINK = (
-    *_COMMON,
-    _Option("topic", check_topic),
-    _Option("idempotenceHeader", read_header),
-    _Option("ackBatchBytes", read_number(1)),
-    _Option("maxRowsPerSecond", read_number(1)),
-    _Option("badRows", read_choice("fail", "topic")),
-    _Option("badRowsTopic", check_topic),
-)
+def _option(
+    default: Any, read: Callable[[str], Any], only: Literal["batch", "stream"] | None = None, **more: Any
+) -> Any:
+    """Declare the attribute of an option."""
+    return attrs.field(default=default, metadata={_Option: {"read": read, "only": only, **more}})
 
-_NAMES = {"read": _SOURCE, "write": _SINK}
-_OTHER = {"read": "write", "write": "read"}
 
-_BATCH_ONLY = tuple(option.name for option in _SOURCE if option.only == "batch")
-_STREAM_ONLY = tuple(option.name for option in _SOURCE if option.only == "stream")
-_OFFSET_ONLY = tuple(option.name for option in _SOURCE if option.of_ranges)
-_EXCLUDING = (
-    ("subscribe", "assign"),
-    ("subscribe", "subscribePattern"),
-    ("assign", "subscribePattern"),
-    ("startingOffsets", "startingOffsetsByTimestamp"),
-    ("startingTimestamp", "startingOffsetsByTimestamp"),
-    ("endingOffsets", "endingOffsetsByTimestamp"),
-    ("endingTimestamp", "endingOffsetsByTimestamp"),
-    ("startingOffsets", "startingTimestamp"),
-    ("endingOffsets", "endingTimestamp"),
-    ("maxOffsetsPerTrigger", "maxBytesPerTrigger"),
-)
+def _options_of(kind: type, *others: _Option) -> tuple[_Option, ...]:
+    declared = [(field.name, field.metadata[_Option]) for field in attrs.fields(kind) if _Option in field.metadata]
+    return (*others, *(_Option(member=name, **found) for name, found in declared))
 
 
 def _unknown(name: str, kind: str) -> InvalidSetting:
@@ -280,30 +229,30 @@ class SourceOptions:
 
     client: ClientConfig
     topics: Mapping[str, tuple[int, ...] | None]
-    subscribe_pattern: str | None = None
-    columns: Columns = BASE_COLUMNS
+    subscribe_pattern: str | None = _option(None, read_pattern, of_ranges=True)
+    columns: tuple[str, ...] = _option(BASE_COLUMNS, read_columns)
     headers_as_array: bool = False
-    channel: str | None = None
-    starting_offsets: str | None = None
-    ending_offsets: str | None = None
-    starting_timestamp: int | None = None
-    ending_timestamp: int | None = None
-    starting_offsets_by_timestamp: str | None = None
-    ending_offsets_by_timestamp: str | None = None
-    max_offsets_per_trigger: int | None = None
-    max_bytes_per_trigger: int | None = None
-    min_offsets_per_trigger: int | None = None
-    max_trigger_delay: float = 900.0
-    min_partitions: int | None = None
-    max_tasks: int = 256
-    min_messages_per_task: int = 100_000
-    max_records_per_partition: int | None = None
-    fail_on_data_loss: bool = True
-    read_mode: Literal["offset", "channel"] = "offset"
-    reset_channel: bool = False
-    read_timeout: float = 60.0
-    arrow_batch_rows: int = 2000
-    rdy: int = 1000
+    channel: str | None = _option(None, read_channel)
+    starting_offsets: str | None = _option(None, read_text, of_ranges=True)
+    ending_offsets: str | None = _option(None, read_text, "batch")
+    starting_timestamp: int | None = _option(None, read_number(0), of_ranges=True)
+    ending_timestamp: int | None = _option(None, read_number(0), "batch")
+    starting_offsets_by_timestamp: str | None = _option(None, read_text, of_ranges=True)
+    ending_offsets_by_timestamp: str | None = _option(None, read_text, "batch")
+    max_offsets_per_trigger: int | None = _option(None, read_number(1, _LONG), "stream")
+    max_bytes_per_trigger: int | None = _option(None, read_number(1, _LONG), "stream", of_ranges=True)
+    min_offsets_per_trigger: int | None = _option(None, read_number(1, _LONG), "stream", of_ranges=True)
+    max_trigger_delay: float = _option(900.0, read_duration, "stream", of_ranges=True)
+    min_partitions: int | None = _option(None, read_number(1), of_ranges=True)
+    max_tasks: int = _option(256, read_number(1), of_ranges=True)
+    min_messages_per_task: int = _option(100_000, read_number(1), of_ranges=True)
+    max_records_per_partition: int | None = _option(None, read_number(1), of_ranges=True)
+    fail_on_data_loss: bool = _option(True, read_bool, of_ranges=True)
+    read_mode: Literal["offset", "channel"] = _option("offset", read_choice("offset", "channel"), "stream")
+    reset_channel: bool = _option(False, read_bool, "stream", of_ranges=True)
+    read_timeout: float = _option(60.0, read_seconds, name="readTimeoutMs")
+    arrow_batch_rows: int = _option(2000, read_number(1, 1_000_000))
+    rdy: int = _option(1000, read_number(1, _MAX_RDY))
 
     @classmethod
     def parse(cls, given: Mapping[str, str], *, streaming: bool = False) -> Self:
@@ -373,11 +322,11 @@ class SinkOptions:
     """
 
     client: ClientConfig
-    topic: str | None = None
-    idempotence_header: str = ID_HEADER
-    ack_batch_bytes: int = 1 << 20
-    max_rows_per_second: int | None = None
-    bad_rows_topic: str | None = None
+    topic: str | None = _option(None, check_topic)
+    idempotence_header: str = _option(ID_HEADER, read_header)
+    ack_batch_bytes: int = _option(1 << 20, read_number(1))
+    max_rows_per_second: int | None = _option(None, read_number(1))
+    bad_rows_topic: str | None = _option(None, check_topic)
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
@@ -403,3 +352,33 @@ class SinkOptions:
                 hint="lower it, or raise nsqext.max_batch_size together with the servers' limit",
             )
         return options
+
+
+_LOOKUPD = _Option(lambda value: parse_lookup_addresses(read_text(value)), member="lookupd")
+_SOURCE = _options_of(
+    SourceOptions,
+    _LOOKUPD,
+    _Option(read_topics, member="subscribe"),
+    _Option(read_assignment, of_ranges=True, member="assign"),
+    _Option(read_bool, member="include_headers"),
+    _Option(read_choice("map", "array"), member="headers_format"),
+)
+_SINK = _options_of(SinkOptions, _LOOKUPD, _Option(read_choice("fail", "topic"), member="bad_rows"))
+_NAMES = {"read": _SOURCE, "write": _SINK}
+_OTHER = {"read": "write", "write": "read"}
+
+_BATCH_ONLY = tuple(option.name for option in _SOURCE if option.only == "batch")
+_STREAM_ONLY = tuple(option.name for option in _SOURCE if option.only == "stream")
+_OFFSET_ONLY = tuple(option.name for option in _SOURCE if option.of_ranges)
+_EXCLUDING = (
+    ("subscribe", "assign"),
+    ("subscribe", "subscribePattern"),
+    ("assign", "subscribePattern"),
+    ("startingOffsets", "startingOffsetsByTimestamp"),
+    ("startingTimestamp", "startingOffsetsByTimestamp"),
+    ("endingOffsets", "endingOffsetsByTimestamp"),
+    ("endingTimestamp", "endingOffsetsByTimestamp"),
+    ("startingOffsets", "startingTimestamp"),
+    ("endingOffsets", "endingTimestamp"),
+    ("maxOffsetsPerTrigger", "maxBytesPerTrigger"),
+)

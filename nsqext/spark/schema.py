@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -16,11 +17,10 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
-    TimestampType,
 )
 
 from nsqext.errors import InvalidSetting
-from nsqext.spark.columns import check_written
+from nsqext.spark.columns import arrow_schema, check_written
 from nsqext.spark.option_values import ALL_COLUMNS, BASE_COLUMNS, Columns
 
 if TYPE_CHECKING:
@@ -29,21 +29,6 @@ if TYPE_CHECKING:
 __all__ = ("check_write_schema", "chosen_columns", "read_schema")
 
 _HEADER = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
-_HEADER_ARRAY = ArrayType(_HEADER)
-_TYPES: dict[str, DataType] = {
-    "value": BinaryType(),
-    "topic": StringType(),
-    "partition": IntegerType(),
-    "offset": LongType(),
-    "queue_offset": LongType(),
-    "timestamp": TimestampType(),
-    "message_id": BinaryType(),
-    "trace_id": LongType(),
-    "attempts": IntegerType(),
-    "tag": StringType(),
-    "headers": MapType(StringType(), StringType()),
-    "key": StringType(),
-}
 
 _TEXT = (StringType, BinaryType)
 _WHOLE = (ByteType, ShortType, IntegerType, LongType)
@@ -60,11 +45,7 @@ _WRITABLE: dict[str, tuple[tuple[type[DataType], ...], str]] = {
 
 def read_schema(columns: Columns = BASE_COLUMNS, headers_as_array: bool = False) -> StructType:
     """Return the schema of rows that are read; every column is nullable."""
-    return StructType([StructField(name, _spark_type(name, headers_as_array)) for name in columns])
-
-
-def _spark_type(name: str, headers_as_array: bool) -> DataType:
-    return _HEADER_ARRAY if headers_as_array and name == "headers" else _TYPES[name]
+    return from_arrow_schema(arrow_schema(columns, headers_as_array))
 
 
 def chosen_columns(schema: StructType, columns: Columns, headers_as_array: bool = False) -> Columns:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NoReturn
 
 from attrs import evolve
 from pyspark.errors import PySparkNotImplementedError
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from pyspark.sql.types import StructField, StructType
 
 from nsqext.errors import InvalidSetting
@@ -22,11 +22,10 @@ from nsqext.spark.options import (
     table_options,
 )
 from nsqext.spark.py_files import share_with_streams
-from nsqext.spark.pyspark_features import ReadLimit, SupportsTriggerAvailableNow, check_stream
+from nsqext.spark.pyspark_features import SupportsTriggerAvailableNow, check_stream
 from nsqext.spark.schema import check_write_schema, chosen_columns, read_schema
 
 if TYPE_CHECKING:
-    from pyarrow import RecordBatch
     from pyspark.sql.datasource import (
         DataSourceReader,
         DataSourceStreamWriter,
@@ -191,29 +190,7 @@ class InvalidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, error: InvalidSetting) -> None:
         self._error = error
 
-    def _raise(self) -> NoReturn:
+    def _raise(self, *args: object, **values: object) -> NoReturn:
         raise self._error
 
-    def getDefaultReadLimit(self) -> ReadLimit:
-        """Raise the error."""
-        self._raise()
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        """Raise the error."""
-        self._raise()
-
-    def initialOffset(self) -> dict[str, Any]:
-        """Raise the error."""
-        self._raise()
-
-    def latestOffset(self, start: Mapping[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
-        """Raise the error."""
-        self._raise()
-
-    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
-        """Raise the error."""
-        self._raise()
-
-    def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
-        """Raise the error."""
-        self._raise()
+    getDefaultReadLimit = prepareForTriggerAvailableNow = initialOffset = latestOffset = partitions = read = _raise

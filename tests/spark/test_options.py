@@ -219,8 +219,8 @@ def test_settings_reach_the_client(tmp_path: Path) -> None:
     assert (producer.on_unknown, producer.max_batch_size, producer.timeout) == ("raise", 7_000_000, 30.0)
     assert producer.connection.tls_context() is not None
     assert (producer.connection.auth_secret, producer.connection.connect_timeout) == (SECRET, 1.5)
-    assert producer.lookup.request_timeout == options.client.lookup().request_timeout == 3.0
-    assert options.client.transport().connect_timeout == 1.5
+    assert producer.lookup.request_timeout == options.client.consumer().lookup.request_timeout == 3.0
+    assert options.client.consumer().connection.connect_timeout == 1.5
     assert SECRET not in repr(options)
     assert "***" in repr(options)
 
@@ -235,8 +235,8 @@ def test_a_secret_is_not_shown_in_errors() -> None:
 
 
 def test_bodies_are_restored_unless_it_is_turned_off() -> None:
-    assert SourceOptions.parse(READ).client.decompress
-    assert not SourceOptions.parse({**READ, "nsqext.decompress": "false"}).client.decompress
+    assert SourceOptions.parse(READ).client.consumer().delivery.decompress
+    assert not SourceOptions.parse({**READ, "nsqext.decompress": "false"}).client.consumer().delivery.decompress
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,6 @@ class Admin:
     Every method raises what `LeaderLocator` raises.
 
     Args:
-        config: how the servers are reached.
         first_contact: seconds in which a lookup node must answer for the first time; None for ``config.timeout``.
 
     Attributes:
@@ -53,9 +52,7 @@ class Admin:
 
     async def position(self, topic: str, partition: int, channel: str) -> ChannelPosition | None:
         """Return the position of a channel; None if the channel does not exist."""
-        return await self.leaders.ask(
-            topic, partition, lambda leader: self.leaders.nodes.position(leader, topic, partition, channel)
-        )
+        return await self.leaders.ask(topic, partition, self.leaders.nodes.position, channel)
 
     async def anchor_count(self, topic: str, partition: int, channel: str) -> int | None:
         """Return the number of messages before an anchor; None if it does not exist or its creation did not finish."""
@@ -75,17 +72,15 @@ class Admin:
 
         A second channel exists between the creation and the move. If the process ends in between, `anchor_count`
         returns None, and the next call completes the creation.
-
-        Raises:
-            ChannelNotRegistered: the topic accepts registered channels only.
         """
         mark = setup_mark(channel)
         if await self.anchor_count(topic, partition, channel) is not None:
             return
-        await self._create_channel(topic, partition, mark)
-        await self._create_channel(topic, partition, channel)
+        nodes = self.leaders.nodes
+        for name in (mark, channel):
+            await self.leaders.ask(topic, partition, nodes.create_channel, name)
         await self._move(topic, partition, channel, count)
-        await self._delete_channel(topic, partition, mark)
+        await self.leaders.ask(topic, partition, nodes.delete_channel, mark)
 
     async def move_anchor(
         self, topic: str, partition: int, channel: str, count: int, *, backwards: bool = False
@@ -93,14 +88,8 @@ class Admin:
         """Move an anchor behind ``count`` messages and wait until it is there.
 
         Args:
-            topic: the topic.
-            partition: the partition.
-            channel: the channel.
             count: number of messages before the new position.
             backwards: also move an anchor back; otherwise one that is further ahead keeps its position.
-
-        Raises:
-            InvalidState: the channel does not exist.
         """
         position = await self.position(topic, partition, channel)
         if position is None:
@@ -117,20 +106,10 @@ class Admin:
         """Delete an anchor if it exists."""
         for name in (channel, setup_mark(channel)):
             if await self.position(topic, partition, name) is not None:
-                await self._delete_channel(topic, partition, name)
-
-    async def _create_channel(self, topic: str, partition: int, channel: str) -> None:
-        await self.leaders.ask(
-            topic, partition, lambda leader: self.leaders.nodes.create_channel(leader, topic, partition, channel)
-        )
-
-    async def _delete_channel(self, topic: str, partition: int, channel: str) -> None:
-        await self.leaders.ask(
-            topic, partition, lambda leader: self.leaders.nodes.delete_channel(leader, topic, partition, channel)
-        )
+                await self.leaders.ask(topic, partition, self.leaders.nodes.delete_channel, name)
 
     async def _move(self, topic: str, partition: int, channel: str, count: int) -> None:
-        async def move(leader: Leader) -> None:
+        async def move(leader: Leader, topic: str, partition: int) -> None:
             await self.leaders.nodes.move(leader, topic, partition, channel, count)
             await self.wait_for_move(leader, topic, partition, channel, count)
 
@@ -139,11 +118,7 @@ class Admin:
     async def wait_for_move(
         self, leader: Leader, topic: str, partition: int, channel: str, count: int, timeout: float = _MOVE
     ) -> ChannelPosition:
-        """Wait until a leader has moved a channel behind ``count`` messages; returns the channel's position.
-
-        Raises:
-            PartitionUnavailable: the channel has another position after ``timeout`` seconds.
-        """
+        """Wait until a leader has moved a channel behind ``count`` messages; returns the channel's position."""
         position, pauses = None, Doubling(0.001, 0.1)
         with anyio.move_on_after(timeout):
             while True:

@@ -69,14 +69,13 @@ class PartitionBounds:
             patience: seconds after which the end may exclude messages that are written but not readable: those of a
                 publish that hangs and, for some seconds, large ones.
         """
+        return await self._leaders.ask(topic, partition, self._of, patience)
 
-        async def ask(leader: Leader) -> Bounds:
-            stats = await self._leaders.nodes.stats(leader, topic, partition)
-            if stats.committed < stats.written:
-                stats = await self._settled(leader, topic, partition, stats.written, patience)
-            return await self._bounds(leader, topic, partition, stats)
-
-        return await self._leaders.ask(topic, partition, ask)
+    async def _of(self, leader: Leader, topic: str, partition: int, patience: float) -> Bounds:
+        stats = await self._leaders.nodes.stats(leader, topic, partition)
+        if stats.committed < stats.written:
+            stats = await self._settled(leader, topic, partition, stats.written, patience)
+        return await self._bounds(leader, topic, partition, stats)
 
     async def survey(self, keys: Iterable[tuple[str, int]], patience: float = _SETTLE) -> dict[tuple[str, int], Bounds]:
         """Return the bounds of several partitions; see `of`.
@@ -175,7 +174,7 @@ class PartitionBounds:
         """Do the same for a time in nanoseconds since 1970."""
         bounds = await self.of(topic, partition)
 
-        async def ask(leader: Leader) -> int:
+        async def search(leader: Leader, topic: str, partition: int) -> int:
             low, high = bounds.start, bounds.end
             while low < high:
                 middle = (low + high) // 2
@@ -186,7 +185,7 @@ class PartitionBounds:
                     high = middle
             return low
 
-        return await self._leaders.ask(topic, partition, ask)
+        return await self._leaders.ask(topic, partition, search)
 
     async def offset_of(self, topic: str, partition: int, count: int) -> int:
         """Return the byte offset of a committed message; see `message`."""
@@ -198,11 +197,7 @@ class PartitionBounds:
         Args:
             count: number of the message, counted from 0.
         """
-
-        async def ask(leader: Leader) -> MessagePosition:
-            return await self._leaders.nodes.message(leader, topic, partition, "count", count + 1)
-
-        return await self._leaders.ask(topic, partition, ask)
+        return await self._leaders.ask(topic, partition, self._leaders.nodes.message, "count", count + 1)
 
     async def count_before(self, topic: str, partition: int, offset: int) -> int:
         """Return the number of messages that end at or before a byte offset.
@@ -210,10 +205,6 @@ class PartitionBounds:
         Args:
             offset: at most the offset of the last message.
         """
-
-        async def ask(leader: Leader) -> int:
-            # the first message that begins at the offset or after it
-            found = await self._leaders.nodes.message(leader, topic, partition, "virtual_offset", offset)
-            return found.count if found.offset == offset else found.count - 1
-
-        return await self._leaders.ask(topic, partition, ask)
+        # the first message that begins at the offset or after it
+        found = await self._leaders.ask(topic, partition, self._leaders.nodes.message, "virtual_offset", offset)
+        return found.count if found.offset == offset else found.count - 1

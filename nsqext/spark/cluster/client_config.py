@@ -20,9 +20,7 @@ from nsqext.settings import build, parse
 if TYPE_CHECKING:
     from nsqext.client.consumer.options import ConsumerSettings
     from nsqext.client.producer.options import ProducerSettings
-    from nsqext.lookup.options import LookupOptions
     from nsqext.settings import Setting
-    from nsqext.transport.options import ConnectionOptions
 
 __all__ = ("PREFIX", "ClientConfig", "client_settings", "misplaced", "unknown")
 
@@ -52,14 +50,6 @@ class ClientConfig:
     settings: Mapping[str, Any] = field(factory=dict, repr=lambda settings: str(_shown(settings)))
     timeout: float = 60.0
 
-    def transport(self) -> ConnectionOptions:
-        """Return the options for connections to nodes."""
-        return self._reading().connection
-
-    def lookup(self) -> LookupOptions:
-        """Return the options for lookup."""
-        return self._reading().lookup
-
     def reading(self) -> ConsumerSettings:
         """Return the settings of a consumer that reads, as keyword arguments."""
         values: ConsumerSettings = settings_for(consumer_settings(), self._values())
@@ -75,12 +65,8 @@ class ClientConfig:
         with _named():
             return build(ProducerOptions, producer_settings(), dict(self.writing()))
 
-    @property
-    def decompress(self) -> bool:
-        """Whether bodies that the publishing client compressed are decompressed."""
-        return self._reading().delivery.decompress
-
-    def _reading(self) -> ConsumerOptions:
+    def consumer(self) -> ConsumerOptions:
+        """Return the options for reading, with those of connections and lookup."""
         with _named():
             return build(ConsumerOptions, consumer_settings(), dict(self.reading()))
 
@@ -108,7 +94,7 @@ class ClientConfig:
         if kind == "write":
             self.producer()
         else:
-            self._reading()
+            self.consumer()
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import anyio
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
@@ -26,6 +26,7 @@ __all__ = ("FIRST_CONTACT", "LeaderLocator")
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _clock = time.monotonic
@@ -91,13 +92,14 @@ class LeaderLocator:
     """
 
     def __init__(self, config: ClientConfig, *, first_contact: float | None = None) -> None:
-        self.connection: ConnectionOptions = config.transport()
+        options = config.consumer()
+        self.connection: ConnectionOptions = options.connection
         self._timeout = config.timeout
         self._first_contact = config.timeout if first_contact is None else min(first_contact, config.timeout)
-        self._metadata = MetadataCache(config.lookupd, options=config.lookup())
+        self._metadata = MetadataCache(config.lookupd, options=options.lookup)
         self._failed: dict[tuple[str, int], PartitionMap] = {}
         self._absences = _Absences()
-        self._http = LookupHttp(config.lookup())
+        self._http = LookupHttp(options.lookup)
         self.nodes: Nodes = Nodes(self._http)
         self._logged_at = float("-inf")
 
@@ -201,13 +203,20 @@ class LeaderLocator:
             ).at(topic=topic)
         return view
 
-    async def ask(self, topic: str, partition: int, request: Callable[[Leader], Awaitable[T]]) -> T:
+    async def ask(
+        self,
+        topic: str,
+        partition: int,
+        request: Callable[Concatenate[Leader, str, int, P], Awaitable[T]],
+        *args: P.args,
+        **values: P.kwargs,
+    ) -> T:
         """Send a request to the leader of a partition; after an error, look the leader up and try again."""
 
         async def attempt() -> T:
             leader, _ = await self.leader(topic, partition)
             try:
-                answer = await request(leader)
+                answer = await request(leader, topic, partition, *args, **values)
             except NsqError:
                 self.distrust(topic, partition, leader)
                 raise

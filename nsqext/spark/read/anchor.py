@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from nsqext.errors import DataLoss, InvalidPartition, InvalidSetting, InvalidState, NsqError, TopicNotFound
+from nsqext.errors import InvalidPartition, InvalidSetting, InvalidState, NsqError, TopicNotFound
 from nsqext.spark.cluster.gather import gather
-from nsqext.spark.read.offsets import EARLIEST, LATEST, OffsetSpec, parse_starting, parse_times
-from nsqext.spark.read.planning import Key, PartitionState
+from nsqext.spark.read.planning import PartitionState
+from nsqext.spark.read.range_limits import RangeLimit
 
 if TYPE_CHECKING:
     from nsqext.spark.cluster.admin import Admin
     from nsqext.spark.cluster.bounds import Bounds
     from nsqext.spark.options import SourceOptions
-    from nsqext.spark.read.offsets import Offsets
+    from nsqext.spark.read.offsets import Key, Offsets
 
-__all__ = ("Anchors", "starting_offsets_of")
+__all__ = ("Anchors", "start_of")
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
@@ -41,19 +41,16 @@ _UNKNOWN_PAUSE = 0.2
 """Seconds until a topic is looked up again that may be deleted."""
 
 
-def starting_offsets_of(options: SourceOptions) -> OffsetSpec | None:
-    """Return the start of partitions without an anchor; None if a time determines it."""
-    if options.starting_timestamp is not None or options.starting_offsets_by_timestamp is not None:
-        return None
-    spec = parse_starting(options.starting_offsets or "latest")
-    moving = LATEST in (spec.default, *(count for counts in spec.named.values() for count in counts.values()))
-    if options.reset_channel and moving:
+def start_of(options: SourceOptions) -> RangeLimit:
+    """Return the start of partitions without an anchor."""
+    start = RangeLimit.starting(options, "latest")
+    if options.reset_channel and start.is_latest():
         raise InvalidSetting(
             "resetChannel cannot start at the latest message: after a crash in its first batch, a restarted query "
             "would skip the messages that were published in between",
             hint="use startingOffsets with earliest or numbers, a startingTimestamp, or a new channel",
         )
-    return spec
+    return start
 
 
 class Anchors:
@@ -70,25 +67,13 @@ class Anchors:
         self.topics: dict[str, tuple[int, ...] | None] = dict(options.topics)
         self._admin = admin
         self._channel = options.channel or ""
-        self._start_option = next(
-            (
-                name
-                for name, value in (
-                    ("startingOffsets", options.starting_offsets),
-                    ("startingTimestamp", options.starting_timestamp),
-                    ("startingOffsetsByTimestamp", options.starting_offsets_by_timestamp),
-                )
-                if value is not None
-            ),
-            None,
-        )
-        self._timestamp = options.starting_timestamp
-        self._times = (
-            parse_times(options.starting_offsets_by_timestamp, "startingOffsetsByTimestamp")
-            if options.starting_offsets_by_timestamp is not None
-            else None
-        )
-        self._starting = starting_offsets_of(options)
+        given = {
+            "startingOffsets": options.starting_offsets,
+            "startingTimestamp": options.starting_timestamp,
+            "startingOffsetsByTimestamp": options.starting_offsets_by_timestamp,
+        }
+        self._start_option = next((name for name, value in given.items() if value is not None), None)
+        self._start_limit = start_of(options)
         self._reset = options.reset_channel
         self._strict = options.fail_on_data_loss
         self._pattern = None if options.subscribe_pattern is None else re.compile(options.subscribe_pattern)
@@ -119,7 +104,7 @@ class Anchors:
         await gather(starts, lambda key: self._put(key, starts[key], exists=key in existing))
         counts = {key: starts.get(key, existing.get(key, 0)) for key in keys}
         self._moved_to |= counts
-        return _offsets(counts)
+        return counts
 
     async def _put(self, key: Key, count: int, *, exists: bool) -> None:
         if exists:
@@ -143,20 +128,10 @@ class Anchors:
         )
 
     async def _start(self, key: Key, bounds: Bounds) -> int:
-        topic, partition = key
-        if self._starting is None:
-            since = self._timestamp or 0 if self._times is None else self._times.of(topic, partition)
-            count = await self._admin.bounds.count_at(topic, partition, since)
-        else:
-            count = _start_count(self._starting, topic, partition, bounds)
-        if count < bounds.start and self._strict:
-            raise DataLoss(
-                f"startingOffsets is {count}, but the first retained message is {bounds.start}",
-                topic=topic,
-                partition=partition,
-                hint="start at earliest (-2), or use failOnDataLoss=false",
-            )
-        return max(count, bounds.start)
+        since = self._start_limit.time_of(key)
+        if since is None:
+            return self._start_limit.first_count(key, bounds, strict=self._strict)
+        return max(await self._admin.bounds.count_at(*key, since), bounds.start)
 
     def _check_named(self, keys: Iterable[Key]) -> None:
         read: dict[str, set[int]] = {}
@@ -168,9 +143,7 @@ class Anchors:
                     raise InvalidPartition(
                         "the option assign has a partition that does not exist", topic=topic, partition=partition
                     )
-        for spec in (self._starting, self._times):
-            if spec is not None:
-                spec.check(read)
+        self._start_limit.check(read)
 
     async def create(self, key: Key, count: int) -> None:
         """Create the anchor of a partition that has none; not of a deleted topic without ``failOnDataLoss``.
@@ -309,21 +282,18 @@ class Anchors:
         exist in the last survey have no anchors.
         """
         counts = {
-            (topic, partition): count
-            for topic, counts in end.items()
-            if topic not in self._missing
-            for partition, count in counts.items()
-            if (moved := self._moved_to.get((topic, partition), -1)) < count
-            or (moved == count and (topic, partition) in self._unmoved)
+            key: count
+            for key, count in end.items()
+            if key[0] not in self._missing
+            and ((moved := self._moved_to.get(key, -1)) < count or (moved == count and key in self._unmoved))
         }
 
         async def move(key: Key) -> None:
-            topic, partition = key
             # before the outcome is known: the server may move the anchor although its response is lost
             self._moved_to[key] = counts[key]
             self._unmoved.discard(key)
             try:
-                await self._admin.move_anchor(topic, partition, self._channel, counts[key])
+                await self._admin.move_anchor(*key, self._channel, counts[key])
             except NsqError as error:
                 if error.retryable:
                     self._unmoved.add(key)
@@ -332,23 +302,3 @@ class Anchors:
                 logger.warning("the anchor channel was not moved: %s", error)
 
         await gather(counts, move)
-
-
-def _start_count(spec: OffsetSpec, topic: str, partition: int, bounds: Bounds) -> int:
-    count = spec.of(topic, partition)
-    if count == EARLIEST:
-        return bounds.start
-    if count == LATEST:
-        return bounds.end
-    if count > bounds.end:
-        raise InvalidSetting(
-            f"startingOffsets is {count}, but the partition ends at {bounds.end}", topic=topic, partition=partition
-        )
-    return count
-
-
-def _offsets(counts: Mapping[Key, int]) -> Offsets:
-    offsets: Offsets = {}
-    for (topic, partition), count in counts.items():
-        offsets.setdefault(topic, {})[partition] = count
-    return offsets

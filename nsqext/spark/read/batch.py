@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from nsqext.spark.cluster import portal
-from nsqext.spark.read.batch_plan import Limits, Pruning, plan, read_within
+from nsqext.spark.read.batch_plan import Pruning, plan, read_within
 from nsqext.spark.read.offsets import Range, plan_tasks
 from nsqext.spark.read.pushdown import FilterPruning
+from nsqext.spark.read.range_limits import RangeLimits
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -46,7 +47,7 @@ class NsqReader(DataSourceReader):
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._limits = Limits.of(options)
+        self._limits = RangeLimits.of(options)
         self._pruning = Pruning()
 
     def partitions(self) -> list[TaskRanges]:

@@ -22,7 +22,7 @@ class ChannelLag:
     """Counts unfinished messages of a channel of several topics."""
 
     def __init__(self, config: ClientConfig, topics: Iterable[str], channel: str) -> None:
-        self._lookup = LookupClient(config.lookupd, config.lookup())
+        self._lookup = LookupClient(config.lookupd, config.consumer().lookup)
         self._topics = tuple(topics)
         self._channel = channel
 

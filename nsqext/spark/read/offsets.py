@@ -19,6 +19,7 @@ __all__ = (
     "EARLIEST",
     "LATEST",
     "VERSION",
+    "Key",
     "OffsetSpec",
     "Offsets",
     "Range",
@@ -31,8 +32,10 @@ __all__ = (
     "plan_tasks",
 )
 
-Offsets = dict[str, dict[int, int]]
-"""Number of messages that were read, by topic and partition."""
+Key = tuple[str, int]
+"""Topic and partition."""
+Offsets = dict[Key, int]
+"""Number of messages that were read of each partition."""
 
 VERSION = 1
 """Version of the JSON in Spark's checkpoints."""
@@ -80,20 +83,20 @@ class OffsetSpec:
     Attributes:
         option: name of the option, for errors.
         default: `EARLIEST` or `LATEST`, for all partitions; None if the value is JSON.
-        named: offsets by topic and partition, which may be `EARLIEST` or `LATEST`; or times in milliseconds since 1970.
+        named: offsets of partitions, which may be `EARLIEST` or `LATEST`; or times in milliseconds since 1970.
         noun: what the numbers are, for errors: ``offset`` or ``time``.
     """
 
     option: str
     default: int | None
-    named: Mapping[str, Mapping[int, int]] = field(factory=dict)
+    named: Mapping[Key, int] = field(factory=dict)
     noun: Literal["offset", "time"] = "offset"
 
     def of(self, topic: str, partition: int) -> int:
         """Return the number of a partition: a count, `EARLIEST` or `LATEST`, or a time."""
         if self.default is not None:
             return self.default
-        found = self.named.get(topic, {}).get(partition)
+        found = self.named.get((topic, partition))
         if found is None:
             special = "; -2 is the earliest message, -1 the latest" if self.noun == "offset" else ""
             raise InvalidSetting(
@@ -106,23 +109,22 @@ class OffsetSpec:
 
     def check(self, read: Mapping[str, Iterable[int]]) -> None:
         """Check that the query reads every partition that has a number."""
-        for topic, partitions in self.named.items():
-            known = set(read.get(topic, ()))
-            for partition in partitions:
-                if partition not in known:
-                    raise InvalidSetting(
-                        f"{self.option} names a partition that is not read",
-                        topic=topic,
-                        partition=partition,
-                    )
+        for topic, partition in self.named:
+            if partition not in read.get(topic, ()):
+                raise InvalidSetting(
+                    f"{self.option} names a partition that is not read", topic=topic, partition=partition
+                )
+
+    def has(self, number: int) -> bool:
+        """Return whether a partition has a number."""
+        return number in (self.default, *self.named.values())
 
 
-def dump(offsets: Mapping[str, Mapping[int, int]]) -> dict[str, Any]:
+def dump(offsets: Mapping[Key, int]) -> dict[str, Any]:
     """Return offsets as a checkpoint stores them: ``{"v": 1, "topics": {"orders": {"0": 5}}}``, in a fixed order."""
-    topics = {
-        topic: {str(partition): offsets[topic][partition] for partition in sorted(offsets[topic])}
-        for topic in sorted(offsets)
-    }
+    topics: dict[str, dict[str, int]] = {}
+    for (topic, partition), count in sorted(offsets.items()):
+        topics.setdefault(topic, {})[str(partition)] = count
     return {"v": VERSION, "topics": topics}
 
 
@@ -142,12 +144,12 @@ def load(data: Mapping[str, Any] | str | bytes) -> Offsets:
             hint="another version of nsqext wrote the checkpoint: use that version, or a new checkpoint",
         )
     try:
-        return {topic: dict(_pairs(topic, partitions, lowest=0)) for topic, partitions in data["topics"].items()}
+        return dict(_pairs(data["topics"], lowest=0))
     except (AttributeError, TypeError, ValueError, InvalidName) as error:
         raise _not_offsets(data, str(error)) from None
 
 
-def by_partition(data: Mapping[str, Any], name: str, members: Iterable[str]) -> dict[str, dict[int, dict[str, int]]]:
+def by_partition(data: Mapping[str, Any], name: str, members: Iterable[str]) -> dict[Key, dict[str, int]]:
     """Return a member of offsets in a checkpoint that has whole numbers by name for partitions; it may be missing.
 
     Args:
@@ -155,11 +157,9 @@ def by_partition(data: Mapping[str, Any], name: str, members: Iterable[str]) -> 
     """
     try:
         return {
-            topic: {
-                _partition(key): {member: _count(found[member], 0) for member in members}
-                for key, found in partitions.items()
-            }
+            (topic, _partition(key)): {member: _count(found[member], 0) for member in members}
             for topic, partitions in data.get(name, {}).items()
+            for key, found in partitions.items()
         }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _not_offsets(data, f"the member {name} is invalid: {error}") from None
@@ -172,12 +172,15 @@ def _not_offsets(data: object, reason: str) -> InvalidInput:
     )
 
 
-def _pairs(topic: str, partitions: Mapping[str, Any], lowest: int) -> Iterator[tuple[int, int]]:
-    check_topic(topic)
-    if not isinstance(partitions, Mapping):
-        raise TypeError(f"topic {topic!r} has no offsets by partition")
-    for key, count in partitions.items():
-        yield _partition(key), _count(count, lowest)
+def _pairs(topics: Any, lowest: int) -> Iterator[tuple[Key, int]]:
+    if not isinstance(topics, Mapping):
+        raise TypeError("it is not an object of topics")
+    for topic, partitions in topics.items():
+        check_topic(topic)
+        if not isinstance(partitions, Mapping):
+            raise TypeError(f"topic {topic!r} has no offsets by partition")
+        for key, count in partitions.items():
+            yield (topic, _partition(key)), _count(count, lowest)
 
 
 def _partition(key: str | int) -> int:
@@ -224,19 +227,13 @@ def _json(text: str) -> Any:
 def _named(data: Any) -> Offsets:
     if isinstance(data, Mapping) and "v" in data and "topics" in data:
         return load(data)
-    return _by_topic(data, lowest=EARLIEST)
-
-
-def _by_topic(data: Any, lowest: int) -> Offsets:
-    if not isinstance(data, Mapping):
-        raise TypeError("it is not an object of topics")
-    return {topic: dict(_pairs(topic, partitions, lowest)) for topic, partitions in data.items()}
+    return dict(_pairs(data, lowest=EARLIEST))
 
 
 def parse_ending(text: str, option: str = "endingOffsets") -> OffsetSpec:
     """Parse ``latest``, or JSON as ``{"orders": {"0": 23, "1": -1}}``."""
     spec = parse_starting(text, option)
-    if spec.default == EARLIEST or any(EARLIEST in partitions.values() for partitions in spec.named.values()):
+    if spec.has(EARLIEST):
         raise InvalidSetting(f"{option} cannot be earliest: the batch would be empty", hint="write latest, or a number")
     return spec
 
@@ -244,7 +241,7 @@ def parse_ending(text: str, option: str = "endingOffsets") -> OffsetSpec:
 def parse_times(text: str, option: str) -> OffsetSpec:
     """Parse times in milliseconds since 1970 by topic and partition: ``{"orders": {"0": 1700000000000}}``."""
     try:
-        return OffsetSpec(option, None, _by_topic(_json(text), lowest=0), "time")
+        return OffsetSpec(option, None, dict(_pairs(_json(text), lowest=0)), "time")
     except (TypeError, ValueError, InvalidInput) as error:
         raise InvalidSetting(
             f"{option}={text[:_SHOWN]!r} is invalid: {error}",

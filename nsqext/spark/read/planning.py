@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
 from nsqext.errors import DataLoss
-from nsqext.spark.read.offsets import Range
+from nsqext.spark.read.offsets import Key, Range
 
 if TYPE_CHECKING:
     from nsqext.spark.read.offsets import Offsets
@@ -26,9 +27,6 @@ __all__ = (
     "share",
     "with_unread",
 )
-
-Key = tuple[str, int]
-"""Topic and partition."""
 
 LOST = "failOnDataLoss=false continues without the lost messages"
 
@@ -118,7 +116,13 @@ def frozen_at(found: Mapping[Key, PartitionState], limits: Mapping[Key, Partitio
     }
 
 
-def lags_of(start: Offsets, found: Mapping[Key, PartitionState], *, fail_on_data_loss: bool) -> dict[Key, Lag]:
+def lags_of(
+    start: Offsets,
+    found: Mapping[Key, PartitionState],
+    *,
+    fail_on_data_loss: bool,
+    topics: AbstractSet[str] | None = None,
+) -> dict[Key, Lag]:
     """Return the unread messages of each partition.
 
     New partitions begin with the first retained message. Without ``fail_on_data_loss``, the offset of a deleted
@@ -130,18 +134,18 @@ def lags_of(start: Offsets, found: Mapping[Key, PartitionState], *, fail_on_data
         start: start of the batch.
         found: states of the partitions.
         fail_on_data_loss: raise if unread messages do not exist any more.
+        topics: topics that were read before; None for those of the start.
     """
     lags: dict[Key, Lag] = {}
-    for topic, counts in start.items():
-        for partition, count in counts.items():
-            key = (topic, partition)
-            if key not in found and fail_on_data_loss:
-                raise DataLoss("the partition does not exist any more", topic=topic, partition=partition, hint=LOST)
-            lags[key] = Lag(count, 0)
+    topics = {topic for topic, _ in start} if topics is None else topics
+    for key, count in start.items():
+        if key not in found and fail_on_data_loss:
+            raise DataLoss("the partition does not exist any more", topic=key[0], partition=key[1], hint=LOST)
+        lags[key] = Lag(count, 0)
     for key, state in found.items():
         known = lags[key].begin if key in lags else None
         if fail_on_data_loss:
-            _check_kept(key, known, state, is_new_topic=key[0] not in start)
+            _check_kept(key, known, state, is_new_topic=key[0] not in topics)
         begin = _begin(known, state)
         steps_back = known is not None and begin < known
         if steps_back or begin >= state.end:
@@ -159,11 +163,7 @@ def plan_end(lags: Mapping[Key, Lag], counts: Mapping[Key, int]) -> Offsets:
         lags: unread messages.
         counts: number of messages that the batch reads.
     """
-    end: Offsets = {}
-    for key in sorted(lags):
-        topic, partition = key
-        end.setdefault(topic, {})[partition] = lags[key].begin + counts.get(key, 0)
-    return end
+    return {key: lag.begin + counts.get(key, 0) for key, lag in sorted(lags.items())}
 
 
 def _begin(known: int | None, state: PartitionState) -> int:
@@ -208,12 +208,11 @@ def only(offsets: Offsets, topics: Mapping[str, tuple[int, ...] | None]) -> Offs
     Args:
         topics: partitions that the query reads, by topic; None for all.
     """
-    kept: Offsets = {}
-    for topic, counts in offsets.items():
-        if topic in topics:
-            wanted = topics[topic]
-            kept[topic] = {number: count for number, count in counts.items() if wanted is None or number in wanted}
-    return kept
+    return {
+        (topic, partition): count
+        for (topic, partition), count in offsets.items()
+        if topic in topics and ((wanted := topics[topic]) is None or partition in wanted)
+    }
 
 
 def with_unread(end: Offsets, start: Offsets) -> Offsets:
@@ -225,7 +224,7 @@ def with_unread(end: Offsets, start: Offsets) -> Offsets:
         end: end of the batch.
         start: start of the batch, including partitions that it does not read.
     """
-    return {topic: {**start.get(topic, {}), **end.get(topic, {})} for topic in sorted({*start, *end})}
+    return dict(sorted({**start, **end}.items()))
 
 
 def plan_ranges(
@@ -240,17 +239,17 @@ def plan_ranges(
         fail_on_data_loss: raise if messages do not exist any more.
     """
     ranges: list[Range] = []
-    for topic, ends in sorted(end.items()):
-        for partition, last in sorted(ends.items()):
-            first = start.get(topic, {}).get(partition, 0)
-            state = found.get((topic, partition), PartitionState(0, last))
-            if fail_on_data_loss:
-                _check_range(topic, partition, first, last, state, is_new_topic=topic not in start)
-            first, last = max(first, state.start), min(last, state.end)
-            if state.divergence is not None:
-                last = min(last, state.divergence)
-            if first < last:
-                ranges.append(Range(topic, partition, first, last))
+    topics = {topic for topic, _ in start}
+    for (topic, partition), last in sorted(end.items()):
+        first = start.get((topic, partition), 0)
+        state = found.get((topic, partition), PartitionState(0, last))
+        if fail_on_data_loss:
+            _check_range(topic, partition, first, last, state, is_new_topic=topic not in topics)
+        first, last = max(first, state.start), min(last, state.end)
+        if state.divergence is not None:
+            last = min(last, state.divergence)
+        if first < last:
+            ranges.append(Range(topic, partition, first, last))
     return ranges
 
 

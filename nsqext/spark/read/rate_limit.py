@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from nsqext.spark.cluster.gather import gather
-from nsqext.spark.read.planning import Key, Lag, PartitionState, share
+from nsqext.spark.read.planning import Lag, PartitionState, share
 
 if TYPE_CHECKING:
     from nsqext.spark.cluster.admin import Admin
+    from nsqext.spark.read.offsets import Key
 
 __all__ = ("within_bytes", "within_rows")
 

@@ -12,7 +12,6 @@ from attrs import evolve
 from nsqext.spark.read.anchor import Anchors
 from nsqext.spark.read.offsets import dump
 from nsqext.spark.read.planning import (
-    Key,
     PartitionState,
     frozen_at,
     lags_of,
@@ -27,7 +26,7 @@ from nsqext.spark.read.truncation import LastMessages, TruncationCheck
 if TYPE_CHECKING:
     from nsqext.spark.cluster.admin import Admin
     from nsqext.spark.options import SourceOptions
-    from nsqext.spark.read.offsets import Offsets, Range
+    from nsqext.spark.read.offsets import Key, Offsets, Range
 
 __all__ = ("StreamPlanner",)
 
@@ -70,13 +69,10 @@ class StreamPlanner:
         begun = await self._anchors.begin()
         if self._frozen is not None:
             # freeze() was called before the anchors existed
-            for topic, counts in begun.items():
-                for partition, count in counts.items():
-                    limit = self._frozen.get((topic, partition), PartitionState(0, 0))
-                    self._frozen[topic, partition] = evolve(limit, end=max(limit.end, count))
-        bounds = await self._admin.bounds.survey(
-            [(topic, partition) for topic, counts in begun.items() for partition in counts], _PAUSE
-        )
+            for key, count in begun.items():
+                limit = self._frozen.get(key, PartitionState(0, 0))
+                self._frozen[key] = evolve(limit, end=max(limit.end, count))
+        bounds = await self._admin.bounds.survey(begun, _PAUSE)
         states = {key: PartitionState(found.start, found.end) for key, found in bounds.items()}
         self.last = await self._check.last_messages(begun, states, {}, {})
         return begun
@@ -110,7 +106,8 @@ class StreamPlanner:
         self._warn_of_unretained(begin)
         if self._frozen is not None:
             states = frozen_at(states, self._frozen)
-        lags = lags_of(begin, states, fail_on_data_loss=options.fail_on_data_loss)
+        known = {topic for topic, _ in start}
+        lags = lags_of(begin, states, fail_on_data_loss=options.fail_on_data_loss, topics=known)
         if self._waits_for_more(sum(lag.count for lag in lags.values())):
             end = start
         else:
@@ -145,18 +142,14 @@ class StreamPlanner:
         first = self._surveyed is None
         found = await self._anchors.survey(quick=self._frozen is None and not first)
         ends = {key: state.end for key, state in found.items()}
-        if any(
-            ends.get((topic, key), count) < count for topic, counts in begin.items() for key, count in counts.items()
-        ):
+        if any(ends.get(key, count) < count for key, count in begin.items()):
             # a new leader may need some time to learn the end of the log
             found = await self._anchors.survey()
         now, total = anyio.current_time(), sum(state.end for state in found.values())
         if self._surveyed is not None and now > self._surveyed[0]:
             self._rate = max(total - self._surveyed[1], 0) / (now - self._surveyed[0])
         self._surveyed = now, total
-        changed = {
-            key: state for key, state in found.items() if first or state.end != begin.get(key[0], {}).get(key[1])
-        }
+        changed = {key: state for key, state in found.items() if first or state.end != begin.get(key)}
         self._divergences = await self._check.divergences(last, changed)
         for key, count in self._divergences.items():
             found[key] = evolve(found[key], divergence=count)
@@ -173,7 +166,7 @@ class StreamPlanner:
             return
         self._checked = True
         for (topic, partition), state in self._states.items():
-            count = start.get(topic, {}).get(partition)
+            count = start.get((topic, partition))
             if count is not None and state.anchor is not None and state.anchor > count:
                 logger.warning(
                     "topic %s, partition %d: the query reads from %d, but its anchor channel is at %d: the server may "
@@ -186,31 +179,24 @@ class StreamPlanner:
 
     async def _create_anchors(self, start: Offsets, end: Offsets) -> None:
         """Create missing anchors before Spark stores the batch."""
-        for (topic, partition), state in self._states.items():
-            last = end.get(topic, {}).get(partition)
+        for key, state in self._states.items():
+            last = end.get(key)
             if state.anchor is None and last is not None:
-                begin = start.get(topic, {}).get(partition, state.start)
-                await self._anchors.create((topic, partition), max(min(begin, last), state.start))
+                await self._anchors.create(key, max(min(start.get(key, state.start), last), state.start))
 
     def report(self) -> dict[str, Any] | None:
         """Return the ends of the partitions and metrics for the progress of the query; None before the first batch."""
         if not self._states:
             return None
-        ends: Offsets = {}
-        starts: Offsets = {}
-        behind: Offsets = {}
-        for (topic, partition), state in self._states.items():
-            ends.setdefault(topic, {})[partition] = state.end
-            starts.setdefault(topic, {})[partition] = state.start
-            read = self._planned.get(topic, {}).get(partition, state.start)
-            behind.setdefault(topic, {})[partition] = max(state.end - read, 0)
+        states = self._states
+        behind = {key: max(state.end - self._planned.get(key, state.start), 0) for key, state in states.items()}
         metrics = {
-            "messagesBehind": sum(count for counts in behind.values() for count in counts.values()),
+            "messagesBehind": sum(behind.values()),
             "publishedPerSecond": round(self._rate, 1),
             "behind": dump(behind)["topics"],
-            "earliest": dump(starts)["topics"],
+            "earliest": dump({key: state.start for key, state in states.items()})["topics"],
         }
-        return {**dump(ends), "metrics": metrics}
+        return {**dump({key: state.end for key, state in states.items()}), "metrics": metrics}
 
     async def ranges(
         self, start: Offsets, end: Offsets, last_of_start: LastMessages | None = None, last: LastMessages | None = None
@@ -230,16 +216,15 @@ class StreamPlanner:
             for known in (last_of_start or {}, last or {}):
                 for key, count in (await self._check.divergences(known, states)).items():
                     states[key] = evolve(states[key], divergence=count)
-        for topic, counts in self._only(end).items():
-            for partition in counts:
-                states.setdefault((topic, partition), PartitionState(0, 0))
+        for key in self._only(end):
+            states.setdefault(key, PartitionState(0, 0))
         return plan_ranges(start, end, states, fail_on_data_loss=self._options.fail_on_data_loss)
 
     def _only(self, offsets: Offsets) -> Offsets:
         pattern = self._options.subscribe_pattern
         if pattern is None:
             return only(offsets, self._options.topics)
-        return {topic: counts for topic, counts in offsets.items() if re.fullmatch(pattern, topic)}
+        return {key: count for key, count in offsets.items() if re.fullmatch(pattern, key[0])}
 
     async def _catch_up(self, start: Offsets, end: Offsets) -> None:
         """Wait until the servers have the messages of a stored batch; a new leader may need some time."""
@@ -255,16 +240,15 @@ class StreamPlanner:
     async def _may_return(self, end: Offsets) -> bool:
         """Return whether a topic of a batch is unknown and does not count as deleted yet."""
         known = {topic for topic, _ in self._states}
-        unknown = [topic for topic in self._only(end) if topic not in known]
-        return not all([await self._admin.leaders.is_deleted(topic) for topic in unknown])
+        unknown = {topic for topic, _ in self._only(end)} - known
+        return not all([await self._admin.leaders.is_deleted(topic) for topic in sorted(unknown)])
 
     def _is_missing(self, start: Offsets, end: Offsets) -> bool:
         """Return whether the servers do not have a message of the batch."""
         return any(
-            (topic, partition) not in self._states or self._states[topic, partition].end < count
-            for topic, counts in self._only(end).items()
-            for partition, count in counts.items()
-            if start.get(topic, {}).get(partition, 0) < count
+            key not in self._states or self._states[key].end < count
+            for key, count in self._only(end).items()
+            if start.get(key, 0) < count
         )
 
     async def commit(self, end: Offsets) -> None:
@@ -273,12 +257,10 @@ class StreamPlanner:
         The anchor of a partition that was truncated or recreated stays; the next batch sets its offset back.
         """
         existing: Offsets = {}
-        for topic, counts in self._only(end).items():
-            for partition, count in counts.items():
-                state = self._states.get((topic, partition))
-                if state is None or count <= state.end:
-                    unread = self._divergences.get((topic, partition), count)
-                    existing.setdefault(topic, {})[partition] = min(count, unread)
+        for key, count in self._only(end).items():
+            state = self._states.get(key)
+            if state is None or count <= state.end:
+                existing[key] = min(count, self._divergences.get(key, count))
         await self._anchors.advance(existing)
 
     async def aclose(self) -> None:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from nsqext.errors import DataLoss
 from nsqext.spark.cluster.gather import gather
 from nsqext.spark.cluster.node_http import MessagePosition
-from nsqext.spark.read.offsets import by_partition
-from nsqext.spark.read.planning import LOST, Key, PartitionState
+from nsqext.spark.read.offsets import Key, by_partition
+from nsqext.spark.read.planning import LOST, PartitionState
 
 if TYPE_CHECKING:
     from nsqext.spark.cluster.admin import Admin
@@ -47,10 +47,9 @@ def load_last(data: Mapping[str, Any], offsets: Offsets) -> LastMessages:
         offsets: the offsets of the same JSON.
     """
     return {
-        (topic, partition): MessagePosition(offsets[topic][partition] - 1, *(message[name] for name in _MEMBERS))
-        for topic, messages in by_partition(data, "last", _MEMBERS).items()
-        for partition, message in messages.items()
-        if offsets.get(topic, {}).get(partition)
+        key: MessagePosition(offsets[key] - 1, *(message[name] for name in _MEMBERS))
+        for key, message in by_partition(data, "last", _MEMBERS).items()
+        if offsets.get(key)
     }
 
 
@@ -77,15 +76,14 @@ class TruncationCheck:
             known: last messages before ``start``.
         """
         wanted = {
-            (topic, partition): count
-            for topic, counts in end.items()
-            for partition, count in counts.items()
-            if ((topic, partition) not in known or start.get(topic, {}).get(partition) != count)
-            and (state := states.get((topic, partition))) is not None
+            key: count
+            for key, count in end.items()
+            if (key not in known or start.get(key) != count)
+            and (state := states.get(key)) is not None
             and state.start < count <= state.end
         }
         found = await gather(wanted, lambda key: self._admin.bounds.message(*key, wanted[key] - 1))
-        kept = {key: message for key, message in known.items() if end[key[0]].get(key[1]) == message.count + 1}
+        kept = {key: message for key, message in known.items() if end.get(key) == message.count + 1}
         # the server returns the first retained message for one that it has just removed
         return kept | {key: message for key, message in found.items() if message.count == wanted[key] - 1}
 

@@ -57,8 +57,8 @@ def _log(what: str, messages: Sequence[WriterCommitMessage | None]) -> None:
     )
 
 
-class NsqWriter(DataSourceArrowWriter):
-    """Publishes the rows of a batch.
+class _TaskWriter:
+    """Publishes the rows of tasks.
 
     Args:
         columns: names of the columns, in their order.
@@ -69,13 +69,17 @@ class NsqWriter(DataSourceArrowWriter):
         self._columns = columns
         self._job = uuid4().hex
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Publish the rows of a task; returns after every message is acknowledged.
+    def _publish(self, origin: Origin, rows: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Publish the rows of a task; return after every message is acknowledged."""
+        return Written(publish_rows(self._options, self._columns, origin, rows))
 
-        Raises:
-            NsqError: a row is invalid or was not stored; the error message contains its number.
-        """
-        return Written(publish_rows(self._options, self._columns, Origin.of_job(self._job), iterator))
+
+class NsqWriter(_TaskWriter, DataSourceArrowWriter):
+    """Publishes the rows of a batch."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Publish the rows of a task."""
+        return self._publish(Origin.of_job(self._job), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Log the number of published messages."""
@@ -86,25 +90,12 @@ class NsqWriter(DataSourceArrowWriter):
         _log("batch aborted after publishing", messages)
 
 
-class NsqStreamWriter(DataSourceStreamArrowWriter):
-    """Publishes the rows of micro-batches.
-
-    Args:
-        columns: names of the columns, in their order.
-    """
-
-    def __init__(self, options: SinkOptions, columns: tuple[str, ...]) -> None:
-        self._options = options
-        self._columns = columns
-        self._job = uuid4().hex
+class NsqStreamWriter(_TaskWriter, DataSourceStreamArrowWriter):
+    """Publishes the rows of micro-batches."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Publish the rows of a task; returns after every message is acknowledged.
-
-        Raises:
-            NsqError: a row is invalid or was not stored; the error message contains its number.
-        """
-        return Written(publish_rows(self._options, self._columns, Origin.of_query(self._job), iterator))
+        """Publish the rows of a task."""
+        return self._publish(Origin.of_query(self._job), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Log the number of published messages."""

@@ -117,7 +117,7 @@ async def test_two_short_absences_are_not_added(clock: Clock, kind: str) -> None
         else:
             leader, _ = await locator.leader("orders", 0)
 
-            async def serve(_: object) -> None:
+            async def serve(*_: object) -> None:
                 pass
 
             await locator.ask("orders", 0, serve)

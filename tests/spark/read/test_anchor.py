@@ -36,7 +36,7 @@ def pretended(**anchors: int) -> FakeAdmin:
 
 async def test_a_new_query_begins_at_the_end() -> None:
     servers = pretended()
-    assert await Anchors(servers.admin, options()).begin() == {"orders": {0: 50, 1: 30}}
+    assert await Anchors(servers.admin, options()).begin() == {("orders", 0): 50, ("orders", 1): 30}
     assert [log.anchor for log in servers.logs.values()] == [50, 30]
 
 
@@ -52,7 +52,9 @@ async def test_a_new_query_begins_at_the_end() -> None:
 async def test_a_new_query_begins_where_the_options_say(given: dict[str, str], expected: dict[int, int]) -> None:
     servers = pretended()
     servers.times[1_700_000_000_000] = 17
-    assert await Anchors(servers.admin, options(**given)).begin() == {"orders": expected}
+    assert await Anchors(servers.admin, options(**given)).begin() == {
+        ("orders", number): count for number, count in expected.items()
+    }
 
 
 async def test_it_restarts_there_in_spite_of_messages_received_meanwhile() -> None:
@@ -75,18 +77,21 @@ async def test_a_crash_between_two_anchors_leaves_the_first_one_where_it_is() ->
     first = servers.logs["orders", 0].anchor
     assert first in (None, 50)
     begun = await Anchors(servers.admin, options()).begin()
-    assert begun == {"orders": {0: 50 if first == 50 else 57, 1: 37}}
+    assert begun == {("orders", 0): 50 if first == 50 else 57, ("orders", 1): 37}
 
 
 async def test_a_channel_with_a_new_checkpoint_continues_at_the_anchor() -> None:
     servers = pretended(p0=44)
-    assert await Anchors(servers.admin, options(startingOffsets="earliest")).begin() == {"orders": {0: 44, 1: 0}}
+    assert await Anchors(servers.admin, options(startingOffsets="earliest")).begin() == {
+        ("orders", 0): 44,
+        ("orders", 1): 0,
+    }
 
 
 async def test_a_channel_is_reset_on_demand() -> None:
     servers = pretended(p0=44, p1=3)
     begun = await Anchors(servers.admin, options(startingOffsets="earliest", resetChannel="true")).begin()
-    assert begun == {"orders": {0: 10, 1: 0}}
+    assert begun == {("orders", 0): 10, ("orders", 1): 0}
     assert [log.anchor for log in servers.logs.values()] == [10, 0]
 
 
@@ -101,7 +106,7 @@ async def test_a_start_before_the_retained_messages() -> None:
     with pytest.raises(DataLoss, match="startingOffsets is 4, but the first retained message is 10"):
         await Anchors(pretended().admin, options(**given)).begin()
     lenient = Anchors(pretended().admin, options(failOnDataLoss="false", **given))
-    assert await lenient.begin() == {"orders": {0: 10, 1: 0}}
+    assert await lenient.begin() == {("orders", 0): 10, ("orders", 1): 0}
 
 
 @pytest.mark.parametrize(
@@ -126,7 +131,7 @@ async def test_invalid_starts_are_refused(given: dict[str, str], kind: type[Exce
 async def test_only_assigned_partitions_get_an_anchor() -> None:
     servers = pretended()
     anchors = Anchors(servers.admin, options(assign='{"orders": [1]}'))
-    assert await anchors.begin() == {"orders": {1: 30}}
+    assert await anchors.begin() == {("orders", 1): 30}
     assert await anchors.survey() == {("orders", 1): PartitionState(0, 30, 30)}
 
 
@@ -135,15 +140,15 @@ async def test_anchors_only_move_forward() -> None:
     anchors = Anchors(servers.admin, options(startingOffsets="earliest"))
     await anchors.begin()
     servers.moves.clear()
-    await anchors.advance({"orders": {0: 30, 1: 0}})
-    await anchors.advance({"orders": {0: 30, 1: 5}})
-    await anchors.advance({"orders": {0: 20, 1: 5}})
+    await anchors.advance({("orders", 0): 30, ("orders", 1): 0})
+    await anchors.advance({("orders", 0): 30, ("orders", 1): 5})
+    await anchors.advance({("orders", 0): 20, ("orders", 1): 5})
     assert servers.moves == [("orders", 0, 30), ("orders", 1, 5)]
 
 
 async def test_a_restarted_query_moves_the_anchors_that_lag_behind() -> None:
     servers = pretended(p0=20, p1=5)
-    await Anchors(servers.admin, options()).advance({"orders": {0: 30, 1: 4}})
+    await Anchors(servers.admin, options()).advance({("orders", 0): 30, ("orders", 1): 4})
     assert servers.moves == [("orders", 0, 30)]
 
 
@@ -152,10 +157,10 @@ async def test_an_anchor_that_could_not_be_moved_is_moved_by_the_next_call(end: 
     servers = pretended(p0=20, p1=5)
     anchors = Anchors(servers.admin, options())
     servers.broken.add(("orders", 0))
-    await anchors.advance({"orders": {0: 30, 1: 10}})
+    await anchors.advance({("orders", 0): 30, ("orders", 1): 10})
     servers.broken.clear()
     for _ in range(2):
-        await anchors.advance({"orders": {0: end, 1: 10}})
+        await anchors.advance({("orders", 0): end, ("orders", 1): 10})
     assert servers.moves == [("orders", 1, 10), ("orders", 0, end)]
 
 
@@ -163,8 +168,8 @@ async def test_an_anchor_that_was_deleted_cannot_be_moved() -> None:
     servers = pretended(p0=20, p1=5)
     servers.logs["orders", 0].anchor = None
     with pytest.raises(InvalidState, match="gone"):
-        await Anchors(servers.admin, options()).advance({"orders": {0: 30, 1: 10}})
-    await Anchors(servers.admin, options(failOnDataLoss="false")).advance({"orders": {0: 30, 1: 12}})
+        await Anchors(servers.admin, options()).advance({("orders", 0): 30, ("orders", 1): 10})
+    await Anchors(servers.admin, options(failOnDataLoss="false")).advance({("orders", 0): 30, ("orders", 1): 12})
     assert servers.logs["orders", 1].anchor == 12
 
 
@@ -177,11 +182,11 @@ async def test_anchors_of_a_deleted_topic_are_not_moved(caplog: pytest.LogCaptur
     del servers.logs["bills", 0]
     await anchors.survey()
     caplog.clear()
-    await anchors.advance({"bills": {0: 9}, "orders": {0: 30}})
+    await anchors.advance({("bills", 0): 9, ("orders", 0): 30})
     assert (servers.moves, caplog.records) == ([("orders", 0, 30)], [])
     servers.logs["bills", 0] = Log(0, 9, 4)
     await anchors.survey()
-    await anchors.advance({"bills": {0: 9}})
+    await anchors.advance({("bills", 0): 9})
     assert servers.moves == [("orders", 0, 30), ("bills", 0, 9)]
 
 
@@ -212,7 +217,7 @@ async def test_another_query_on_the_same_channel_is_noticed() -> None:
     mine, other = Anchors(servers.admin, options()), Anchors(servers.admin, options())
     await mine.survey()
     await other.survey()
-    await mine.advance({"orders": {0: 30}})
+    await mine.advance({("orders", 0): 30})
     assert (await mine.survey())["orders", 0].anchor == 30
     with pytest.raises(InvalidState, match="moved the anchor channel spark from 20 to 30"):
         await other.survey()
@@ -230,7 +235,10 @@ async def test_a_start_that_is_ignored_is_logged(caplog: pytest.LogCaptureFixtur
     servers = pretended(p0=20, p1=5)
     await Anchors(servers.admin, options()).begin()
     assert caplog.records == []
-    assert await Anchors(servers.admin, options(startingOffsets="earliest")).begin() == {"orders": {0: 20, 1: 5}}
+    assert await Anchors(servers.admin, options(startingOffsets="earliest")).begin() == {
+        ("orders", 0): 20,
+        ("orders", 1): 5,
+    }
     (record,) = caplog.records
     assert "option startingOffsets is ignored: the channel spark exists at 2 partitions" in record.getMessage()
 
@@ -246,7 +254,7 @@ async def test_a_time_for_each_partition() -> None:
     servers.times = {1000: 15, 2000: 7}
     times = '{"orders": {"0": 1000, "1": 2000}}'
     begun = await Anchors(servers.admin, options(startingOffsetsByTimestamp=times)).begin()
-    assert begun == {"orders": {0: 15, 1: 7}}
+    assert begun == {("orders", 0): 15, ("orders", 1): 7}
     servers.logs["orders", 1].anchor = None
     with pytest.raises(InvalidSetting, match="no time for this partition"):
         await Anchors(servers.admin, options(startingOffsetsByTimestamp='{"orders": {"0": 1000}}')).begin()

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.errors import DataLoss
-from nsqext.spark.read.offsets import Offsets, Range
+from nsqext.spark.read.offsets import Key, Offsets, Range
 from nsqext.spark.read.planning import (
-    Key,
     PartitionState,
     frozen_at,
     lags_of,
@@ -39,10 +38,7 @@ def standings(draw: st.DrawFn) -> dict[Key, PartitionState]:
 
 def offsets_of(found: Mapping[Key, PartitionState], portion: float) -> Offsets:
     """Part of the way through all partitions."""
-    offsets: Offsets = {}
-    for (topic, partition), standing in found.items():
-        offsets.setdefault(topic, {})[partition] = int(standing.end * portion)
-    return offsets
+    return {key: int(standing.end * portion) for key, standing in found.items()}
 
 
 def end_of(
@@ -91,10 +87,10 @@ def test_an_end_is_between_its_start_and_the_end_of_the_queue(
 ) -> None:
     start = offsets_of(found, portion)
     end = end_of(start, found, limit)
-    for (topic, partition), standing in found.items():
-        assert start[topic][partition] <= end[topic][partition] <= standing.end
+    for key, standing in found.items():
+        assert start[key] <= end[key] <= standing.end
     count = sum(found.end - found.start for found in plan_ranges(start, end, found, fail_on_data_loss=True))
-    lag = sum(standing.end - start[topic][partition] for (topic, partition), standing in found.items())
+    lag = sum(standing.end - start[key] for key, standing in found.items())
     assert count == (lag if limit is None else min(lag, limit))
 
 
@@ -138,50 +134,48 @@ def test_nothing_later_is_read_once_the_ends_are_frozen(
         if end == offsets:
             break
         offsets = end
-    assert {
-        (topic, partition): count for topic, counts in offsets.items() for partition, count in counts.items()
-    } == ends
+    assert offsets == ends
 
 
 def test_a_new_partition_begins_with_its_first_message() -> None:
     found = {("a", 0): PartitionState(0, 7, 5), ("a", 1): PartitionState(0, 3)}
-    end = end_of({"a": {0: 5}}, found)
-    assert end == {"a": {0: 7, 1: 3}}
-    assert plan_ranges({"a": {0: 5}}, end, {}, fail_on_data_loss=True) == [Range("a", 0, 5, 7), Range("a", 1, 0, 3)]
+    end = end_of({("a", 0): 5}, found)
+    assert end == {("a", 0): 7, ("a", 1): 3}
+    assert plan_ranges({("a", 0): 5}, end, {}, fail_on_data_loss=True) == [Range("a", 0, 5, 7), Range("a", 1, 0, 3)]
 
 
 def test_a_topic_new_to_the_query_begins_at_the_retained_messages() -> None:
     found = {("a", 0): PartitionState(0, 7, 5), ("b", 0): PartitionState(40, 50)}
-    start: Offsets = {"a": {0: 7}}
-    assert end_of(start, found) == {"a": {0: 7}, "b": {0: 50}}
-    assert plan_ranges(start, {"a": {0: 7}, "b": {0: 50}}, found, fail_on_data_loss=True) == [Range("b", 0, 40, 50)]
+    start: Offsets = {("a", 0): 7}
+    assert end_of(start, found) == {("a", 0): 7, ("b", 0): 50}
+    assert plan_ranges(start, {("a", 0): 7, ("b", 0): 50}, found, fail_on_data_loss=True) == [Range("b", 0, 40, 50)]
 
 
 def test_a_topic_that_is_new_to_the_query_waits_its_turn_without_being_lost() -> None:
     found = {("a", 0): PartitionState(0, 7, 5), ("b", 0): PartitionState(40, 50, 40)}
-    first = end_of({"a": {0: 5}}, found, 1)
-    assert end_of(first, found) == {"a": {0: 7}, "b": {0: 50}}
+    first = end_of({("a", 0): 5}, found, 1)
+    assert end_of(first, found) == {("a", 0): 7, ("b", 0): 50}
 
 
 def test_partitions_that_are_no_longer_read_are_dropped() -> None:
-    offsets: Offsets = {"a": {0: 7, 1: 8}, "b": {0: 4}, "c": {0: 1}}
-    assert only(offsets, {"a": (1, 2), "b": None}) == {"a": {1: 8}, "b": {0: 4}}
+    offsets: Offsets = {("a", 0): 7, ("a", 1): 8, ("b", 0): 4, ("c", 0): 1}
+    assert only(offsets, {"a": (1, 2), "b": None}) == {("a", 1): 8, ("b", 0): 4}
 
 
 def test_a_partition_that_is_not_read_temporarily_keeps_its_offset() -> None:
-    start: Offsets = {"a": {0: 7, 1: 8}, "b": {0: 4}}
-    end = with_unread({"a": {1: 9}, "c": {0: 1}}, start)
-    assert end == {"a": {0: 7, 1: 9}, "b": {0: 4}, "c": {0: 1}}
+    start: Offsets = {("a", 0): 7, ("a", 1): 8, ("b", 0): 4}
+    end = with_unread({("a", 1): 9, ("c", 0): 1}, start)
+    assert end == {("a", 0): 7, ("a", 1): 9, ("b", 0): 4, ("c", 0): 1}
     assert plan_ranges(start, end, {}, fail_on_data_loss=True) == [Range("a", 1, 8, 9), Range("c", 0, 0, 1)]
 
 
 GONE = [
-    ({"a": {0: 5}}, {}, "the partition does not exist"),
-    ({"a": {0: 5}}, {("a", 0): PartitionState(0, 4, 4)}, "5 messages were read, but the partition has only 4"),
-    ({"a": {0: 5}}, {("a", 0): PartitionState(0, 6)}, "the anchor channel does not exist"),
-    ({"a": {0: 5}}, {("a", 0): PartitionState(6, 9, 5)}, "the messages from 5 to 6 are not retained"),
+    ({("a", 0): 5}, {}, "the partition does not exist"),
+    ({("a", 0): 5}, {("a", 0): PartitionState(0, 4, 4)}, "5 messages were read, but the partition has only 4"),
+    ({("a", 0): 5}, {("a", 0): PartitionState(0, 6)}, "the anchor channel does not exist"),
+    ({("a", 0): 5}, {("a", 0): PartitionState(6, 9, 5)}, "the messages from 5 to 6 are not retained"),
     (
-        {"a": {0: 5}},
+        {("a", 0): 5},
         {("a", 0): PartitionState(0, 9, 5), ("a", 1): PartitionState(2, 9)},
         "the messages from 0 to 2 are not retained",
     ),
@@ -197,38 +191,41 @@ def test_lost_data_is_an_error(start: Offsets, found: dict[Key, PartitionState],
 
 
 def test_without_the_check_a_missing_partition_keeps_its_offset() -> None:
-    assert end_of({"a": {0: 5, 1: 2}}, {("a", 1): PartitionState(0, 3, 2)}, strict=False) == {"a": {0: 5, 1: 3}}
+    assert end_of({("a", 0): 5, ("a", 1): 2}, {("a", 1): PartitionState(0, 3, 2)}, strict=False) == {
+        ("a", 0): 5,
+        ("a", 1): 3,
+    }
 
 
 def test_without_the_check_a_rolled_back_partition_repeats_and_continues() -> None:
-    start: Offsets = {"a": {0: 5}}
+    start: Offsets = {("a", 0): 5}
     back = end_of(start, {("a", 0): PartitionState(0, 4, 4)}, strict=False)
-    assert back == {"a": {0: 4}}
+    assert back == {("a", 0): 4}
     assert plan_ranges(start, back, {("a", 0): PartitionState(0, 4, 4)}, fail_on_data_loss=False) == []
-    assert end_of(back, {("a", 0): PartitionState(0, 6, 4)}, strict=False) == {"a": {0: 6}}
+    assert end_of(back, {("a", 0): PartitionState(0, 6, 4)}, strict=False) == {("a", 0): 6}
 
 
 def test_without_the_check_a_recreated_topic_begins_again() -> None:
-    start: Offsets = {"a": {0: 5}}
+    start: Offsets = {("a", 0): 5}
     recreated = {("a", 0): PartitionState(0, 3)}
     back = end_of(start, recreated, strict=False)
-    assert back == {"a": {0: 0}}
+    assert back == {("a", 0): 0}
     assert plan_ranges(start, back, recreated, fail_on_data_loss=False) == []
-    assert end_of(back, recreated, strict=False) == {"a": {0: 3}}
+    assert end_of(back, recreated, strict=False) == {("a", 0): 3}
 
 
 def test_without_the_check_reading_begins_with_the_retained_messages() -> None:
-    start: Offsets = {"a": {0: 5}}
+    start: Offsets = {("a", 0): 5}
     found = {("a", 0): PartitionState(8, 20, 5)}
     end = end_of(start, found, 4, strict=False)
-    assert end == {"a": {0: 12}}
+    assert end == {("a", 0): 12}
     assert plan_ranges(start, end, found, fail_on_data_loss=False) == [Range("a", 0, 8, 12)]
 
 
 def test_a_logged_batch_is_read_as_it_was_logged() -> None:
     """After a restart, with more messages and a new partition."""
     found = {("a", 0): PartitionState(0, 90, 3), ("a", 1): PartitionState(0, 9, 0)}
-    assert plan_ranges({"a": {0: 3}}, {"a": {0: 8}}, found, fail_on_data_loss=True) == [Range("a", 0, 3, 8)]
+    assert plan_ranges({("a", 0): 3}, {("a", 0): 8}, found, fail_on_data_loss=True) == [Range("a", 0, 3, 8)]
 
 
 @pytest.mark.parametrize(
@@ -242,6 +239,6 @@ def test_a_logged_batch_is_read_as_it_was_logged() -> None:
 def test_a_logged_batch_that_cannot_be_read_is_an_error(start: int, standing: PartitionState, text: str) -> None:
     found = {("a", 0): standing}
     with pytest.raises(DataLoss, match=text):
-        plan_ranges({"a": {0: start}}, {"a": {0: 8}}, found, fail_on_data_loss=True)
-    ranges = plan_ranges({"a": {0: start}}, {"a": {0: 8}}, found, fail_on_data_loss=False)
+        plan_ranges({("a", 0): start}, {("a", 0): 8}, found, fail_on_data_loss=True)
+    ranges = plan_ranges({("a", 0): start}, {("a", 0): 8}, found, fail_on_data_loss=False)
     assert all(standing.start <= part.start < part.end <= standing.end for part in ranges)

@@ -52,7 +52,7 @@ async def test_a_query_from_its_beginning_to_its_end() -> None:
     assert await planner.ranges(end, more) == [Range("orders", 0, 50, 60)]
     report = planner.report()
     assert report is not None
-    assert load(report) == {"orders": {0: 60, 1: 30}}
+    assert load(report) == {("orders", 0): 60, ("orders", 1): 30}
     assert report["metrics"]["messagesBehind"] == 0
     await planner.aclose()
     assert servers.closed
@@ -66,7 +66,7 @@ async def test_the_end_that_is_frozen_before_the_query_begins() -> None:
     await planner.freeze()
     servers.logs["orders", 0].end += 5
     start = await planner.initial()
-    assert start == {"orders": {0: 55, 1: 30}}
+    assert start == {("orders", 0): 55, ("orders", 1): 30}
     servers.logs["orders", 1].end += 5
     assert await planner.latest(start, None) == start
 
@@ -82,7 +82,7 @@ async def test_a_frozen_query_ends_where_it_was_frozen() -> None:
     while (end := await planner.latest(start, 30)) != start:
         start, steps = end, steps + 1
     # partitions that were created in between begin with the query
-    assert (start, steps) == ({"orders": {0: 50, 1: 30, 2: 0}}, 3)
+    assert (start, steps) == ({("orders", 0): 50, ("orders", 1): 30, ("orders", 2): 0}, 3)
     assert await planner.latest(start, None) == start
 
 
@@ -95,7 +95,7 @@ async def test_a_frozen_query_that_is_bounded_by_bytes() -> None:
     start, steps = await planner.initial(), 0
     while (end := await planner.latest(start, None, 3000)) != start:
         start, steps = end, steps + 1
-    assert (start, steps) == ({"orders": {0: 50, 1: 30}}, 3)
+    assert (start, steps) == ({("orders", 0): 50, ("orders", 1): 30}, 3)
 
 
 @anyio_only
@@ -119,7 +119,7 @@ async def test_a_new_leader_receives_the_end_of_the_log_late() -> None:
     found: list[Range] = []
 
     async def plan() -> None:
-        found.extend(await planner.ranges({}, {"orders": {0: 50, 1: 30}}))
+        found.extend(await planner.ranges({}, {("orders", 0): 50, ("orders", 1): 30}))
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(plan)
@@ -137,9 +137,9 @@ async def test_messages_that_become_readable_late_are_not_lost() -> None:
     servers.logs["orders", 0].late = 5
     assert await planner.latest(start, None) == start
     servers.logs["orders", 1].end, servers.logs["orders", 1].late = 40, 5
-    assert await planner.latest({"orders": {0: 45, 1: 30}}, None) == {"orders": {0: 45, 1: 35}}
+    assert await planner.latest({("orders", 0): 45, ("orders", 1): 30}, None) == {("orders", 0): 45, ("orders", 1): 35}
     await planner.freeze()
-    assert await planner.latest({"orders": {0: 45, 1: 30}}, None) == {"orders": {0: 50, 1: 40}}
+    assert await planner.latest({("orders", 0): 45, ("orders", 1): 30}, None) == {("orders", 0): 50, ("orders", 1): 40}
 
 
 @anyio_only
@@ -148,11 +148,11 @@ async def test_a_topic_that_is_removed_and_added_again_continues() -> None:
     servers.logs["bills", 0] = Log(0, 9)
     both = batches(servers, subscribe="orders,bills")
     read = await both.latest(await both.initial(), None)
-    assert read == {"bills": {0: 9}, "orders": {0: 50, 1: 30}}
+    assert read == {("bills", 0): 9, ("orders", 0): 50, ("orders", 1): 30}
     servers.logs["bills", 0].end, servers.logs["orders", 1].end = 12, 31
     one = batches(servers)
     without = await one.latest(read, None)
-    assert without == {"bills": {0: 9}, "orders": {0: 50, 1: 31}}
+    assert without == {("bills", 0): 9, ("orders", 0): 50, ("orders", 1): 31}
     assert await one.ranges(read, without) == [Range("orders", 1, 30, 31)]
     assert await one.latest(without, None) == without, "there is nothing new"
     both = batches(servers, subscribe="orders,bills")
@@ -172,11 +172,11 @@ async def test_a_topic_that_was_deleted() -> None:
         await batches(servers, subscribe="orders,bills").latest(begun, None)
     lenient = batches(servers, subscribe="orders,bills", failOnDataLoss="false")
     end = await lenient.latest(begun, None)
-    assert end == {"bills": {0: 0}, "orders": {0: 50, 1: 30}}
+    assert end == {("bills", 0): 0, ("orders", 0): 50, ("orders", 1): 30}
     with anyio.fail_after(5):  # the time out is a minute
         assert await lenient.ranges(begun, end) == [Range("orders", 0, 0, 50), Range("orders", 1, 0, 30)]
     servers.logs["bills", 0] = Log(0, 3)
-    assert (await lenient.latest(end, None))["bills"] == {0: 3}
+    assert (await lenient.latest(end, None))["bills", 0] == 3
 
 
 @anyio_only
@@ -185,10 +185,10 @@ async def test_a_batch_that_was_rolled_back(caplog: pytest.LogCaptureFixture) ->
     servers.logs["orders", 0] = Log(0, 45, anchor=40)
     strict = batches(servers, readTimeoutMs="100")
     with pytest.raises(DataLoss, match="the batch ends at 50, but the partition has only 45"):
-        await strict.ranges({"orders": {0: 40}}, {"orders": {0: 50}})
+        await strict.ranges({("orders", 0): 40}, {("orders", 0): 50})
     assert "do not have all messages of the next batch: waiting, 0.1 s at most" in caplog.text
     lenient = batches(servers, readTimeoutMs="100", failOnDataLoss="false")
-    assert await lenient.ranges({"orders": {0: 40}}, {"orders": {0: 50}}) == [Range("orders", 0, 40, 45)]
+    assert await lenient.ranges({("orders", 0): 40}, {("orders", 0): 50}) == [Range("orders", 0, 40, 45)]
 
 
 @anyio_only
@@ -198,7 +198,7 @@ async def test_a_partition_that_is_added_gets_its_anchor_before_its_batch_is_wri
     start = await planner.latest(await planner.initial(), None)
     servers.logs["orders", 2] = Log(0, 4)
     end = await planner.latest(start, 3)
-    assert end == {"orders": {0: 50, 1: 30, 2: 3}}
+    assert end == {("orders", 0): 50, ("orders", 1): 30, ("orders", 2): 3}
     assert servers.logs["orders", 2].anchor == 0
     assert await planner.ranges(start, end) == [Range("orders", 2, 0, 3)]
 
@@ -215,7 +215,7 @@ async def test_an_anchor_that_was_deleted(monkeypatch: pytest.MonkeyPatch) -> No
     assert servers.logs["orders", 0].anchor is None
     servers.logs["orders", 0].end += 5
     lenient = batches(servers, failOnDataLoss="false")
-    assert await lenient.latest(start, None) == {"orders": {0: 55, 1: 30}}
+    assert await lenient.latest(start, None) == {("orders", 0): 55, ("orders", 1): 30}
     assert servers.logs["orders", 0].anchor == 50
 
 
@@ -226,21 +226,21 @@ async def test_a_topic_that_was_recreated() -> None:
     start = await planner.latest(await planner.initial(), None)
     servers.logs["orders", 0] = Log(0, 7)
     back = await planner.latest(start, None)
-    assert back == {"orders": {0: 0, 1: 30}}
+    assert back == {("orders", 0): 0, ("orders", 1): 30}
     await planner.commit(start)
     assert servers.logs["orders", 0].anchor == 0
     assert await planner.ranges(start, back) == []
-    assert await planner.latest(back, None) == {"orders": {0: 7, 1: 30}}
+    assert await planner.latest(back, None) == {("orders", 0): 7, ("orders", 1): 30}
 
 
 @anyio_only
 async def test_a_logged_batch_of_a_topic_that_is_no_longer_subscribed_is_read() -> None:
     servers = two()
     planner = batches(servers)
-    logged: Offsets = {"orders": {0: 50, 1: 30}, "invoices": {0: 9}}
-    assert Range("invoices", 0, 4, 9) in await planner.ranges({"invoices": {0: 4}}, logged)
+    logged: Offsets = {("orders", 0): 50, ("orders", 1): 30, ("invoices", 0): 9}
+    assert Range("invoices", 0, 4, 9) in await planner.ranges({("invoices", 0): 4}, logged)
     await planner.initial()
-    start: Offsets = {"orders": {0: 1, 1: 1}, "invoices": {0: 4}}
+    start: Offsets = {("orders", 0): 1, ("orders", 1): 1, ("invoices", 0): 4}
     assert await planner.latest(start, 0) == start
 
 
@@ -256,8 +256,7 @@ async def test_metrics_of_the_progress() -> None:
     metrics = report["metrics"]
     assert metrics["messagesBehind"] == 60
     assert metrics["earliest"] == {"orders": {"0": 0, "1": 0}}
-    counts = end["orders"]
-    assert metrics["behind"] == {"orders": {"0": 50 - counts[0], "1": 30 - counts[1]}}
+    assert metrics["behind"] == {"orders": {"0": 50 - end["orders", 0], "1": 30 - end["orders", 1]}}
 
 
 @anyio_only
@@ -279,13 +278,13 @@ async def test_a_batch_waits_for_a_number_of_messages() -> None:
     start = await planner.initial()
     assert await planner.latest(start, None) == start
     servers.logs["orders", 0].end = 70
-    assert await planner.latest(start, None) == {"orders": {0: 70, 1: 30}}
+    assert await planner.latest(start, None) == {("orders", 0): 70, ("orders", 1): 30}
     hasty = batches(servers, minOffsetsPerTrigger="1000", maxTriggerDelay="1ms")
     assert await hasty.latest(start, None) == start
-    assert await hasty.latest(start, None) == {"orders": {0: 70, 1: 30}}
+    assert await hasty.latest(start, None) == {("orders", 0): 70, ("orders", 1): 30}
     frozen = batches(servers, minOffsetsPerTrigger="1000", maxTriggerDelay="1h")
     await frozen.freeze()
-    assert await frozen.latest(start, None) == {"orders": {0: 70, 1: 30}}
+    assert await frozen.latest(start, None) == {("orders", 0): 70, ("orders", 1): 30}
 
 
 @anyio_only
@@ -296,10 +295,10 @@ async def test_new_topics_that_match_a_pattern(monkeypatch: pytest.MonkeyPatch) 
     given = {"lookupd": "127.0.0.1:1", "channel": "spark", "subscribePattern": "ord.*", "startingOffsets": "earliest"}
     planner = StreamPlanner(SourceOptions.parse(given, streaming=True), servers.admin)
     start = await planner.initial()
-    assert start == {"orders": {0: 0, 1: 0}}
+    assert start == {("orders", 0): 0, ("orders", 1): 0}
     servers.logs["orders_eu", 0] = Log(0, 4)
     end = await planner.latest(start, None)
-    assert end == {"orders": {0: 50, 1: 30}, "orders_eu": {0: 4}}
+    assert end == {("orders", 0): 50, ("orders", 1): 30, ("orders_eu", 0): 4}
     assert servers.logs["orders_eu", 0].anchor == 0
     assert Range("orders_eu", 0, 0, 4) in await planner.ranges(start, end)
 
@@ -335,7 +334,7 @@ async def test_an_old_checkpoint_is_logged(caplog: pytest.LogCaptureFixture) -> 
     servers.logs["orders", 0].anchor = 20
     servers.logs["orders", 1].anchor = 20
     with caplog.at_level(logging.WARNING, "nsqext.spark"):
-        await batches(servers).latest({"orders": {0: 10, 1: 20}}, None)
+        await batches(servers).latest({("orders", 0): 10, ("orders", 1): 20}, None)
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["topic orders, partition 0"]
 
 
@@ -367,28 +366,28 @@ def test_a_new_query_of_a_pyspark_that_passes_no_start(servers: FakeAdmin) -> No
     reader = NsqStreamReader(options(maxOffsetsPerTrigger="8"))
     first = reader.latestOffset()
     start = reader.initialOffset()
-    assert (load(start), load(first)) == ({"orders": {0: 0, 1: 0}}, {"orders": {0: 5, 1: 3}})
+    assert (load(start), load(first)) == ({("orders", 0): 0, ("orders", 1): 0}, {("orders", 0): 5, ("orders", 1): 3})
     assert reader.latestOffset() == first, "the batch is not planned yet"
     reader.partitions(start, first)
     second = reader.latestOffset()
     reader.commit(first)
-    assert load(second) == {"orders": {0: 10, 1: 6}}
+    assert load(second) == {("orders", 0): 10, ("orders", 1): 6}
     assert [log.anchor for log in servers.logs.values()] == [5, 3]
     reader.stop()
 
 
 def test_a_restarted_query_of_a_pyspark_that_passes_no_start(servers: FakeAdmin) -> None:
     """Spark plans the end of the checkpoint, and then a batch that was not completed; the anchors are before both."""
-    stored = dump({"orders": {0: 20, 1: 10}})
+    stored = dump({("orders", 0): 20, ("orders", 1): 10})
     completed = NsqStreamReader(options(maxOffsetsPerTrigger="8"))
     start = completed.initialOffset()
     assert completed.partitions(stored, stored) == []
-    assert load(completed.latestOffset()) == {"orders": {0: 25, 1: 13}}
+    assert load(completed.latestOffset()) == {("orders", 0): 25, ("orders", 1): 13}
     completed.stop()
     repeated = NsqStreamReader(options(maxOffsetsPerTrigger="8"))
     assert repeated.partitions(stored, stored) == []
     assert len(repeated.partitions(start, stored)) == 1
-    assert load(repeated.latestOffset()) == {"orders": {0: 25, 1: 13}}
+    assert load(repeated.latestOffset()) == {("orders", 0): 25, ("orders", 1): 13}
     repeated.stop()
 
 

@@ -18,7 +18,7 @@ from nsqext.spark.cluster import leader_locator
 from nsqext.spark.cluster.admin import Admin
 from nsqext.spark.cluster.leader_locator import LeaderLocator
 from nsqext.spark.options import ClientConfig, SourceOptions
-from nsqext.spark.read.offsets import Range
+from nsqext.spark.read.offsets import Offsets, Range
 from nsqext.spark.read.stream_planner import StreamPlanner
 from tests.support.spark_queries import post, starting
 from tests.support.spark_readers import SingleReader
@@ -67,12 +67,12 @@ async def test_the_servers_keep_the_start_and_the_position_of_a_query(servers: S
     await publish(lookupd, topic)
     async with planning(lookupd, topic, startingOffsets="latest") as planner:
         start = await planner.initial()
-    assert start == {topic: {0: first + COUNT, 1: first}}
+    assert start == {(topic, 0): first + COUNT, (topic, 1): first}
     await publish(lookupd, topic)
     async with planning(lookupd, topic, startingOffsets="latest") as planner:
         assert await planner.initial() == start
         end = await planner.latest(start, 7)
-        assert end == {topic: {0: first + COUNT + 7, 1: first}}
+        assert end == {(topic, 0): first + COUNT + 7, (topic, 1): first}
         assert await planner.ranges(start, end) == [Range(topic, 0, first + COUNT, first + COUNT + 7)]
         await planner.commit(end)
     async with planning(lookupd, topic) as planner:
@@ -80,7 +80,7 @@ async def test_the_servers_keep_the_start_and_the_position_of_a_query(servers: S
         assert await planner.initial() == end
     given = starting(first + 3, {topic: 2})[:-2].replace(f'"1": {first + 3}', f'"1": {first}') + "}}"
     async with planning(lookupd, topic, startingOffsets=given, resetChannel="true") as planner:
-        assert await planner.initial() == {topic: {0: first + 3, 1: first}}
+        assert await planner.initial() == {(topic, 0): first + 3, (topic, 1): first}
 
 
 async def test_a_second_query_on_the_same_channel_is_noticed(servers: Servers, topic: str) -> None:
@@ -115,18 +115,18 @@ async def test_a_topic_that_is_deleted_while_queries_run(cluster: Cluster, monke
         planning(lookupd, "orders", **given, channel="strict") as strict,
     ):
         end = await lenient.latest(await lenient.initial(), None)
-        assert end == await strict.latest(await strict.initial(), None) == {"bills": {0: COUNT}, "orders": {0: COUNT}}
+        assert end == await strict.latest(await strict.initial(), None) == {("bills", 0): COUNT, ("orders", 0): COUNT}
         await anyio.to_thread.run_sync(cluster.delete_topic, "bills")
         await publish(lookupd, "orders", 3)
-        assert await lenient.latest(end, None) == {"bills": {0: COUNT}, "orders": {0: COUNT + 3}}
+        assert await lenient.latest(end, None) == {("bills", 0): COUNT, ("orders", 0): COUNT + 3}
         await lenient.commit(end)
         with pytest.raises(TopicNotFound, match="bills"):
             await strict.latest(end, None)
         await anyio.to_thread.run_sync(partial(cluster.create_topic, "bills", channels=["other"]))
         await publish(lookupd, "bills")
         back = await lenient.latest(end, None)
-        assert back == {"bills": {0: 0}, "orders": {0: COUNT + 3}}, "the new topic has as many messages as the old one"
-        assert await lenient.latest(back, None) == {"bills": {0: COUNT}, "orders": {0: COUNT + 3}}
+        assert back == {("bills", 0): 0, ("orders", 0): COUNT + 3}, "the new topic has as many messages as the old one"
+        assert await lenient.latest(back, None) == {("bills", 0): COUNT, ("orders", 0): COUNT + 3}
 
 
 async def test_anchors_outlive_their_leader(cluster: Cluster) -> None:
@@ -137,9 +137,9 @@ async def test_anchors_outlive_their_leader(cluster: Cluster) -> None:
         end = await planner.latest(start, 8)
         await planner.commit(end)
         await anyio.to_thread.run_sync(cluster.kill, cluster.leader("orders"))
-        assert await planner.latest(end, None) == {"orders": {0: COUNT}}
+        assert await planner.latest(end, None) == {("orders", 0): COUNT}
     async with planning(cluster.lookupd, "orders") as planner:
-        assert await planner.initial() == end == {"orders": {0: 8}}
+        assert await planner.initial() == end == {("orders", 0): 8}
 
 
 async def test_a_task_that_starts_without_a_leader(cluster: Cluster) -> None:
@@ -224,14 +224,14 @@ async def test_a_partition_that_is_added(cluster: Cluster) -> None:
         post(cluster.lookupd[0], "/topic/partition/expand", topic="orders", partition_num=2)
         await anyio.to_thread.run_sync(cluster.wait_writable, "orders", 1)
         start = await planner.latest(start, None)
-        assert start == {"orders": {0: 0, 1: 0}}
+        assert start == {("orders", 0): 0, ("orders", 1): 0}
         # there is a channel now, without which the partition would not be shown to publishers
         await publish(cluster.lookupd, "orders", partition=1)
         end = await planner.latest(start, None)
         assert await planner.ranges(start, end) == [Range("orders", 1, 0, COUNT)]
         # a process that ends here finds the anchor at the first message
     async with planning(cluster.lookupd, "orders") as planner:
-        assert await planner.initial() == {"orders": {0: 0, 1: 0}}
+        assert await planner.initial() == {("orders", 0): 0, ("orders", 1): 0}
 
 
 async def test_a_topic_that_was_recreated(cluster: Cluster) -> None:
@@ -266,7 +266,7 @@ async def test_a_topic_that_was_recreated_with_more_messages(cluster: Cluster) -
             await planner.latest(start, None, last=last)
     async with planning(cluster.lookupd, "orders", failOnDataLoss="false") as planner:
         back = await planner.latest(start, None, last=last)
-        assert back == {"orders": {0: 0}}
+        assert back == {("orders", 0): 0}
         end = await planner.latest(back, None, last=planner.last)
         assert await planner.ranges(back, end) == [Range("orders", 0, 0, COUNT + 5)]
 
@@ -286,7 +286,7 @@ async def test_a_log_that_was_truncated_and_has_grown_again(cluster: Cluster) ->
     async with planning(cluster.lookupd, "orders", failOnDataLoss="false") as planner:
         back = await planner.latest(start, None, last=last)
         await planner.commit(start)
-        assert back == {"orders": {0: COUNT - 4}}
+        assert back == {("orders", 0): COUNT - 4}
         end = await planner.latest(back, None, last=planner.last)
         assert await planner.ranges(back, end) == [Range("orders", 0, COUNT - 4, COUNT + 2)]
         await planner.commit(back)
@@ -303,7 +303,7 @@ async def test_a_last_message_is_the_same_at_a_new_leader(cluster: Cluster) -> N
     await anyio.to_thread.run_sync(cluster.kill, cluster.leader("orders"))
     await publish(cluster.lookupd, "orders", 3)
     async with planning(cluster.lookupd, "orders") as planner:
-        assert await planner.latest(start, None, last=last) == {"orders": {0: COUNT + 3}}
+        assert await planner.latest(start, None, last=last) == {("orders", 0): COUNT + 3}
 
 
 async def test_the_anchor_retains_messages() -> None:
@@ -317,7 +317,7 @@ async def test_the_anchor_retains_messages() -> None:
         ):
             await admin.create_anchor("orders", 0, "other", 0)
             start = await planner.initial()
-            end: dict[str, dict[int, int]] = start
+            end: Offsets = start
             for number in range(1, 11):
                 await producer.publish_many("orders", [body] * 100)
                 await admin.move_anchor("orders", 0, "other", number * 100)

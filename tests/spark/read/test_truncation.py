@@ -79,7 +79,7 @@ async def test_without_the_check_a_regrown_log_is_read_from_its_first_new_messag
     with caplog.at_level(logging.WARNING, "nsqext.spark"):
         back = await query.latest(read, None, last=last)
     assert ("truncated" in caplog.text) is (end >= 78)
-    assert back == {"orders": {0: 74, 1: 5}}
+    assert back == {("orders", 0): 74, ("orders", 1): 5}
     await query.commit(read)
     assert log.anchor == 74, "the server retains the messages that were not read"
     assert await query.ranges(read, back, last, query.last) == []
@@ -96,7 +96,7 @@ async def test_a_recreated_topic_with_as_many_messages_begins_again() -> None:
         await planner(servers).latest(read, None, last=last)
     query = planner(servers, failOnDataLoss="false")
     back = await query.latest(read, None, last=last)
-    assert back == {"orders": {0: 0, 1: 5}}
+    assert back == {("orders", 0): 0, ("orders", 1): 5}
     assert servers.logs["orders", 0].anchor == 0
     more = await query.latest(back, None, last=query.last)
     assert await query.ranges(back, more) == [Range("orders", 0, 0, 80)]
@@ -108,7 +108,7 @@ async def test_a_stored_batch_of_a_regrown_log() -> None:
     start = await query.latest(await query.initial(), 60)
     known = query.last
     end = await query.latest(start, None, last=known)
-    first = start["orders"][0]
+    first = start["orders", 0]
     servers.logs["orders", 0].regrown_from, servers.logs["orders", 0].end = 74, 80
     with pytest.raises(DataLoss, match="message 77, the last one that was read"):
         await planner(servers).ranges(start, end, known, query.last)
@@ -116,7 +116,7 @@ async def test_a_stored_batch_of_a_regrown_log() -> None:
     planned = await lenient.ranges(start, end, known, query.last)
     assert planned[0] == Range("orders", 0, first, 74), "the next batches read the messages from 74 on"
     back = await lenient.latest(end, None, last=query.last)
-    assert back["orders"][0] == 74
+    assert back["orders", 0] == 74
 
 
 async def test_old_checkpoints_are_read_and_get_last_messages() -> None:
@@ -136,7 +136,7 @@ async def test_messages_that_are_not_retained_are_not_compared() -> None:
     read, last = await read_all(servers)
     servers.logs["orders", 0].start, servers.logs["orders", 0].end = 78, 80
     query = planner(servers)
-    assert await query.latest(read, None, last=last) == {"orders": {0: 80, 1: 5}}
+    assert await query.latest(read, None, last=last) == {("orders", 0): 80, ("orders", 1): 5}
 
 
 async def test_an_idle_query_requests_no_messages(monkeypatch: pytest.MonkeyPatch) -> None:

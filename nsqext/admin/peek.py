@@ -24,8 +24,14 @@ async def newest_messages(
     """Return the newest messages, newest first.
 
     Args:
+        requests: client of the cluster.
+        topic: the topic.
         partitions: number, HTTP address of the leader and number of messages of each partition to read.
         count: largest number of messages.
+
+    Raises:
+        ConnectionFailed: a leader does not respond.
+        ProtocolError: a response is invalid.
     """
 
     async def read(at: tuple[int, Address, int]) -> StoredMessage | None:
@@ -64,7 +70,11 @@ async def _message_at(
 
 
 def read_message(data: Any, partition: int, node: Address) -> StoredMessage:
-    """Read the data of ``/message/get``."""
+    """Read the data of ``/message/get``.
+
+    Raises:
+        ProtocolError: the data is invalid, or the header is not JSON.
+    """
     try:
         ext = str(data.get("ext") or "")
         headers = decode_headers(ext.encode("utf-8", "surrogatepass")) if ext.lstrip().startswith("{") else {}

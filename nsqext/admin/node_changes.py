@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import orjson
 
-from nsqext.admin.requests import ask_all
+from nsqext.admin.requests import ask_all, http_address
 from nsqext.admin.stats import in_sync_replicas
 from nsqext.errors import ConnectionFailed, InvalidInput, LookupFailed, LookupUnreachable, PartitionUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from nsqext.admin.requests import ClusterRequests
-    from nsqext.admin.results import Generation
     from nsqext.lookup.responses import NodeInfo
     from nsqext.types import Address
 
-__all__ = ("change_everywhere", "cluster_generation", "move_partition", "node_id", "node_info", "option")
+__all__ = ("change_everywhere", "move_partition", "node_id", "node_info", "option")
 
 _PAUSE = 0.2  # seconds between two looks at a partition that is being moved
 _LATER = ("cluster is unstable", "another balance is running")  # refusals that pass
@@ -58,18 +57,6 @@ async def option(requests: ClusterRequests, info: NodeInfo, name: str, value: by
         return orjson.loads(body)
     except orjson.JSONDecodeError:
         return body.decode("utf-8", "replace")  # texts are not quoted
-
-
-def http_address(info: NodeInfo) -> Address:
-    """Return the HTTP address of a node; raise `ConnectionFailed` if lookup does not report one."""
-    if info.http is None:
-        raise ConnectionFailed("lookup does not report the node's HTTP address", node=str(info.tcp))
-    return info.http
-
-
-def cluster_generation(infos: Iterable[NodeInfo]) -> Generation:
-    """Return the generation of a cluster by its nodes."""
-    return "ha" if any(info.is_ha for info in infos) else "nsq"
 
 
 async def change_everywhere(

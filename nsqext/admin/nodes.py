@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal
 import orjson
 
 from nsqext.admin.base import AdminBase
-from nsqext.admin.node_changes import change_everywhere, cluster_generation, node_id, node_info, option
+from nsqext.admin.node_changes import change_everywhere, node_id, node_info, option
+from nsqext.admin.requests import cluster_generation
 from nsqext.admin.stats import node_statuses
 from nsqext.errors import InvalidInput, OperationNotSupported
 

@@ -29,7 +29,16 @@ if TYPE_CHECKING:
     from nsqext.lookup.responses import NodeInfo
     from nsqext.types import Address
 
-__all__ = ("ClusterRequests", "ask_all", "generation_of", "generation_of_node", "http_of", "unsupported")
+__all__ = (
+    "ClusterRequests",
+    "ask_all",
+    "cluster_generation",
+    "generation_of",
+    "generation_of_node",
+    "http_address",
+    "http_of",
+    "unsupported",
+)
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -271,6 +280,18 @@ def generation_of(where: PartitionMap) -> Generation:
 def generation_of_node(info: NodeInfo) -> Generation:
     """Return the generation of a node by its version."""
     return "ha" if info.is_ha else "nsq"
+
+
+def http_address(info: NodeInfo) -> Address:
+    """Return the HTTP address of a node; raise `ConnectionFailed` if lookup does not report one."""
+    if info.http is None:
+        raise ConnectionFailed("lookup does not report the node's HTTP address", node=str(info.tcp))
+    return info.http
+
+
+def cluster_generation(infos: Iterable[NodeInfo]) -> Generation:
+    """Return the generation of a cluster by its nodes."""
+    return "ha" if any(info.is_ha for info in infos) else "nsq"
 
 
 def unsupported(operation: str, reason: str, topic: str) -> NsqError:

@@ -133,10 +133,11 @@ class KeyRange:
 
 
 @frozen
-class PartitionChannelStats:
-    """A channel on one partition.
+class ChannelStats:
+    """A channel over all partitions of its topic; counts are sums.
 
     Attributes:
+        name: name of the channel.
         depth: messages that wait for delivery, as the server counts them: the redesigned NSQ includes messages in
             flight, the original generation does not.
         in_flight: messages in flight.
@@ -144,17 +145,13 @@ class PartitionChannelStats:
         messages: messages that the channel has received.
         requeued: messages that consumers requeued.
         timed_out: messages that were not answered in time.
-        paused: whether delivery is paused.
-        skipped: whether every message is skipped (redesigned NSQ).
+        paused: whether delivery is paused on every partition.
+        skipped: whether every message is skipped on every partition (redesigned NSQ).
         lag: unfinished messages: waiting, in flight and deferred; counted in the same way on both generations.
-        lag_bytes: size of the unfinished messages in bytes; None if the server does not report it.
-        clients: consumers of the channel.
-        dispatch: dispatch type, for example ``key_failover``; empty if the server does not report one.
-        key_ranges: key ranges of the consumers, sorted by ``low``; only on ``key_failover`` channels.
-        replay: number of messages that wait for the consumer of their key; only on ``key_failover`` channels.
-        held_keys: number of keys with messages in flight; only on ``key_failover`` channels.
+        clients: connections of consumers, one for each partition that a consumer subscribes to.
     """
 
+    name: str
     depth: int
     in_flight: int
     deferred: int
@@ -164,8 +161,22 @@ class PartitionChannelStats:
     paused: bool
     skipped: bool
     lag: int
-    lag_bytes: int | None
     clients: tuple[ClientStats, ...]
+
+
+@frozen
+class PartitionChannelStats(ChannelStats):
+    """A channel on one partition.
+
+    Attributes:
+        lag_bytes: size of the unfinished messages in bytes; None if the server does not report it.
+        dispatch: dispatch type, for example ``key_failover``; empty if the server does not report one.
+        key_ranges: key ranges of the consumers, sorted by ``low``; only on ``key_failover`` channels.
+        replay: number of messages that wait for the consumer of their key; only on ``key_failover`` channels.
+        held_keys: number of keys with messages in flight; only on ``key_failover`` channels.
+    """
+
+    lag_bytes: int | None
     dispatch: str = ""
     key_ranges: tuple[KeyRange, ...] = ()
     replay: int = 0
@@ -197,37 +208,6 @@ class PartitionStats:
     paused: bool
     channels: Mapping[str, PartitionChannelStats]
     end: int | None = None
-
-
-@frozen
-class ChannelStats:
-    """A channel over all partitions of its topic; counts are sums.
-
-    Attributes:
-        name: name of the channel.
-        depth: see `PartitionChannelStats`.
-        in_flight: messages in flight.
-        deferred: messages that wait for a delay to pass.
-        messages: messages that the channel has received.
-        requeued: messages that consumers requeued.
-        timed_out: messages that were not answered in time.
-        paused: whether delivery is paused on every partition.
-        skipped: whether every message is skipped on every partition.
-        lag: unfinished messages.
-        clients: connections of consumers, one for each partition that a consumer subscribes to.
-    """
-
-    name: str
-    depth: int
-    in_flight: int
-    deferred: int
-    messages: int
-    requeued: int
-    timed_out: int
-    paused: bool
-    skipped: bool
-    lag: int
-    clients: tuple[ClientStats, ...]
 
 
 @frozen

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from nsqext.admin.requests import ask_all, generation_of, generation_of_node, http_of
+from nsqext.admin.requests import ask_all, cluster_generation, generation_of, generation_of_node, http_address, http_of
 from nsqext.admin.results import (
     ChannelStats,
     ClientStats,
@@ -59,12 +59,12 @@ def _read_partition(data: Mapping[str, Any], node: Address) -> PartitionStats:
         else None,
         depth=int(data.get("depth", 0)) if classic else 0,
         paused=bool(data.get("paused", False)),
-        channels={name: _read_channel(channel, node, partition) for name, channel in sorted(channels.items())},
+        channels={name: _read_channel(name, channel, node, partition) for name, channel in sorted(channels.items())},
         end=None if classic else int(data.get("backend_depth", 0)),
     )
 
 
-def _read_channel(data: Mapping[str, Any], node: Address, partition: int | None) -> PartitionChannelStats:
+def _read_channel(name: str, data: Mapping[str, Any], node: Address, partition: int | None) -> PartitionChannelStats:
     depth = int(data.get("depth", 0))
     in_flight = int(data.get("in_flight_count", 0))
     on_disk = int(data.get("delayed_queue_count", 0))
@@ -73,6 +73,7 @@ def _read_channel(data: Mapping[str, Any], node: Address, partition: int | None)
     # is the number of messages after the confirmed position, without the delayed queue
     lag = depth + in_flight + deferred if partition is None else depth + on_disk
     return PartitionChannelStats(
+        name=name,
         depth=depth,
         in_flight=in_flight,
         deferred=deferred,
@@ -183,14 +184,11 @@ async def cluster_stats(requests: ClusterRequests) -> dict[str, TopicStats]:
     infos = {info.tcp: info for info in await requests.client.nodes()}
 
     async def ask(node: Address) -> dict[str, list[PartitionStats]]:
-        http = infos[node].http
-        if http is None:
-            raise ConnectionFailed("lookup does not report the node's HTTP address", node=str(node))
         params = {"format": "json", "leaderOnly": "true", "needClients": "true"}
-        return read_stats(await requests.get(http, "/stats", params), node)
+        return read_stats(await requests.get(http_address(infos[node]), "/stats", params), node)
 
     found, failed = await ask_all(infos, ask)
-    generation: Generation = "ha" if any(generation_of_node(info) == "ha" for info in infos.values()) else "nsq"
+    generation = cluster_generation(infos.values())
     parts: dict[str, list[PartitionStats]] = {name: [] for name in names}
     for topics in found.values():
         for name, partitions in topics.items():
@@ -207,10 +205,7 @@ async def node_statuses(requests: ClusterRequests) -> tuple[NodeStatus, ...]:
     by_address = {info.tcp: info for info in infos}
 
     async def ping(address: Address) -> bool:
-        http = by_address[address].http
-        if http is None:
-            return False
-        await requests.get(http, "/info", {})
+        await requests.get(http_address(by_address[address]), "/info", {})
         return True
 
     answered, _ = await ask_all(by_address, ping)

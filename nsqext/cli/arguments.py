@@ -15,7 +15,7 @@ from nsqext.errors import InvalidSetting
 if TYPE_CHECKING:
     from nsqext import Position
 
-__all__ = ("Channel", "Topic", "UntilEnd", "Yes", "parse_message_id", "parse_pairs", "parse_position", "parse_time")
+__all__ = ("Channel", "Topic", "UntilEnd", "Yes", "parse_headers", "parse_message_id", "parse_position", "parse_time")
 
 _MESSAGE_ID = re.compile("[0-9A-Fa-f]{32}")
 
@@ -49,13 +49,13 @@ def parse_message_id(text: str) -> bytes | int:
     raise InvalidSetting(f"{text!r} is no message id", hint="give 32 hexadecimal digits, or a number")
 
 
-def parse_pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:
-    """Return NAME=VALUE options as a mapping."""
+def parse_headers(given: Sequence[str] | None) -> dict[str, str]:
+    """Return the options --header NAME=VALUE as a mapping."""
     pairs = {}
     for text in given or ():
         name, equals, value = text.partition("=")
         if not (name and equals):
-            raise InvalidSetting(f"{option} {text!r} is not NAME=VALUE")
+            raise InvalidSetting(f"--header {text!r} is not NAME=VALUE")
         pairs[name] = value
     return pairs
 

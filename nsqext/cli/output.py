@@ -36,11 +36,7 @@ def _json_escape(character: str) -> str:
 
 def printable(text: str) -> str:
     r"""Replace control characters and separators by escapes such as \x1b, which terminals do not interpret."""
-    return text if text.isprintable() else "".join(one if one.isprintable() else _escape(one) for one in text)
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape", "replace").decode("ascii")
+    return "".join(one if one.isprintable() else one.encode("unicode_escape", "replace").decode() for one in text)
 
 
 def counted(number: int, noun: str) -> str:

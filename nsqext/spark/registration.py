@@ -77,7 +77,7 @@ def register(spark: SparkSession) -> None:
     from nsqext.spark.source import NsqDataSource
 
     with _interpreter(context, spark.conf.get("spark.pyspark.python", None)):
-        if not _is_local(context):
+        if not (context.master or "").startswith("local"):
             check_workers(_workers(context))
         _add(spark, NsqDataSource)
 
@@ -89,10 +89,6 @@ def _add(spark: SparkSession, source: type[DataSource]) -> None:
         # PySpark 4.0, if it has found the format by itself
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
-
-
-def _is_local(context: SparkContext) -> bool:
-    return (context.master or "").startswith("local")
 
 
 def check_pyspark(version: str) -> None:
@@ -166,7 +162,8 @@ def driver_python(wanted: str, master: str, path: list[str]) -> str:
         master: URL of the master.
         path: entries that Spark adds to ``sys.path`` of workers.
     """
-    if not master.startswith("local") and _is_relative(wanted) and not Path(wanted).exists():
+    is_relative = os.sep in wanted and not Path(wanted).is_absolute()
+    if not master.startswith("local") and is_relative and not Path(wanted).exists():
         _link_environment(wanted)
     found = shutil.which(wanted)
     if found is not None and _environment(found) == _environment(sys.executable):
@@ -190,10 +187,6 @@ def _environment(interpreter: str) -> tuple[Path, str]:
     """
     path = Path(interpreter).absolute()
     return path.parent.resolve(), path.name
-
-
-def _is_relative(interpreter: str) -> bool:
-    return os.sep in interpreter and not Path(interpreter).is_absolute()
 
 
 def _link_environment(wanted: str) -> None:

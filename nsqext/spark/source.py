@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NoReturn
 
 from attrs import evolve
@@ -193,4 +193,9 @@ class InvalidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _raise(self, *args: object, **values: object) -> NoReturn:
         raise self._error
 
-    getDefaultReadLimit = prepareForTriggerAvailableNow = initialOffset = latestOffset = partitions = read = _raise
+    getDefaultReadLimit: Callable[..., NoReturn] = _raise
+    prepareForTriggerAvailableNow: Callable[..., NoReturn] = _raise
+    initialOffset: Callable[..., NoReturn] = _raise
+    latestOffset: Callable[..., NoReturn] = _raise
+    partitions: Callable[..., NoReturn] = _raise
+    read: Callable[..., NoReturn] = _raise

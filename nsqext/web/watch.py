@@ -14,7 +14,6 @@ from nsqext.errors import InvalidState
 
 if TYPE_CHECKING:
     from nsqext.admin import Admin
-    from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.options import ConsumerSettings
 
 __all__ = ("WatchedMessage", "watch")
@@ -67,9 +66,6 @@ async def watch(
             while len(found) < count:
                 message = await anext(consumer)
                 await message.finish()
-                found.append(_watched(message))
+                body = message.body.decode(errors="replace")
+                found.append(WatchedMessage(message.id.hex(), message.timestamp, body, message.node))
     return sorted(found, key=lambda one: one.timestamp, reverse=True)
-
-
-def _watched(message: Message) -> WatchedMessage:
-    return WatchedMessage(message.id.hex(), message.timestamp, message.body.decode(errors="replace"), message.node)

@@ -22,7 +22,7 @@ from nsqext.cli.output import counted
 from nsqext.errors import InvalidInput, InvalidSetting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from nsqext import Producer
 
@@ -108,11 +108,6 @@ async def run(
     await _replay(connection, files, plan, Progress.load(progress))
 
 
-def _entries(files: Sequence[Path], progress: Progress) -> Iterator[Entry]:
-    for path in files:
-        yield from read_entries(path, progress.lines.get(path.name, 0))
-
-
 class _Clock:
     """Paces messages as they were recorded."""
 
@@ -133,7 +128,7 @@ class _Clock:
 
 async def _replay(connection: Connection, files: Sequence[Path], plan: _Plan, progress: Progress) -> None:
     count, skipped = 0, sum(progress.lines.get(path.name, 0) for path in files)
-    entries = _entries(files, progress)
+    entries = (entry for path in files for entry in read_entries(path, progress.lines.get(path.name, 0)))
     async with connection.producer() as producer:
         await producer.ping()  # so that the time to connect does not delay the first message
         clock = _Clock(plan.speed)

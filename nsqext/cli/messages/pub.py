@@ -20,7 +20,7 @@ import orjson
 import typer
 
 from nsqext import BatchFailed, OutgoingMessage
-from nsqext.cli.arguments import Topic, parse_pairs
+from nsqext.cli.arguments import Topic, parse_headers
 from nsqext.cli.command import examples, option_objects
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.message_record import outgoing_message
@@ -152,7 +152,7 @@ class Properties:
 
     def of_a_batch(self) -> dict[str, Any]:
         """Return the given properties that apply to every message of an input."""
-        headers = parse_pairs(self.header, "--header") or None
+        headers = parse_headers(self.header) or None
         found = {"headers": headers, "tag": self.tag, "trace_id": self.trace_id, "key": self.key}
         return {name: value for name, value in found.items() if value is not None}
 

@@ -12,7 +12,7 @@ import typer
 from attrs import field, frozen
 
 from nsqext import Requeue
-from nsqext.cli.arguments import Topic, UntilEnd, parse_pairs, parse_position, parse_time
+from nsqext.cli.arguments import Topic, UntilEnd, parse_headers, parse_position, parse_time
 from nsqext.cli.command import examples, option_objects
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.message_record import message_record
@@ -49,7 +49,7 @@ class Filter:
 
     @headers.default
     def _pairs(self) -> Mapping[str, str]:
-        return parse_pairs(self.header, "--header")
+        return parse_headers(self.header)
 
     @after.default
     def _after(self) -> int | None:

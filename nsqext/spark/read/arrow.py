@@ -95,7 +95,9 @@ class _Batch:
         headers = self.columns.headers
         everything = self.rows.with_headers
         # one search through all of them: most topics have neither tags nor compressed bodies
-        if headers is None or not (everything or _is_needed(b"".join(headers)) or _has_tags(headers)):
+        if headers is None or not (
+            everything or _is_needed(b"".join(headers)) or any(header[0] == EXT_TAG for header in headers)
+        ):
             return
         self.parsed = [
             self._decoded(index, header[_HEADER_START:])
@@ -243,10 +245,6 @@ _BUILDERS: dict[str, Callable[[_Batch], pa.Array]] = {
 def _is_needed(header: bytes) -> bool:
     """Return whether a header may contain a tag or describe a compressed body; an escape may spell any name."""
     return header.find(_TAG) >= 0 or header.find(_COMPRESS) >= 0 or header.find(b"\\u") >= 0
-
-
-def _has_tags(headers: list[bytes]) -> bool:
-    return any(header[0] == EXT_TAG for header in headers)
 
 
 def _tag(header: bytes, parsed: Mapping[str, Any]) -> str | None:

@@ -69,17 +69,12 @@ async def plan(options: SourceOptions, pruning: Pruning) -> list[Range]:
             (topic, partition)
             for topic in sorted(read)
             for partition in read[topic]
-            if _is_left(pruning, topic, partition)
+            if (pruning.topics is None or topic in pruning.topics)
+            and (pruning.partitions is None or partition in pruning.partitions)
         ]
         bounds = await admin.bounds.survey(keys)
         found = await gather(keys, lambda key: _plan_one(options, limits, pruning, admin, key, bounds[key]))
     return list(found.values())
-
-
-def _is_left(pruning: Pruning, topic: str, partition: int) -> bool:
-    return (pruning.topics is None or topic in pruning.topics) and (
-        pruning.partitions is None or partition in pruning.partitions
-    )
 
 
 async def _partitions(admin: Admin, topic: str, wanted: Iterable[int] | None) -> list[int]:

@@ -145,15 +145,11 @@ def _decode_extended(frames: list[bytes], with_bodies: bool) -> MessageColumns:
 def _array(parts: Iterable[bytes], kind: np.dtype[Any], frames: list[bytes]) -> Array:
     joined = b"".join(parts)
     if len(joined) != len(frames) * kind.itemsize:
-        raise _too_short(frames)
+        raise ProtocolError(
+            f"a message of {min(map(len, frames))} bytes is too short for its parts",
+            hint="the topic may have been upgraded to extend; reconnect",
+        )
     return np.frombuffer(joined, kind)
-
-
-def _too_short(frames: list[bytes]) -> ProtocolError:
-    return ProtocolError(
-        f"a message of {min(map(len, frames))} bytes is too short for its parts",
-        hint="the topic may have been upgraded to extend; reconnect",
-    )
 
 
 def from_messages(messages: Iterable[RawMessage]) -> MessageColumns:

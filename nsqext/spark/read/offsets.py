@@ -230,11 +230,13 @@ def _named(data: Any) -> Offsets:
     return dict(_pairs(data, lowest=EARLIEST))
 
 
-def parse_ending(text: str, option: str = "endingOffsets") -> OffsetSpec:
+def parse_ending(text: str) -> OffsetSpec:
     """Parse ``latest``, or JSON as ``{"orders": {"0": 23, "1": -1}}``."""
-    spec = parse_starting(text, option)
+    spec = parse_starting(text, "endingOffsets")
     if spec.has(EARLIEST):
-        raise InvalidSetting(f"{option} cannot be earliest: the batch would be empty", hint="write latest, or a number")
+        raise InvalidSetting(
+            "endingOffsets cannot be earliest: the batch would be empty", hint="write latest, or a number"
+        )
     return spec
 
 

@@ -88,12 +88,8 @@ def _chosen(found: spark.Filter, value: Any, kind: type) -> frozenset[Any] | Non
         values = tuple(value)
     else:
         return None
-    # null equals nothing
-    return frozenset(one for one in values if one is not None) if _are(values, kind) else None
-
-
-def _are(values: Iterable[Any], kind: type) -> bool:
-    return all(one is None or type(one) is kind for one in values)
+    found_values = frozenset(one for one in values if one is not None)  # null equals nothing
+    return found_values if all(type(one) is kind for one in found_values) else None
 
 
 def _bounds(found: spark.Filter, value: int) -> tuple[int | None, int | None] | None:

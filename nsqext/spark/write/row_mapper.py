@@ -297,7 +297,9 @@ class RowMapper:
         target = (topic, partition)
         if headers is None and trace is None and key is None and tag is None:
             return target, value, len(value)
-        size = len(value) + (sum(map(len, headers)) + sum(map(_length, headers.values())) if headers else 0)
+        size = len(value) + (
+            sum(map(len, headers)) + sum(len(text or "") for text in headers.values()) if headers else 0
+        )
         return target, OutgoingMessage(value, headers, tag, trace, key), size
 
     def _resolve(self, topic: str | None) -> tuple[str, TopicMeta]:
@@ -306,10 +308,6 @@ class RowMapper:
             raise InvalidName("the row has no topic", hint="fill the column topic, or use the option topic")
         meta = self._metas[topic] = self._ask(check_topic(topic))
         return topic, meta
-
-
-def _length(value: str | None) -> int:
-    return len(value or "")
 
 
 def _values(column: pa.Array | None) -> Iterable[Any]:

@@ -91,10 +91,6 @@ def _disk(change: Callable[[SimulatedDisk, Fault], None]) -> _Begin:
     return begin
 
 
-def _slow_disk(disk: SimulatedDisk, fault: Fault) -> None:
-    disk.slow[fault.target] = 0.05 * fault.chance
-
-
 async def _separate(at: Injector, fault: Fault) -> End:
     """Cut the link between a node and another one."""
     others = [name for name in at.cluster.nodes if name != fault.target]
@@ -281,7 +277,7 @@ _NODE: dict[str, _Begin] = {
     "power": _stop(SimulatedCluster.cut_power),
     "disk_full": _disk(lambda disk, fault: disk.full.add(fault.target)),
     "disk_failing": _disk(lambda disk, fault: disk.failing.add(fault.target)),
-    "disk_slow": _disk(_slow_disk),
+    "disk_slow": _disk(lambda disk, fault: disk.slow.update({fault.target: 0.05 * fault.chance})),
     "separate": _separate,
     "isolate": _isolate,
     "stall": _stall,

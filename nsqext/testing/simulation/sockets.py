@@ -19,7 +19,7 @@ HOST = "127.0.0.1"
 
 
 class Links(Protocol):
-    """The part of a network that its sockets depend on.
+    """The part of a `Network` that its sockets depend on.
 
     Attributes:
         listeners: listening sockets by port.
@@ -29,35 +29,16 @@ class Links(Protocol):
     listeners: dict[int, SimulatedSocket]
     dead: set[str]
 
-    def next_number(self) -> int:
-        """Return the number of a new socket."""
-
-    def take_fd(self, sock: SimulatedSocket, /) -> int:
-        """Return the lowest free descriptor."""
-
-    def take_port(self) -> int:
-        """Return a port that was never used."""
-
-    def host_of(self, port: int, /) -> str:
-        """Return the host of a port."""
-
-    def draw_capacity(self) -> int:
-        """Return the bytes that the buffers of a new socket take."""
-
-    def dial(self, sock: SimulatedSocket, /) -> None:
-        """Send a SYN."""
-
-    def send(self, sock: SimulatedSocket, data: bytes, /) -> int:
-        """Send data or a part of it; return how many bytes."""
-
-    def end(self, sock: SimulatedSocket, /) -> None:
-        """End the outgoing direction of a socket."""
-
-    def received(self, sock: SimulatedSocket, data: bytes, /) -> None:
-        """Record that a program has read data."""
-
-    def close(self, sock: SimulatedSocket, /) -> None:
-        """Close a socket."""
+    def next_number(self) -> int: ...
+    def take_fd(self, sock: SimulatedSocket, /) -> int: ...
+    def take_port(self) -> int: ...
+    def host_of(self, port: int, /) -> str: ...
+    def draw_capacity(self) -> int: ...
+    def dial(self, sock: SimulatedSocket, /) -> None: ...
+    def send(self, sock: SimulatedSocket, data: bytes, /) -> int: ...
+    def end(self, sock: SimulatedSocket, /) -> None: ...
+    def received(self, sock: SimulatedSocket, data: bytes, /) -> None: ...
+    def close(self, sock: SimulatedSocket, /) -> None: ...
 
 
 class SimulatedSocket(socket.socket):
@@ -88,25 +69,10 @@ class SimulatedSocket(socket.socket):
 
     # Methods of socket.socket
 
-    @property
-    def family(self) -> int:  # type: ignore[override]
-        """IPv4."""
-        return socket.AF_INET
-
-    @property
-    def type(self) -> int:  # type: ignore[override]
-        """A stream."""
-        return socket.SOCK_STREAM
-
-    @property
-    def proto(self) -> int:
-        """TCP."""
-        return socket.IPPROTO_TCP
-
-    @property
-    def timeout(self) -> float:
-        """Non-blocking."""
-        return 0.0
+    family: int = socket.AF_INET  # type: ignore[assignment]
+    type: int = socket.SOCK_STREAM  # type: ignore[assignment]
+    proto: int = socket.IPPROTO_TCP
+    timeout: float = 0.0
 
     def fileno(self) -> int:
         """Return a number that no real file descriptor has; -1 after `close`."""

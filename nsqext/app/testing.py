@@ -80,15 +80,22 @@ class _Recorder(Middleware):
 
 
 class TestedApp(Protocol):
-    """The part of an `App` that a test uses."""
+    """The methods of an app that a test uses."""
 
     specs: list[HandlerSpec]
     lifespans: list[LifespanManager]
 
-    def handler_of(self, spec: HandlerSpec) -> Handler: ...
-    def use_test(self, test: AppTest | None) -> None: ...
-    async def start(self) -> object: ...
-    async def aclose(self) -> None: ...
+    def handler_of(self, spec: HandlerSpec) -> Handler:
+        """Return a handler of messages, middleware included."""
+
+    def use_test(self, test: AppTest | None) -> None:
+        """Create the clients for a test; with None, those of the app."""
+
+    async def start(self) -> object:
+        """Run in the background."""
+
+    async def aclose(self) -> None:
+        """Drain and close."""
 
 
 class AppTest:

@@ -66,7 +66,7 @@ async def test_a_topic_that_was_recreated_with_more_messages(cluster_under_test:
             last = planner.last
             await planner.commit(read)
         (first,) = last.values()
-        assert (read, first.count) == ({topic: {0: first.count + 1}}, first.count)
+        assert (read, first.count) == ({(topic, 0): first.count + 1}, first.count)
         async with planning(cluster.lookupd, topic) as planner:
             assert await planner.latest(read, None, last=last) == read, "the same message is found again"
         await admin.delete_topic(topic)
@@ -78,7 +78,7 @@ async def test_a_topic_that_was_recreated_with_more_messages(cluster_under_test:
                     await planner.latest(read, None, last=last)
             async with planning(cluster.lookupd, topic, failOnDataLoss="false") as planner:
                 back = await planner.latest(read, None, last=last)
-                begin = back[topic][0]
+                begin = back[topic, 0]
                 assert begin < COUNT
                 end = await planner.latest(back, None, last=planner.last)
                 (found,) = await planner.ranges(back, end)
@@ -97,12 +97,12 @@ async def test_a_log_that_was_truncated_and_has_grown_again(truncatable: Truncat
         read = await planner.latest(await planner.initial(), None)
         last = planner.last
         await planner.commit(read)
-    count = read[topic][0]
+    count = read[topic, 0]
     await run_sync(cluster.truncate)
     await publish_again(cluster.lookupd, topic)
     async with planning(cluster.lookupd, topic, failOnDataLoss="false") as planner:
         back = await planner.latest(read, None, last=last)
-        begin = back[topic][0]
+        begin = back[topic, 0]
         assert begin < count, "the server has lost messages"
         lacking = count - begin
     await publish(cluster.lookupd, topic, lacking + 50)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nsqext.client.consumer.handlers import key_lanes
 from nsqext.client.consumer.handlers.partition_order import is_lost
@@ -26,6 +28,28 @@ async def test_unseen_messages_are_waited_for() -> None:
     assert bench.rows() == {"a": ["a1", "a2", "a3", "a4"]}
     bench.wait(0.2)
     assert bench.rows() == {"a": ["a1", "a2", "a3", "a4", "a6"]}, "a gap that stays"
+
+
+@given(ready=st.integers(1, 4), data=st.data())
+def test_unseen_messages_may_return_in_any_order(ready: int, data: st.DataObject) -> None:
+    """As many as RDY allowed may be unseen when a connection ends; new ones are received between them."""
+    bench = Bench(1)
+    bench.owner.ready = ready
+    bench.put_at(1)
+    bench.wait(0.3)
+    cut(bench)
+    received = {1}
+    new = iter((ready + 2, ready + 3))
+    for unseen_before in data.draw(st.permutations([*range(2, ready + 2), None, None])):
+        number = next(new) if unseen_before is None else unseen_before
+        bench.put_at(number)
+        received.add(number)
+        unseen = [one for one in range(2, ready + 2) if one not in received]
+        known = [one for one in sorted(received) if not unseen or one < unseen[0]]
+        assert bench.rows() == {"a": [f"a{one}" for one in known]}
+        assert bench.lanes.waiting == len(received) - len(known)
+    bench.put_at(ready + 9)
+    assert bench.rows()["a"][-1] == f"a{ready + 9}", "nothing else can be unseen"
 
 
 @pytest.mark.anyio

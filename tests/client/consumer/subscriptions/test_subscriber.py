@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Never
 
 import anyio
 import pytest
+from tenacity.wait import wait_base
 
 from nsqext import Consumer, ExtFilter, Position
 from nsqext.client.consumer.options import ConsumerOptions
+from nsqext.client.consumer.subscriptions import subscriber as subscriber_module
 from nsqext.client.consumer.subscriptions.assignment import Assignment, SubscriptionSpec
 from nsqext.client.consumer.subscriptions.subscriber import Subscriber, SubscriberContext
 from nsqext.errors import InvalidPartition, InvalidSetting, InvalidState
@@ -21,6 +23,8 @@ from tests.support.fake_nsqd import PLAIN, error, message, obey, ok, scripted_lo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from tenacity import RetryCallState
 
     from nsqext.broker import Cluster
     from tests.support.fake_nsqd import ScriptedLookup
@@ -133,11 +137,62 @@ async def test_a_subset_of_partitions(cluster: Cluster, topic: str) -> None:
         assert sorted(await take(consumer, 2)) == [b"0", b"2"]
 
 
-async def test_a_missing_partition(cluster: Cluster, topic: str) -> None:
-    cluster.create_topic(topic, partitions=2, channels=["ch"])
-    with pytest.raises(InvalidPartition, match="2 partitions"):
-        async with opened(topic, cluster, partitions=(0, 7)):
+@pytest.mark.parametrize(("partitions", "wrong"), [(2, 7), (2, 2), (1, 1)])
+async def test_a_missing_partition(cluster: Cluster, topic: str, partitions: int, wrong: int) -> None:
+    cluster.create_topic(topic, partitions=partitions, channels=["ch"])
+    with pytest.raises(InvalidPartition, match=f"{partitions} partitions, not number {wrong}"):
+        async with opened(topic, cluster, partitions=(0, wrong)):
             raise AssertionError("it opened")
+
+
+class Pauses(wait_base):
+    """Records the number of each failed attempt, and pauses for a turn of the event loop."""
+
+    def __init__(self) -> None:
+        self.attempts: list[int] = []
+
+    def __call__(self, retry_state: RetryCallState) -> float:
+        self.attempts.append(retry_state.attempt_number)
+        return 0.0
+
+
+async def test_each_question_for_the_first_partition_waits_longer() -> None:
+    pauses = Pauses()
+    options = quick(start_timeout=0.0)
+    del options["max_reconnect_wait"]
+    options["reconnect_wait"] = pauses
+    async with (
+        scripted_lookup() as lookup,
+        scripted_node(granted=PLAIN) as node,
+        Consumer("t", "ch", lookupd=str(lookup), **options) as consumer,
+    ):
+        await eventually(lambda: len(pauses.attempts) >= 3)
+        assert pauses.attempts[:3] == [1, 2, 3]
+        lookup.set_leaders({0: node}, num=1)
+        peer = await node.accept()
+        await peer.expect("SUB")
+        await peer.answer()
+        await eventually(lambda: len(consumer.connections) == 1)
+        await peer.close()
+
+
+@pytest.mark.parametrize(("stable", "attempts"), [(60.0, [2, 3, 4]), (-1.0, [1, 1, 1])])
+async def test_pauses_between_connections_grow_until_one_was_stable(
+    monkeypatch: pytest.MonkeyPatch, stable: float, attempts: list[int]
+) -> None:
+    monkeypatch.setattr(subscriber_module, "_STABLE", stable)
+    pauses = Pauses()
+    options = quick(start_timeout=0.0)
+    del options["max_reconnect_wait"]
+    options["reconnect_wait"] = pauses
+    async with scripted_node(granted=PLAIN) as node, Consumer("t", "ch", nsqd=str(node), **options):
+        for _ in attempts:
+            peer = await node.accept()
+            await peer.expect("SUB")
+            await peer.answer()
+            await peer.close()
+        await eventually(lambda: len(pauses.attempts) >= len(attempts))
+    assert pauses.attempts[: len(attempts)] == attempts
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import cast
+from math import inf
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Literal, cast
 
+import anyio
+import anyio.lowlevel
 import pytest
 
 from nsqext import Consumer
+from nsqext.client.consumer.options import BackoffOptions
+from nsqext.client.consumer.subscriptions import subscription_group as module
+from nsqext.client.consumer.subscriptions.backoff import Backoff
+from nsqext.client.consumer.subscriptions.rdy_distributor import RdyDistributor
 from nsqext.client.consumer.subscriptions.subscription import Subscription
 from nsqext.client.consumer.subscriptions.subscription_group import Pulse, SubscriptionGroup
+from nsqext.client.events import ClientEvent, ClientEvents
+from nsqext.transport.options import ConnectionOptions
 from tests.support.consumers import eventually, quick
 from tests.support.fake_nsqd import PLAIN, Peer, message, scripted_node
+
+if TYPE_CHECKING:
+    from nsqext.client.consumer.message import UnpackBudget
+    from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
 
 pytestmark = pytest.mark.anyio
 
@@ -97,6 +111,178 @@ async def test_a_read_does_not_wake_the_timer_each_time(monkeypatch: pytest.Monk
                 pass
         assert len(ticks) <= 3 + (time.monotonic() - started) / 0.25
         await peer.close()
+
+
+class Connection:
+    """A subscription that records its RDY counts."""
+
+    def __init__(self, topic: str = "t", partition: int = 0, backoff: Backoff | None = None) -> None:
+        self.topic, self.partition, self.node = topic, partition, f"n:{partition}"
+        self.backoff = backoff or Backoff(BackoffOptions(), lambda: 1.0)
+        self.max_ready, self.msg_timeout = 100, 60.0
+        self.request = SimpleNamespace(options=SimpleNamespace(connection=ConnectionOptions()))
+        self.live, self.busy, self.upgradable, self.silent = True, False, False, False
+        self.in_flight = self.received = self.requeued = self.timed_out = self.received_bytes = 0
+        self.ready = self.flushes = 0
+        self.silence_due = inf
+        self.ticks: list[float] = []
+
+    def set_ready(self, count: int) -> None:
+        self.ready = count
+
+    def flush(self) -> None:
+        self.flushes += 1
+
+    def tick(self, now: float) -> None:
+        self.ticks.append(now)
+
+    def misses_heartbeat(self, now: float) -> bool:
+        return self.silent
+
+
+class Bench:
+    """A group of connections that a test adds."""
+
+    def __init__(self, max_in_flight: int = 10, mode: Literal["consumer", "connection"] = "connection") -> None:
+        self.backoff = Backoff(BackoffOptions(mode=mode), lambda: 1.0)
+        self.flow = RdyDistributor[Subscription](max_in_flight, self.backoff, initial_ready=100)
+        self.events: list[ClientEvent] = []
+        self.looked_up: list[str] = []
+        self.late: list[float] = []
+        events = ClientEvents()
+        events.add(self.events.append)
+        self.group = SubscriptionGroup(
+            self.flow,
+            self.backoff,
+            lambda now, late: self.late.append(late),
+            events,
+            cast("UnpackBudget", None),
+            cast("EarlyMessages", None),
+            lambda: None,
+            self.looked_up.append,
+        )
+
+    def add(self, *connections: Connection) -> None:
+        for connection in connections:
+            self.group.add(cast("Subscription", connection))
+
+    def remove(self, connection: Connection) -> bool:
+        return self.group.remove(cast("Subscription", connection))
+
+
+def ready(*connections: Connection) -> list[int]:
+    return [connection.ready for connection in connections]
+
+
+async def test_rdy_is_shared_as_soon_as_connections_come_and_go() -> None:
+    bench, connections = Bench(), [Connection(partition=number) for number in range(3)]
+    one, two, three = connections
+    bench.add(one)
+    assert ready(one) == [10]
+    bench.add(two)
+    assert ready(one, two) == [5, 5]
+    bench.add(three)
+    assert sorted(ready(*connections)) == [3, 3, 4]
+    one.received, one.requeued, one.timed_out, one.in_flight, one.received_bytes = 9, 2, 3, 4, 500
+    assert bench.remove(one)
+    assert not bench.remove(one)
+    assert ready(two, three) == [5, 5]
+    assert bench.group.closed_counts == (18, 4, 14, 1000)
+    bench.group.retire([cast("Subscription", two)])
+    assert ready(two, three) == [0, 10]
+    assert bench.group.opened == 3
+
+
+async def test_a_paused_topic_gets_no_messages_on_connections_of_now_and_later() -> None:
+    bench, other = Bench(), Connection("u")
+    before, after = Connection("t", 0), Connection("t", 1)
+    bench.add(other, before)
+    bench.group.pause("t", paused=True)
+    assert ready(other, before) == [10, 0]
+    bench.add(after)
+    assert ready(other, before, after) == [10, 0, 0]
+    bench.group.pause("t", paused=False)
+    assert sorted(ready(other, before, after)) == [3, 3, 4]
+    bench.add(Connection("t", 2), Connection("t", 3))
+    assert ready(other, before, after) == [2, 2, 2]
+
+
+async def test_each_change_of_a_backoff_is_reported_once() -> None:
+    bench = Bench(mode="consumer")
+    one, two = Connection(partition=1, backoff=bench.backoff), Connection(partition=2)
+    bench.add(one, two)
+    now = time.monotonic()
+    bench.backoff.failed(now)
+    two.backoff.failed(now)
+    for _ in range(2):
+        bench.group.rebalance()
+    assert bench.events == [
+        ClientEvent("backoff", None, None, "", "level 1"),
+        ClientEvent("backoff", "t", 2, "n:2", "level 1"),
+    ]
+    assert ready(one, two) == [0, 0]
+    bench.events.clear()
+    for backoff in (bench.backoff, two.backoff):
+        backoff.tick(inf)
+        backoff.succeeded(now)
+    for _ in range(2):
+        bench.group.rebalance()
+    assert [(event.node, event.detail) for event in bench.events] == [("", "level 0"), ("n:2", "level 0")]
+    assert ready(one, two) == [5, 5]
+
+
+async def test_a_tick_looks_silent_topics_up_and_ends_pauses() -> None:
+    bench = Bench()
+    one, two = Connection("t", 1), Connection("u", 2)
+    bench.add(one, two)
+    two.silent = True
+    one.backoff.failed(100.0)
+    bench.group.rebalance()
+    assert ready(one, two) == [0, 10]
+    bench.group._tick(one.backoff.until - 0.001, 0.0)
+    assert ready(one, two) == [0, 10]
+    bench.group._tick(one.backoff.until, 1.5)
+    assert ready(one, two)[0] == 1
+    assert bench.late == [0.0, 1.5]
+    assert bench.looked_up[0] == "u"
+    one.live = False
+    assert bench.group.subscriptions == [cast("Subscription", two)]
+
+
+async def test_a_tick_knows_how_late_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(module, "_clock", lambda: now)
+    bench, connection = Bench(), Connection()
+    bench.add(connection)
+    connection.busy = True
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(bench.group.run_timer)
+        await anyio.lowlevel.checkpoint()
+        now = 100.1
+        bench.group.wake_timer()
+        await eventually(lambda: bench.late)
+        assert bench.late == [0.0]
+        assert bench.group.earliest_receipt(now) == now
+        now = 110.0  # the process stood still
+        await eventually(lambda: len(bench.late) == 2)
+        assert bench.late[1] == pytest.approx(110.0 - 100.1 - 0.25)
+        assert bench.group.earliest_receipt(now) == 100.1
+        tasks.cancel_scope.cancel()
+    assert connection.ticks == [100.1, 110.0]
+
+
+async def test_pending_commands_of_a_turn_are_sent_together() -> None:
+    bench, (one, two) = Bench(), (Connection(partition=1), Connection(partition=2))
+    bench.add(one, two)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(bench.group.run_flush)
+        for _ in range(2):
+            for connection in (one, two):
+                bench.group.needs_flush(cast("Subscription", connection))
+            assert (one.flushes, two.flushes) == (0, 0)
+            await eventually(lambda: (one.flushes, two.flushes) == (1, 1))
+            one.flushes = two.flushes = 0
+        tasks.cancel_scope.cancel()
 
 
 class Group:

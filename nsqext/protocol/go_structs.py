@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from nsqext.protocol.extjson import encodable
 
-__all__ = ("Schema", "UnreadableFields", "read_fields")
+__all__ = ("Members", "Schema", "UnreadableFields", "read_fields")
 
 Schema = Mapping[str, Any]
 """Name to ``str``, ``bool``, ``int``, the largest number as an ``int`` value, a schema, or a list of one of these."""
@@ -40,7 +40,7 @@ def read_fields(body: bytes, schema: Schema) -> dict[str, Any]:
     return {} if value is None else _object(value, schema)
 
 
-class _Members(tuple[tuple[str, Any], ...]):
+class Members(tuple[tuple[str, Any], ...]):
     """Members of a JSON object, including those of equal names."""
 
     __slots__ = ()
@@ -68,7 +68,7 @@ def _depth(text: str) -> int:
 
 
 def _parse_shallow(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=_Members, parse_constant=_refuse)
+    return json.loads(text, object_pairs_hook=Members, parse_constant=_refuse)
 
 
 def _flattened(text: str) -> str:
@@ -96,7 +96,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _object(value: Any, schema: Schema) -> dict[str, Any]:
-    if not isinstance(value, _Members):
+    if not isinstance(value, Members):
         raise UnreadableFields(f"{type(value).__name__} in place of an object")
     found: dict[str, Any] = {}
     folded = {name.casefold(): name for name in schema}

@@ -444,9 +444,10 @@ class Partition:
         self._saved_end = self.log.end_offset
         self._trim(self.options.disk.retention_bytes)
 
-    def journal(self, channel: str) -> Journal | None:
-        """Return the journal of a channel's delayed queue; None without a disk."""
-        return None if self._storage is None else self._storage.journal(channel)
+    @property
+    def journal(self) -> Journal | None:
+        """The journal of the delayed queues; None without a disk."""
+        return None if self._storage is None else self._storage.journal
 
     def note_progress(self) -> None:
         """Write the channels' positions with the next interval."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from nsqext.broker.engine.errors import Refusal
-from nsqext.protocol.extjson import quote
+from nsqext.protocol.server.go_format import parse_int
 
 if TYPE_CHECKING:
     from nsqext.broker.engine.storage.log import Log
@@ -18,16 +17,6 @@ __all__ = ("AT_END", "StartPosition")
 _KINDS = ("timestamp", "special", "virtual_queue", "msgcount")
 _SEGMENT = 500_000
 """Entries of one file of the real server's commit log; a position before the first file is not found."""
-_NUMBER = re.compile(r"[+-]?[0-9]+", re.ASCII)
-
-
-def _parse_int64(text: str) -> int:
-    if not _NUMBER.fullmatch(text):
-        raise Refusal(f"strconv.ParseInt: parsing {quote(text)}: invalid syntax")
-    value = int(text)
-    if not -(1 << 63) <= value < 1 << 63:
-        raise Refusal(f"strconv.ParseInt: parsing {quote(text)}: value out of range")
-    return value
 
 
 @frozen
@@ -44,7 +33,10 @@ class StartPosition:
         kind, colon, number = text.partition(":")
         if not colon or ":" in number or kind not in _KINDS:
             raise Refusal(f"invalid consume offset:{text}")
-        return cls(kind, _parse_int64(number))
+        try:
+            return cls(kind, parse_int(number, "ParseInt"))
+        except ValueError as error:
+            raise Refusal(str(error)) from None
 
     def find(self, log: Log, *, coordinated: bool = True) -> tuple[int, int]:
         """Return the offset and the number of messages before it; a position inside a record selects the next record.

@@ -58,7 +58,9 @@ def parse_int(text: str, function: str = "Atoi") -> int:
     """Return a signed 64-bit number; raises `ValueError` with the server's text, which names Go's function."""
     if not _SIGNED.fullmatch(text):
         raise ValueError(f"strconv.{function}: parsing {quote(text)}: invalid syntax")
-    value = int(text) if len(text) < 32 else 1 << 64
+    digits = text.lstrip("+-0") or "0"
+    value = int(digits) if len(digits) < 32 else 1 << 64
+    value = -value if text[0] == "-" else value
     if not -(1 << 63) <= value < 1 << 63:
         raise ValueError(f"strconv.{function}: parsing {quote(text)}: value out of range")
     return value
@@ -66,10 +68,8 @@ def parse_int(text: str, function: str = "Atoi") -> int:
 
 def parse_unsigned(text: str) -> int | None:
     """Return an unsigned 64-bit number, None for another text."""
-    if not _DIGITS.fullmatch(text) or len(text) > 64:
-        return None
-    value = int(text)
-    return value if value < 1 << 64 else None
+    digits = text.lstrip("0") or text[-1:]
+    return int(digits) if _DIGITS.fullmatch(digits) and len(digits) <= 20 and int(digits) <= MASK_64 else None
 
 
 def parse_bool(text: str) -> bool:

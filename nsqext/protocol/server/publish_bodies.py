@@ -6,7 +6,6 @@ refused before later ones are received, and their bytes remain in the stream (ca
 
 from __future__ import annotations
 
-import re
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +14,7 @@ import msgspec
 from nsqext.protocol.extjson import UnreadableHeader, read_header
 from nsqext.protocol.headers import RESERVED_PREFIX, TRACE_ID_HEADER
 from nsqext.protocol.messages import EXT_JSON, EXT_NONE
+from nsqext.protocol.server.go_format import parse_unsigned
 from nsqext.protocol.server.request_error import RequestError
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ BATCH_VERBS = frozenset((b"MPUB", b"MPUB_TRACE", b"MPUB_EXT"))
 PUBLISH_VERBS = BATCH_VERBS | {b"PUB", b"PUB_TRACE", b"PUB_EXT", b"DPUB"}
 """Commands with messages."""
 
-_NUMBER = re.compile(r"0*[0-9]{1,20}")
 _I32 = Struct(">i")
 _U64 = Struct(">Q")
 _U16 = Struct(">H")
@@ -127,8 +126,8 @@ def _read(header: bytes) -> tuple[int | None, bool]:
     trace = members[TRACE_ID_HEADER]
     if not isinstance(trace, str):
         raise RequestError("INVALID_TRACE_ID", "passin trace id should be string", fatal=False)
-    number = int(trace.lstrip("0") or "0") if _NUMBER.fullmatch(trace) else 1 << 64
-    if number >= 1 << 64:
+    number = parse_unsigned(trace)
+    if number is None:
         raise RequestError("INVALID_TRACE_ID", "invalid trace id", fatal=False)
     return number, internal
 

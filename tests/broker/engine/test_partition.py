@@ -168,7 +168,13 @@ def test_stats() -> None:
     assert (stats.backlogs, stats.depth, stats.depth_size, stats.in_flight_count) == (1, 3, 96, 3)
     assert (stats.deferred_count, stats.message_count, stats.requeue_count) == (1, 4, 0)
     (client,) = stats.clients
-    assert (client.ready, client.in_flight, client.messages, client.finished, client.requeued) == (2, 2, 4, 1, 1)
+    assert (client.subscriber.ready, client.in_flight, client.messages, client.finished, client.requeued) == (
+        2,
+        2,
+        4,
+        1,
+        1,
+    )
     assert (stats.delivery_latency[0], stats.consume_latency[0]) == (1, 1)
     bench.now += 0.1
     bench.finish(consumer, [4])

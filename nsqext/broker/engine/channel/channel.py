@@ -520,7 +520,7 @@ class Channel:
         """Return the counters."""
         stats = self.cursor.stats()
         stats.timeout_count = self.timeouts
-        stats.clients = [client.stats() for client in self.clients.values()]
+        stats.clients = list(self.clients.values())
         stats.paused, stats.skipped = self.paused, self.skipped
         stats.consume_latency = list(self.latencies.consume)
         stats.delivery_latency = list(self.latencies.delivery)

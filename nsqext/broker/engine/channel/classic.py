@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from nsqext.broker.engine.channel.channel import Channel
 from nsqext.broker.engine.channel.cursor import Cursor
 from nsqext.broker.engine.channel.in_flight import Delivery
-from nsqext.broker.engine.channel.stats import ChannelCounters
 from nsqext.broker.engine.errors import Refusal
 
 if TYPE_CHECKING:
     from nsqext.broker.engine.channel.client import Client, Subscriber
     from nsqext.broker.engine.channel.partition_view import PartitionView
+    from nsqext.broker.engine.channel.stats import ChannelCounters
     from nsqext.broker.engine.start_position import StartPosition
     from nsqext.broker.engine.storage.delayed_queue import Journal
     from nsqext.broker.engine.storage.log import Entry
@@ -224,25 +224,9 @@ class ClassicChannel(Channel):
 
     def stats(self) -> ChannelCounters:
         """Return the counters."""
-        cursor, partition = self.cursor, self._partition
-        acked, in_flight = cursor.acked, cursor.in_flight
-        depth, memory = self.depth, self._options.mem_queue_size
-        return ChannelCounters(
-            self.name,
-            depth=depth,
-            backend_depth=0 if self.ephemeral else max(depth - memory, self.stored_depth, 0),
-            in_flight_count=len(in_flight.table) - in_flight.deferred,
-            deferred_count=in_flight.deferred,
-            message_count=partition.readable - self.first_count,
-            requeue_count=cursor.requeues,
-            timeout_count=self.timeouts,
-            clients=[client.stats() for client in self.clients.values()],
-            paused=self.paused,
-            read_offset=cursor.offset,
-            read_count=cursor.count,
-            acked_offset=acked.offset,
-            acked_count=acked.count,
-            end_offset=partition.readable_offset,
-            end_count=partition.readable,
-            intervals=acked.intervals,
-        )
+        stats, depth = super().stats(), self.depth
+        stats.depth = depth
+        stats.backend_depth = 0 if self.ephemeral else max(depth - self._options.mem_queue_size, self.stored_depth, 0)
+        stats.in_flight_count -= stats.deferred_count
+        stats.message_count -= self.first_count
+        return stats

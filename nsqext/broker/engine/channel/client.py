@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from attrs import define
-
 from nsqext.broker.engine.filters.header_filter import compile_filter
 
 if TYPE_CHECKING:
@@ -14,7 +12,7 @@ if TYPE_CHECKING:
     from nsqext.protocol.messages import RawMessage
     from nsqext.protocol.record import Record
 
-__all__ = ("NO_LIMIT", "Client", "ClientStats", "Subscriber")
+__all__ = ("NO_LIMIT", "Client", "Subscriber")
 
 NO_LIMIT = 50_000
 """Messages that may be in flight at a client without a limit set over HTTP."""
@@ -41,22 +39,6 @@ class Subscriber(Protocol):
 
     def closed(self) -> None:
         """Close the connection, because the channel was closed."""
-
-
-@define
-class ClientStats:
-    """Counters of one client."""
-
-    id: int  # number of the client in its node
-    name: str  # ``host:port``
-    ready: int  # RDY count
-    in_flight: int  # messages in flight
-    messages: int  # messages delivered
-    finished: int  # messages finished
-    requeued: int  # messages requeued
-    timed_out: int  # messages that timed out
-    limit: int  # most messages in flight, as set over HTTP
-    errors: int  # failures that currently reduce the window
 
 
 class Client:
@@ -122,19 +104,3 @@ class Client:
             left -= (ready - left) // 4
         self.errors = max(left, 0)
         self.refresh()
-
-    def stats(self) -> ClientStats:
-        """Return the counters."""
-        subscriber = self.subscriber
-        return ClientStats(
-            subscriber.id,
-            subscriber.name,
-            subscriber.ready,
-            self.in_flight,
-            self.messages,
-            self.finished,
-            self.requeued,
-            self.timed_out,
-            self.limit,
-            self.errors,
-        )

@@ -50,7 +50,7 @@ class Cursor:
         self.requeued: deque[Delivery] = deque()  # requeued messages, which are delivered next
         self.in_flight: InFlight = InFlight()  # messages at clients and deferred ones
         self.acked: AckTracker = AckTracker(*position)  # the acknowledged position
-        self.delayed: DelayedQueue = DelayedQueue(self._journal(partition, channel))
+        self.delayed: DelayedQueue = DelayedQueue(channel, self._journal(partition, channel))
         # internal ids of messages that were taken from the delayed queue and are not finished
         self.from_delayed: set[int] = set()
         self.requeues: int = 0  # number of requeued messages so far
@@ -67,7 +67,7 @@ class Cursor:
         self._rewind: bool | None = None  # rewind before the next message is taken; True drops the intervals
 
     def _journal(self, partition: PartitionView, channel: str) -> Journal | None:
-        return None if is_ephemeral(channel) else partition.journal(channel)
+        return None if is_ephemeral(channel) else partition.journal
 
     # Reading and acknowledging
 

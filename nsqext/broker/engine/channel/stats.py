@@ -10,7 +10,7 @@ from nsqext.protocol.headers import KEY_HEADER
 from nsqext.protocol.identify import SHARED
 
 if TYPE_CHECKING:
-    from nsqext.broker.engine.channel.client import ClientStats
+    from nsqext.broker.engine.channel.client import Client
 
 __all__ = ("ChannelCounters", "KeyRangeStats", "Latencies")
 
@@ -45,8 +45,8 @@ class KeyRangeStats:
     low: float  # lower bound, 0 to 1
     high: float  # upper bound
     tag: str  # dispatch tag of the client; each tag has ranges of its own
-    client: int  # number of the client in its node
-    name: str  # ``host:port``
+    client_id: int  # number of the client in its node
+    remote_address: str
     rate: float  # messages per second that were read for it recently
     waiting: int  # messages of the replay set that wait for this client
 
@@ -67,7 +67,7 @@ class ChannelCounters:
     message_count: int = 0  # messages that entered the channel
     requeue_count: int = 0  # requeued messages
     timeout_count: int = 0  # messages that timed out
-    clients: list[ClientStats] = field(factory=list)  # counters of each client
+    clients: list[Client] = field(factory=list)  # counters of each client
     paused: bool = False  # nothing is delivered
     skipped: bool = False  # every message is discarded
     ordered: bool = False  # one message at a time

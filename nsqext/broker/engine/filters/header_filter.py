@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.engine.filters.go_regexp import InvalidExpression, compile_glob, compile_regexp, compile_wildcard
+from nsqext.protocol.go_structs import Members
 from nsqext.protocol.identify import FILTER_EQUAL, FILTER_GLOB, FILTER_MULTI, FILTER_REGEXP
 from nsqext.protocol.messages import EXT_JSON
 
@@ -85,12 +86,6 @@ def _several(relation: str, pairs: list[Mapping[str, Any]]) -> _Test | None:
 _INDEX = re.compile(r"[0-9]+", re.ASCII)
 
 
-class _Object(tuple[tuple[str, Any], ...]):
-    """Members of a JSON object, in order, equal names included."""
-
-    __slots__ = ()
-
-
 def compile_path(path: str) -> Callable[[bytes], str | None]:
     """Return the function that finds the text at a path in a header; None if the value is missing or not a text."""
     return partial(_text_at, path)
@@ -98,7 +93,7 @@ def compile_path(path: str) -> Callable[[bytes], str | None]:
 
 def _text_at(path: str, header: bytes) -> str | None:
     try:
-        document = json.loads(header.decode("utf-8", "surrogateescape"), object_pairs_hook=_Object, strict=False)
+        document = json.loads(header.decode("utf-8", "surrogateescape"), object_pairs_hook=Members, strict=False)
     except (ValueError, RecursionError):
         return None
     found = _find([document], path[2:]) if path.startswith("..") else _find(document, path)
@@ -107,7 +102,7 @@ def _text_at(path: str, header: bytes) -> str | None:
 
 def _find(value: Any, path: str) -> Any:
     """Return the value at a path inside an object or array; an empty tuple if it is missing."""
-    if isinstance(value, _Object):
+    if isinstance(value, Members):
         name, wild, rest = _split(path)
         members = [member for key, member in value if (compile_wildcard(name)(key) if wild else name == key)]
     elif isinstance(value, list):

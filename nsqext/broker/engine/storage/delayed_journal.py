@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-__all__ = ("ChannelJournal", "DelayedJournal")
+__all__ = ("DelayedJournal",)
 
 _OVERGROWN = 16 * 1024 * 1024
 _NUMBERS = ("offset", "size", "count", "attempts", "due")
@@ -79,7 +79,19 @@ class DelayedJournal:
         """Whether most of the file is about removed messages."""
         return self._size > max(_OVERGROWN, 4 * self._compact_size)
 
-    def write(self, line: bytes) -> None:
+    def put(self, channel: str, delayed: Delayed) -> None:
+        """Record an added message; raises `Refusal` if the disk cannot be written."""
+        self._write(_encode_put(channel, delayed))
+
+    def removed(self, channel: str, internal_id: int) -> None:
+        """Record a removed message."""
+        self._try_write({"channel": channel, "removed": internal_id})
+
+    def cleared(self, channel: str) -> None:
+        """Record that all messages of a channel were removed."""
+        self._try_write({"channel": channel})
+
+    def _write(self, line: bytes) -> None:
         """Write one change; raises `Refusal` if it is closed or the disk cannot be written, and is unchanged then."""
         if self._closed:
             raise Refusal("exiting")
@@ -103,10 +115,10 @@ class DelayedJournal:
         except OSError:
             self._closed = True
 
-    def try_write(self, line: bytes) -> None:
+    def _try_write(self, change: dict[str, Any]) -> None:
         """Write a change whose loss only causes a redelivery after a restart."""
         try:
-            self.write(line)
+            self._write(_encode(change))
         except Refusal as refusal:
             logger.warning("%s", refusal.text)
 
@@ -157,23 +169,3 @@ def _encode_put(channel: str, delayed: Delayed) -> bytes:
             "due": delayed.due,
         }
     )
-
-
-class ChannelJournal:
-    """The part of a journal that belongs to one channel."""
-
-    def __init__(self, journal: DelayedJournal, channel: str) -> None:
-        self._journal = journal  # the file
-        self._channel = channel  # name of the channel
-
-    def put(self, delayed: Delayed) -> None:
-        """Record an added message; raises `Refusal` if the disk cannot be written."""
-        self._journal.write(_encode_put(self._channel, delayed))
-
-    def removed(self, internal_id: int) -> None:
-        """Record a removed message."""
-        self._journal.try_write(_encode({"channel": self._channel, "removed": internal_id}))
-
-    def cleared(self) -> None:
-        """Record that all messages were removed."""
-        self._journal.try_write(_encode({"channel": self._channel}))

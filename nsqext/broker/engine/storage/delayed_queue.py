@@ -23,32 +23,28 @@ class Delayed:
 
 
 class Journal(Protocol):
-    """Persistent record of the changes of a delayed queue."""
+    """Persistent record of the changes of delayed queues, by channel."""
 
-    def put(self, delayed: Delayed) -> None:
-        """Record an added message."""
-
-    def removed(self, internal_id: int) -> None:
-        """Record a removed message."""
-
-    def cleared(self) -> None:
-        """Record that all messages were removed."""
+    def put(self, channel: str, delayed: Delayed) -> None: ...
+    def removed(self, channel: str, internal_id: int) -> None: ...
+    def cleared(self, channel: str) -> None: ...
 
 
 class DelayedQueue:
     """Messages by due time; a message stays until it is finished."""
 
-    __slots__ = ("_journal", "_order", "messages")
+    __slots__ = ("_channel", "_journal", "_order", "messages")
 
-    def __init__(self, journal: Journal | None = None) -> None:
+    def __init__(self, channel: str, journal: Journal | None = None) -> None:
         self.messages: dict[int, Delayed] = {}  # messages by internal id
         self._order: list[tuple[int, int]] = []
+        self._channel = channel
         self._journal = journal  # records every change; None for none
 
     def put(self, delayed: Delayed) -> None:
         """Add a message; raises `Refusal` if the journal cannot be written."""
         if self._journal is not None:
-            self._journal.put(delayed)
+            self._journal.put(self._channel, delayed)
         self.restore(delayed)
 
     def restore(self, delayed: Delayed) -> None:
@@ -60,12 +56,12 @@ class DelayedQueue:
     def remove(self, internal_id: int) -> None:
         """Remove a message, if it is in the queue."""
         if self.messages.pop(internal_id, None) is not None and self._journal is not None:
-            self._journal.removed(internal_id)
+            self._journal.removed(self._channel, internal_id)
 
     def clear(self) -> None:
         """Remove all messages."""
         if self.messages and self._journal is not None:
-            self._journal.cleared()
+            self._journal.cleared(self._channel)
         self.messages.clear()
         self._order.clear()
 

@@ -12,7 +12,7 @@ import msgspec
 import orjson
 from attrs import define, field
 
-from nsqext.broker.engine.storage.delayed_journal import ChannelJournal, DelayedJournal
+from nsqext.broker.engine.storage.delayed_journal import DelayedJournal
 from nsqext.broker.engine.storage.files import (
     checked_number,
     topic_folder,
@@ -156,7 +156,7 @@ class PartitionStore:
         self.dirty: bool = False  # the state changed since it was written
         self._path = folder / (name + _STATE)
         self._options = options  # how to use the disk
-        self._journal = DelayedJournal(folder / f"{name}.delayed.jsonl")
+        self.journal: DelayedJournal = DelayedJournal(folder / f"{name}.delayed.jsonl")
         self._next = 0.0
         self._missing: list[str] = []
 
@@ -215,32 +215,28 @@ class PartitionStore:
     def load_delayed(self, state: StoredPartition) -> dict[str, dict[int, Delayed]]:
         """Return the content of the delayed queues, and compact the journal; a disk error is an `InvalidSetting`."""
         with usable(self._path.parent):
-            is_missing = not self._journal.path.exists()
-            held = self._journal.load()
-            self._journal.rewrite((channel, messages.values()) for channel, messages in held.items())
+            is_missing = not self.journal.path.exists()
+            held = self.journal.load()
+            self.journal.rewrite((channel, messages.values()) for channel, messages in held.items())
         recovery = self.store.recovery
-        if self._journal.damaged_file:
-            recovery.damaged_files.append(self._journal.damaged_file)
-        if self._journal.torn_bytes and not recovery.torn_file:
-            recovery.torn_file, recovery.torn_bytes = self._journal.path.name, self._journal.torn_bytes
+        if self.journal.damaged_file:
+            recovery.damaged_files.append(self.journal.damaged_file)
+        if self.journal.torn_bytes and not recovery.torn_file:
+            recovery.torn_file, recovery.torn_bytes = self.journal.path.name, self.journal.torn_bytes
         if is_missing and any(channel.delayed for channel in state.channels):
             lost = {channel.name: channel.delayed for channel in state.channels if channel.delayed}
-            recovery.damaged_files.append(self._journal.path.name)
+            recovery.damaged_files.append(self.journal.path.name)
             recovery.lost_messages += sum(lost.values())
-            logger.warning("%s is missing: delayed messages are lost, by channel: %s", self._journal.path, lost)
+            logger.warning("%s is missing: delayed messages are lost, by channel: %s", self.journal.path, lost)
         return held
 
     def compact(self, held: Callable[[], Iterable[tuple[str, Iterable[Delayed]]]]) -> None:
         """Compact the journal if most of it is about removed messages; ``held`` returns the queues, by channel."""
-        if self._journal.is_overgrown:
+        if self.journal.is_overgrown:
             try:
-                self._journal.rewrite(held())
+                self.journal.rewrite(held())
             except OSError as error:
                 logger.warning("%s: the journal cannot be compacted: %s", self._path.name, error.strerror)
-
-    def journal(self, channel: str) -> ChannelJournal:
-        """Return the journal of a channel's delayed queue."""
-        return ChannelJournal(self._journal, channel)
 
     def save(self, state: StoredPartition) -> None:
         """Write the state and a copy of it; a failure is logged, and tried again with the next interval."""
@@ -270,12 +266,12 @@ class PartitionStore:
     def close(self) -> None:
         """Close the files."""
         self.store.close()
-        self._journal.close()
+        self.journal.close()
 
     def destroy(self) -> None:
         """Close and remove the files."""
         self.store.destroy()
-        self._journal.destroy()
+        self.journal.destroy()
         self._path.unlink(missing_ok=True)
         _copy_of(self._path).unlink(missing_ok=True)
         if self._path.parent.exists() and not any(self._path.parent.iterdir()):

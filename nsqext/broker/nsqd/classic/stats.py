@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from starlette.routing import Route
 
     from nsqext.broker.engine.channel.channel import Channel
-    from nsqext.broker.engine.channel.client import ClientStats
+    from nsqext.broker.engine.channel.client import Client
     from nsqext.broker.nsqd.node import ConnectedClient, Hosted
 
 __all__ = ("ClassicStatsRoutes",)
@@ -44,7 +44,7 @@ def _memory() -> dict[str, int]:
     return dict.fromkeys(_MEMORY, 0) | {"gc_total_runs": sum(one["collections"] for one in gc.get_stats())}
 
 
-def _client(session: ConnectedClient, stats: ClientStats | None, topic: str) -> dict[str, Any]:
+def _client(session: ConnectedClient, stats: Client | None, topic: str) -> dict[str, Any]:
     own: dict[str, Any] = {name: session.settings.raw.get(name, "") for name in ("topology_zone", "topology_region")}
     counts = [
         {"topic": name, "count": publisher.published}
@@ -109,7 +109,9 @@ class ClassicStatsRoutes(StatsPage):
     def _channel(self, channel: Channel, hosted: Hosted, *, clients: bool) -> dict[str, Any]:
         stats, sessions, topic = channel.stats(), self.node.sessions, hosted.partition.topic
         delivered = hosted.deliveries.get(stats.name, 0)
-        found = [_client(sessions[one.id], one, topic) for one in stats.clients if one.id in sessions]
+        found = [
+            _client(sessions[one.subscriber.id], one, topic) for one in stats.clients if one.subscriber.id in sessions
+        ]
         return {
             "channel_name": stats.name,
             "depth": stats.depth,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from attrs import asdict
+
 from nsqext.broker.nsqd.http.request_args import RequestArgs
 from nsqext.http.api import Call, Form, HttpFault, route
 from nsqext.protocol.identify import KEY_FAILOVER
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
     from starlette.routing import Route
 
-    from nsqext.broker.engine.channel.client import ClientStats
+    from nsqext.broker.engine.channel.client import Client
     from nsqext.broker.engine.channel.stats import ChannelCounters
     from nsqext.broker.nsqd.node import ConnectedClient, Hosted
     from nsqext.broker.nsqd.publish_stats import PublishStats
@@ -62,7 +64,7 @@ def _filter(wanted: Any) -> dict[str, Any]:
 
 
 def client_members(
-    session: ConnectedClient, stats: ClientStats | None, counts: Mapping[str, int], own: Mapping[str, Any]
+    session: ConnectedClient, stats: Client | None, counts: Mapping[str, int], own: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return what /stats tells of a client of both generations; ``stats`` is None for a publisher.
 
@@ -96,7 +98,7 @@ def client_members(
     }
 
 
-def _client(stats: ClientStats, session: ConnectedClient) -> dict[str, Any]:
+def _client(stats: Client, session: ConnectedClient) -> dict[str, Any]:
     settings = session.settings
     counts = {"timeout_count": stats.timed_out, "deferred_count": 0}
     return {
@@ -117,18 +119,7 @@ def _keys(stats: ChannelCounters) -> dict[str, Any]:
         "key_header": stats.key_header,
         "replay_count": stats.replay_count,
         "held_keys": stats.held_keys,
-        "key_ranges": [
-            {
-                "low": found.low,
-                "high": found.high,
-                "tag": found.tag,
-                "client_id": found.client,
-                "remote_address": found.name,
-                "rate": found.rate,
-                "waiting": found.waiting,
-            }
-            for found in stats.key_ranges
-        ],
+        "key_ranges": [asdict(found) for found in stats.key_ranges],
     }
 
 
@@ -235,7 +226,11 @@ class StatsRoutes(StatsPage):
 
     def _channel(self, stats: ChannelCounters, *, with_clients: bool) -> dict[str, Any]:
         sessions = self.node.sessions
-        clients = [_client(client, sessions[client.id]) for client in stats.clients if client.id in sessions]
+        clients = [
+            _client(client, sessions[number])
+            for client in stats.clients
+            if (number := client.subscriber.id) in sessions
+        ]
         return {
             "channel_name": stats.name,
             "backlogs": stats.backlogs,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.engine.storage.delayed_journal import ChannelJournal, DelayedJournal
+from nsqext.broker.engine.storage.delayed_journal import DelayedJournal
 from nsqext.broker.engine.storage.delayed_queue import Delayed, DelayedQueue
 from nsqext.broker.engine.storage.log import Entry
 from nsqext.protocol.messages import EXT_JSON
@@ -28,7 +28,7 @@ def held(path: Path) -> dict[str, list[int]]:
 def test_changes_are_restored(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = DelayedJournal(path)
-    one, two = (DelayedQueue(ChannelJournal(journal, name)) for name in ("one", "two"))
+    one, two = (DelayedQueue(name, journal) for name in ("one", "two"))
     for number in (1, 2, 3):
         one.put(delayed(number))
         two.put(delayed(number))
@@ -46,7 +46,7 @@ def test_changes_are_restored(tmp_path: Path) -> None:
 def test_a_torn_last_line_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = DelayedJournal(path)
-    queue = DelayedQueue(ChannelJournal(journal, "ch"))
+    queue = DelayedQueue("ch", journal)
     queue.put(delayed(1))
     queue.put(delayed(2))
     journal.close()
@@ -57,7 +57,7 @@ def test_a_torn_last_line_is_ignored(tmp_path: Path) -> None:
 @pytest.mark.parametrize("taken", [0, 1, 40])
 def test_a_partly_written_line_is_removed(tmp_path: Path, taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "journal"
-    queue = DelayedQueue(ChannelJournal(DelayedJournal(path), "ch"))
+    queue = DelayedQueue("ch", DelayedJournal(path))
     queue.put(delayed(1))
     write, left = os.write, [taken]
 
@@ -78,7 +78,7 @@ def test_a_partly_written_line_is_removed(tmp_path: Path, taken: int, monkeypatc
 def test_a_line_written_in_pieces_is_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, write = tmp_path / "journal", os.write
     monkeypatch.setattr(os, "write", lambda out, data: write(out, data[:7]))
-    queue = DelayedQueue(ChannelJournal(DelayedJournal(path), "ch"))
+    queue = DelayedQueue("ch", DelayedJournal(path))
     queue.put(delayed(1))
     queue.put(delayed(2))
     assert held(path) == {"ch": [1, 2]}
@@ -97,7 +97,7 @@ def test_no_record_is_written_behind_one_that_cannot_be_removed(
     def refuse(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    queue = DelayedQueue(ChannelJournal(DelayedJournal(path), "ch"))
+    queue = DelayedQueue("ch", DelayedJournal(path))
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", fill)
         patch.setattr(os, "ftruncate", refuse)
@@ -111,7 +111,7 @@ def test_no_record_is_written_behind_one_that_cannot_be_removed(
 def test_a_closed_journal_is_not_created_again(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = DelayedJournal(path)
-    queue = DelayedQueue(ChannelJournal(journal, "ch"))
+    queue = DelayedQueue("ch", journal)
     queue.put(delayed(1))
     journal.destroy()
     with pytest.raises(Refusal, match="exiting"):
@@ -123,7 +123,7 @@ def test_a_closed_journal_is_not_created_again(tmp_path: Path) -> None:
 def test_compaction_drops_removed_messages(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = DelayedJournal(path)
-    queue = DelayedQueue(ChannelJournal(journal, "ch"))
+    queue = DelayedQueue("ch", journal)
     for number in range(20):
         queue.put(delayed(number))
         queue.remove(number)

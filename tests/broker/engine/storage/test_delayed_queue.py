@@ -216,7 +216,7 @@ def delayed(number: int, due: int) -> Delayed:
 
 
 def test_the_queue_returns_due_messages_in_order() -> None:
-    queue = DelayedQueue()
+    queue = DelayedQueue("ch")
     for number, due in ((1, 30), (2, 10), (3, 20), (4, 40)):
         queue.put(delayed(number, due))
     queue.put(delayed(2, 35))

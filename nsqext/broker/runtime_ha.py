@@ -96,7 +96,7 @@ class RuntimeHa(Runtime):
             raise InvalidInput("the channels of an ordered topic cannot be dispatched by key_failover", topic=name)
         try:
             admin.create_topic(self.coordinator, name, spec)
-        except admin.Refused as error:
+        except Refusal as error:
             raise InvalidInput(
                 f"the topic cannot be created: {error.text}",
                 topic=name,
@@ -120,14 +120,14 @@ class RuntimeHa(Runtime):
         """Delete a topic."""
         try:
             admin.delete_topic(self.coordinator, name)
-        except admin.Refused as error:
+        except Refusal as error:
             raise TopicNotFound("unknown topic", topic=name) from error
 
     def upgrade_topic(self, name: str) -> None:
         """Turn a topic into an extend topic."""
         try:
             admin.update_topic(self.coordinator, name, extend=True)
-        except admin.Refused as error:
+        except Refusal as error:
             raise TopicNotFound("unknown topic", topic=name) from error
 
     def replicas(self, topic: str, partition: int) -> ReplicaSet:
@@ -154,7 +154,7 @@ class RuntimeHa(Runtime):
             return
         try:
             await admin.move_partition(self.coordinator, topic, partition, source, name, leader=True)
-        except admin.Refused as error:
+        except Refusal as error:
             raise NsqError(f"the leader cannot be moved: {error.text}", topic=topic, partition=partition) from error
 
     # Nodes

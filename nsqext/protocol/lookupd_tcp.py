@@ -179,16 +179,15 @@ class LookupdCommand(NamedTuple):
 class LookupdCommandParser:
     """Split received bytes into commands, and refuse bad ones with the errors of the real servers."""
 
-    __slots__ = ("_body_expected", "_buffer", "_max_body_size", "_opened", "_partitions", "peer")
+    __slots__ = ("_body_expected", "_buffer", "_opened", "_partitions", "peer")
 
-    def __init__(self, *, partitions: bool = False, max_body_size: int = _MAX_BODY) -> None:
+    def __init__(self, *, partitions: bool = False) -> None:
         self._buffer = bytearray()
         self._opened = False
         self._body_expected = False
         # REGISTER and UNREGISTER name a partition (redesigned generation). An nsqd of the original generation may leave
         # it out.
         self._partitions = partitions
-        self._max_body_size = max_body_size  # largest body of IDENTIFY, in bytes
         self.peer: PeerInfo | None = None  # body of IDENTIFY; None before it was received
 
     def receive(self, data: bytes) -> None:
@@ -248,7 +247,7 @@ class LookupdCommandParser:
         if len(self._buffer) < 4:
             return None
         size: int = _I32.unpack_from(self._buffer)[0]
-        if not 0 <= size <= self._max_body_size:
+        if not 0 <= size <= _MAX_BODY:
             raise RequestError("E_BAD_BODY", "IDENTIFY failed to read body")
         if len(self._buffer) < 4 + size:
             return None

@@ -25,7 +25,6 @@ __all__ = (
     "KEY_NOT_FOUND",
     "MAX_SYNC_EVERY",
     "UNSTABLE",
-    "Refused",
     "create_channel",
     "create_topic",
     "delete_topic",
@@ -45,31 +44,23 @@ _MAX_RETENTION_DAYS = 60
 MAX_SYNC_EVERY = 4000
 
 
-class Refused(Exception):
-    """An operation was refused."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text  # the real server's error text
-
-
 def create_topic(coordinator: Coordinator, name: str, spec: TopicSpec) -> None:
-    """Create a topic, or raise `Refused`; it may exist with an equal specification (captured: topic_create)."""
+    """Create a topic, or raise `Refusal`; it may exist with an equal specification (captured: topic_create)."""
     if not is_valid_topic(name):
-        raise Refused("invalid topic name")
+        raise Refusal("invalid topic name")
     if spec.partition_num >= _MAX_PARTITIONS:
-        raise Refused("max partition allowed exceed")
+        raise Refusal("max partition allowed exceed")
     if len(coordinator.usable()) < spec.nodes_needed():
-        raise Refused(_NO_NODE)
+        raise Refusal(_NO_NODE)
     topic = coordinator.topics.get(name)
     if topic is not None and topic.spec != spec:
-        raise Refused("already exist")
+        raise Refusal("already exist")
     is_new = topic is None
     topic = topic or TopicState(name, spec)
     coordinator.topics[name] = topic
     try:
         _place(coordinator, topic)
-    except Refused:
+    except Refusal:
         if is_new:
             coordinator.remove_topic(topic)
         raise
@@ -78,7 +69,7 @@ def create_topic(coordinator: Coordinator, name: str, spec: TopicSpec) -> None:
 def _place(coordinator: Coordinator, topic: TopicState) -> None:
     placed = policy.place(topic.spec, coordinator.load(), topic.partitions)
     if placed is None:
-        raise Refused(_NO_NODE)
+        raise Refusal(_NO_NODE)
     for partition, nodes in placed.items():
         with _hosting():
             coordinator.open_partition(topic, partition, PartitionState(nodes[0], list(nodes), list(nodes)))
@@ -90,18 +81,18 @@ def _hosting() -> Iterator[None]:
     try:
         yield
     except InvalidSetting as error:
-        raise Refused(str(error)) from error
+        raise Refusal(str(error)) from error
 
 
 def delete_topic(coordinator: Coordinator, name: str) -> None:
-    """Delete a topic and close its consumers; raises `Refused` if it does not exist."""
+    """Delete a topic and close its consumers; raises `Refusal` if it does not exist."""
     coordinator.remove_topic(_topic(coordinator, name, KEY_NOT_FOUND))
 
 
 def _topic(coordinator: Coordinator, name: str, missing: str) -> TopicState:
     topic = coordinator.topics.get(name)
     if topic is None:
-        raise Refused(missing)
+        raise Refusal(missing)
     return topic
 
 
@@ -115,13 +106,13 @@ def update_topic(
     extend: bool = False,
     disable_channel_auto_create: bool | None = None,
 ) -> None:
-    """Change a topic, or raise `Refused`; an upgrade to extend cannot be undone (captured: upgrade_meta)."""
+    """Change a topic, or raise `Refusal`; an upgrade to extend cannot be undone (captured: upgrade_meta)."""
     if not is_valid_topic(name):
-        raise Refused("invalid topic name")
+        raise Refusal("invalid topic name")
     if (retention_days or 0) > _MAX_RETENTION_DAYS:
-        raise Refused("max retention days allowed exceed")
+        raise Refusal("max retention days allowed exceed")
     if (sync_every or 0) > MAX_SYNC_EVERY:
-        raise Refused("max sync every allowed exceed")
+        raise Refusal("max sync every allowed exceed")
     topic = _topic(coordinator, name, "topic is not created")
     before = topic.spec
     given = {
@@ -134,14 +125,14 @@ def update_topic(
     topic.change(**{key: value for key, value in given.items() if value is not None})
     if len(coordinator.usable()) < topic.spec.nodes_needed():
         topic.spec = before
-        raise Refused(_NO_NODE)
+        raise Refusal(_NO_NODE)
     for replicas in coordinator.partitions(name):
         if topic.spec.extend and not before.extend:
             for hosted in replicas.hosts.values():
                 hosted.partition.upgrade_extend()
         try:
             _resize(coordinator, replicas, topic.spec.replica)
-        except Refused:
+        except Refusal:
             topic.change(replica=before.replica)
             raise
         finally:
@@ -197,17 +188,14 @@ def _make_registered(coordinator: Coordinator, name: str) -> None:
 def create_channel(coordinator: Coordinator, name: str, channel: str, kind: ChannelKind) -> None:
     """Create a channel of a type on every partition of a topic, or on none; a registering topic registers it.
 
-    An existing channel is changed to this type. Raises `Refused` if a partition has no leader, or by `check_kind`.
+    An existing channel is changed to this type. Raises `Refusal` if a partition has no leader, or by `check_kind`.
     """
     topic = coordinator.topics[name]
     sets = list(coordinator.partitions(name))
     for replicas in sets:
         if not coordinator.reachable(replicas.state.leader):
-            raise Refused(f"partition {replicas.partition} of topic {name} has no leader")
-        try:
-            check_kind(replicas.leader, channel, kind)
-        except Refusal as refusal:
-            raise Refused(refusal.text) from None
+            raise Refusal(f"partition {replicas.partition} of topic {name} has no leader")
+        check_kind(replicas.leader, channel, kind)
     if topic.spec.disable_channel_auto_create and channel not in topic.registered:
         topic.registered = sorted([*topic.registered, channel])
     for replicas in sets:
@@ -217,21 +205,21 @@ def create_channel(coordinator: Coordinator, name: str, channel: str, kind: Chan
 
 
 def expand_topic(coordinator: Coordinator, name: str, partition_num: int) -> None:
-    """Add partitions to a topic; raises `Refused`, too while the cluster is not stable."""
+    """Add partitions to a topic; raises `Refusal`, too while the cluster is not stable."""
     if not is_valid_topic(name):
-        raise Refused("invalid topic name")
+        raise Refusal("invalid topic name")
     if partition_num >= _MAX_PARTITIONS:
-        raise Refused("max partition allowed exceed")
+        raise Refusal("max partition allowed exceed")
     if not coordinator.stable:
-        raise Refused(UNSTABLE)
+        raise Refusal(UNSTABLE)
     topic = _topic(coordinator, name, "topic is not created")
     before = topic.spec
     if partition_num < before.partition_num:
-        raise Refused("the partition number can not be reduced")
+        raise Refusal("the partition number can not be reduced")
     topic.change(partition_num=partition_num)
     try:
         _place(coordinator, topic)
-    except Refused:
+    except Refusal:
         topic.spec = before
         raise
     for replicas in coordinator.partitions(name):
@@ -243,14 +231,14 @@ async def move_partition(
 ) -> None:
     """Move a replica of a partition to another node, with ``leader`` its leadership; return when that is done.
 
-    A target without a replica takes over that of the source. Raises `Refused` with the real server's words.
+    A target without a replica takes over that of the source. Raises `Refusal` with the real server's words.
     Cancellation leaves either the old or the new state, nothing in between.
     """
     if source == target:
-        raise Refused("move to and from node can not be the same")
+        raise Refusal("move to and from node can not be the same")
     replicas = coordinator.replica_sets.get((name, partition))
     if replicas is None:
-        raise Refused(KEY_NOT_FOUND)
+        raise Refusal(KEY_NOT_FOUND)
     _check_move(coordinator, replicas, source, target, leader)
     state = replicas.state
     added = target not in state.replicas
@@ -278,26 +266,26 @@ async def move_partition(
         elif exists() and added and target in state.replicas:
             _drop(coordinator, replicas, target)
     if not exists():
-        raise Refused(KEY_NOT_FOUND)
+        raise Refusal(KEY_NOT_FOUND)
     if not ready:
-        raise Refused("timeout waiting move topic")
+        raise Refusal("timeout waiting move topic")
 
 
 def _check_move(coordinator: Coordinator, replicas: ReplicaSet, source: str, target: str, leader: bool) -> None:
     state = replicas.state
     if leader and source != state.leader:
-        raise Refused("move from not the topic leader")
+        raise Refusal("move from not the topic leader")
     if not leader:
         if source == state.leader:
-            raise Refused("can not move leader without moveleader param")
+            raise Refusal("can not move leader without moveleader param")
         if source not in state.in_sync:
-            raise Refused("the move source node has no replica for the topic")
+            raise Refusal("the move source node has no replica for the topic")
         if target in state.in_sync:
-            raise Refused("the move destination has the topic data already")
+            raise Refusal("the move destination has the topic data already")
     if not coordinator.reachable(target):
-        raise Refused("the move destination is not found in cluster")
+        raise Refusal("the move destination is not found in cluster")
     if not coordinator.reachable(source):
-        raise Refused("the move source data is lost in cluster")
+        raise Refusal("the move source data is lost in cluster")
 
 
 async def remove_node(coordinator: Coordinator, name: str) -> None:
@@ -313,5 +301,5 @@ async def remove_node(coordinator: Coordinator, name: str) -> None:
             continue
         target = min(free, key=lambda other: (load[other][1], other))
         leads = replicas.state.leader == name
-        with suppress(Refused):
+        with suppress(Refusal):
             await move_partition(coordinator, replicas.topic, replicas.partition, name, target, leader=leads)

@@ -1,4 +1,4 @@
-"""The error of the engine."""
+"""The error of engine and coordinator."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ("Refusal",)
 
 
 class Refusal(Exception):
-    """The engine refuses a request."""
+    """Engine or coordinator refuse a request."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.coordinator import admin_ops as admin
+from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.lookupd.lookup_route import channels_of, lookup
 from nsqext.broker.lookupd.metrics import view_metrics
 from nsqext.broker.lookupd.params import (
@@ -118,7 +119,7 @@ class _Routes:
     def _do(self, status: int, action: Callable[..., None], *args: object, **options: object) -> None:
         try:
             action(self.coordinator, *args, **options)
-        except admin.Refused as error:
+        except Refusal as error:
             raise HttpFault(status, error.text) from error
 
     def delete_topic(self, call: Call) -> None:
@@ -282,7 +283,7 @@ class _Routes:
         leader = call.arg("move_leader") == "true"
         try:
             await admin.move_partition(self.coordinator, topic, partition, source, target, leader=leader)
-        except admin.Refused as error:
+        except Refusal as error:
             raise HttpFault(400, error.text) from error
 
     def debug(self, call: Call) -> object:

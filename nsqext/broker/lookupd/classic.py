@@ -43,16 +43,13 @@ class ClassicLookupd(LookupNode):
         self.registry = self.view = self.registry.empty()
 
     def show_current(self) -> None:
-        """Show the present registrations again, without delay."""
         self.view = self.registry
         self.delay: float = 0.0
 
     def show_nothing(self) -> None:
-        """Show no node and no topic."""
         self.view = self.registry.empty()
 
     def show_snapshot(self) -> None:
-        """Show the registrations of this moment from now on; later changes are not shown."""
         self.view = self.registry.snapshot()
 
 

@@ -79,15 +79,12 @@ class LiveView:
         self.coordinator = coordinator
 
     def peers(self) -> Mapping[str, Peer]:
-        """Return the connected nodes by name."""
         return {name: _peer(member) for name, member in self.coordinator.members.items() if member.alive}
 
     def names(self) -> list[str]:
-        """Return the names of the topics."""
         return list(self.coordinator.topics)
 
     def topic(self, name: str) -> TopicView | None:
-        """Return a topic; None if it is unknown."""
         topic = self.coordinator.topics.get(name)
         if topic is None:
             return None
@@ -112,15 +109,12 @@ class Snapshot:
         self._topics: dict[str, TopicView | None] = {name: view.topic(name) for name in view.names()} if view else {}
 
     def peers(self) -> Mapping[str, Peer]:
-        """Return the nodes that were connected."""
         return self._peers
 
     def names(self) -> list[str]:
-        """Return the names of the topics."""
         return list(self._topics)
 
     def topic(self, name: str) -> TopicView | None:
-        """Return a topic; None if it is unknown."""
         return self._topics.get(name)
 
     def put(self, topic: TopicView) -> None:

@@ -52,16 +52,13 @@ class Lookupd(LookupNode):
         }
 
     def show_current(self) -> None:
-        """Show the present state of the cluster again, without delay."""
         self.view = LiveView(self.coordinator)
         self.delay: float = 0.0
 
     def show_nothing(self) -> None:
-        """Show no node and no topic."""
         self.view = Snapshot()
 
     def show_snapshot(self) -> None:
-        """Show the state of this moment from now on; later changes are not shown."""
         self.view = Snapshot(LiveView(self.coordinator))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from nsqext.broker.nsqd.auth_server import query_auth
 from nsqext.protocol.extjson import quote
@@ -12,35 +12,13 @@ from nsqext.protocol.tls_layer import TlsLayer
 
 if TYPE_CHECKING:
     from nsqext.broker.nsqd.auth_server import Authorizations
-    from nsqext.broker.nsqd.node import Node
-    from nsqext.protocol.layers import Layer
+    from nsqext.broker.nsqd.node import ConnectedClient
     from nsqext.protocol.server.command_parser import Command
 
-__all__ = ("AuthClient", "auth", "check_auth", "recheck_auth")
+__all__ = ("auth", "check_auth", "recheck_auth")
 
 
-class AuthClient(Protocol):
-    """The part of a session that authorization depends on."""
-
-    node: Node
-    peer: str
-    authorizations: Authorizations | None  # result of AUTH; None before
-
-    @property
-    def common_name(self) -> str:
-        """Common name of the client's certificate."""
-
-    def has_layer(self, kind: type[Layer]) -> bool:
-        """Return whether the connection is encrypted or compressed by this layer."""
-
-    def answer(self, data: bytes) -> None:
-        """Send a response."""
-
-    def refuse(self, error: RequestError) -> None:
-        """Send an error, and close the connection after it when it is fatal."""
-
-
-def auth(client: AuthClient, command: Command) -> Awaitable[None]:
+def auth(client: ConnectedClient, command: Command) -> Awaitable[None]:
     """Run AUTH; it is refused without an auth server, and to a client that has authorizations already."""
     if client.authorizations is not None:
         raise RequestError("E_INVALID", f"AUTH {_cased(client, 'Already')} set")
@@ -49,11 +27,11 @@ def auth(client: AuthClient, command: Command) -> Awaitable[None]:
     return _log_in(client, command.body or b"")
 
 
-def _cased(client: AuthClient, word: str) -> str:
+def _cased(client: ConnectedClient, word: str) -> str:
     return word.lower() if client.node.options.original else word
 
 
-async def _log_in(client: AuthClient, secret: bytes) -> None:
+async def _log_in(client: ConnectedClient, secret: bytes) -> None:
     found = await _query(client, secret)
     if found is None:
         client.refuse(RequestError("E_AUTH_FAILED", "AUTH failed"))
@@ -64,12 +42,12 @@ async def _log_in(client: AuthClient, secret: bytes) -> None:
         client.answer(found.reply())
 
 
-async def _query(client: AuthClient, secret: bytes) -> Authorizations | None:
+async def _query(client: ConnectedClient, secret: bytes) -> Authorizations | None:
     tls = client.has_layer(TlsLayer)
     return await query_auth(client.node.options, secret, client.peer, tls=tls, common_name=client.common_name)
 
 
-def check_auth(client: AuthClient, command: str, topic: str, channel: str) -> bool:
+def check_auth(client: ConnectedClient, command: str, topic: str, channel: str) -> bool:
     """Refuse a command unless the client may subscribe to a channel, or publish if that is empty.
 
     Returns False when the authorizations have expired: then `recheck_auth` has to be awaited.
@@ -87,7 +65,7 @@ def check_auth(client: AuthClient, command: str, topic: str, channel: str) -> bo
 
 
 async def recheck_auth(
-    client: AuthClient, command: str, topic: str, channel: str, run: Callable[[], Awaitable[None] | None]
+    client: ConnectedClient, command: str, topic: str, channel: str, run: Callable[[], Awaitable[None] | None]
 ) -> None:
     """Ask the auth server again, check, and run the rest of a command; an error is sent as its answer."""
     try:
@@ -101,7 +79,7 @@ async def recheck_auth(
             await waiting
 
 
-async def _renew(client: AuthClient) -> None:
+async def _renew(client: ConnectedClient) -> None:
     """Replace a client's authorizations; None if the auth server grants nothing any more."""
     found = await _query(client, client.authorizations.secret if client.authorizations else b"")
     if found is None:

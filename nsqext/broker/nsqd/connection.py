@@ -29,46 +29,23 @@ _COMMANDS_AWAITED = 64  # replicas of this process answer without suspending the
 
 
 class Loop(Protocol):
-    """The part of the event loop that connections use."""
+    """The part of the event loop that connections use, as asyncio documents it."""
 
-    def call_soon(self, callback: Callable[[], None]) -> Any:
-        """Call back in the next iteration."""
-        ...
-
-    def add_reader(self, fd: socket.socket, callback: Callable[[], None]) -> Any:
-        """Call back whenever the socket can be read."""
-        ...
-
-    def remove_reader(self, fd: socket.socket) -> bool:
-        """Undo that."""
-        ...
-
-    def add_writer(self, fd: socket.socket, callback: Callable[[], None]) -> Any:
-        """Call back whenever the socket can be written."""
-        ...
-
-    def remove_writer(self, fd: socket.socket) -> bool:
-        """Undo that."""
-        ...
+    def call_soon(self, callback: Callable[[], None]) -> Any: ...
+    def add_reader(self, fd: socket.socket, callback: Callable[[], None]) -> Any: ...
+    def remove_reader(self, fd: socket.socket) -> bool: ...
+    def add_writer(self, fd: socket.socket, callback: Callable[[], None]) -> Any: ...
+    def remove_writer(self, fd: socket.socket) -> bool: ...
 
 
 class Host(Protocol):
-    """The part of the server that connections use."""
+    """The part of `nsqext.broker.nsqd.server.NsqdServer` that connections use."""
 
     busy: bool
-    """`flush` is about to be called, so that output needs no wake-up."""
 
-    def flush(self) -> None:
-        """Send the output of all sessions of the node, without waiting."""
-        ...
-
-    def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a task until the server ends."""
-        ...
-
-    def gone(self, connection: Connection) -> None:
-        """Remove a connection that was closed."""
-        ...
+    def flush(self) -> None: ...
+    def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None: ...
+    def gone(self, connection: Connection) -> None: ...
 
 
 class Connection:

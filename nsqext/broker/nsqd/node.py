@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from nsqext.protocol.layers import Layer
     from nsqext.protocol.server.connection_state import State
     from nsqext.protocol.server.negotiate import ClientSettings, ServerLimits
+    from nsqext.protocol.server.request_error import RequestError
 
 __all__ = ("COORDINATOR_ERRORS", "SHORTEST_TICK", "ConnectedClient", "Hosted", "Node", "Switches")
 
@@ -95,9 +96,10 @@ _ID_SHIFT = 22
 
 
 class ConnectedClient(Protocol):
-    """A session, as its node and the statistics see it."""
+    """A session, as its node, its checks and the statistics see it; see `nsqext.broker.nsqd.session.Session`."""
 
     id: int
+    node: Node
     peer: str
     settings: ClientSettings
     state: State
@@ -107,17 +109,14 @@ class ConnectedClient(Protocol):
     ready: int
 
     @property
-    def tls_version(self) -> str:
-        """Version of TLS, empty without TLS."""
-
-    def has_layer(self, kind: type[Layer]) -> bool:
-        """Return whether the connection is encrypted or compressed by this layer."""
-
-    def tick(self, now: float) -> float:
-        """Run timers; return when the next one is due."""
-
-    def expire_output(self, now: float) -> float:
-        """Send held messages whose time is over; return when the others are due, 0.0 when nothing is held."""
+    def common_name(self) -> str: ...
+    @property
+    def tls_version(self) -> str: ...
+    def has_layer(self, kind: type[Layer]) -> bool: ...
+    def answer(self, data: bytes) -> None: ...
+    def refuse(self, error: RequestError) -> None: ...
+    def tick(self, now: float) -> float: ...
+    def expire_output(self, now: float) -> float: ...
 
 
 def _nothing(*_: object) -> None:

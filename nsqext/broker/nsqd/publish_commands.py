@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nsqext.broker.nsqd.session import Session
     from nsqext.protocol.server.command_parser import Command
 
-__all__ = ("commit", "publish", "publish_batch", "refuse_write", "store")
+__all__ = ("commit", "publish", "publish_batch", "store")
 
 logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
 
@@ -34,22 +34,16 @@ _LENGTH = 4
 _RECORD_HEAD = 26
 
 
-def refuse_write(node: Node, hosted: Hosted, code: str) -> None:
-    """Raise the error for a publish that this node refuses; it is never fatal (captured: not_leader_write)."""
-    if node.exiting:
-        raise RequestError(code, "exiting", fatal=False)
-    if not node.may_write(hosted):
-        raise RequestError("E_FAILED_ON_NOT_LEADER", "", fatal=False)
-    if not hosted.writable:
-        raise RequestError("E_FAILED_ON_NOT_WRITABLE", "", fatal=False)
-
-
 def store(node: Node, hosted: Hosted, items: Sequence[PublishItem], code: str) -> Stored:
     """Append messages to a partition; they are delivered after `commit`."""
     if node.exiting or not (hosted.writable and node.may_write(hosted)):
         hosted.failed += 1
         node.publish_failed += 1
-        refuse_write(node, hosted, code)
+        # never fatal (captured: not_leader_write)
+        if node.exiting:
+            raise RequestError(code, "exiting", fatal=False)
+        led = node.may_write(hosted)
+        raise RequestError("E_FAILED_ON_NOT_WRITABLE" if led else "E_FAILED_ON_NOT_LEADER", "", fatal=False)
     if hosted.partition.extend:
         _check_sizes(node, hosted, items, code)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -216,7 +216,7 @@ class NsqdServer:
         faults = self.node.faults
         if faults.frozen:
             self._loop.remove_reader(listener)
-            self.start(partial(self._accept_thawed, listener))
+            self.start(partial(self._accept_after, faults.gate, listener))
             return
         for _ in range(_ACCEPTS):
             try:
@@ -226,19 +226,15 @@ class NsqdServer:
             except OSError:
                 # no file descriptor is left: the connection waits in the backlog
                 self._loop.remove_reader(listener)
-                self.start(partial(self._accept_later, listener))
+                self.start(partial(self._accept_after, partial(anyio.sleep, _ACCEPT_AGAIN), listener))
                 return
             if faults.refusing:
                 sock.close()
             else:
                 self._serve_client(sock, peer)
 
-    async def _accept_thawed(self, listener: socket.socket) -> None:
-        await self.node.faults.gate()
-        self._loop.add_reader(listener, partial(self._accept, listener))
-
-    async def _accept_later(self, listener: socket.socket) -> None:
-        await anyio.sleep(_ACCEPT_AGAIN)
+    async def _accept_after(self, wait: Callable[[], Awaitable[None]], listener: socket.socket) -> None:
+        await wait()
         self._loop.add_reader(listener, partial(self._accept, listener))
 
     def _serve_client(self, sock: socket.socket, peer: tuple[str, int]) -> None:

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
-from nsqext.broker.nsqd.auth import AuthClient, check_auth
-from nsqext.protocol.server.connection_state import State, check_state
+from nsqext.broker.nsqd.auth import check_auth
+from nsqext.protocol.server.connection_state import check_state
 from nsqext.protocol.server.go_format import decode, parse_int, word_lists
 from nsqext.protocol.server.publish_bodies import BATCH_VERBS, BatchReader, Target, check_publish_size, check_room
 from nsqext.protocol.server.request_error import RequestError
 
 if TYPE_CHECKING:
-    from nsqext.broker.nsqd.node import Hosted
+    from nsqext.broker.nsqd.node import ConnectedClient, Hosted
 
-__all__ = ("CheckedClient", "CommandValidator")
+__all__ = "CommandValidator"
 
 _SMALL = frozenset((b"IDENTIFY", b"AUTH"))  # commands whose body is not a message
-
-
-class CheckedClient(AuthClient, Protocol):
-    """The part of a session that the checks depend on."""
-
-    state: State
 
 
 class CommandValidator:
     """The checks for one session."""
 
-    def __init__(self, client: CheckedClient) -> None:
+    def __init__(self, client: ConnectedClient) -> None:
         self._client = client
         self._node = client.node
         self._limits = client.node.limits

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import anyio
 import pytest
 
 from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.coordinator import membership
-from nsqext.broker.coordinator.coordinator import CoordinatorOptions
+from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
 from nsqext.broker.coordinator.topics import TopicSpec
+from nsqext.broker.engine.errors import Refusal
 from tests.support.coordinators import bodies, counted, hosted, make_coordinator, publish, running, until, wrong_roles
-
-if TYPE_CHECKING:
-    from nsqext.broker.coordinator.coordinator import Coordinator
 
 
 def roles(coordinator: Coordinator, topic: str = "t", partition: int = 0) -> dict[str, tuple[bool, bool]]:
@@ -38,7 +34,7 @@ def test_creating_again_needs_the_same_shape() -> None:
     coordinator = make_coordinator()
     admin.create_topic(coordinator, "t", TopicSpec(1, 1))
     admin.create_topic(coordinator, "t", TopicSpec(1, 1))
-    with pytest.raises(admin.Refused, match="already exist"):
+    with pytest.raises(Refusal, match="already exist"):
         admin.create_topic(coordinator, "t", TopicSpec(2, 1))
 
 
@@ -51,7 +47,7 @@ def test_creating_again_needs_the_same_shape() -> None:
     ],
 )
 def test_refused_topics(name: str, spec: TopicSpec, text: str) -> None:
-    with pytest.raises(admin.Refused) as error:
+    with pytest.raises(Refusal) as error:
         admin.create_topic(make_coordinator(), name, spec)
     assert error.value.text == text
 
@@ -61,7 +57,7 @@ def test_deleting_removes_the_replicas() -> None:
     admin.create_topic(coordinator, "t", TopicSpec(1, 2))
     admin.delete_topic(coordinator, "t")
     assert (coordinator.topics, coordinator.replica_sets, roles(coordinator)) == ({}, {}, {})
-    with pytest.raises(admin.Refused, match="Key not found"):
+    with pytest.raises(Refusal, match="Key not found"):
         admin.delete_topic(coordinator, "t")
 
 
@@ -86,7 +82,7 @@ def test_an_upgrade_reaches_every_copy_and_stays() -> None:
 def test_refused_changes_change_nothing(changes: dict[str, int], text: str) -> None:
     coordinator = make_coordinator()
     admin.create_topic(coordinator, "t", TopicSpec())
-    with pytest.raises(admin.Refused) as error:
+    with pytest.raises(Refusal) as error:
         admin.update_topic(coordinator, "t", **changes)  # type: ignore[arg-type]
     assert error.value.text == text
     assert coordinator.topics["t"].spec == TopicSpec()
@@ -121,7 +117,7 @@ async def test_expanding_adds_partitions() -> None:
         assert sorted(coordinator.topics["t"].partitions) == [0, 1, 2]
         assert {coordinator.replica_sets["t", number].state.leader for number in range(3)} == {"n1", "n2", "n3"}
         for wanted, text in ((2, "the partition number can not be reduced"), (4, "No node is available")):
-            with pytest.raises(admin.Refused, match=text):
+            with pytest.raises(Refusal, match=text):
                 admin.expand_topic(coordinator, "t", wanted)
         assert coordinator.topics["t"].spec.partition_num == 3
 
@@ -223,7 +219,7 @@ async def test_a_move_of_a_topic_that_is_deleted_leaves_the_next_one_alone(again
         done = anyio.Event()
 
         async def move() -> None:
-            with pytest.raises(admin.Refused) as error:
+            with pytest.raises(Refusal) as error:
                 await admin.move_partition(coordinator, "t", 0, "n2", "n3", leader=False)
             refused.append(error.value.text)
             done.set()
@@ -281,10 +277,10 @@ async def test_refused_moves() -> None:
             ((leader, "n9", True), "the move destination is not found in cluster"),
         ]
         for (source, target, moves), text in cases:
-            with pytest.raises(admin.Refused) as error:
+            with pytest.raises(Refusal) as error:
                 await admin.move_partition(coordinator, "t", 0, source, target, leader=moves)
             assert error.value.text == text
-        with pytest.raises(admin.Refused, match="Key not found"):
+        with pytest.raises(Refusal, match="Key not found"):
             await admin.move_partition(coordinator, "none", 0, leader, other, leader=True)
 
 

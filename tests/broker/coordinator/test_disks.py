@@ -151,7 +151,7 @@ async def test_a_topic_that_cannot_be_written_does_not_exist(tmp_path: Path) -> 
     async with running() as coordinator:
         on_disk(coordinator, tmp_path)
         (tmp_path / "n2").write_text("no folder")
-        with pytest.raises(admin.Refused, match="cannot be used"):
+        with pytest.raises(Refusal, match="cannot be used"):
             admin.create_topic(coordinator, "t", TopicSpec(1, 3))
         assert (coordinator.topics, coordinator.replica_sets) == ({}, {})
         assert [member.node.hosted for member in coordinator.members.values()] == [{}, {}, {}]
@@ -167,11 +167,11 @@ async def test_a_partition_that_a_full_disk_refuses_is_not_moved(tmp_path: Path)
         admin.create_topic(coordinator, "t", spec)
         (tmp_path / "n3").write_text("no folder")
         state = coordinator.replica_sets["t", 0].state
-        with pytest.raises(admin.Refused, match="cannot be used"):
+        with pytest.raises(Refusal, match="cannot be used"):
             await admin.move_partition(coordinator, "t", 0, "n2", "n3", leader=False)
-        with pytest.raises(admin.Refused, match="cannot be used"):
+        with pytest.raises(Refusal, match="cannot be used"):
             admin.update_topic(coordinator, "t", replica=3)
-        with pytest.raises(admin.Refused, match="cannot be used"):
+        with pytest.raises(Refusal, match="cannot be used"):
             admin.expand_topic(coordinator, "t", 2)
         assert (state.replicas, state.in_sync, coordinator.topics["t"].spec) == (["n1", "n2"], ["n1", "n2"], spec)
         await publish(coordinator, b"one")

@@ -11,6 +11,7 @@ from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.coordinator import membership
 from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
 from nsqext.broker.coordinator.topics import TopicSpec
+from nsqext.broker.engine.errors import Refusal
 from nsqext.protocol.server.request_error import RequestError
 from tests.support.coordinators import bodies, counted, hosted, publish, running, until, wrong_roles
 
@@ -85,7 +86,7 @@ class Schedule:
         try:
             with anyio.move_on_after(0.05):
                 await admin.move_partition(self.coordinator, "t", 0, source, name, leader=True)
-        except admin.Refused:
+        except Refusal:
             return
 
     async def _pause(self) -> None:

@@ -50,22 +50,13 @@ class Gap:
 
 
 class LogStore(Protocol):
-    """Persistent storage of a log."""
+    """Persistent storage of a log; see `nsqext.broker.engine.storage.segments.SegmentStore`."""
 
-    def append(self, entries: Sequence[Entry]) -> None:
-        """Store records at the end."""
-
-    def load(self, first: tuple[int, int], end: int) -> list[Entry]:
-        """Return the records from a position (offset, messages before it) to an end offset."""
-
-    def trim(self, offset: int) -> None:
-        """Remove records before an offset, in whole files."""
-
-    def truncate(self, offset: int) -> None:
-        """Remove records at and behind an offset."""
-
-    def restart(self, offset: int, count: int) -> None:
-        """Remove everything and continue at a position."""
+    def append(self, entries: Sequence[Entry]) -> None: ...
+    def load(self, first: tuple[int, int], end: int) -> list[Entry]: ...
+    def trim(self, offset: int) -> None: ...
+    def truncate(self, offset: int) -> None: ...
+    def restart(self, offset: int, count: int) -> None: ...
 
 
 class _Segment:

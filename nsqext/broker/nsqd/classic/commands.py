@@ -25,7 +25,6 @@ from nsqext.protocol.server.request_error import RequestError
 
 if TYPE_CHECKING:
     from nsqext.broker.engine.channel.channel import Channel
-    from nsqext.broker.engine.channel.client import Subscriber
     from nsqext.broker.engine.publish import Stored
     from nsqext.broker.nsqd.node import Hosted
     from nsqext.broker.nsqd.session import Handler, Session
@@ -128,61 +127,38 @@ def _subscribe(session: Session, topic: str, name: str) -> None:
     session.answer_alone(OK)
 
 
-def _acknowledged(session: Session, words: list[bytes], needed: int) -> tuple[Channel, Subscriber]:
-    """Check the state, the number of words and the size of the id."""
+def _acknowledge(session: Session, command: Command) -> None:
+    """Run FIN, REQ or TOUCH; a success is not answered."""
+    words, channel, subscriber = command.words, session.channel, session.subscriber
     verb = words[0].decode()
     check_state(verb, session.state)
-    if len(words) < needed:
+    if len(words) < (3 if verb == "REQ" else 2):
         raise RequestError("E_INVALID", f"{verb} insufficient number of params")
     if len(words[1]) != _ID_SIZE:
         raise RequestError("E_INVALID", "invalid message ID")
-    if session.channel is None or session.subscriber is None:
+    if channel is None or subscriber is None:
         raise RequestError("E_INVALID", f"cannot {verb} in current state")
-    return session.channel, session.subscriber
-
-
-def _fin(session: Session, command: Command) -> None:
-    """Run FIN; a success is not answered."""
-    channel, subscriber = _acknowledged(session, command.words, 2)
+    internal_id = session.node.internal_id(words[1])
     try:
-        channel.finish(subscriber, session.node.internal_id(command.words[1]))
+        if verb == "FIN":
+            channel.finish(subscriber, internal_id)
+        elif verb == "TOUCH":
+            channel.touch(subscriber, internal_id)
+        else:
+            delay = parse_delay(words[2], f"REQ could not parse timeout {decode(words[2])}") / 1000
+            channel.requeue(subscriber, internal_id, min(max(delay, 0.0), session.node.limits.max_req_timeout))
     except Refusal as refusal:
-        raise _failed(command.words, refusal) from None
-
-
-def _req(session: Session, command: Command) -> None:
-    """Run REQ; no response is sent on success."""
-    words = command.words
-    channel, subscriber = _acknowledged(session, words, 3)
-    delay = parse_delay(words[2], f"REQ could not parse timeout {decode(words[2])}") / 1000
-    delay = min(max(delay, 0.0), session.node.limits.max_req_timeout)
-    try:
-        channel.requeue(subscriber, session.node.internal_id(words[1]), delay)
-    except Refusal as refusal:
-        raise _failed(words, refusal) from None
-
-
-def _touch(session: Session, command: Command) -> None:
-    """Run TOUCH; a success is not answered."""
-    channel, subscriber = _acknowledged(session, command.words, 2)
-    try:
-        channel.touch(subscriber, session.node.internal_id(command.words[1]))
-    except Refusal as refusal:
-        raise _failed(command.words, refusal) from None
-
-
-def _failed(words: list[bytes], refusal: Refusal) -> RequestError:
-    verb = words[0].decode()
-    return RequestError(f"E_{verb}_FAILED", f"{verb} {decode(words[1])} failed {refusal.text}", fatal=False)
+        text = f"{verb} {decode(words[1])} failed {refusal.text}"
+        raise RequestError(f"E_{verb}_FAILED", text, fatal=False) from None
 
 
 _COMMANDS: Mapping[bytes, Handler] = {
     b"PUB": _publish,
     b"MPUB": _publish,
     b"DPUB": _publish,
-    b"FIN": _fin,
-    b"REQ": _req,
-    b"TOUCH": _touch,
+    b"FIN": _acknowledge,
+    b"REQ": _acknowledge,
+    b"TOUCH": _acknowledge,
     b"RDY": rdy,
     b"NOP": nop,
     b"SUB": _sub,
@@ -190,9 +166,6 @@ _COMMANDS: Mapping[bytes, Handler] = {
     b"IDENTIFY": identify,
     b"AUTH": auth,
 }
-
-"""The original generation."""
-
 
 _VERBS = frozenset((b"PUB", b"MPUB", b"DPUB"))
 _SINGLE = frozenset((b"PUB", b"DPUB"))

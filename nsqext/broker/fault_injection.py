@@ -70,13 +70,11 @@ class NodeFaults:
         self._changed.append(callback)
 
     def freeze(self) -> None:
-        """Freeze the node."""
         if not self.frozen:
             self.frozen, self._thawed = True, anyio.Event()
             self._update()
 
     def thaw(self) -> None:
-        """Thaw a frozen node."""
         if self._thawed is not None:
             self.frozen = False
             self._thawed.set()

@@ -35,7 +35,6 @@ class RuntimeClassic(Runtime):
         self._classic: list[ClassicLookupd] = []
 
     def create_lookupd(self, name: str, tcp: Address, http: Address) -> ManagedLookupd:
-        """Create a lookup node."""
         options, shown = self.options, self.advertised(tcp)
         registry = Registry(self.clock.wall, options.inactive_producer_timeout, options.tombstone_lifetime)
         lookupd = ClassicLookupd(

@@ -117,7 +117,6 @@ class RuntimeHa(Runtime):
                 await replicas.changes.wait()
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic."""
         try:
             admin.delete_topic(self.coordinator, name)
         except Refusal as error:
@@ -131,7 +130,6 @@ class RuntimeHa(Runtime):
             raise TopicNotFound("unknown topic", topic=name) from error
 
     def replicas(self, topic: str, partition: int) -> ReplicaSet:
-        """Return the replicas of a partition."""
         found = self.coordinator.replica_sets.get((topic, partition))
         if found is None:
             raise TopicNotFound("unknown partition", topic=topic, partition=partition)

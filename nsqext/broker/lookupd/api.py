@@ -310,7 +310,6 @@ class _Routes:
         return {key: entries for key, entries in found.items() if entries}
 
     def table(self) -> list[Route]:
-        """Return the routes."""
         delayed = self.lookupd.delayed
         return [
             route("GET", "/ping", delayed(lambda call: "OK"), Form.TEXT),

@@ -77,7 +77,6 @@ class _LookupConnection:
         return check_response(responses[0], self.address)
 
     async def close(self) -> None:
-        """Close the connection."""
         stream, self.stream = self.stream, None
         if stream is not None:
             with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSE_TIMEOUT):

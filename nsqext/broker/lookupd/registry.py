@@ -139,7 +139,6 @@ class Registry:
         return list(found.values())
 
     def topics_of(self, node: RegisteredNode) -> list[tuple[str, Producer]]:
-        """Return the topics of a node."""
         return [
             (registration.key, producers[node.id])
             for registration, producers in self._table.items()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import ConnectedClient
     from nsqext.protocol.server.command_parser import Command
 
-__all__ = ("auth", "check_auth", "recheck_auth")
+__all__ = ("auth", "check_auth", "recheck_auth", "run_authorized")
 
 
 def auth(client: ConnectedClient, command: Command) -> Awaitable[None]:
@@ -62,6 +62,15 @@ def check_auth(client: ConnectedClient, command: str, topic: str, channel: str) 
     if not found.allows(topic, channel):
         raise RequestError("E_UNAUTHORIZED", f"AUTH failed for {command} on {quote(topic)} {quote(channel)}")
     return True
+
+
+def run_authorized(
+    client: ConnectedClient, command: str, topic: str, channel: str, run: Callable[[], Awaitable[None] | None]
+) -> Awaitable[None] | None:
+    """Check a client, and run the rest of a command; what waits is returned."""
+    if check_auth(client, command, topic, channel):
+        return run()
+    return recheck_auth(client, command, topic, channel, run)
 
 
 async def recheck_auth(

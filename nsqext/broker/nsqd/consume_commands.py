@@ -10,10 +10,10 @@ from nsqext.broker.engine.channel.kind import make_kind
 from nsqext.broker.engine.channel_types import admit
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.start_position import StartPosition
-from nsqext.broker.nsqd.auth import check_auth, recheck_auth
+from nsqext.broker.nsqd.auth import run_authorized
 from nsqext.broker.nsqd.subscriber import SessionSubscriber
 from nsqext.protocol.extjson import quote
-from nsqext.protocol.frames import CLOSE_WAIT, OK
+from nsqext.protocol.frames import CLOSE_WAIT
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
 from nsqext.protocol.server.connection_state import State, check_state
 from nsqext.protocol.server.go_format import base10, byte_list, decode, parse_int, wrap
@@ -66,10 +66,7 @@ class Mode(NamedTuple):
 
 def _sub(session: Session, words: list[bytes], mode: Mode) -> Awaitable[None] | None:
     place = _check_words(session, words)
-    if not check_auth(session, "SUB", place.topic, place.channel):
-        return recheck_auth(session, "SUB", place.topic, place.channel, partial(_subscribe, session, place, mode))
-    _subscribe(session, place, mode)
-    return None
+    return run_authorized(session, "SUB", place.topic, place.channel, partial(_subscribe, session, place, mode))
 
 
 def _subscribe(session: Session, place: _Place, mode: Mode) -> None:
@@ -87,11 +84,8 @@ def _subscribe(session: Session, place: _Place, mode: Mode) -> None:
         if refusal.text == _DISABLED:
             raise RequestError("E_FAILED_ON_NOT_WRITABLE") from None
         raise RequestError("E_INVALID", refusal.text) from None
-    session.hosted, session.channel, session.subscriber = hosted, channel, subscriber
     subscriber.client = channel.clients[session.id]
-    session.state = State.SUBSCRIBED
-    session.switch_to_consumer(place.channel)
-    session.answer_alone(OK)
+    session.subscribed(hosted, channel, subscriber)
 
 
 def _channel(session: Session, hosted: Hosted, name: str) -> Channel:

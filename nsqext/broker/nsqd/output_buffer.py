@@ -22,22 +22,6 @@ class OutputBuffer:
     time is sent at once (captured: messagePump of the original server).
     """
 
-    __slots__ = (
-        "_answered",
-        "_clock",
-        "_encoded",
-        "_frames",
-        "_segments",
-        "_settings",
-        "_started",
-        "_ticking",
-        "_ticks",
-        "_urgent",
-        "due",
-        "layers",
-        "size",
-    )
-
     def __init__(self, settings: ClientSettings, clock: Callable[[], float], *, ticking: bool) -> None:
         self.size: int = 0  # bytes of frames that are not encoded yet
         self.due: float = 0.0  # clock time at which messages that wait are sent; 0.0 when nothing waits

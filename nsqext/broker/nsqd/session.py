@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from attrs import evolve
 
 from nsqext.broker.nsqd.output_buffer import OutputBuffer
-from nsqext.protocol.frames import HEARTBEAT, MAGIC_V2, FrameType, encode_frame
-from nsqext.protocol.names import is_ephemeral
+from nsqext.protocol.frames import HEARTBEAT, MAGIC_V2, OK, FrameType, encode_frame
 from nsqext.protocol.server.command_parser import Command, CommandParser
 from nsqext.protocol.server.connection_state import State
 from nsqext.protocol.server.negotiate import ClientSettings
@@ -225,11 +224,6 @@ class Session:
         """Send a response."""
         self.write(encode_frame(FrameType.RESPONSE, data))
 
-    def answer_alone(self, data: bytes) -> None:
-        """Send a response in a write of its own: JavaNSQClient expects that of the OK to SUB."""
-        self.answer(data)
-        self.output.end_segment()
-
     def refuse(self, error: RequestError) -> None:
         """Send an error; a fatal one closes the connection, and one without a code closes it without a response."""
         if error.code:
@@ -290,11 +284,16 @@ class Session:
         publisher.published += count
         publisher.last = self.node.options.wall()
 
-    def switch_to_consumer(self, channel: str) -> None:
-        """Give a consumer that did not negotiate a buffer the redesigned server's buffer for consumers."""
+    def subscribed(self, hosted: Hosted, channel: Channel, subscriber: Subscriber) -> None:
+        """Become a consumer; the redesigned server then has a larger buffer, unless the client negotiated one."""
+        self.hosted, self.channel, self.subscriber = hosted, channel, subscriber
+        self.state = State.SUBSCRIBED
         asked = self.settings.raw.get("output_buffer_size", 0)
-        if not (asked or self.node.options.original or self.output.layers or is_ephemeral(channel)):
+        if not (asked or self.node.options.original or self.output.layers or channel.ephemeral):
             self.settings.output_buffer_size = _CONSUMER_BUFFER
+        # in a write of its own: JavaNSQClient expects that
+        self.answer(OK)
+        self.output.end_segment()
 
     # Time and end
 

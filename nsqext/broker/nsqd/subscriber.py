@@ -24,22 +24,6 @@ _DETAIL = Struct(">QI")
 class SessionSubscriber:
     """A consumer, as the engine sees it."""
 
-    __slots__ = (
-        "channel",
-        "client",
-        "detail",
-        "ext_filter",
-        "extend",
-        "id",
-        "msg_timeout",
-        "name",
-        "ready",
-        "sample_rate",
-        "session",
-        "tag",
-        "touch_timeout",
-    )
-
     def __init__(self, session: Session, channel: Channel, *, detail: bool, extend: bool) -> None:
         settings, sending = session.settings, session.sending
         self.session: Session = session

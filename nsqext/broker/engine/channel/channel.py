@@ -486,7 +486,6 @@ class Channel:
             client.subscriber.closed()
 
     def state(self) -> ChannelState:
-        """Return the persistent state."""
         acked, kind = self.acked, self.kind
         return ChannelState(
             self.name,
@@ -517,7 +516,6 @@ class Channel:
         self.cursor.cut(offset, count)
 
     def stats(self) -> ChannelCounters:
-        """Return the counters."""
         stats = self.cursor.stats()
         stats.timeout_count = self.timeouts
         stats.clients = list(self.clients.values())

@@ -80,7 +80,6 @@ class ClassicCursor(Cursor):
             self._passed_over.update(range(self._partition.log.count_before(start) + 1, last + 1))
 
     def jump(self, offset: int, count: int) -> None:
-        """Move to a position: everything before it counts as finished, nothing behind it."""
         self._passed_over.clear()
         super().jump(offset, count)
 
@@ -136,7 +135,6 @@ class ClassicChannel(Channel):
         return delivery, client
 
     def finish(self, subscriber: Subscriber, internal_id: int) -> None:
-        """Finish a message; raises `Refusal` if it is not in flight at this client."""
         delivery, client = self._owned(subscriber, internal_id)
         self._in_flight.remove(internal_id)
         self.cursor.acknowledge(delivery)
@@ -160,7 +158,6 @@ class ClassicChannel(Channel):
         self.pump()
 
     def touch(self, subscriber: Subscriber, internal_id: int) -> None:
-        """Restart the timeout of a message, up to the longest time in flight; raises `Refusal` as `finish`."""
         self._owned(subscriber, internal_id)
         super().touch(subscriber, internal_id)
 
@@ -223,7 +220,6 @@ class ClassicChannel(Channel):
         self.pump()
 
     def stats(self) -> ChannelCounters:
-        """Return the counters."""
         stats, depth = super().stats(), self.depth
         stats.depth = depth
         stats.backend_depth = 0 if self.ephemeral else max(depth - self._options.mem_queue_size, self.stored_depth, 0)

@@ -44,22 +44,6 @@ class Subscriber(Protocol):
 class Client:
     """One subscriber of one channel."""
 
-    __slots__ = (
-        "errors",
-        "finished",
-        "in_flight",
-        "limit",
-        "matches",
-        "messages",
-        "queued",
-        "requeued",
-        "stalled",
-        "subscriber",
-        "tag",
-        "timed_out",
-        "window",
-    )
-
     def __init__(self, subscriber: Subscriber, tag: str) -> None:
         self.subscriber: Subscriber = subscriber  # the session
         self.tag: str = tag  # dispatch tag; empty for none, and on topics without extend support

@@ -113,7 +113,6 @@ class InFlight:
             self._earliest = delivery.deadline
 
     def remove(self, internal_id: int) -> None:
-        """Remove a message."""
         if self.table.pop(internal_id).deferred:
             self.deferred -= 1
 
@@ -132,7 +131,6 @@ class InFlight:
         return sorted(found, key=lambda delivery: delivery.entry.offset)
 
     def deferred_messages(self) -> Iterator[Delivery]:
-        """Return the deferred messages."""
         return (delivery for delivery in self.table.values() if delivery.deferred)
 
     def pop_due(self, now: float) -> list[Delivery]:

@@ -40,7 +40,6 @@ class KeyFailoverCursor(Cursor):
         return self.in_flight.deferred >= self._options.rules.replay_limit
 
     def acknowledge(self, delivery: Delivery) -> None:
-        """Record a finished message."""
         self._keys.release(delivery)
         super().acknowledge(delivery)
 
@@ -53,7 +52,6 @@ class KeyFailoverCursor(Cursor):
         self._keys.release(delivery)
 
     def drain(self) -> None:
-        """Discard everything in flight."""
         super().drain()
         self._keys.clear()
 
@@ -142,7 +140,6 @@ class KeyFailoverChannel(Channel):
         return min(super().tick(), self.keys.balance_due)
 
     def stats(self) -> ChannelCounters:
-        """Return the counters."""
         stats, keys = super().stats(), self.keys
         waiting = keys.waiting_for()
         stats.backlogs += keys.waiting

@@ -26,7 +26,6 @@ class TagSelector:
         self._members: dict[str, int] = {}
 
     def add(self, client: Client) -> None:
-        """Add a client."""
         if client.tag:
             self._members[client.tag] = self._members.get(client.tag, 0) + 1
             self._queues.setdefault(client.tag, deque())
@@ -34,7 +33,6 @@ class TagSelector:
         self.offer(client)
 
     def remove(self, client: Client) -> None:
-        """Remove a client."""
         if client.queued:
             self._queues[client.tag].remove(client)
             client.queued = False

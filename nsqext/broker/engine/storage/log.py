@@ -147,10 +147,7 @@ class Log:
     def append_gap(self, offset: int, count: int) -> None:
         """Append a gap up to a position (offset, messages before it), where the next record follows."""
         if self.end_count == self.start_count:
-            self.start_offset = self.end_offset = offset
-            self.start_count = self.end_count = count
-            self._segments = [_Segment(offset, count)]
-            self._hot = self._segments[0]
+            self._begin_at(offset, count)
             return
         gap = _Segment(self.end_offset, self.end_count)
         gap.entries, gap.is_gap = None, True
@@ -324,12 +321,15 @@ class Log:
         """Remove everything and continue at a position, as a replica does whose leader has nothing older."""
         if self._store is not None:
             self._store.restart(offset, count)
+        self._begin_at(offset, count)
+        self._hold(-self.held)
+        self._batches.clear()
+
+    def _begin_at(self, offset: int, count: int) -> None:
         self.start_offset = self.end_offset = offset
         self.start_count = self.end_count = count
-        self._hold(-self.held)
         self._segments = [_Segment(offset, count)]
         self._hot = self._segments[0]
-        self._batches.clear()
 
     def shrink(self, bound: int) -> None:
         """With a store, drop segments from memory, oldest first, until at most so many bytes are held.

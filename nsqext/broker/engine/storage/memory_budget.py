@@ -24,11 +24,9 @@ class MemoryBudget:
         self._fruitless_at = -1
 
     def add(self, user: MemoryUser) -> None:
-        """Add a queue."""
         self._users[user] = None
 
     def remove(self, user: MemoryUser) -> None:
-        """Remove a queue."""
         self._users.pop(user, None)
 
     @property

@@ -264,7 +264,6 @@ class PartitionStore:
         return self._next if self.dirty or self.store.is_dirty else inf
 
     def close(self) -> None:
-        """Close the files."""
         self.store.close()
         self.journal.close()
 

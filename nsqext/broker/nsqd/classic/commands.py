@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.publish import NewMessage
-from nsqext.broker.nsqd.auth import auth, check_auth, recheck_auth
+from nsqext.broker.nsqd.auth import auth, check_auth, recheck_auth, run_authorized
 from nsqext.broker.nsqd.batch_store import Deferred, is_large, store_in_parts
 from nsqext.broker.nsqd.commands import identify, nop
 from nsqext.broker.nsqd.consume_commands import check_sub, cls, rdy
@@ -18,7 +18,7 @@ from nsqext.broker.nsqd.validation import CommandValidator
 from nsqext.protocol.extjson import quote
 from nsqext.protocol.frames import OK
 from nsqext.protocol.names import is_valid_topic
-from nsqext.protocol.server.connection_state import State, check_state
+from nsqext.protocol.server.connection_state import check_state
 from nsqext.protocol.server.go_format import MASK_64, base10, decode, wrap
 from nsqext.protocol.server.publish_bodies import BATCH_VERBS, BatchReader, Target
 from nsqext.protocol.server.request_error import RequestError
@@ -39,8 +39,6 @@ _ID_SIZE = 16
 class ClassicSubscriber(SessionSubscriber):
     """A consumer, as the engine sees it."""
 
-    __slots__ = ("_deliveries", "_id_base", "_name")
-
     def __init__(self, session: Session, channel: Channel, deliveries: dict[str, int]) -> None:
         super().__init__(session, channel, detail=False, extend=False)
         self._id_base = session.node.id_base
@@ -49,7 +47,6 @@ class ClassicSubscriber(SessionSubscriber):
         deliveries.setdefault(channel.name, 0)
 
     def deliver(self, message: RawMessage) -> None:
-        """Send a message."""
         body = message.body
         wire_id = b"%016x" % (self._id_base + message.internal_id)
         head = MESSAGE_HEAD.pack(30 + len(body), MESSAGE_TYPE, message.timestamp, message.attempts, wire_id)
@@ -107,10 +104,7 @@ def _answer(session: Session, hosted: Hosted, stored: Stored) -> None:
 def _sub(session: Session, command: Command) -> Awaitable[None] | None:
     """Run SUB; an unknown topic or channel is created."""
     topic, channel = check_sub(session, command.words)
-    if not check_auth(session, "SUB", topic, channel):
-        return recheck_auth(session, "SUB", topic, channel, partial(_subscribe, session, topic, channel))
-    _subscribe(session, topic, channel)
-    return None
+    return run_authorized(session, "SUB", topic, channel, partial(_subscribe, session, topic, channel))
 
 
 def _subscribe(session: Session, topic: str, name: str) -> None:
@@ -121,10 +115,8 @@ def _subscribe(session: Session, topic: str, name: str) -> None:
         channel.subscribe(subscriber)
     except Refusal as refusal:
         raise RequestError("E_SUB_FAILED", f"SUB failed {refusal.text}") from None
-    session.hosted, session.channel, session.subscriber = hosted, channel, subscriber
     subscriber.client = channel.clients[session.id]
-    session.state = State.SUBSCRIBED
-    session.answer_alone(OK)
+    session.subscribed(hosted, channel, subscriber)
 
 
 def _acknowledge(session: Session, command: Command) -> None:
@@ -181,7 +173,6 @@ class ClassicValidator(CommandValidator):
     """The checks for one session."""
 
     def refuse_unknown(self, words: list[bytes]) -> NoReturn:
-        """Refuse a command that this generation does not have."""
         raise RequestError("E_INVALID", f"invalid command {decode(words[0])}")
 
     def _check_publish(self, words: list[bytes]) -> None:

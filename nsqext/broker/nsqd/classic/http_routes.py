@@ -139,7 +139,6 @@ class ClassicRoutes(RequestArgs):
         raise HttpPanic  # as above
 
     def table(self) -> list[Route]:
-        """Return the routes."""
         return [
             route("GET", "/ping", lambda _: "OK", Form.TEXT),
             route("GET", "/info", self.info),

@@ -148,7 +148,6 @@ class ClassicStatsRoutes(StatsPage):
         return "\n".join([*lines, ""])
 
     def table(self) -> list[Route]:
-        """Return the routes."""
         return [route("GET", "/stats", self.stats)]
 
 

@@ -67,7 +67,6 @@ class AdminRoutes(RequestArgs):
         len(call.args)
 
     def table(self) -> list[Route]:
-        """Return the routes."""
         return [
             route("GET", "/ping", lambda _: "OK", Form.TEXT),
             route("GET", "/info", self.info, Form.NEGOTIATED),

@@ -102,7 +102,6 @@ class ChannelRoutes(RequestArgs):
             raise HttpFault(400, refusal.text) from None
 
     def table(self) -> list[Route]:
-        """Return the routes."""
         switches: list[tuple[str, Callable[[Channel], None], bool]] = [
             ("pause", lambda channel: channel.pause(), False),
             ("unpause", lambda channel: channel.unpause(), False),

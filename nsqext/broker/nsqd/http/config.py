@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from starlette.routing import Route
 
     from nsqext.broker.nsqd.node import Node
+    from nsqext.protocol.server.negotiate import ServerLimits
 
 __all__ = ("ConfigRoutes",)
 
@@ -36,139 +37,111 @@ _SETTABLE_ORIGINAL = frozenset(("nsqlookupd_tcp_addresses", "log_level"))
 _DEFAULT_CONNECTIONS = 500_000
 
 # options of the real servers that have no effect in this one, with the real servers' default values
-_DEFAULTS: dict[str, Any] = {
-    "ack_old_than_time": 0,
-    "ack_retry_cnt": 0,
-    "allow_zan_test_skip": False,
-    "broadcast_interface": "",
-    "channel_ratelimit_kb": 102_400,
-    "cluster_id": "",
-    "cluster_leadership_addresses": "",
-    "cluster_leadership_password": "",
-    "cluster_leadership_root_dir": "",
-    "cluster_leadership_username": "",
-    "default_commit_buf": 0,
-    "e2e_processing_latency_percentiles": None,
+_BOTH: dict[str, Any] = {
     "e2e_processing_latency_window_time": 600 * NANOSECONDS,
-    "id": 0,
-    "kv_block_cache": 0,
-    "kv_enabled": False,
-    "kv_max_write_buffer_number": 0,
-    "kv_write_buffer_size": 0,
-    "log_dir": "",
+    "queue_scan_selection_count": 20,
+    "statsd_interval": 60 * NANOSECONDS,
+    "statsd_mem_stats": True,
+    "statsd_prefix": "nsq.%s",
+    "sync_every": 2500,
+    **dict.fromkeys(("statsd_address", "tls_cert", "tls_client_auth_policy", "tls_key", "tls_root_ca_file"), ""),
+}
+_EMPTY = (
+    *("broadcast_interface", "cluster_id", "cluster_leadership_addresses", "cluster_leadership_password"),
+    *("cluster_leadership_root_dir", "cluster_leadership_username", "log_dir", "metric_address", "remote_tracer"),
+    *("reverse_proxy_port", "rpc_port"),
+)
+_ZERO = (
+    *("ack_old_than_time", "ack_retry_cnt", "default_commit_buf", "id", "kv_block_cache", "kv_max_write_buffer_number"),
+    *("kv_write_buffer_size", "max_commit_buf", "pub_queue_size", "queue_read_buffer_size", "queue_write_buffer_size"),
+    *("retention_size_per_day", "sleepms_between_log_sync_pull"),
+)
+_REDESIGNED: dict[str, Any] = {
+    **_BOTH,
+    **dict.fromkeys(_EMPTY, ""),
+    **dict.fromkeys(_ZERO, 0),
+    **dict.fromkeys(("allow_zan_test_skip", "kv_enabled", "start_as_fix_mode", "use_fsync"), False),
+    "channel_ratelimit_kb": 102_400,
+    "e2e_processing_latency_percentiles": None,
     "lookup_ping_interval": 5 * NANOSECONDS,
-    "max_commit_buf": 0,
-    "metric_address": "",
-    "pub_queue_size": 0,
-    "queue_read_buffer_size": 0,
     "queue_scan_dirty_percent": 0.25,
     "queue_scan_interval": NANOSECONDS // 2,
     "queue_scan_refresh_interval": 5 * NANOSECONDS,
-    "queue_scan_selection_count": 20,
     "queue_scan_worker_pool_max": 16,
     "queue_topic_job_worker_pool_max": 100,
-    "queue_write_buffer_size": 0,
-    "remote_tracer": "",
     "retention_days": 3,
-    "retention_size_per_day": 0,
-    "reverse_proxy_port": "",
-    "rpc_port": "",
-    "sleepms_between_log_sync_pull": 0,
-    "start_as_fix_mode": False,
-    "statsd_address": "",
-    "statsd_interval": 60 * NANOSECONDS,
-    "statsd_mem_stats": True,
     "statsd_protocol": "udp",
-    "sync_every": 2500,
-    "tls_cert": "",
-    "tls_client_auth_policy": "",
-    "tls_key": "",
-    "tls_root_ca_file": "",
-    "use_fsync": False,
 }
-
-
-_CLASSIC_DEFAULTS: dict[str, Any] = {
+_ORIGINAL: dict[str, Any] = {
+    **_BOTH,
     "e2e_processing_latency_percentiles": [],
-    "e2e_processing_latency_window_time": 600 * NANOSECONDS,
     "enable_experiment": [],
     "http_client_connect_timeout": 2 * NANOSECONDS,
     "http_client_request_timeout": 5 * NANOSECONDS,
     "https_address": "0.0.0.0:4152",
     "log_prefix": "[nsqd] ",
-    "queue_scan_selection_count": 20,
     "queue_scan_worker_pool_max": 4,
-    "statsd_address": "",
     "statsd_exclude_ephemeral": False,
-    "statsd_interval": 60 * NANOSECONDS,
-    "statsd_mem_stats": True,
-    "statsd_prefix": "nsq.%s",
     "statsd_udp_packet_size": 508,
-    "sync_every": 2500,
     "sync_timeout": 2 * NANOSECONDS,
-    "tls_cert": "",
-    "tls_client_auth_policy": "",
-    "tls_key": "",
-    "tls_root_ca_file": "",
     "topology_region": "",
     "topology_zone": "",
 }
 
+# options that are limits of the node: as they are, and times, which Go shows in nanoseconds
+_LIMITS = (
+    *("deflate", "max_body_size", "max_deflate_level", "max_msg_size", "max_output_buffer_size", "max_rdy_count"),
+    "snappy",
+)
+_TIMES = ("max_heartbeat_interval", "max_msg_timeout", "max_output_buffer_timeout", "max_req_timeout", "msg_timeout")
+_TIMES_ORIGINAL = ("min_output_buffer_timeout", "output_buffer_timeout")
+
 
 def _fixed(node: Node, addresses: Mapping[str, str]) -> dict[str, Any]:
-    options, limits = node.options, node.limits
+    options, limits, rules = node.options, node.limits, node.options.rules
+    port = split_address(addresses["http"]).port
     values: dict[str, Any] = {
+        **{name: getattr(limits, name) for name in _LIMITS},
+        **_times(limits, _TIMES),
         "auth_http_addresses": list(options.auth_addresses),
         "broadcast_address": options.broadcast_address,
         "data_path": str(options.data_path or ""),
-        "deflate": limits.deflate,
-        "max_body_size": limits.max_body_size,
         "max_bytes_per_file": options.disk.max_file_bytes,
-        "max_deflate_level": limits.max_deflate_level,
-        "max_heartbeat_interval": round(limits.max_heartbeat_interval * NANOSECONDS),
-        "max_msg_size": limits.max_msg_size,
-        "max_msg_timeout": round(limits.max_msg_timeout * NANOSECONDS),
-        "max_output_buffer_size": limits.max_output_buffer_size,
-        "max_output_buffer_timeout": round(limits.max_output_buffer_timeout * NANOSECONDS),
-        "max_rdy_count": limits.max_rdy_count,
-        "max_req_timeout": round(limits.max_req_timeout * NANOSECONDS),
         "mem_queue_size": options.mem_queue_size,
-        "msg_timeout": round(limits.msg_timeout * NANOSECONDS),
         "http_address": addresses["http"],
         "https_address": addresses.get("https", ""),
-        "snappy": limits.snappy,
         "sync_timeout": round(options.disk.sync_interval * NANOSECONDS),
         "tcp_address": addresses["tcp"],
         "tls_min_version": _TLS_1_0,
         "tls_required": int(limits.tls_required),
     }
     if options.original:
-        values |= _CLASSIC_DEFAULTS
         values |= {
+            **_ORIGINAL,
+            **_times(limits, _TIMES_ORIGINAL),
             "auth_http_request_method": options.auth_method,
             "max_channel_consumers": limits.max_channel_consumers,
-            "min_output_buffer_timeout": round(limits.min_output_buffer_timeout * NANOSECONDS),
-            "output_buffer_timeout": round(limits.output_buffer_timeout * NANOSECONDS),
-            "broadcast_http_port": split_address(addresses["http"]).port,
+            "broadcast_http_port": port,
             "broadcast_tcp_port": split_address(addresses["tcp"]).port,
             "id": zlib.crc32(hashlib.md5(options.hostname.encode(), usedforsecurity=False).digest()) % 1024,
+            **options.reported,
         }
-        values |= options.reported
-        if prefix := values["statsd_prefix"]:
-            values["statsd_prefix"] = _statsd_prefix(prefix, options.broadcast_address, values["broadcast_http_port"])
-        return values
-    rules = options.rules
-    return (
-        _DEFAULTS
-        | values
-        | {
+    else:
+        values = {
+            **_REDESIGNED,
+            **values,
             "max_confirm_win": rules.confirm_window,
             "max_channel_delayed_qnum": rules.delayed_most,
             "req_to_end_threshold": round(rules.delayed_threshold * NANOSECONDS),
-            "statsd_prefix": _statsd_prefix("nsq.%s", options.broadcast_address, split_address(addresses["http"]).port),
+            **node.place,
         }
-        | node.place
-    )
+    if prefix := values["statsd_prefix"]:
+        values["statsd_prefix"] = _statsd_prefix(prefix, options.broadcast_address, port)
+    return values
+
+
+def _times(limits: ServerLimits, names: tuple[str, ...]) -> dict[str, int]:
+    return {name: round(getattr(limits, name) * NANOSECONDS) for name in names}
 
 
 def _statsd_prefix(prefix: str, host: str, port: int) -> str:
@@ -225,5 +198,4 @@ class ConfigRoutes(RequestArgs):
         return value
 
     def table(self) -> list[Route]:
-        """Return the routes."""
         return [route("GET", "/config/{opt}", self.show), route("PUT", "/config/{opt}", self.change)]

@@ -96,7 +96,6 @@ class MessageRoutes(RequestArgs):
                 found.traced = enabled
 
     def table(self) -> list[Route]:
-        """Return the routes."""
         return [
             route("GET", "/message/get", self.get),
             route("POST", "/message/finish", self.finish),

@@ -72,7 +72,6 @@ class MetricsRoutes(RequestArgs):
         return hosted.partition.message_count if self.node.options.original else hosted.partition.log.end_count
 
     def table(self) -> list[Route]:
-        """Return the routes."""
         return [route("GET", "/metrics", self.metrics)]
 
 

@@ -175,7 +175,6 @@ class PublishRoutes(RequestArgs):
         return stored
 
     def table(self) -> list[Route]:
-        """Return the routes."""
         return [
             route("POST", "/pub", self.pub, Form.NEGOTIATED),
             route("POST", "/pub_ext", self.pub_ext, Form.NEGOTIATED),

@@ -311,7 +311,6 @@ class StatsRoutes(StatsPage):
         return {"hourly_pub_size": hosted.traffic.hours(now)}
 
     def table(self) -> list[Route]:
-        """Return the routes."""
         return [
             route("GET", "/stats", self.stats, Form.NEGOTIATED),
             route("GET", "/message/stats", self.message_stats, Form.V1),

@@ -11,7 +11,7 @@ from nsqext.broker.engine.channel_types import admit
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.start_position import StartPosition
 from nsqext.broker.nsqd.auth import run_authorized
-from nsqext.broker.nsqd.subscriber import SessionSubscriber
+from nsqext.broker.nsqd.session import SessionSubscriber
 from nsqext.protocol.extjson import quote
 from nsqext.protocol.frames import CLOSE_WAIT
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from nsqext.broker.engine.channel.channel import Channel
-    from nsqext.broker.engine.channel.client import Subscriber
     from nsqext.broker.nsqd.node import Hosted
     from nsqext.broker.nsqd.session import Session
     from nsqext.protocol.server.command_parser import Command
@@ -84,8 +83,7 @@ def _subscribe(session: Session, place: _Place, mode: Mode) -> None:
         if refusal.text == _DISABLED:
             raise RequestError("E_FAILED_ON_NOT_WRITABLE") from None
         raise RequestError("E_INVALID", refusal.text) from None
-    subscriber.client = channel.clients[session.id]
-    session.subscribed(hosted, channel, subscriber)
+    session.subscribed(hosted, subscriber)
 
 
 def _channel(session: Session, hosted: Hosted, name: str) -> Channel:
@@ -164,17 +162,16 @@ def rdy(session: Session, command: Command) -> None:
     session.set_ready(count)
 
 
-def _subscribed(session: Session, verb: str) -> tuple[Channel, Subscriber]:
-    channel, subscriber = session.channel, session.subscriber
-    if channel is None or subscriber is None:
+def _subscribed(session: Session, verb: str) -> SessionSubscriber:
+    if session.subscriber is None:
         check_state(verb, session.state)
         raise RequestError("E_INVALID", "No channel")
-    return channel, subscriber
+    return session.subscriber
 
 
 def fin(session: Session, command: Command) -> None:
     """Run FIN; a success is not answered."""
-    channel, subscriber = _subscribed(session, "FIN")
+    subscriber = _subscribed(session, "FIN")
     full_id = command.words[1]
     internal_id: int = _ID.unpack_from(full_id)[0]
     if internal_id <= 0:
@@ -185,7 +182,7 @@ def fin(session: Session, command: Command) -> None:
     if not hosted.writable:
         raise RequestError("E_FAILED_ON_NOT_WRITABLE")
     try:
-        channel.finish(subscriber, internal_id)
+        subscriber.channel.finish(subscriber, internal_id)
     except Refusal as refusal:
         kind = "ErrType:7 ErrCode:0 : " if session.node.options.clustered else ""
         text = f"FIN {byte_list(full_id)} failed {kind}{refusal.text}"
@@ -194,7 +191,7 @@ def fin(session: Session, command: Command) -> None:
 
 def req(session: Session, command: Command) -> None:
     """Run REQ; a success is not answered."""
-    channel, subscriber = _subscribed(session, "REQ")
+    subscriber = _subscribed(session, "REQ")
     words = command.words
     if len(words) < 3:
         raise RequestError("E_INVALID", "REQ insufficient number of params")
@@ -203,19 +200,19 @@ def req(session: Session, command: Command) -> None:
     # the real server counts nanoseconds in 64 bits: a delay beyond that wraps around
     delay = min(max(wrap(millis * 1_000_000) / 1e9, 0.0), session.node.limits.max_req_timeout)
     try:
-        channel.requeue(subscriber, _ID.unpack_from(full_id)[0], delay)
+        subscriber.channel.requeue(subscriber, _ID.unpack_from(full_id)[0], delay)
     except Refusal as refusal:
         raise RequestError("E_REQ_FAILED", f"REQ {byte_list(full_id)} failed {refusal.text}", fatal=False) from None
 
 
 def touch(session: Session, command: Command) -> None:
     """Run TOUCH; a success is not answered."""
-    channel, subscriber = _subscribed(session, "TOUCH")
+    subscriber = _subscribed(session, "TOUCH")
     full_id = command.words[1]
     if len(full_id) != 16:
         raise RequestError("E_INVALID", "Invalid Message ID")
     try:
-        channel.touch(subscriber, _ID.unpack_from(full_id)[0])
+        subscriber.channel.touch(subscriber, _ID.unpack_from(full_id)[0])
     except Refusal as refusal:
         raise RequestError("E_TOUCH_FAILED", f"TOUCH {byte_list(full_id)} failed {refusal.text}", fatal=False) from None
 

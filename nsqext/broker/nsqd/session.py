@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from struct import Struct
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attrs import evolve
 
@@ -24,14 +25,15 @@ from nsqext.protocol.tls_layer import TlsLayer
 
 if TYPE_CHECKING:
     from nsqext.broker.engine.channel.channel import Channel
-    from nsqext.broker.engine.channel.client import Subscriber
+    from nsqext.broker.engine.channel.client import Client
     from nsqext.broker.nsqd.auth_server import Authorizations
     from nsqext.broker.nsqd.node import Hosted, Node
     from nsqext.broker.nsqd.publish_stats import Publisher
     from nsqext.broker.nsqd.validation import CommandValidator
     from nsqext.protocol.layers import Layer
+    from nsqext.protocol.messages import RawMessage
 
-__all__ = ("Dialect", "Handler", "Session")
+__all__ = ("MESSAGE_HEAD", "MESSAGE_TYPE", "Dialect", "Handler", "Session", "SessionSubscriber")
 
 logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
 
@@ -65,8 +67,7 @@ class Session:
         # the settings that deliveries and heartbeats follow: those of the first IDENTIFY
         self.sending: ClientSettings = self.settings
         self.state: State = State.INIT  # subscribed or not, and closing
-        self.channel: Channel | None = None  # the channel that it consumes
-        self.subscriber: Subscriber | None = None  # its entry in the channel
+        self.subscriber: SessionSubscriber | None = None  # its entry in the channel that it consumes
         self.hosted: Hosted | None = None  # the partition that it consumes
         self.authorizations: Authorizations | None = None  # result of AUTH; None before
         self.closing: bool = False  # the connection is to be closed after its output was sent
@@ -284,9 +285,11 @@ class Session:
         publisher.published += count
         publisher.last = self.node.options.wall()
 
-    def subscribed(self, hosted: Hosted, channel: Channel, subscriber: Subscriber) -> None:
+    def subscribed(self, hosted: Hosted, subscriber: SessionSubscriber) -> None:
         """Become a consumer; the redesigned server then has a larger buffer, unless the client negotiated one."""
-        self.hosted, self.channel, self.subscriber = hosted, channel, subscriber
+        channel = subscriber.channel
+        self.hosted, self.subscriber = hosted, subscriber
+        subscriber.client = channel.clients[self.id]
         self.state = State.SUBSCRIBED
         asked = self.settings.raw.get("output_buffer_size", 0)
         if not (asked or self.node.options.original or self.output.layers or channel.ephemeral):
@@ -312,7 +315,7 @@ class Session:
         due, end = self._heartbeat_time(), self._disconnect_time()
         if due <= now and due < end and not self.closing:
             self._heartbeat_due = max(due + self.sending.heartbeat_interval, now)
-            if self.channel is None or self.subscriber is None or not self.channel.is_stalled(self.subscriber):
+            if self.subscriber is None or not self.subscriber.channel.is_stalled(self.subscriber):
                 self.write(encode_frame(FrameType.RESPONSE, HEARTBEAT))
         elif now >= end:
             self.closed = True
@@ -351,8 +354,8 @@ class Session:
             self._apply_ready(self.ready)
 
     def _apply_ready(self, count: int) -> None:
-        if self.channel is not None and self.subscriber is not None:
-            self.channel.set_ready(self.subscriber, count)
+        if self.subscriber is not None:
+            self.subscriber.channel.set_ready(self.subscriber, count)
 
     def fail(self) -> None:
         """Send what a layer that failed has to send, an alert of TLS for example, and close the connection."""
@@ -371,8 +374,57 @@ class Session:
         for topic in self.published:
             for hosted in self.node.partitions(topic):
                 hosted.traffic.publishers.pop(self.peer, None)
-        channel, subscriber = self.channel, self.subscriber
-        self.channel = self.subscriber = None
-        if channel is not None and subscriber is not None:
-            channel.unsubscribe(subscriber)
+        subscriber, self.subscriber = self.subscriber, None
+        if subscriber is not None:
+            subscriber.channel.unsubscribe(subscriber)
         logger.info("PROTOCOL(V2): [%s] exiting ioloop", self.peer)
+
+
+MESSAGE_HEAD: Struct = Struct(">IIqH16s")
+"""Size and type of the frame, time stamp, attempts, id."""
+MESSAGE_TYPE: int = 2
+_EXT = Struct(">BH")
+_DETAIL = Struct(">QI")
+
+
+class SessionSubscriber:
+    """A consumer, as the engine sees it."""
+
+    def __init__(self, session: Session, channel: Channel, *, detail: bool, extend: bool) -> None:
+        settings, sending = session.settings, session.sending
+        self.session: Session = session
+        self.channel: Channel = channel
+        self.id: int = session.id  # number of its session
+        self.name: str = session.peer  # ``host:port`` of the client
+        self.ready: int = 0  # messages that may be in flight; the engine sets it
+        self.tag: str = settings.desired_tag  # desired tag, empty without one
+        self.extend: bool = extend  # it reads extend headers
+        self.detail: bool = detail  # its messages carry queue offset and size
+        self.sample_rate: int = sending.sample_rate  # percentage of the messages that it receives; 0 for all
+        self.ext_filter: Mapping[str, Any] = sending.ext_filter  # filter on headers, from IDENTIFY
+        self.msg_timeout: float = sending.msg_timeout  # seconds until a message in flight is requeued
+        self.touch_timeout: float = settings.msg_timeout  # seconds until a message that it touched is requeued
+        self.client: Client | None = None  # its counters in the engine; None until it has subscribed
+
+    def deliver(self, message: RawMessage) -> None:
+        """Send a message."""
+        body = message.body
+        size = 30 + len(body)
+        middle = b""
+        if self.extend:
+            header = message.header
+            middle = _EXT.pack(message.version, len(header)) + header if message.version else b"\0"
+        if self.detail:
+            middle += _DETAIL.pack(message.offset, message.size)
+        if middle:
+            size += len(middle)
+            body = middle + body
+        frame = MESSAGE_HEAD.pack(size, MESSAGE_TYPE, message.timestamp, message.attempts, message.id) + body
+        client = self.client
+        # the real server does not buffer the messages of an ordered channel
+        full = client is None or client.in_flight >= client.window or self.channel.ordered
+        self.session.hold(frame, full=full)
+
+    def closed(self) -> None:
+        """Close the connection, because the channel was deleted."""
+        self.session.close()

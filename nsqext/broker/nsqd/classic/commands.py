@@ -12,8 +12,7 @@ from nsqext.broker.nsqd.auth import auth, check_auth, recheck_auth, run_authoriz
 from nsqext.broker.nsqd.batch_store import Deferred, is_large, store_in_parts
 from nsqext.broker.nsqd.commands import identify, nop
 from nsqext.broker.nsqd.consume_commands import check_sub, cls, rdy
-from nsqext.broker.nsqd.session import Dialect
-from nsqext.broker.nsqd.subscriber import MESSAGE_HEAD, MESSAGE_TYPE, SessionSubscriber
+from nsqext.broker.nsqd.session import MESSAGE_HEAD, MESSAGE_TYPE, Dialect, SessionSubscriber
 from nsqext.broker.nsqd.validation import CommandValidator
 from nsqext.protocol.extjson import quote
 from nsqext.protocol.frames import OK
@@ -115,22 +114,21 @@ def _subscribe(session: Session, topic: str, name: str) -> None:
         channel.subscribe(subscriber)
     except Refusal as refusal:
         raise RequestError("E_SUB_FAILED", f"SUB failed {refusal.text}") from None
-    subscriber.client = channel.clients[session.id]
-    session.subscribed(hosted, channel, subscriber)
+    session.subscribed(hosted, subscriber)
 
 
 def _acknowledge(session: Session, command: Command) -> None:
     """Run FIN, REQ or TOUCH; a success is not answered."""
-    words, channel, subscriber = command.words, session.channel, session.subscriber
+    words, subscriber = command.words, session.subscriber
     verb = words[0].decode()
     check_state(verb, session.state)
     if len(words) < (3 if verb == "REQ" else 2):
         raise RequestError("E_INVALID", f"{verb} insufficient number of params")
     if len(words[1]) != _ID_SIZE:
         raise RequestError("E_INVALID", "invalid message ID")
-    if channel is None or subscriber is None:
+    if subscriber is None:
         raise RequestError("E_INVALID", f"cannot {verb} in current state")
-    internal_id = session.node.internal_id(words[1])
+    channel, internal_id = subscriber.channel, session.node.internal_id(words[1])
     try:
         if verb == "FIN":
             channel.finish(subscriber, internal_id)

@@ -8,6 +8,9 @@ install = $(VENV)/$(1)/bin/python -m pip install --quiet --disable-pip-version-c
 # a clean build each time: a page of a removed module would be an error
 SPHINX = rm -rf docs/reference/api/generated && $(VENV)/check/bin/sphinx-build -W --keep-going -E -b html docs docs/_build/html
 
+# set in many containers: without cached bytecode every worker and every program of a test compiles all sources again
+unexport PYTHONDONTWRITEBYTECODE
+
 # whole files per worker, sorted by name: tests of a file share a cluster
 PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
 

@@ -47,6 +47,8 @@ _ALLOWED_SKIPS = (
     "NSQEXT_TEST_DELTA_PACKAGE",
 )
 
+gc.disable()  # until the tests are collected
+
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile(
     "mutate", derandomize=True, deadline=None, phases=(Phase.explicit, Phase.generate), report_multiple_bugs=False
@@ -148,6 +150,7 @@ def pytest_collection_finish() -> None:
     """Exclude the collected objects from garbage collection, which would take longer than most tests."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

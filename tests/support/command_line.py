@@ -34,10 +34,10 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 @cache
-def _server() -> socket.socket:
-    """Start the process that commands are forked from, once per test process."""
+def _server(*modules: str) -> socket.socket:
+    """Start the process that commands are forked from, which has imported modules; once per test process."""
     control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    words = [sys.executable, "-W", "error", "-m", "tests.support.command_server", str(other.fileno())]
+    words = [sys.executable, "-W", "error", "-m", "tests.support.command_server", str(other.fileno()), *modules]
     server = subprocess.Popen(
         words, env=environment(), stdin=subprocess.DEVNULL, pass_fds=[other.fileno()], start_new_session=True
     )
@@ -70,6 +70,7 @@ class Process:
         terminal: int | None = None,
         *,
         joined: bool = False,
+        imports: tuple[str, ...] = (),
     ) -> None:
         self.returncode: int | None = None
         self.stdin: IO[bytes] | None = None
@@ -89,7 +90,7 @@ class Process:
             "folder": str(cwd or Path.cwd()),
             "terminal": terminal is not None,
         }
-        socket.send_fds(_server(), [json.dumps(request).encode()], [*streams, other.fileno()])
+        socket.send_fds(_server(*imports), [json.dumps(request).encode()], [*streams, other.fileno()])
         other.close()
         for stream in streams:
             os.close(stream)

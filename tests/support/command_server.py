@@ -1,8 +1,8 @@
 """Start `nsqext` commands and Python programs by forking, which saves the second of imports of a new interpreter.
 
-``python -W error -m tests.support.command_server DESCRIPTOR`` receives requests from `tests.support.command_line` with
-the standard streams of the command attached, and returns its process id and, at its end, its exit code. A first word
-that ends in ``.py`` is the path of a program.
+``python -W error -m tests.support.command_server DESCRIPTOR MODULE...`` imports modules and receives requests from
+`tests.support.command_line` with the standard streams of the command attached, and returns its process id and, at its
+end, its exit code. A first word that ends in ``.py`` is the path of a program.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def main() -> None:
     for path in [*(path for path, _ in cli.COMMANDS.values()), *cli.PROGRAMS.values()]:
         if path not in _NOT_BEFORE:
             import_module(path)
-    for name in _LAZY:
+    for name in (*_LAZY, *sys.argv[2:]):
         import_module(name)
     # help of a group, and of a command with options, for whose types typer imports pydantic
     for command in (["topic", "--help"], ["delay", "list", "--help"]):

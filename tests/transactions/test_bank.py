@@ -13,7 +13,7 @@ from anyio.to_thread import run_sync
 from nsqext.broker import Cluster
 from nsqext.transactions import OutboxStore
 from tests.transactions.bank import ACCOUNTS, OPENING, Bank, create_accounts
-from tests.transactions.bank_run import BankRun, two_databases
+from tests.transactions.bank_run import BankRun
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(150)]
 
@@ -22,14 +22,10 @@ _KILLS = 4
 _SECONDS = 100
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def databases(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
-    """Two databases with the tables of outbox and inbox."""
-    if request.param == "sqlite":
-        found = (f"sqlite:///{tmp_path}/first.db", f"sqlite:///{tmp_path}/second.db")
-    else:
-        server: str = request.getfixturevalue("postgres")
-        found = two_databases(server)
+@pytest.fixture
+def databases(tmp_path: Path) -> tuple[str, str]:
+    """Two databases with the tables of outbox and inbox; `tests/soak/test_bank.py` runs the bank on PostgreSQL."""
+    found = (f"sqlite:///{tmp_path}/first.db", f"sqlite:///{tmp_path}/second.db")
     for database in found:
         OutboxStore(database, create=True).close()
     return found

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -20,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from nsqext import Admin, Position, Producer
 from nsqext.broker import Cluster
 from nsqext.transactions import Outbox, OutboxRelay, OutboxStore
+from tests.support.command_line import Process, environment
 from tests.support.programs import ROOT
 from tests.transactions.databases import url_of
 from tests.transactions.ledger import MODES, STEPS, Service, lost_response
@@ -27,6 +26,7 @@ from tests.transactions.test_outbox import connect, relay_until_empty
 
 pytestmark = pytest.mark.anyio
 _SECONDS = 25
+_LEDGER = str(ROOT / "tests" / "transactions" / "ledger.py")
 
 Sessions = async_sessionmaker[AsyncSession]
 modes = pytest.mark.parametrize("mode", MODES)
@@ -48,10 +48,14 @@ async def test_a_process_that_is_killed_at_any_line_of_its_handler(
     cluster: Cluster, topic: str, sessions: Sessions, database: str, mode: str, step: str
 ) -> None:
     await publish(cluster, topic, "a", "b")
-    words = [sys.executable, "-m", "tests.transactions.ledger", mode, cluster.lookupd[0], topic]
-    words += [url_of(database, "async"), step]
-    killed = await run_sync(lambda: subprocess.run(words, cwd=ROOT, timeout=_SECONDS, check=False))
-    assert killed.returncode == -signal.SIGKILL
+    words = (_LEDGER, mode, cluster.lookupd[0], topic, url_of(database, "async"), step)
+
+    def killed() -> int:
+        with Process(words, environment(), ROOT, imports=("tests.transactions.ledger", "aiosqlite")) as process:
+            process.communicate(timeout=_SECONDS)
+            return process.wait()
+
+    assert await run_sync(killed) == -signal.SIGKILL
     service = Service(mode, topic, cluster.lookupd, sessions)
     committed = step == "FIN"
     assert await service.effects() == ({"a": 1} if committed else {})

@@ -87,9 +87,18 @@ class Flow:
         return sum(self.handled[-steps:]) / (steps * RATE_OF_LANES * len(self.consumers))
 
 
-@pytest.mark.parametrize("count", [2, 3, 4, 8])
-@pytest.mark.parametrize("pause", [0.0, 0.3, 3.0])
-@pytest.mark.parametrize("backlog", [0, 1_000, 20_000])
+COUNTS, PAUSES, BACKLOGS = (2, 3, 4, 8), (0.0, 0.3, 3.0), (0, 1_000, 20_000)
+
+
+@pytest.mark.parametrize(
+    ("count", "pause", "backlog"),
+    # every number of consumers meets every pause and every backlog
+    [
+        (count, pause, BACKLOGS[(row + column) % 3])
+        for row, count in enumerate(COUNTS)
+        for column, pause in enumerate(PAUSES)
+    ],
+)
 def test_after_ten_seconds_no_consumer_has_far_more_than_its_share(count: int, pause: float, backlog: int) -> None:
     flow = Flow(backlog)
     for _ in range(count):

@@ -31,6 +31,26 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if not 0 < self.first_due <= now:",
     ): "due times are nanoseconds since 1970, and 0 is none: none is 1",
     (
+        "client/consumer/handlers/iteration.py",
+        "LtE to Lt",
+        "if pause <= 0:",
+    ): "a wait of no seconds ends at once",
+    (
+        "client/consumer/subscriptions/subscription.py",
+        "Gt to GtE",
+        "if len(counts) > 2 * self.in_flight + _SPARE_COUNTS:",
+    ): "counts of answered messages are dropped one message sooner",
+    (
+        "client/producer/producer.py",
+        "number + 1",
+        "turns = 0",
+    ): "the number of turns of the event loop before a producer closes is chosen",
+    (
+        "client/producer/sender.py",
+        "GtE to Gt",
+        "if _clock() - self._started >= sender.options.timeout:",
+    ): "at the very end of the timeout, another attempt ends at once",
+    (
         "client/producer/route.py",
         "LtE to Lt",
         "if best.rest_until <= now:",

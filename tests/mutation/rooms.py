@@ -7,8 +7,14 @@ from attrs import frozen
 __all__ = ("NAMED", "ROOMS", "Named")
 
 ROOMS = {
-    "client/producer": ("tests/client/producer",),
-    "client/consumer": ("tests/client/consumer", "tests/app/test_typed.py", "tests/property/test_bodies.py"),
+    "client/producer": ("tests/client/producer", "tests/observability/test_observers.py"),
+    "client/consumer": (
+        "tests/client/consumer",
+        "tests/app/test_typed.py",
+        "tests/contract/test_key_tags.py",
+        "tests/observability/test_observers.py",
+        "tests/property/test_bodies.py",
+    ),
     "lookup": ("tests/lookup",),
     "dispatch": ("tests/dispatch",),
     "broker/engine": ("tests/broker/engine",),

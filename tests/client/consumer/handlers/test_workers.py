@@ -14,6 +14,7 @@ from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues, Fail
 from nsqext.client.consumer.handlers.in_flight import HeldMessages, touch_due
 from nsqext.client.consumer.handlers.iteration import BatchCollector
 from nsqext.client.consumer.handlers.workers import MessageHandler, MessageQueue, StallWatch, Workers
+from nsqext.client.consumer.message import UnpackBudget
 from nsqext.client.consumer.options import FailureOptions
 from tests.support.messages import RecordingOwner, make_message
 
@@ -31,6 +32,27 @@ def workers(**members: Any) -> tuple[Workers, HeldMessages, list[str]]:
     held = HeldMessages()
     subject = Workers(policy, StallWatch(0.0, "it"), held, lambda: flushes.append("flush"), lambda message: None)
     return subject, held, flushes
+
+
+def test_threads_take_messages_that_need_no_decision_of_the_event_loop() -> None:
+    owner, ended, queue = RecordingOwner(), RecordingOwner(), MessageQueue()
+    ended.horizon = 1.0
+    one, two, again, packed = (make_message(owner, number) for number in range(1, 5))
+    assert queue.take_ready() is None
+    queue.put([one, two])
+    assert [queue.take_ready(), queue.take_ready(), queue.take_ready()] == [one, two, None]
+    again.attempts, packed.budget = 2, UnpackBudget(1000)
+    for message in (again, packed, make_message(ended, 5)):
+        queue.put([message, one])
+        assert queue.take_ready() is None
+        assert queue.take_all(1) == [message], "it stays the first"
+        assert queue.take_ready() is one
+    queue.put([one, two, again])
+    assert (queue.take_all(2), queue.take_all()) == ([one, two], [again])
+    queue.put([one])
+    queue.stop()
+    queue.put([two])
+    assert (queue.take_ready(), queue.take_all()) == (None, [])
 
 
 async def _drain(subject: Workers, queue: MessageQueue) -> None:

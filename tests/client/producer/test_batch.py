@@ -13,10 +13,13 @@ from nsqext.client.events import ClientEvents
 from nsqext.client.producer.batch import BatchPlanner, TracedBodies, plain_batches
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.options import ProducerOptions
+from nsqext.client.producer.request import encode_message
 from nsqext.client.producer.route import Route
 from nsqext.errors import InvalidInput, ProtocolError
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.protocol.client.commands import LARGE, LargeCommand, multi, multi_ext, multi_trace, sized
+from nsqext.protocol.record import raw_size
+from nsqext.protocol.trace_reply import encode_trace_reply
 from nsqext.transport.options import ConnectionOptions
 from nsqext.transport.send_queue import SendQueue
 from nsqext.types import Address, TopicMeta
@@ -61,6 +64,50 @@ def test_only_values_that_servers_accept_use_the_fast_path(sizes: list[int]) -> 
         assert batch.receipts(target, b"OK") == [target.receipt] * len(mine)
     if len(sizes) <= 8 and len(multi_body(bodies)) <= 1000:
         assert len(batches) == 1
+
+
+@given(st.lists(st.tuples(st.integers(1, 250), st.booleans(), st.booleans()), min_size=2, max_size=40))
+def test_mixed_messages_fill_batches_up_to_the_limits(parts: list[tuple[int, bool, bool]]) -> None:
+    messages = [
+        OutgoingMessage(b"x" * size, headers={"a": "b"} if headed else None, trace_id=2**64 - 1 if traced else None)
+        for size, headed, traced in parts
+    ]
+    route = _route(extend=True)
+    planner = BatchPlanner(route, _OPTIONS, lambda key, partitions: 0, None, 0)
+    planner.add(messages)
+    (row,) = planner.rows
+    assert [index for batch in row for index in batch.indexes] == list(range(len(messages)))
+
+    def most_bytes(index: int) -> int:
+        """The size of a message in a batch, whether or not others make it send a trace id."""
+        _, header, _ = encode_message(_OPTIONS, route.meta, messages[index])
+        return 4 + 40 + len(header) + len(messages[index].body)
+
+    for number, batch in enumerate(row):
+        assert batch.largest == max(most_bytes(index) - 44 for index in batch.indexes)
+        assert batch.trace_ids == [messages[index].trace_id for index in batch.indexes]
+        assert len(batch.command(route.at(0))) - len(b"MPUB_TRACE t 0\n") - 4 <= 1000
+        filled = 4 + sum(map(most_bytes, batch.indexes))
+        assert (filled <= 1000, batch.count <= 8) == (True, True)
+        if number + 1 < len(row):
+            assert filled + most_bytes(row[number + 1].indexes[0]) > 1000 or batch.count == 8
+
+
+def test_messages_stored_together_have_consecutive_places() -> None:
+    """A response of the server has id, offset and size of the whole batch."""
+    planner = BatchPlanner(_route(extend=True), _OPTIONS, lambda key, partitions: 0, None, 0)
+    planner.add(TracedBodies([b"x" * 5, b"y" * 7], [3, 0]))
+    ((batch,),) = planner.rows
+    target = _route(extend=True).at(0)
+    first, second = raw_size(5, 0, extend=True), raw_size(7, 0, extend=True)
+    receipts = batch.receipts(target, encode_trace_reply(9, 0, 500, first + second))
+    assert [(one.message_id, one.trace_id, one.offset, one.size) for one in receipts] == [
+        (9, 3, 500, first),
+        (10, 0, 500 + first, second),
+    ]
+    receipts = batch.receipts(target, encode_trace_reply(9, 0, 500, first + second + 1))  # of an unknown format
+    assert [(one.message_id, one.trace_id) for one in receipts] == [(9, 3), (receipts[1].message_id, 0)]
+    assert receipts[1].offset != 500 + first
 
 
 def test_a_body_larger_than_a_batch_fails_alone() -> None:

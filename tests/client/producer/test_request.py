@@ -18,10 +18,11 @@ from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.request import MessageRequest, OutgoingMessage, check_choice, encode_message, key_bytes
 from nsqext.client.producer.route import Route, Target
 from nsqext.client.trace_log import trace_log
-from nsqext.errors import InvalidBody, InvalidInput, InvalidPartition, InvalidSetting, ProtocolError
+from nsqext.errors import ExtendNotSupported, InvalidBody, InvalidInput, InvalidPartition, InvalidSetting, ProtocolError
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.protocol.hashing import key_hash
 from nsqext.protocol.headers import decode_headers
+from nsqext.protocol.identify import Negotiated
 from nsqext.protocol.trace_reply import encode_trace_reply
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address, TopicMeta
@@ -102,6 +103,34 @@ def test_a_message_has_the_default_trace_id_where_it_fits() -> None:
     for size, trace in ((1024 - 8, 7), (1024 - 7, None)):
         assert encode_message(options, TopicMeta(), b"x" * size, default_trace=7)[2] == trace
     assert encode_message(options, TopicMeta(), OutgoingMessage(b"x", trace_id=0), default_trace=7)[2] == 0
+
+
+@pytest.mark.parametrize(
+    ("members", "plain", "extend", "original", "redesigned"),
+    [
+        ({}, b"PUB t 0\n", b"PUB t 0\n", b"PUB t\n", b"PUB t\n"),
+        ({"trace_id": 5}, b"PUB_TRACE t 0\n", b"PUB_TRACE t 0\n", None, b"PUB_TRACE t\n"),
+        ({"tag": "x"}, None, b"PUB_EXT t 0\n", None, b"PUB_EXT t\n"),
+        ({"headers": {"a": "b"}, "trace_id": 5}, None, b"PUB_EXT t 0\n", None, b"PUB_EXT t\n"),
+    ],
+)
+def test_topics_and_servers_decide_what_a_message_may_have(
+    members: dict[str, Any], plain: bytes | None, extend: bytes | None, original: bytes | None, redesigned: bytes | None
+) -> None:
+    for meta, is_ha, line in (
+        (TopicMeta(partition_num=1), True, plain),
+        (TopicMeta(partition_num=1, extend_support=True), True, extend),
+        (TopicMeta(), False, original),
+        (TopicMeta(), True, redesigned),
+    ):
+        partition = 0 if meta.partition_num else -1
+        target = Target("t", partition, ConnectionPool(ConnectionOptions(), ClientEvents()).node(Address("n", 1)), meta)
+        target.node.negotiated = Negotiated(version="0.3.7-HA.1.9.7" if is_ha else "1.3.0")
+        if line is None:
+            with pytest.raises(ExtendNotSupported):
+                _request(**members).command(target)
+        else:
+            assert bytes(_request(**members).command(target)).startswith(line)
 
 
 @pytest.fixture

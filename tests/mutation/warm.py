@@ -17,6 +17,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from math import inf
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -117,6 +118,9 @@ class Warm:
             raise session.Interrupted("the tests cannot be collected")
         self._items = {item.nodeid: item for item in session.items if _suits(item)}
         self._files = {name: str(item.path.relative_to(ROOT)) for name, item in self._items.items()}
+        for room in self._rooms:
+            for module in room.sources if room.mutants else ():
+                import_module(_name_of(module))  # some are imported when they are used
         self._functions = functions_by_file()
         for room in self._rooms:
             if room.mutants:
@@ -306,6 +310,10 @@ def _send(results: Connection, function: Callable[..., object], part: tuple[obje
 
 def _folder(pid: int | None) -> Path:
     return Path(tempfile.gettempdir(), f"nsqext-mutant-{pid}")
+
+
+def _name_of(module: str) -> str:
+    return f"nsqext.{module.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}"
 
 
 def _suits(item: pytest.Item) -> bool:

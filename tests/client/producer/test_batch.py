@@ -62,6 +62,7 @@ def test_only_values_that_servers_accept_use_the_fast_path(sizes: list[int]) -> 
         assert len(body) <= 1000
         assert batch.command(target) == sized(b"MPUB t 0\n", body)
         assert batch.receipts(target, b"OK") == [target.receipt] * len(mine)
+        assert batch.largest == max(map(len, mine))
     if len(sizes) <= 8 and len(multi_body(bodies)) <= 1000:
         assert len(batches) == 1
 

@@ -10,7 +10,14 @@ import anyio.lowlevel
 import pytest
 
 from nsqext import BatchFailed, DeliveryUnknown, OutgoingMessage, Producer, PublishFailed, Receipt
-from nsqext.errors import DelayNotSupported, ExtendNotSupported, InvalidHeader, InvalidPartition, TopicNotFound
+from nsqext.errors import (
+    DelayNotSupported,
+    ExtendNotSupported,
+    InvalidBody,
+    InvalidHeader,
+    InvalidPartition,
+    TopicNotFound,
+)
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER, decompress_body
 from nsqext.protocol.headers import DUE_HEADER, TAG_HEADER, decode_headers
 from nsqext.protocol.trace_reply import encode_trace_reply
@@ -345,3 +352,33 @@ async def test_several_nodes_without_lookup(closed_address: Address) -> None:
                 await producer.publish("t", b"x")
         assert len(one.commands) + len(two.commands) == 9
         assert min(len(one.commands), len(two.commands)) >= 3
+
+
+@pytest.mark.parametrize("extend", [False, True])
+async def test_a_connected_producer_sends_bodies_up_to_the_limit(extend: bool) -> None:
+    async with producing({}, extend=extend, max_message_size=100) as (producer, (node,), _):
+        sizes = [1, 99, *([100] if not extend else [])]  # records of extend topics need one more byte
+        for size in sizes:
+            await producer.publish("t", b"x" * size)
+        for body in (b"x" * (100 if extend else 101), b"x" * 102, b""):
+            with pytest.raises(InvalidBody):
+                await producer.publish("t", body)
+        assert [len(body) for body in bodies(node)] == sizes
+
+
+async def test_a_publish_waits_for_a_leader_while_no_partition_has_one() -> None:
+    async with producing({}) as (producer, (node,), lookup), anyio.create_task_group() as tasks:
+        lookup.set_leaders({}, num=1)
+        async with anyio.create_task_group() as early:
+            early.start_soon(producer.publish, "t", b"early")
+            await until(lambda: producer._routes.current("t") is not None)
+            early.cancel_scope.cancel()
+        asked = len(lookup.questions)
+
+        async def lead() -> None:
+            await until(lambda: len(lookup.questions) > asked)
+            lookup.set_leaders({0: node}, num=1)
+
+        tasks.start_soon(lead)
+        await producer.publish("t", b"late")
+        assert bodies(node) == [b"late"]

@@ -181,6 +181,22 @@ def test_a_delay_is_a_time(delay: float) -> None:
         MessageRequest(_OPTIONS, "t", OutgoingMessage(b"x"), delay=delay).check()
 
 
+@pytest.mark.parametrize(
+    ("topic", "message"),
+    [
+        ("no topic", OutgoingMessage(b"x")),
+        ("t", OutgoingMessage(b"")),
+        ("t", OutgoingMessage(b"x", trace_id=-1)),
+        ("t", OutgoingMessage(b"x", headers={"no name": "x"})),
+        ("t", OutgoingMessage(b"x", tag="no tag!")),
+    ],
+)
+def test_a_message_that_no_topic_accepts_is_refused_before_it_is_sent(topic: str, message: OutgoingMessage) -> None:
+    MessageRequest(_OPTIONS, "t", OutgoingMessage(b"x")).check()
+    with pytest.raises(InvalidInput):
+        MessageRequest(_OPTIONS, topic, message).check()
+
+
 def test_keys_and_partitions() -> None:
     assert key_bytes("ü") == "ü".encode()
     assert key_bytes(-42) == b"-42"

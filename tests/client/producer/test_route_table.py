@@ -13,6 +13,7 @@ from nsqext.client.events import ClientEvent, ClientEvents
 from nsqext.client.producer import route_table as module
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.options import ProducerOptions
+from nsqext.client.producer.route import Route
 from nsqext.client.producer.route_table import RouteTable
 from nsqext.errors import LookupFailed, NotLookupd, NsqError, PartitionUnavailable, TopicNotFound, TopicNotReady
 from nsqext.lookup.partition_map import PartitionMap
@@ -269,7 +270,10 @@ async def test_a_topic_without_a_map_and_fixed_nodes_were_not_upgraded() -> None
     assert tested.metadata.asked == []
 
 
-async def test_topics_that_are_not_used_are_forgotten_with_their_nodes(clock: Clock) -> None:
+@pytest.mark.parametrize("use", [Route.any, Route.next, lambda route: route.at(0)], ids=["any", "next", "at"])
+async def test_topics_that_are_not_used_are_forgotten_with_their_nodes(
+    clock: Clock, use: Callable[[Route], object]
+) -> None:
     tested = Table()
     tested.metadata.answers.extend([view({0: 1}, topic="a"), view({0: 1, 1: 2}, topic="b")])
     for topic in ("a", "b"):
@@ -281,7 +285,7 @@ async def test_topics_that_are_not_used_are_forgotten_with_their_nodes(clock: Cl
 
     tested.table.forget_idle()
     assert (set(tested.table.by_topic), wanted()) == ({"a", "b"}, {1, 2})
-    tested.table.by_topic["a"].any()
+    use(tested.table.by_topic["a"])
     tested.table.forget_idle()
     assert (set(tested.table.by_topic), set(tested.metadata.watched), wanted()) == ({"a"}, {"a"}, {1})
     await tested.table.find("b")  # its map is still known

@@ -217,7 +217,7 @@ def _batches_of(rows: ArrowStream | Iterable[pa.RecordBatch]) -> tuple[pa.Schema
         reader = pa.RecordBatchReader.from_stream(rows)
         return reader.schema, iter(reader)
     if not isinstance(rows, Iterable):
-        raise InvalidInput(f"{type(rows).__name__} has no rows of Arrow", hint="give a table or record batches")
+        raise InvalidInput(f"{type(rows).__name__} cannot be read as Arrow data", hint="give a table or record batches")
     batches = iter(rows)
     first = next(batches, None)
     if first is None:

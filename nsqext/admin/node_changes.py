@@ -31,7 +31,7 @@ async def node_info(requests: ClusterRequests, node: str) -> NodeInfo:
         if node == str(info.tcp):
             return info
     raise InvalidInput(
-        f"no node has the TCP address {node!r}", hint=f"known are {', '.join(str(info.tcp) for info in infos)}"
+        f"no node has the TCP address {node!r}", hint=f"known: {', '.join(str(info.tcp) for info in infos)}"
     )
 
 

@@ -148,5 +148,5 @@ class NodeAdmin(AdminBase):
 
 def _option_name(name: str) -> str:
     if not _OPTION.fullmatch(name):
-        raise InvalidInput(f"{name!r} is no name of an option", hint="write it as the flag, with underscores")
+        raise InvalidInput(f"{name!r} is not the name of an option", hint="write it as the flag, with underscores")
     return name

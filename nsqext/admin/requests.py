@@ -153,7 +153,7 @@ class ClusterRequests:
             f"the change was not completed within {self._timeout:g} s"
             + (f", last error: {last}" if last is not None else ""),
             topic=topic,
-            hint="is every partition's leader up?",
+            hint="check that the leader of every partition runs",
         ) from last
 
     async def at_leaders(

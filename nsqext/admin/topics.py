@@ -132,7 +132,7 @@ class TopicAdmin(ChannelAdmin):
                 raise PartitionUnavailable(
                     f"the topic was created, but does not accept publishes after {wait:g} s",
                     topic=topic,
-                    hint="are enough nodes up?",
+                    hint="check that enough nodes run for its replicas",
                 )
 
     async def delete_topic(self, topic: str, *, missing_ok: bool = False) -> None:
@@ -431,9 +431,7 @@ class TopicAdmin(ChannelAdmin):
             raise unsupported("tombstone(restore=True)", "the original NSQ shows a hidden node again by itself", topic)
         known = sorted(str(info.http) for info in await requests.client.nodes())
         if node not in known:  # servers ignore an unknown node
-            raise InvalidInput(
-                f"no node has the HTTP address {node!r}", topic=topic, hint=f"known are {', '.join(known)}"
-            )
+            raise InvalidInput(f"no node has the HTTP address {node!r}", topic=topic, hint=f"known: {', '.join(known)}")
         params: dict[str, str | int] = {"topic": topic, "node": node}
         await requests.change_lookup("/topic/tombstone", params | {"restore": "true"} if restore else params)
         topic_changed(topic)

@@ -135,10 +135,10 @@ def check_middleware(middleware: Sequence[Middleware]) -> tuple[Middleware, ...]
     """Return the middleware as a tuple.
 
     Raises:
-        InvalidSetting: it is no list, or one of the objects is not a `Middleware`.
+        InvalidSetting: it is not a list, or one of the objects is not a `Middleware`.
     """
     if not isinstance(middleware, Iterable):
-        raise InvalidSetting(f"middleware={middleware!r} is no list", hint="give middleware=[...]")
+        raise InvalidSetting(f"middleware={middleware!r} is not a list", hint="give middleware=[...]")
     for one in middleware:
         if not isinstance(one, Middleware):
             raise InvalidSetting(

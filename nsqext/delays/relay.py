@@ -142,7 +142,7 @@ class DelayRelay:
             await publish_record(producer, data)
             self._published.append(identity)
         except NsqError as error:
-            logger.warning("a delayed message is not published, %g s until the next try: %s", _RETRY, error)
+            logger.warning("a delayed message cannot be published, next attempt in %g s: %s", _RETRY, error)
             again, alone = time.time() + _RETRY, isinstance(error, InvalidInput)
             await to_thread.run_sync(partial(self._store.failed, identity, str(error), again, alone=alone))
         finally:

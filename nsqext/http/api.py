@@ -296,7 +296,7 @@ def check_block_rate(text: str) -> None:
 async def set_block_rate(call: Call) -> None:
     """Answer ``/debug/setblockrate`` of the redesigned servers.
 
-    As the real handler, look for ``rate`` in a form before the query, and skip malformed pairs of both.
+    Like the real handler, look for ``rate`` in a form before the query, and skip malformed pairs of both.
 
     Raises:
         HttpFault: the rate is not a number.

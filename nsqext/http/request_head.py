@@ -127,7 +127,7 @@ def _split(line: bytes) -> Header:
 
 
 def _path(method: bytes, target: bytes) -> bytes:
-    """Return the target of a request without scheme and host; raise HeadRefused where it is no URL."""
+    """Return the target of a request without scheme and host; raise HeadRefused if it is not a URL."""
     if method == b"CONNECT" or target == b"*":
         return target
     absolute = _ABSOLUTE.match(target)

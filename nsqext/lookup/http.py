@@ -22,7 +22,7 @@ __all__ = ("LookupHttp",)
 
 _BARE = {"Accept": "application/vnd.nsq; version=1.0"}  # bare responses with true status codes
 _ERRORS: dict[Reason, tuple[type[LookupFailed], str | None]] = {
-    "unreachable": (LookupUnreachable, "is the node up?"),
+    "unreachable": (LookupUnreachable, "check that the node runs"),
     "not HTTP": (NotLookupd, "give the address of nsqlookupd's HTTP side (4161 by default)"),
     "untrusted": (
         NotLookupd,

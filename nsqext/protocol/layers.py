@@ -145,7 +145,7 @@ class SnappyLayer:
         if kind not in (_COMPRESSED, _PLAIN, _START):
             raise ProtocolError(f"the snappy stream has a chunk of the unknown type {kind:#04x}")
         if kind != _START and not 4 <= size <= _MAX_CHUNK_BODY:
-            raise ProtocolError(f"the snappy stream has a chunk of {size} bytes, allowed are 4..{_MAX_CHUNK_BODY}")
+            raise ProtocolError(f"the snappy stream has a chunk of {size} bytes, 4 to {_MAX_CHUNK_BODY} are allowed")
         if kind == _START and size != len(_STREAM_START) - 4:
             raise ProtocolError(f"the snappy stream has a header of {size} bytes")
 
@@ -162,7 +162,7 @@ class SnappyLayer:
             except self._error as error:
                 raise ProtocolError(f"the snappy layer cannot be read: {error}") from error
         if size > _MAX_CHUNK:
-            raise ProtocolError(f"a snappy chunk announces {size} bytes, allowed are {_MAX_CHUNK}")
+            raise ProtocolError(f"a snappy chunk announces {size} bytes, at most {_MAX_CHUNK} are allowed")
         return size
 
 

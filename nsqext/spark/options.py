@@ -74,7 +74,7 @@ class _Option:
 
     Attributes:
         read: parses its text.
-        only: what alone has it, batches or streams.
+        only: the kind of query that has it, batch or stream; None for both.
         of_ranges: ``readMode=channel`` has no such option.
         member: the attribute that it sets.
         name: its name in the documentation; that of the attribute in camel case by default.

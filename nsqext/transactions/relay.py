@@ -34,7 +34,7 @@ _LEASE = 5.0
 _RETRY = 5.0
 """Seconds until a topic is tried again that could not be published to."""
 _RECONNECT = 1.0
-"""Seconds until a database is tried again that was away."""
+"""Seconds until a database that could not be reached is tried again."""
 
 
 class RelayStatistics(NamedTuple):
@@ -112,14 +112,14 @@ class OutboxRelay:
     async def run(self, producer: Producer) -> None:
         """Publish until cancelled, and return the leases then; cancellation takes effect within ``poll`` seconds.
 
-        While the database is away, a warning is logged, and it is tried again every second.
+        While the database cannot be reached, a warning is logged, and it is tried again every second.
 
         Args:
             producer: an open producer; without ``middleware`` that drops messages.
 
         Raises:
             InvalidState: the store was closed.
-            Exception: those of the database, except of an outage.
+            Exception: an error of the database other than an outage.
         """
         listener = OutboxListener(self._store)
         try:
@@ -128,7 +128,7 @@ class OutboxRelay:
                     if not await self._publish_next(producer):
                         await listener.wait(self._poll)
                 except self._store.outage as error:
-                    logger.warning("the database of the outbox is away: %s", error)
+                    logger.warning("the database of the outbox cannot be reached: %s", error)
                     await anyio.sleep(_RECONNECT)
         finally:
             with anyio.CancelScope(shield=True), suppress(self._store.outage):  # its leases end by themselves

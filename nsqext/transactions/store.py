@@ -60,7 +60,7 @@ class OutboxStore:
     """The outbox in a database; thread-safe. Every call is a transaction of its own.
 
     A connection that the database ended is replaced by the next call. A call raises the ``OperationalError`` of its
-    driver while the database is away.
+    driver while the database cannot be reached.
 
     Args:
         database: ``postgresql://user@host/name`` (or another text that libpq accepts), or ``sqlite:///path``.
@@ -122,7 +122,7 @@ class OutboxStore:
 
     @property
     def outage(self) -> type[Exception]:
-        """The error of the driver while the database is away, or busy for too long."""
+        """The error of the driver while the database cannot be reached, or is busy for too long."""
         if self.dialect == "sqlite":
             return sqlite3.OperationalError
         import psycopg

@@ -320,7 +320,7 @@ class Connection:
 
     @property
     def sending(self) -> bool:
-        """Whether the kernel has not accepted all bytes of the commands so far."""
+        """Whether bytes of commands wait until the kernel accepts them."""
         return bool(self._rest)
 
     def shut_down(self) -> None:

@@ -42,14 +42,14 @@ async def connect(address: Address, timeout: float, local_host: str | None = Non
         raise ConnectionFailed(f"no connection: {error}", node=node, hint="check the host name") from error
     except TimeoutError as error:
         raise ConnectionFailed(
-            f"no connection within {timeout:g} s", node=node, hint="is the node up, and the address right?"
+            f"no connection within {timeout:g} s", node=node, hint="check that the node runs, and the address"
         ) from error
     except socket.gaierror as error:
         raise _unknown_name(address, error) from error
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConnectionFailed(
-            f"no connection: {reason}", node=node, hint="is the node up, and the address right?"
+            f"no connection: {reason}", node=node, hint="check that the node runs, and the address"
         ) from error
 
 

@@ -190,7 +190,7 @@ def test_options_that_are_refused(servers: Servers) -> None:
         (pa.table({"value": ["x"]}), "no topic is given"),
         (pa.table({"value": [[1]], "topic": ["t"]}), "column value is list<"),
         (pa.table({"value": ["x"], "topic": ["t"], "partition": ["first"]}), "column partition is string"),
-        (7, "int has no rows of Arrow"),
+        (7, "int cannot be read as Arrow data"),
     ],
 )
 def test_rows_that_are_refused(servers: Servers, rows: Any, expected: str) -> None:

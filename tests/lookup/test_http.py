@@ -93,7 +93,7 @@ async def test_slow_responses_time_out(handler: Handler) -> None:
 
 
 async def test_a_refused_connection(closed_address: Address) -> None:
-    with pytest.raises(LookupFailed, match=r"no response: .*is the node up"):
+    with pytest.raises(LookupFailed, match=r"no response: .*check that the node runs"):
         await ask(closed_address)
 
 

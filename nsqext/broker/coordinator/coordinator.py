@@ -127,7 +127,7 @@ class Coordinator:
             yield self.replica_sets[topic, partition]
 
     def exists(self, replicas: ReplicaSet) -> bool:
-        """Return whether a partition was not deleted meanwhile."""
+        """Return whether a partition still exists."""
         return self.replica_sets.get((replicas.topic, replicas.partition)) is replicas
 
     def writable(self, replicas: ReplicaSet) -> bool:

@@ -171,7 +171,7 @@ class ReplicaSet:
             self._mirrored.pop(name, None)
 
     def forget(self, name: str) -> None:
-        """Align a replica again before the next copy, because its node was away."""
+        """Align a replica again before the next copy, because its node was down."""
         self._aligned.pop(name, None)
         self._mirrored.pop(name, None)
 

@@ -205,7 +205,7 @@ class _Routes:
         return node
 
     def stats(self, call: Call) -> object:
-        """Answer `/cluster/stats`: loads are the bytes in the nodes' queues, beside a constant."""
+        """Answer `/cluster/stats`: loads are the bytes in the nodes' queues, plus a constant."""
         self._must_lead(text="E_FAILED_ON_NOT_LEADER")
         leads: dict[str, int] = {}
         holds: dict[str, int] = {}

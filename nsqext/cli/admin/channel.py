@@ -111,7 +111,7 @@ def limit_consumers(
     topic: Topic,
     channel: Channel,
     ready: Annotated[int, typer.Argument(help="Messages in flight at each connection, at most; 50000 ends the limit.")],
-    address_prefix: Annotated[str, typer.Option(help="Only consumers whose HOST:PORT begins so.")] = "",
+    address_prefix: Annotated[str, typer.Option(help="Only consumers whose HOST:PORT begins with this text.")] = "",
 ) -> None:
     """Limit the messages in flight at the connected consumers of a channel of the redesigned NSQ."""
     connection.change(
@@ -184,7 +184,7 @@ _add_switch("unskip", "unskipped", "Make a skipped channel deliver messages agai
 _add_switch(
     "redeliver",
     "redelivered",
-    "Make a channel of the redesigned NSQ read again from its confirmed position: when it is stuck.",
+    "Make a channel of the redesigned NSQ that is stuck read again from its confirmed position.",
     "redeliver_unfinished",
 )
 

@@ -44,7 +44,7 @@ def run(
     action: Annotated[Action, typer.Argument(help="list or delete.")],
     topic: Annotated[str, typer.Argument(help="The topic.")],
     channel: Annotated[
-        str | None, typer.Option(help="The option channel of the query. (list: default all channels)")
+        str | None, typer.Option(help="The option channel of the query. (list: all channels by default)")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation. (delete)")] = False,
 ) -> None:

@@ -31,7 +31,7 @@ async def run(
     topic: Annotated[str, typer.Option(help="Topic of the delayed messages.")] = "delayed",
     channel: Annotated[str, typer.Option(help="Channel of all relays.")] = "relay",
     keep: Annotated[
-        float, typer.Option(min=0, help="Seconds for which identities of published messages are known.")
+        float, typer.Option(min=0, help="Seconds for which identities of published messages are remembered.")
     ] = 86_400.0,
     create: Annotated[bool, typer.Option(help="Create the topic if it does not exist (with lookup).")] = True,
 ) -> None:

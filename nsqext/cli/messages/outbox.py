@@ -31,7 +31,7 @@ async def relay(
     connection: Connection,
     database: Database,
     batch: Annotated[int, typer.Option(min=1, help="Messages that are published together, at most.")] = 500,
-    poll: Annotated[float, typer.Option(min=0.01, help="Seconds between two looks at an empty outbox.")] = 0.5,
+    poll: Annotated[float, typer.Option(min=0.01, help="Seconds between two polls of an empty outbox.")] = 0.5,
 ) -> None:
     """Publish what transactions added to an outbox, at least once, until ^C or SIGTERM.
 
@@ -67,7 +67,7 @@ def sql(
 @examples("nsqext outbox status --database sqlite:///shop.db")
 def status(
     database: Database,
-    retry: Annotated[bool, typer.Option("--retry", help="Publish messages that were set aside once more.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Publish the messages that were set aside.")] = False,
     discard: Annotated[
         float | None, typer.Option(min=0, help="Delete messages that were set aside and are older than so many days.")
     ] = None,

@@ -147,7 +147,7 @@ class Properties:
     ] = None
     partition: Annotated[int | None, typer.Option(help="The partition; only for messages given as arguments.")] = None
     delay: Annotated[
-        float | None, typer.Option(help="Seconds until delivery; original NSQ, only for messages given as arguments.")
+        float | None, typer.Option(help="Seconds until delivery; only for messages given as arguments.")
     ] = None
 
     def of_a_batch(self) -> dict[str, Any]:

@@ -107,9 +107,9 @@ def _check_url(text: str) -> None:
     try:
         url = httpx.URL(text)
     except httpx.InvalidURL as error:
-        raise InvalidSetting(f"--to-http {text!r} is no URL: {error}") from None
+        raise InvalidSetting(f"--to-http {text!r} is not a URL: {error}") from None
     if url.scheme not in ("http", "https") or not url.host:
-        raise InvalidSetting(f"--to-http {text!r} is no URL of a web server", hint="write https://example.com/hook")
+        raise InvalidSetting(f"--to-http {text!r} is not an HTTP URL", hint="write https://example.com/hook")
 
 
 async def _to_topic(

@@ -41,7 +41,9 @@ async def run(
     that can be read again. Exits with 1 if no message is found.
     """
     if not (wanted.isdecimal() or _MESSAGE_ID.fullmatch(wanted)):
-        raise InvalidSetting(f"{wanted!r} is no id", hint="give a trace id, or a message id of 32 hexadecimal digits")
+        raise InvalidSetting(
+            f"{wanted!r} is not an id", hint="give a trace id, or a message id of 32 hexadecimal digits"
+        )
     start = f"timestamp:{parse_time(since) // 1_000_000_000}" if since else "earliest"
     consumer = connection.consumer(
         topic, f"trace_{token_hex(4)}#ephemeral", start=parse_position(start), queue_position=True

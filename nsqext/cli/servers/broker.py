@@ -102,7 +102,10 @@ class Page:
     """The web page."""
 
     web: Annotated[
-        bool, typer.Option("--web", help="Serve the web page, with buttons that change, kill, freeze and restart.")
+        bool,
+        typer.Option(
+            "--web", help="Serve the web page, with changes, and with buttons that kill, freeze and restart nodes."
+        ),
     ] = False
     web_port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of the web page on 127.0.0.1; 0 for a free one.")

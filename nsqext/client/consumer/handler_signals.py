@@ -17,7 +17,7 @@ def check_delay(delay: float) -> float:
     """Return a requeue delay in seconds.
 
     Raises:
-        InvalidInput: it is no number of seconds, or negative.
+        InvalidInput: it is negative, or not a number of seconds.
     """
     if not is_delay(delay):
         raise InvalidInput(f"a requeue delay of {delay!r} is not a number of seconds")
@@ -40,7 +40,7 @@ class Requeue(HandlerSignal):
         backoff: slow the consumer down, as for any other exception.
 
     Raises:
-        InvalidInput: the delay is no number of seconds, or negative.
+        InvalidInput: the delay is negative, or not a number of seconds.
     """
 
     def __init__(self, delay: float | None = None, *, backoff: bool = True) -> None:

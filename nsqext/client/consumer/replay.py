@@ -86,7 +86,7 @@ async def _replay(lookup: Lookup, producer: Producer, consumer: Consumer, topic:
         origin = headers.get(DEAD_LETTER_PREFIX + "topic")
         if origin is None:
             raise InvalidInput(
-                f"{message!r} is no dead letter: it has no header {DEAD_LETTER_PREFIX}topic", topic=topic
+                f"{message!r} is not a dead letter: it has no header {DEAD_LETTER_PREFIX}topic", topic=topic
             )
         await producer.publish(
             origin,

@@ -80,7 +80,7 @@ def cancellation(identity: str) -> bytes:
     """Return the body that cancels a delayed message.
 
     Raises:
-        InvalidInput: it is no identity.
+        InvalidInput: it is not an identity.
     """
     from nsqext.protocol.delay_record import DelayCancel, encode_delay
 

@@ -244,7 +244,7 @@ class Producer:
             nodes = [node.tcp for node in await self._sender.wait_for_lookup(self._metadata.nodes, retry=not every)]
             if not nodes:
                 raise PartitionUnavailable(
-                    "the lookup service knows no node", hint="is an nsqd up, and does it register with this service?"
+                    "the lookup service knows no node", hint="start an nsqd that registers with it"
                 )
         errors = await self._pool.connect_all(nodes)
         if errors and (every or len(errors) == len(nodes)):
@@ -450,7 +450,7 @@ class Producer:
             identity: the identity that was given to `publish`; the message may be published later than this call.
 
         Raises:
-            InvalidInput: it is no identity; nothing was sent.
+            InvalidInput: it is not an identity; nothing was sent.
             NsqError: as for `publish`.
         """
         return await self._publish_slowly(self._options.delay_topic, OutgoingMessage(cancellation(identity)))

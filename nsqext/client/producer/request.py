@@ -152,7 +152,7 @@ def check_delay(delay: float, topic: str) -> float:
     """Return the delay of a publish in seconds.
 
     Raises:
-        InvalidInput: it is no number, negative, or longer than 30 years.
+        InvalidInput: it is not a number, negative, or longer than 30 years.
     """
     if not is_delay(delay):
         raise InvalidInput(f"delay={delay!r} is not a number of seconds", topic=topic)

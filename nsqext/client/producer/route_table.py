@@ -157,7 +157,7 @@ class RouteTable:
             raise PartitionUnavailable(
                 "the lookup service knows no node at all",
                 topic=topic,
-                hint="is an nsqd up, and does it register with this lookup service?",
+                hint="start an nsqd that registers with this lookup service",
             )
         if any(node.is_ha for node in nodes):
             return None
@@ -215,7 +215,7 @@ class RouteTable:
         await self._metadata.refresh(topic, "w", failed=view, partition=partition)
 
     def refresh_soon(self, topic: str, view: PartitionMap, partition: int | None) -> None:
-        """Ask lookup in the background, unless that is running already."""
+        """Look the topic up in the background, unless a lookup is running."""
         if topic not in self._refreshing and self.tasks is not None:
             self._refreshing.add(topic)
             try:

@@ -164,7 +164,7 @@ class NsqClients:
         self.producer.ping()
 
     def close(self) -> None:
-        """Close all clients; publishes in flight are waited for."""
+        """Close all clients, after the publishes in flight."""
         with self._lock:
             opened, self._opened = self._opened.pop_all(), ExitStack()
             self._producer = self._admin = None

@@ -352,7 +352,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         return super().establish_connection()
 
     def close_connection(self, connection: object) -> None:
-        """Close the channels and the NSQ clients; publishes in flight are waited for."""
+        """Close the channels and the NSQ clients, after the publishes in flight."""
         super().close_connection(connection)
         self.clients.close()
         if self._wake is not None:

@@ -85,7 +85,7 @@ async def _partitions(admin: Admin, topic: str, wanted: Iterable[int] | None) ->
     for partition in chosen:
         if partition not in existing:
             raise InvalidPartition(
-                f"the option assign has a partition that does not exist: the topic has {len(existing)}",
+                f"the option assign names a partition that does not exist: the topic has {len(existing)}",
                 topic=topic,
                 partition=partition,
             )

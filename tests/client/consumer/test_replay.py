@@ -77,7 +77,7 @@ async def test_another_message_is_not_replayed() -> None:
     with Cluster(nodes=1) as cluster, anyio.fail_after(30):
         cluster.create_topic("dead", extend=True, channels=["replay"])
         publish(cluster, "dead", b"x")
-        with pytest.raises(InvalidInput, match="is no dead letter"):
+        with pytest.raises(InvalidInput, match="is not a dead letter"):
             await replay_dead_letters("dead", lookupd=cluster.lookupd)
 
 

@@ -339,9 +339,9 @@ async def test_a_cluster_without_a_running_node_is_an_error() -> None:
         lookup.refuse(404, "TOPIC_NOT_FOUND")
         lookup.set_response("/nodes", {"producers": []})
         async with Producer(str(lookup), **quick(timeout=0.3)) as producer:
-            with pytest.raises(PublishFailed, match=r"not stored within .* no node at all .*topic new.*is an nsqd up"):
+            with pytest.raises(PublishFailed, match=r"not stored within .* no node at all .*topic new.*start an nsqd"):
                 await producer.publish("new", b"x")
-            with pytest.raises(PublishFailed, match=r"not stored within .* no node at all .*topic new.*is an nsqd up"):
+            with pytest.raises(PublishFailed, match=r"not stored within .* no node at all .*topic new.*start an nsqd"):
                 await producer.publish_many("new", [b"x"])
 
 

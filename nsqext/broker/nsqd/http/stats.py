@@ -113,7 +113,7 @@ def _client(stats: Client, session: ConnectedClient) -> dict[str, Any]:
 
 
 def _keys(stats: ChannelCounters) -> dict[str, Any]:
-    """Return what only channels of type key_failover have; the real server knows none of it."""
+    """Return the statistics of channels of type key_failover, which the real server lacks."""
     return {
         "dispatch": stats.dispatch,
         "key_header": stats.key_header,

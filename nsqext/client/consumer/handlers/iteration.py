@@ -103,11 +103,11 @@ class BatchCollector:
 
 
 class MessageIteration:
-    """What the iteration over a consumer, its batches, and the workers of a batch handler take messages from.
+    """Source of messages for iteration over a consumer, for its batches, and for the workers of a batch handler.
 
     Args:
-        state: of the consumer.
-        tasks: of the consumer.
+        state: state of the consumer.
+        tasks: its background tasks.
         dispatcher: queues the messages.
         group: the open subscriptions.
 

@@ -396,7 +396,7 @@ def _interrupted(slot: Slot, error: BaseException) -> InvalidState:
     elif running and isinstance(error, get_cancelled_exc_class()) and not slot.scope.cancel_called:
         failure = InvalidState(
             "the handler was cancelled, but not by its consumer",
-            hint="did it await a task that was cancelled elsewhere?",
+            hint="the handler probably awaited a task that was cancelled elsewhere",
         )
     else:
         raise error

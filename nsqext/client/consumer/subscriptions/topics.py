@@ -46,7 +46,7 @@ class TopicSelection:
 
     Raises:
         InvalidName: a name that servers refuse, or a pattern that no name can match.
-        InvalidSetting: no topic is given, or something else than text.
+        InvalidSetting: no topic is given, or it is not text.
     """
 
     def __init__(self, topics: str | Iterable[str], excluded: str | None = None) -> None:

@@ -217,7 +217,7 @@ def _decide(message: Message, error: _Undecodable, failure: FailureOptions) -> R
         logger.error("%r is rejected: %s", message, error, extra=where)
         return Reject(str(error))
     delay = failure.max_requeue_delay
-    logger.error("%r is requeued for %g s: %s; set failure.dead_letter", message, delay, error, extra=where)
+    logger.error("%r is requeued for %g s: %s; set dead_letter", message, delay, error, extra=where)
     return Requeue(delay, backoff=False)
 
 

@@ -135,7 +135,9 @@ class ClusterRequests:
             return await self._client.http.fetch(address, path, params, method, body)
         except LookupFailed as error:
             raise ConnectionFailed(
-                f"no response to {path}: {error.message}", node=str(address), hint="is the node's HTTP side up?"
+                f"no response to {path}: {error.message}",
+                node=str(address),
+                hint="check that the node's HTTP side can be reached",
             ) from error
 
     async def settled(self, attempt: Callable[[], Awaitable[T]], topic: str) -> T:

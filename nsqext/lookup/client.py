@@ -354,9 +354,9 @@ class LookupClient:
         topics = data["topics"] or ()
         if len(topics) > self.options.max_topics:
             raise LookupFailed(
-                f"the lookup node lists {len(topics)} topics, more than max_topics={self.options.max_topics}",
+                f"the lookup node lists {len(topics)} topics, more than lookup_max_topics={self.options.max_topics}",
                 node=str(address),
-                hint="raise max_topics if the cluster has so many",
+                hint="raise lookup_max_topics if the cluster has so many",
             )
         return tuple(map(str, topics))
 
@@ -364,7 +364,9 @@ class LookupClient:
         listed = data["producers"] or ()
         most = self.options.max_nodes
         if len(listed) > most:
-            logger.warning("lookup node %s lists %d nodes; max_nodes=%d of them are read", address, len(listed), most)
+            logger.warning(
+                "lookup node %s lists %d nodes; lookup_max_nodes=%d of them are read", address, len(listed), most
+            )
         return tuple(read_node(node, address, self._mapped) for node in islice(listed, most))
 
 

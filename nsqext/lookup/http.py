@@ -26,9 +26,9 @@ _ERRORS: dict[Reason, tuple[type[LookupFailed], str | None]] = {
     "not HTTP": (NotLookupd, "give the address of nsqlookupd's HTTP side (4161 by default)"),
     "untrusted": (
         NotLookupd,
-        "give the CA certificates of the lookup service: LookupOptions(ca=...) or NSQEXT_LOOKUP_CA",
+        "give the CA certificates of the lookup service: lookup_ca=... or NSQEXT_LOOKUP_CA",
     ),
-    "too long": (LookupFailed, "raise max_answer_size"),
+    "too long": (LookupFailed, "raise lookup_max_answer_size"),
 }
 
 

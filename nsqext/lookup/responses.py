@@ -155,7 +155,7 @@ def _refusal(code: Any, text: str, source: Address) -> NsqError:
 def _unexpected(what: str, source: Address, kind: type[LookupFailed] = NotLookupd) -> LookupFailed:
     hint = "give the address of nsqlookupd's HTTP side (4161 by default)"
     if kind is LookupUnreachable:
-        hint = "is nsqlookupd up behind this address?"
+        hint = "check that nsqlookupd runs behind this address"
     return kind(f"not a response of nsqlookupd: {what}", node=str(source), hint=hint)
 
 

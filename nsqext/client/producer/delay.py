@@ -22,7 +22,7 @@ MAX_IDENTITY = 200
 
 
 def check_way(way: object, delay: float | None, identity: str | None) -> None:
-    """Raise InvalidInput where ``via`` is neither way, or an argument would be ignored."""
+    """Raise InvalidInput if ``via`` is unknown, or an argument would be ignored."""
     if way not in ("consumer", "relay"):
         raise InvalidInput(f"via={way!r} is neither 'consumer' nor 'relay'")
     if identity is not None and (delay is None or way != "relay"):

@@ -43,16 +43,16 @@ _clock = time.monotonic
 
 
 class Pulse:
-    """Notices for all consumers of an event loop that the process or the event loop stood still.
+    """Detects, for all consumers of an event loop, that the process or the event loop stood still.
 
     One timer, that of the first consumer, is enough: the others wake only when something is due.
 
     Attributes:
-        groups: the open consumers, first the one whose timer never rests long.
+        groups: the open consumers, first the one whose timer keeps ticking.
         ticked_at: when that timer ticked last.
         due_at: when its next tick is due.
-        stood_since: last tick before the process stood still last.
-        stood_until: until when bytes that are read may have been in the socket since then.
+        stood_since: last tick before the latest standstill.
+        stood_until: until when bytes that are read may have arrived during the standstill.
     """
 
     def __init__(self) -> None:

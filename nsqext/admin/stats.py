@@ -29,12 +29,7 @@ __all__ = ("cluster_stats", "in_sync_replicas", "node_statuses", "read_stats", "
 
 
 def read_stats(data: Any, node: Address) -> dict[str, list[PartitionStats]]:
-    """Read a node's statistics: the partitions that it leads, by topic.
-
-    Args:
-        data: the data of ``/stats?format=json``.
-        node: TCP address of the node.
-    """
+    """Read a node's statistics: the partitions that it leads, by topic."""
     found: dict[str, list[PartitionStats]] = {}
     try:
         for topic in data.get("topics") or ():
@@ -152,12 +147,7 @@ def _sum_channel(name: str, parts: list[PartitionChannelStats]) -> ChannelStats:
 
 
 async def topic_stats(requests: ClusterRequests, where: PartitionMap, channel: str | None) -> TopicStats:
-    """Request the statistics of a topic from its nodes.
-
-    Args:
-        where: partition map of the topic.
-        channel: only this channel; None for all.
-    """
+    """Request the statistics of a topic from its nodes."""
     topic = where.topic
     holders = tuple(dict.fromkeys((*where.leaders.values(), *where.nodes)))
 

@@ -28,12 +28,7 @@ class NewTopic:
     """A topic to create.
 
     Attributes:
-        partitions: number of partitions.
-        replicas: copies of each partition.
-        extend: messages may carry JSON extend headers.
         ordered: consumers receive the messages of a partition in order; one node may hold several partitions.
-        multipart: one node may hold several partitions.
-        registered_channels_only: consumers cannot create channels.
         storage: arguments that say how long and how safely messages are stored.
     """
 
@@ -65,11 +60,7 @@ class NewTopic:
 
 
 async def create_topic(requests: ClusterRequests, topic: NewTopic, *, exist_ok: bool) -> None:
-    """Register a topic at the lookup service.
-
-    Args:
-        exist_ok: an existing topic is not an error.
-    """
+    """Register a topic at the lookup service."""
     exists = InvalidInput("the topic exists", topic=topic.name, hint="pass exist_ok=True to keep it as it is")
     if not exist_ok:
         # the server accepts an existing topic with the same numbers and flags (captured: topic_create)

@@ -36,10 +36,7 @@ class HandlerSpec:
     """A handler and its settings.
 
     Attributes:
-        topics: topics of the handler.
         plan: plan of the call's arguments; None if the function receives the message.
-        settings: settings of its own, by name; they take precedence over those of the app.
-        middleware: around this handler, inside of the middleware of the app.
         auto_finish: see `nsqext.Consumer.handler`.
         batch: limits of the batches of a batch handler; None for a handler of single messages.
     """

@@ -88,7 +88,6 @@ class Connection:
     """Addresses of the servers and output format: the options shared by commands.
 
     Attributes:
-        url: settings as a URL, or None.
         given: addresses that override those of the URL.
         json: print JSON lines at a terminal too.
     """

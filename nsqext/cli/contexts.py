@@ -26,7 +26,6 @@ class Contexts:
     """Content of the contexts file.
 
     Attributes:
-        urls: URL of each context by name.
         current: name of the context to use if no address is given, or None.
     """
 

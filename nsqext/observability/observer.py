@@ -47,11 +47,7 @@ class Observer(Middleware):
 
 
 class _Harmless:
-    """Wraps a context manager so that it neither raises nor suppresses an error.
-
-    Args:
-        make: creates the wrapped context manager.
-    """
+    """Wraps a context manager so that it neither raises nor suppresses an error."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:
         self._make = make

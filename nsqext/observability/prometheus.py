@@ -59,7 +59,6 @@ class _Series:
 
     Attributes:
         name: name without the namespace.
-        help: description.
         kind: counter or gauge.
         read: returns the values by additional labels; None for no value.
         combine: combines the values of clients with the same labels.
@@ -139,11 +138,7 @@ _OUTBOX = (
 
 
 class _ClientCollector:
-    """Reads the statistics of clients at each scrape, so that they cost nothing per message.
-
-    Args:
-        namespace: prefix of every name.
-    """
+    """Reads the statistics of clients at each scrape, so that they cost nothing per message."""
 
     def __init__(self, namespace: str) -> None:
         self.producers: WeakSet[Producer] = WeakSet()

@@ -42,11 +42,7 @@ def arrow_schema(columns: Columns = BASE_COLUMNS, headers_as_array: bool = False
 
 
 def check_written(names: Sequence[str], topic: str | None) -> None:
-    """Check the names of the columns of rows that are to be published.
-
-    Args:
-        topic: topic of rows without a column ``topic``.
-    """
+    """Check the names of the columns of rows that are to be published."""
     for name in names:
         if names.count(name) > 1:
             raise InvalidSetting(f"column {name} occurs twice")

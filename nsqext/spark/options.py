@@ -73,10 +73,8 @@ class _Option:
     """One option.
 
     Attributes:
-        read: parses its text.
         only: the kind of query that has it, batch or stream; None for both.
         of_ranges: ``readMode=channel`` has no such option.
-        member: the attribute that it sets.
         name: its name in the documentation; that of the attribute in camel case by default.
     """
 
@@ -196,35 +194,17 @@ def _columns(values: Mapping[str, Any]) -> tuple[Columns, bool]:
 
 @frozen
 class SourceOptions:
-    """Options of a read.
+    """Options of a read, in seconds and bytes; docs/reference/spark.md describes them.
 
     Attributes:
         client: how the servers are reached; its ``timeout`` is ``readTimeoutMs``, in seconds.
         topics: partitions by topic; None for all partitions.
         subscribe_pattern: regular expression that the names of topics match; ``topics`` is empty then.
-        columns: columns of the rows.
         headers_as_array: the column ``headers`` is an array of key and value (binary), as Kafka's source has it.
-        channel: name of the anchor channel, and prefix of the names of ephemeral channels.
         starting_offsets: text of the option; None for the default: ``earliest``, for streams ``latest``.
         ending_offsets: text of the option; None for the default, ``latest``.
         starting_timestamp: first time that is read, in milliseconds since 1970.
         ending_timestamp: first time that is not read, in milliseconds since 1970.
-        starting_offsets_by_timestamp: JSON of times by topic and partition.
-        ending_offsets_by_timestamp: JSON of times by topic and partition.
-        max_offsets_per_trigger: largest number of messages of a micro-batch.
-        max_bytes_per_trigger: approximate number of bytes of a micro-batch in the partitions' logs.
-        min_offsets_per_trigger: number of messages that a micro-batch waits for.
-        max_trigger_delay: seconds after which a micro-batch starts with fewer messages.
-        min_partitions: smallest number of tasks.
-        max_tasks: largest number of tasks, unless ``min_partitions`` or ``max_records_per_partition`` need more.
-        min_messages_per_task: messages that are worth a task of their own.
-        max_records_per_partition: largest number of messages of one task.
-        fail_on_data_loss: raise if messages are not retained any more; otherwise continue with the next ones.
-        read_mode: ``offset`` reads ranges that can be read again, ``channel`` consumes a channel.
-        reset_channel: use the starting offsets although the anchor channel exists.
-        read_timeout: seconds in which the next message of a range must be received.
-        arrow_batch_rows: rows of one record batch.
-        rdy: messages in flight of one task.
     """
 
     client: ClientConfig
@@ -259,7 +239,6 @@ class SourceOptions:
         """Return the options of a query.
 
         Args:
-            given: the options by name, in any case.
             streaming: the options are those of ``readStream``.
         """
         values, settings = _read_all(given, "read")
@@ -310,16 +289,7 @@ def _check_source(present: set[str], values: Mapping[str, Any], streaming: bool)
 
 @frozen
 class SinkOptions:
-    """Options of a write.
-
-    Attributes:
-        client: how the servers are reached, and how messages are published.
-        topic: topic of rows without a value in the column ``topic``.
-        idempotence_header: header of extend topics that carries the id of a row.
-        ack_batch_bytes: bytes that a task publishes before it waits for the responses.
-        max_rows_per_second: largest rate of a task; None for no limit.
-        bad_rows_topic: topic of descriptions of rows that cannot be published; None raises their errors.
-    """
+    """Options of a write; docs/reference/spark.md describes them."""
 
     client: ClientConfig
     topic: str | None = _option(None, check_topic)
@@ -330,11 +300,7 @@ class SinkOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
-        """Return the options of a query.
-
-        Args:
-            given: the options by name, in any case.
-        """
+        """Return the options of a query."""
         values, settings = _read_all(given, "write")
         client = _client_config(values, settings, "write")
         bad_rows, bad_topic = values.pop("bad_rows", "fail"), values.get("bad_rows_topic")

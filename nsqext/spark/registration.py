@@ -158,8 +158,6 @@ def driver_python(wanted: str, master: str, path: list[str]) -> str:
     """Return the interpreter for the format: one that starts on the driver, which plans, and on the workers.
 
     Args:
-        wanted: the interpreter that Spark would start.
-        master: URL of the master.
         path: entries that Spark adds to ``sys.path`` of workers.
     """
     is_relative = os.sep in wanted and not Path(wanted).is_absolute()

@@ -53,8 +53,6 @@ def chosen_columns(schema: StructType, columns: Columns, headers_as_array: bool 
 
     Args:
         schema: schema of the query: that of the source, or that of ``DataFrameReader.schema``.
-        columns: columns that the options choose.
-        headers_as_array: the column ``headers`` is an array.
     """
     known = read_schema(ALL_COLUMNS if columns == BASE_COLUMNS else columns, headers_as_array)
     types = {field.name: field.dataType for field in known}

@@ -60,11 +60,7 @@ def pack(package: Path) -> bytes:
 
 
 def load(archive: bytes, module: str) -> Any:
-    """Import a module of the package; unpack the package if this process cannot import it.
-
-    Args:
-        archive: result of `pack`.
-    """
+    """Import a module of the package; unpack the package if this process cannot import it."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
@@ -119,11 +115,7 @@ def restore(archive: bytes, module: str, name: str, state: bytes) -> Any:
 
 
 class ShippedSource(DataSource):
-    """`nsqext.spark.NsqDataSource` with its package.
-
-    Attributes:
-        archive: the package, as `pack` returns it.
-    """
+    """`nsqext.spark.NsqDataSource` with its package."""
 
     archive: ClassVar[bytes] = b""
 

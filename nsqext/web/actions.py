@@ -28,13 +28,7 @@ _TOPIC_WAIT = 30.0  # seconds until a new topic has to accept publishes
 
 @frozen
 class Target:
-    """Clients that actions use.
-
-    Attributes:
-        admin: administration client.
-        producer: producer for the publish form.
-        cluster: the embedded cluster, or None.
-    """
+    """Clients that actions use."""
 
     admin: Admin
     producer: Producer
@@ -49,11 +43,7 @@ class Target:
 
 @frozen
 class Form:
-    """The fields of a form.
-
-    Attributes:
-        fields: text by name.
-    """
+    """The fields of a form."""
 
     fields: Mapping[str, str]
 
@@ -91,8 +81,6 @@ class Action:
     """An action of a form.
 
     Attributes:
-        perform: performs the action.
-        button: label of the button.
         done: text to show after success.
         question: warning to confirm first if the action cannot be undone; otherwise empty.
     """

@@ -50,11 +50,7 @@ _Build = Callable[[Snapshot, Mapping[str, str], Mapping[str, str]], Awaitable[Pa
 
 
 class _EventStream(StreamingResponse):
-    """An event stream that ends if the browser does not read it; the browser reconnects later.
-
-    Args:
-        ended: called when the stream ends.
-    """
+    """An event stream that ends if the browser does not read it; the browser reconnects later."""
 
     def __init__(self, events: AsyncIterator[bytes], ended: Callable[[], None]) -> None:
         super().__init__(events, media_type="text/event-stream")

@@ -60,11 +60,7 @@ def moment(nanoseconds: int) -> str:
 
 
 def sparkline(rate: Rate, label: str) -> Markup:
-    """Draw the points of a rate.
-
-    Args:
-        label: description for screen readers.
-    """
+    """Draw the points of a rate."""
     points = rate.points if len(rate.points) > 1 else (0.0, 0.0)
     highest = max(points) or 1.0
     step = _WIDTH / (len(points) - 1)
@@ -80,7 +76,6 @@ def key_ranges(ranges: Sequence[KeyRange], clients: Sequence[str]) -> Markup:
     """Draw the key ranges of consumers on the hash space from 0 to 1.
 
     Args:
-        ranges: the ranges of one partition.
         clients: addresses of all consumers of the channel; the index selects the shade.
     """
     rect = Markup(

@@ -57,9 +57,6 @@ class Snapshot:
 
     Attributes:
         taken: time of the sample, in seconds since 1970.
-        topics: topics by name, as lookup describes them.
-        stats: statistics by topic name.
-        nodes: nodes that lookup lists.
         published: rate of received messages by topic.
         finished: rate of finished messages by topic and channel.
         error: error of a later failed sample; None if this sample is current.
@@ -142,7 +139,6 @@ class Monitor:
     """Samples a cluster while a page is open, and shares the samples with every viewer.
 
     Args:
-        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side.
         interval: seconds between two samples.
         settings: settings of the lookup client, by name; except times.
     """

@@ -30,12 +30,7 @@ _WATCHED = 5  # seconds to wait for messages of the original NSQ
 
 @frozen
 class Page:
-    """A page to render.
-
-    Attributes:
-        title: title of the page.
-        values: variables of the template.
-    """
+    """A page to render."""
 
     template: str
     title: str
@@ -47,11 +42,9 @@ class NodeRow:
     """A row of a table of nodes.
 
     Attributes:
-        address: TCP address.
         name: name in an embedded cluster; otherwise empty.
         state: ``up``, ``down``, or ``frozen`` in an embedded cluster.
         status: status from lookup; None if lookup does not list the node at the moment.
-        leads: topics and partitions that the node leads.
     """
 
     address: str
@@ -79,13 +72,7 @@ class PartitionRow:
 
 
 class Pages:
-    """Builds the pages.
-
-    Args:
-        monitor: monitor of the cluster.
-        admin: client that reads stored messages.
-        cluster: the embedded cluster, or None.
-    """
+    """Builds the pages."""
 
     def __init__(self, monitor: Monitor, admin: Admin, options: WebOptions, cluster: Cluster | None) -> None:
         self._monitor = monitor

@@ -77,13 +77,7 @@ class WebOptions:
 
 
 class Refused(Exception):
-    """A request that is not allowed.
-
-    Attributes:
-        status: status of the response.
-        text: error message.
-        hint: how to correct the request.
-    """
+    """A request that is not allowed."""
 
     def __init__(self, status: int, text: str, hint: str) -> None:
         super().__init__(status, text)
@@ -143,7 +137,6 @@ class Security:
         """Return a ``send`` that adds the headers.
 
         Args:
-            send: the server's ``send``.
             static: the response is a file of the package, so it may be cached.
         """
 

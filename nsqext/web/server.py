@@ -28,7 +28,6 @@ async def serve(
 
     Args:
         listener: a listening socket; the server takes ownership of it.
-        task_status: reports the start once requests are handled.
     """
     async with anyio.create_task_group() as tasks:
         await tasks.start(page.run)

@@ -42,12 +42,6 @@ async def watch(
     """Return messages that are published after the call, newest first.
 
     They are copies, received through an ephemeral channel, which the servers delete when its consumer disconnects.
-
-    Args:
-        admin: client that reads the topic's statistics.
-        lookupd: lookup addresses.
-        count: largest number of messages.
-        seconds: time to wait for messages.
     """
     for part in (await admin.stats(topic)).partitions:
         if not part.channels:

@@ -43,9 +43,6 @@ class Finding:
     """Result of one examination.
 
     Attributes:
-        status: ``ok``, ``warning`` or ``error``.
-        subject: the examined server, topic or channel.
-        text: description of the result.
         hint: what to do; empty if nothing has to be done.
     """
 

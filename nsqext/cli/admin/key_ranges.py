@@ -37,10 +37,8 @@ class PartitionRanges:
     Attributes:
         node: TCP address of the leader; empty while there is no leader.
         error: why the ranges are unknown; empty if they are known.
-        depth: number of unfinished messages.
         replay: number of messages that wait for the consumer of their key.
         held_keys: number of keys with messages in flight.
-        ranges: key ranges in order.
     """
 
     partition: int

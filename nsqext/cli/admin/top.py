@@ -45,9 +45,7 @@ class View:
     """State of the table.
 
     Attributes:
-        records: records of the last sample.
         column: column to sort by: numbers in descending, text in ascending order.
-        reverse: reverse the order.
         error: error of the last sample; empty if it succeeded.
     """
 

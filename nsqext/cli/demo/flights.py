@@ -28,10 +28,7 @@ class Flight:
 
     Attributes:
         number: 1 for the first; published as the trace id, which identifies the flight when it is received.
-        body: the row as a JSON object.
-        headers: extend headers.
         key: the aircraft, or the flight number if the tail number is unknown.
-        tag: tag, or None.
     """
 
     number: int
@@ -86,8 +83,6 @@ class FlightCheck:
     """Receipts and received messages of one run.
 
     Attributes:
-        flights: flights that are published.
-        receipts: receipt of each publish, by flight number.
         deliveries: how often each flight was received, by number.
         received: number of messages by partition and tag of the consumer.
         wrong: number of messages by kind of violation.

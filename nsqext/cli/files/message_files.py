@@ -33,9 +33,6 @@ class MessageFiles:
     """Writes records to files that are rotated by size and age.
 
     Args:
-        folder: folder of the files; it is created.
-        topic: prefix of the file names.
-        max_bytes: size at which a file is rotated.
         max_age: age in seconds at which a file is rotated; 0 for no limit.
     """
 
@@ -114,7 +111,6 @@ def read_entries(path: Path, skip: int = 0) -> Iterator[Entry]:
 
     Args:
         path: the file, compressed or not.
-        skip: number of lines to skip.
     """
     for number, line in enumerate(_lines(path), 1):
         if number <= skip:

@@ -35,7 +35,6 @@ class Progress:
 
     Attributes:
         path: path of the progress file; None keeps the progress in memory.
-        lines: number of published lines by file name.
     """
 
     path: Path | None

@@ -67,7 +67,6 @@ def parse_value(kind: str, text: str) -> Any:
 
     Args:
         kind: see `parse_flags`, except ``list``.
-        text: the text after the flag.
 
     Raises:
         ValueError: the value is invalid; the text is the original's.
@@ -178,7 +177,6 @@ def with_config_file(flags: Mapping[str, Any], kinds: Mapping[str, str]) -> dict
     """Return the flags, completed by the values of the configuration file (``-config``).
 
     Args:
-        flags: flags of the command line.
         kinds: see `parse_flags`; other names in the file are ignored.
     """
     path = flags.get("config")

@@ -63,8 +63,6 @@ def read_program(
 
     Args:
         kinds: see `nsqext.cli.servers.flags.parse_flags`.
-        check: see `nsqext.cli.servers.flags.read_flags`.
-        defaults: default values of flags.
         redesigned: kinds of the flags that only the redesigned program has, or reads in another way.
     """
     both = {**kinds, **redesigned}
@@ -90,12 +88,7 @@ def read_program(
 
 
 def run_program(name: str, flags: Mapping[str, Any], serve: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a program until SIGTERM or SIGINT; exit with status 1 if it cannot start.
-
-    Args:
-        flags: flags of its command line.
-        serve: starts the servers and runs until cancelled.
-    """
+    """Run a program until SIGTERM or SIGINT; exit with status 1 if it cannot start."""
     import anyio
 
     from nsqext.broker.standalone import version_of

@@ -54,7 +54,6 @@ class Supervisor:
     Args:
         command: command of a worker; ``{number}`` and ``{ready}`` are replaced by its number and the descriptor that it
             reports readiness on.
-        workers: number of workers.
         close_timeout: seconds after which workers that drain are killed.
         ready_file: file that exists while all workers are ready.
     """

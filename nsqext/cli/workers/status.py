@@ -16,11 +16,7 @@ _LABEL = "worker"
 
 @frozen
 class WorkerStatus(Health):
-    """The health of a worker's app, which is not live either if the worker does not run or respond.
-
-    Attributes:
-        metrics: its metrics as text.
-    """
+    """The health of a worker's app, which is not live either if the worker does not run or respond."""
 
     metrics: str = ""
 
@@ -62,11 +58,7 @@ class _Collected:
 
 
 class StatusPage:
-    """An ASGI application with the routes ``/healthz``, ``/readyz`` and ``/metrics``.
-
-    Args:
-        ask: asks all workers.
-    """
+    """An ASGI application with the routes ``/healthz``, ``/readyz`` and ``/metrics``."""
 
     def __init__(self, ask: Callable[[], Awaitable[Mapping[int, WorkerStatus]]]) -> None:
         self._ask = ask

@@ -45,7 +45,6 @@ def encode_message(message: Mapping[str, Any], *, extend: bool) -> tuple[bytes, 
 
     Args:
         message: the message as `kombu.transport.virtual.Channel.prepare_message` returns it.
-        extend: whether the topic supports extend headers.
     """
     given = message["body"]
     body: bytes = given.encode() if isinstance(given, str) else bytes(given)

@@ -194,7 +194,6 @@ class NsqClients:
         """Publish a message; return False if no queue is bound: the topic or its channels do not exist.
 
         Args:
-            headers: extend headers.
             due: when it is to be delivered, in seconds since 1970.
         """
         try:

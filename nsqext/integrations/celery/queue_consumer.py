@@ -31,10 +31,8 @@ class QueueConsumer:
     flight, for longer than servers allow.
 
     Args:
-        topics: the topics of its bindings.
         prefetch: messages in flight, at most; 0 for the default.
         selects: whether a message with this exchange and routing key is for the queue.
-        receive: called with each message.
     """
 
     def __init__(

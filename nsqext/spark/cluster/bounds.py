@@ -82,9 +82,6 @@ class PartitionBounds:
 
         Each node is asked once for all partitions of a topic that it leads, or, if it leads some topics, once for all
         of them. Partitions for which that answer is not sufficient are asked for one by one.
-
-        Args:
-            keys: topics and partitions.
         """
         wanted = list(keys)
         led: dict[Leader, dict[str, list[int]]] = {}
@@ -163,11 +160,7 @@ class PartitionBounds:
         return await self._start(leader, topic, partition, stats, stats.committed)
 
     async def count_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
-        """Return the number of messages before the first one with this time or later; the end if there is none.
-
-        Args:
-            timestamp_ms: milliseconds since 1970.
-        """
+        """Return the number of messages before the first one with this time or later; the end if there is none."""
         return await self.count_since(topic, partition, timestamp_ms * 1_000_000)
 
     async def count_since(self, topic: str, partition: int, timestamp: int) -> int:

@@ -80,11 +80,7 @@ class ClientConfig:
         }
 
     def check(self, kind: str) -> None:
-        """Check the settings.
-
-        Args:
-            kind: ``read`` or ``write``.
-        """
+        """Check the settings."""
         known, other_kind = client_settings(kind), "read" if kind == "write" else "write"
         for name in self.settings:
             if name not in known and name in client_settings(other_kind):

@@ -85,10 +85,6 @@ class LeaderLocator:
 
     Args:
         first_contact: seconds in which a lookup node must answer for the first time; None for ``config.timeout``.
-
-    Attributes:
-        connection: how connections to nodes are made.
-        nodes: asks a node, once.
     """
 
     def __init__(self, config: ClientConfig, *, first_contact: float | None = None) -> None:
@@ -159,11 +155,7 @@ class LeaderLocator:
         return await self._resolve(topic)
 
     def _check_exists(self, topic: str, *, refused: bool) -> None:
-        """Raise `TopicNotFound` for a topic that was deleted after it was found: the cache keeps its last map.
-
-        Args:
-            refused: whether a request to a leader failed.
-        """
+        """Raise `TopicNotFound` for a topic that was deleted after it was found: the cache keeps its last map."""
         if not self._metadata.is_unknown(topic, "r"):
             self._absences.end(topic)
         elif refused:
@@ -258,12 +250,7 @@ class LeaderLocator:
             self.log_retry(state.seconds_since_start or 0.0, self._limit, state.outcome.exception())
 
     def log_retry(self, waited: float, limit: float, error: BaseException | None) -> None:
-        """Log an error after which a request is repeated: the first time after some seconds, then at intervals.
-
-        Args:
-            waited: seconds without success.
-            limit: seconds after which the error is raised.
-        """
+        """Log an error after which a request is repeated: the first time after some seconds, then at intervals."""
         now = anyio.current_time()
         if waited >= _QUIET and now - self._logged_at >= _LOG_INTERVAL:
             self._logged_at = now

@@ -27,11 +27,7 @@ _POSITIONS = re.compile(rf"channel end : {_POSITION},current read:.*?, current c
 
 @frozen
 class Leader:
-    """The node that leads a partition.
-
-    Attributes:
-        tcp: its address for clients.
-    """
+    """The node that leads a partition."""
 
     tcp: Address
     http: Address
@@ -120,11 +116,7 @@ def read_position(text: str) -> ChannelPosition | None:
 
 
 class Nodes:
-    """Sends requests to nodes; every error names topic, partition and node.
-
-    Args:
-        http: sends requests; not closed by this object.
-    """
+    """Sends requests to nodes; every error names topic, partition and node."""
 
     def __init__(self, http: LookupHttp) -> None:
         self._http = http

@@ -56,9 +56,6 @@ def start_of(options: SourceOptions) -> RangeLimit:
 class Anchors:
     """The anchor channel at every partition that a query reads.
 
-    Args:
-        admin: sends requests to the servers; not closed by this object.
-
     Attributes:
         topics: partitions that the query reads, by topic; None for all. Grows with ``subscribePattern``.
     """
@@ -146,11 +143,7 @@ class Anchors:
         self._start_limit.check(read)
 
     async def create(self, key: Key, count: int) -> None:
-        """Create the anchor of a partition that has none; not of a deleted topic without ``failOnDataLoss``.
-
-        Args:
-            count: number of messages before its position.
-        """
+        """Create the anchor of a partition that has none; not of a deleted topic without ``failOnDataLoss``."""
         topic, partition = key
         try:
             await self._admin.create_anchor(topic, partition, self._channel, count)
@@ -162,11 +155,7 @@ class Anchors:
             self._moved_to[key] = count
 
     async def set_back(self, key: Key, count: int) -> None:
-        """Move an anchor back to the first message that was not read, in a log that was truncated.
-
-        Args:
-            count: number of messages before the new position.
-        """
+        """Move an anchor back to the first message that was not read, in a log that was truncated."""
         self._moved_to[key] = count
         self._seen.pop(key, None)
         await self._admin.move_anchor(*key, self._channel, count, backwards=True)

@@ -37,9 +37,7 @@ class RowFormat:
     """What rows of messages contain.
 
     Attributes:
-        columns: names of the columns.
         headers_as_array: the column ``headers`` is an array of structs.
-        decompress: decompress bodies that the publishing client compressed.
     """
 
     columns: Columns = BASE_COLUMNS
@@ -70,7 +68,6 @@ def to_batches(
     Args:
         first: number of the first message; None if numbers are unknown.
         partition: the partition; -1 for the original NSQ.
-        rows: what the rows contain.
     """
     batch = _Batch(columns, first, topic, partition, rows)
     try:

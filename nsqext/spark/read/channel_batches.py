@@ -135,9 +135,6 @@ class ChannelBatches:
         """Finish the messages before ``start``, and return the next ones, which are numbered from ``start``.
 
         A call with the same number returns the same messages.
-
-        Args:
-            start: number of the first message.
         """
         await self.finish(start)
         if not self._held:

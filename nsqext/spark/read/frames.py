@@ -113,9 +113,7 @@ def decode_frames(frames: list[bytes], extend: bool, *, with_bodies: bool = True
     """Decode the message frames of a SUB_ADVANCED or SUB_ORDERED subscription.
 
     Args:
-        frames: data of the frames.
         extend: the topic supports extend headers, and the connection negotiated them.
-        with_bodies: also keep the bodies.
     """
     if extend:
         return _decode_extended(frames, with_bodies)

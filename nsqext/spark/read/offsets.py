@@ -150,11 +150,7 @@ def load(data: Mapping[str, Any] | str | bytes) -> Offsets:
 
 
 def by_partition(data: Mapping[str, Any], name: str, members: Iterable[str]) -> dict[Key, dict[str, int]]:
-    """Return a member of offsets in a checkpoint that has whole numbers by name for partitions; it may be missing.
-
-    Args:
-        members: names of the numbers.
-    """
+    """Return a member of offsets in a checkpoint that has whole numbers by name for partitions; it may be missing."""
     try:
         return {
             (topic, _partition(key)): {member: _count(found[member], 0) for member in members}
@@ -271,7 +267,6 @@ def plan_tasks(
         min_messages: messages that are worth a task of their own.
         max_tasks: largest number of tasks, unless another argument needs more.
         min_tasks: smallest number of tasks, if there are as many messages.
-        max_records: largest number of messages of a task.
     """
     wanted = [found for found in ranges if len(found)]
     total = sum(map(len, wanted))

@@ -73,8 +73,6 @@ def share(lags: Mapping[Key, int], limit: int | None, turn: int = 0) -> dict[Key
     limit is never exceeded, and used up if the lags suffice.
 
     Args:
-        lags: unread messages by partition.
-        limit: number of messages to distribute; None for all.
         turn: rotates the order in which partitions take turns; grows by the number of messages that are read.
 
     Returns:
@@ -101,12 +99,7 @@ def share(lags: Mapping[Key, int], limit: int | None, turn: int = 0) -> dict[Key
 
 
 def frozen_at(found: Mapping[Key, PartitionState], limits: Mapping[Key, PartitionState]) -> dict[Key, PartitionState]:
-    """Return partitions without messages that were published, and partitions that were created, since ``limits``.
-
-    Args:
-        found: current states.
-        limits: earlier states.
-    """
+    """Return partitions without messages that were published, and partitions that were created, since ``limits``."""
     return {
         key: evolve(
             state, end=min(state.end, limits[key].end), end_offset=min(state.end_offset, limits[key].end_offset)
@@ -131,9 +124,6 @@ def lags_of(
     partition.
 
     Args:
-        start: start of the batch.
-        found: states of the partitions.
-        fail_on_data_loss: raise if unread messages do not exist any more.
         topics: topics that were read before; None for those of the start.
     """
     lags: dict[Key, Lag] = {}
@@ -157,12 +147,7 @@ def lags_of(
 
 
 def plan_end(lags: Mapping[Key, Lag], counts: Mapping[Key, int]) -> Offsets:
-    """Return the end of a batch.
-
-    Args:
-        lags: unread messages.
-        counts: number of messages that the batch reads.
-    """
+    """Return the end of a batch."""
     return {key: lag.begin + counts.get(key, 0) for key, lag in sorted(lags.items())}
 
 
@@ -219,10 +204,6 @@ def with_unread(end: Offsets, start: Offsets) -> Offsets:
     """Return the end of a batch, including the offsets of partitions that the query does not read at the moment.
 
     A topic that is removed from a query and added again later continues at its previous offset.
-
-    Args:
-        end: end of the batch.
-        start: start of the batch, including partitions that it does not read.
     """
     return dict(sorted({**start, **end}.items()))
 
@@ -234,9 +215,7 @@ def plan_ranges(
 
     Args:
         start: start of the batch; a partition without an offset begins with its first message.
-        end: end of the batch.
         found: states of the partitions; a partition without a state is assumed to have every message.
-        fail_on_data_loss: raise if messages do not exist any more.
     """
     ranges: list[Range] = []
     topics = {topic for topic, _ in start}

@@ -65,12 +65,8 @@ class RangeReader:
     at any time closes the connection, and with it the ephemeral channel.
 
     Args:
-        admin: finds the leader; not closed by the reader.
         timeout: seconds in which the next message must be received, leader changes included.
-        rdy: messages in flight.
-        block_rows: largest number of messages of a block.
         channel: first part of the name of the ephemeral channel.
-        with_bodies: decode the bodies.
     """
 
     def __init__(

@@ -20,12 +20,7 @@ def _turn(lags: Mapping[Key, Lag]) -> int:
 
 
 def within_rows(lags: Mapping[Key, Lag], limit: int | None) -> dict[Key, int]:
-    """Return the number of messages to read from each partition, ``limit`` in total at most.
-
-    Args:
-        lags: unread messages.
-        limit: largest total; None for no limit.
-    """
+    """Return the number of messages to read from each partition, ``limit`` in total at most."""
     return share({key: lag.count for key, lag in lags.items()}, limit, _turn(lags))
 
 
@@ -36,12 +31,6 @@ async def within_bytes(
 
     A partition that gets a share reads one message at least, so that the total may be larger: by less than one message
     for each partition.
-
-    Args:
-        admin: finds the byte offsets of messages.
-        lags: unread messages.
-        found: states of the partitions.
-        limit: largest total, in bytes.
     """
     behind = {key: lag for key, lag in lags.items() if lag.count}
 

@@ -38,8 +38,6 @@ class Reassembler:
     """Collects the messages of one range from any number of deliveries.
 
     Args:
-        start: number of the first message.
-        end: number after the last message.
         window: number of messages that are kept while an earlier one is missing.
 
     Attributes:
@@ -116,9 +114,6 @@ class Blocks:
     """Ordered messages cut into blocks; a bounded number of blocks waits for the reader.
 
     Args:
-        first: number of the first message.
-        rows: largest number of messages of a block.
-        size: bytes after which a block ends.
         most: waiting blocks at which `full` becomes true.
     """
 

@@ -91,7 +91,6 @@ class StreamPlanner:
         anchors move there now: Spark calls `commit` only after it has planned the next batch.
 
         Args:
-            start: start of the batch.
             limit: largest number of messages; None for no limit.
             size: approximate number of bytes of the partitions' logs, see `within_bytes`; None for no limit.
             last: the last messages before ``start``, as far as they are known.
@@ -201,13 +200,7 @@ class StreamPlanner:
     async def ranges(
         self, start: Offsets, end: Offsets, last_of_start: LastMessages | None = None, last: LastMessages | None = None
     ) -> list[Range]:
-        """Return the ranges of a batch.
-
-        Args:
-            start: start of the batch.
-            last_of_start: the last messages before the start, as far as they are known.
-            last: the last messages before the end, as far as they are known.
-        """
+        """Return the ranges of a batch."""
         if self._is_missing(start, end):
             await self._catch_up(start, end)
         states = dict(self._states)

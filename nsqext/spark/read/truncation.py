@@ -54,12 +54,7 @@ def load_last(data: Mapping[str, Any], offsets: Offsets) -> LastMessages:
 
 
 class TruncationCheck:
-    """Compares the last messages of a checkpoint with those of the servers.
-
-    Args:
-        admin: sends requests to the servers; not closed by this object.
-        fail_on_data_loss: raise if a log has changed.
-    """
+    """Compares the last messages of a checkpoint with those of the servers."""
 
     def __init__(self, admin: Admin, *, fail_on_data_loss: bool) -> None:
         self._admin = admin
@@ -71,7 +66,6 @@ class TruncationCheck:
         """Return the last messages before ``end``; sends a request for each partition whose offset has changed.
 
         Args:
-            states: states of the partitions that are read.
             start: offsets of ``known``.
             known: last messages before ``start``.
         """
@@ -91,10 +85,6 @@ class TruncationCheck:
         """Return, for each log that has changed, the number of the first message that was not read.
 
         Without ``failOnDataLoss`` this is where a changed log has to be read: its earlier messages were read.
-
-        Args:
-            known: last messages that were read.
-            states: states of the partitions to check.
         """
         keys = [key for key, message in known.items() if key in states and states[key].start <= message.count]
         found = await gather(keys, lambda key: self._divergence(key, known[key], states[key]))

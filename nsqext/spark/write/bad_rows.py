@@ -18,8 +18,6 @@ def describe_row(row: int, task: int, error: NsqError, fields: Mapping[str, Any]
     """Return why a row cannot be published, and what it contains, as a JSON object.
 
     Args:
-        row: number of the row in its task.
-        task: number of the task's partition.
         fields: the row by name of its columns; null ones are left out. Bytes that are not UTF-8 are in Base64, in a
             member whose name ends with ``_base64``.
         max_size: largest number of bytes; value and headers of longer descriptions are left out, with the size of the

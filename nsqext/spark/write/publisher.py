@@ -49,11 +49,8 @@ class Tally:
     """Messages that were published to a partition.
 
     Attributes:
-        count: number of messages.
         first_offset: lowest byte offset in the partition's queue; -1 if unknown.
-        last_offset: highest byte offset.
         first_id: lowest internal id; 0 if unknown.
-        last_id: highest internal id.
     """
 
     count: int = 0
@@ -80,11 +77,7 @@ class Publisher:
     """Publishes chunks; an asynchronous context manager.
 
     Args:
-        task: number of the task's partition, for error messages.
         describe: makes the message to publish for a row that cannot be published; None raises the row's error.
-
-    Attributes:
-        tallies: published messages by topic and partition.
     """
 
     def __init__(self, config: ClientConfig, task: int, describe: Describe | None = None) -> None:
@@ -193,7 +186,6 @@ def publish_chunks(
     keep their order.
 
     Args:
-        task: number of the task's partition, for error messages.
         chunks_of: returns the chunks; its argument returns the meta of a topic.
     """
     publisher = Publisher(config, task, describe)

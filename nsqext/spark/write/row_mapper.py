@@ -54,9 +54,7 @@ class Chunk:
     """Messages that are published together.
 
     Attributes:
-        groups: the messages by target.
         size: approximate number of bytes.
-        count: number of messages.
     """
 
     groups: dict[Target, Group] = field(factory=dict)
@@ -74,13 +72,7 @@ class Chunk:
         self.count += 1
 
     def extend(self, target: Target, first: int, messages: Uniform, size: int) -> None:
-        """Add the messages of consecutive rows.
-
-        Args:
-            target: topic and partition.
-            first: number of the first row.
-            size: approximate number of bytes.
-        """
+        """Add the messages of consecutive rows."""
         group = self.groups.setdefault(target, Group())
         group.rows += range(first, first + len(messages))
         if isinstance(messages, list):
@@ -108,13 +100,10 @@ class RowRules:
     """How rows become messages.
 
     Attributes:
-        columns: names of the columns, in their order.
         topic: topic of rows without one.
         header: header that carries the id of a row.
         max_bytes: largest number of bytes of a chunk with several messages.
-        max_count: largest number of messages of a chunk.
         bad_rows_topic: topic of descriptions of rows that cannot be published; None raises their errors.
-        max_message_size: largest number of bytes of such a description.
     """
 
     columns: tuple[str, ...]
@@ -134,13 +123,7 @@ class _Pair(TypedDict):
 
 
 class RowMapper:
-    """Converts the rows of one task to messages.
-
-    Args:
-        rules: how rows become messages.
-        origin: origin of the rows.
-        meta: returns the meta of a topic.
-    """
+    """Converts the rows of one task to messages."""
 
     def __init__(self, rules: RowRules, origin: Origin, meta: Callable[[str], TopicMeta]) -> None:
         self._rules = rules

@@ -69,13 +69,7 @@ def paced(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Iterator[Chunk]:
-    """Delay chunks so that their messages do not exceed a rate.
-
-    Args:
-        rate: messages a second.
-        clock: returns the time in seconds.
-        sleep: waits for some seconds.
-    """
+    """Delay chunks so that their messages do not exceed a rate."""
     due = clock()
     for chunk in chunks:
         now = clock()

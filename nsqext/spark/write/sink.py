@@ -32,11 +32,7 @@ logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 @frozen
 class Written(WriterCommitMessage):
-    """Result of a task.
-
-    Attributes:
-        tallies: published messages by topic and partition.
-    """
+    """Result of a task."""
 
     tallies: Mapping[tuple[str, int], Tally]
 
@@ -58,11 +54,7 @@ def _log(what: str, messages: Sequence[WriterCommitMessage | None]) -> None:
 
 
 class _TaskWriter:
-    """Publishes the rows of tasks.
-
-    Args:
-        columns: names of the columns, in their order.
-    """
+    """Publishes the rows of tasks."""
 
     def __init__(self, options: SinkOptions, columns: tuple[str, ...]) -> None:
         self._options = options

@@ -51,8 +51,6 @@ class SimulatedCluster:
     """A cluster of the redesigned generation.
 
     Args:
-        nodes: number of nsqd, named n1, n2 and so on.
-        lookupds: number of nsqlookupd, named l1, l2 and so on.
         seed: of what is random at the real server.
         disk: where messages are stored; None keeps them in memory.
         files: how the disk is used; by default each publish is synced, and so survives a loss of power.

@@ -51,7 +51,6 @@ class SimulatedDisk:
         random: what a loss of power leaves.
 
     Attributes:
-        root: folder of the nodes' folders.
         full: nodes whose disk takes nothing more.
         failing: nodes whose disk fails to write.
         slow: longest time of an fsync, in seconds, by node.

@@ -326,14 +326,7 @@ def draw_faults(seed: int, options: FaultOptions, nodes: Sequence[str], lookupds
 
 @define(eq=False)
 class Injector:
-    """Injects faults into the parts of a simulation, and ends them.
-
-    Attributes:
-        seed: of choices within a fault.
-        network: sockets and links.
-        selector: lets the machine pause.
-        clients: names of the client processes.
-    """
+    """Injects faults into the parts of a simulation, and ends them."""
 
     seed: int
     cluster: SimulatedCluster

@@ -111,7 +111,6 @@ class SimulatedRequest:
     """What the lookup client uses of `httpx.Request`, with the same bytes.
 
     Args:
-        method: HTTP method.
         url: URL with a path and without a fragment.
         headers: headers besides those of the host and the size.
     """
@@ -185,13 +184,7 @@ def _readable(connection: _ClientConnection) -> bool:
 
 
 class SimulatedHttpServer(asyncio.Protocol):
-    """One connection of a server, with the interface of uvicorn's protocols.
-
-    Args:
-        config: of uvicorn.
-        server_state: of uvicorn.
-        app_state: of uvicorn.
-    """
+    """One connection of a server, with the interface of uvicorn's protocols."""
 
     def __init__(self, config: Any, server_state: Any, app_state: Any) -> None:
         self.transport: Any = None

@@ -63,7 +63,6 @@ class Network:
     """Every socket, link and segment of a simulation, and its time.
 
     Args:
-        random: source of every choice.
         keep_trace: keep the last events as text, in ``lines``.
 
     Attributes:

@@ -112,7 +112,6 @@ class SimulatedLoop(BaseSelectorEventLoop):
     """The event loop of a simulation.
 
     Args:
-        network: sockets and time.
         most_turns: turns after which `SimulationStuck` is raised.
     """
 

@@ -35,10 +35,8 @@ class Run:
     """Result of one seed.
 
     Attributes:
-        faults: the faults that were injected.
         trace: digest of every event; equal for equal runs.
         seconds: virtual seconds that it took.
-        turns: turns of the event loop.
         error: what the scenario raised; None when it returned.
         lines: the last events as text, if they were kept.
     """
@@ -168,8 +166,6 @@ def run_seed(
 
     Args:
         faults: the faults, whatever the seed.
-        nodes: number of nsqd.
-        lookupds: number of nsqlookupd.
         time_limit: virtual seconds after which the run fails.
         keep_trace: keep the last events as text.
         most_turns: turns of the event loop after which the run fails.

@@ -29,9 +29,6 @@ class SimulatedSelector(selectors.BaseSelector):
 
     Args:
         most_turns: turns after which `SimulationStuck` is raised.
-
-    Attributes:
-        turns: turns so far.
     """
 
     def __init__(self, network: Network, most_turns: int) -> None:

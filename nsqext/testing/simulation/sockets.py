@@ -19,12 +19,7 @@ HOST = "127.0.0.1"
 
 
 class Links(Protocol):
-    """The part of a `Network` that its sockets depend on.
-
-    Attributes:
-        listeners: listening sockets by port.
-        dead: hosts whose processes were killed.
-    """
+    """The part of a `Network` that its sockets depend on."""
 
     listeners: dict[int, SimulatedSocket]
     dead: set[str]

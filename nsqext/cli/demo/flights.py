@@ -6,7 +6,7 @@ import csv
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import orjson
 from attrs import define, field, frozen
@@ -14,7 +14,10 @@ from attrs import define, field, frozen
 from nsqext.errors import InvalidState
 from nsqext.types import Receipt
 
-__all__ = ("CANARY", "Flight", "FlightCheck", "ReceivedFlight", "read_flights")
+if TYPE_CHECKING:
+    from nsqext import Message
+
+__all__ = ("CANARY", "Flight", "FlightCheck", "read_flights")
 
 CANARY = "canary"
 """Tag of the flights of American Airlines."""
@@ -55,29 +58,6 @@ def _flight(number: int, row: dict[str, str]) -> Flight:
     return Flight(number, orjson.dumps(row), headers, key, CANARY if row["carrier"] == "AA" else None)
 
 
-class ReceivedFlight(Protocol):
-    """The parts of a received message that are compared with its flight and receipt."""
-
-    @property
-    def trace_id(self) -> int: ...
-
-    @property
-    def internal_id(self) -> int: ...
-
-    @property
-    def partition(self) -> int: ...
-
-    @property
-    def headers(self) -> Mapping[str, Any]: ...
-
-    @property
-    def tag(self) -> str | None: ...
-
-    offset: int
-    size: int
-    body: bytes
-
-
 @define
 class FlightCheck:
     """Receipts and received messages of one run.
@@ -96,7 +76,7 @@ class FlightCheck:
     _positions: dict[int, tuple[int, ...]] = field(factory=dict, init=False)
     _last: dict[tuple[str | None, str], int] = field(factory=dict, init=False)
 
-    def add(self, consumer_tag: str | None, message: ReceivedFlight) -> None:
+    def add(self, consumer_tag: str | None, message: Message) -> None:
         """Check a message that the consumer of a tag received."""
         self.received[message.partition, consumer_tag] += 1
         number = message.trace_id

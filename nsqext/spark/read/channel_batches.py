@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Self
 import anyio
 from attrs import define
 
+from nsqext.admin import Admin
+from nsqext.admin.options import admin_settings
 from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.consumer.handlers.in_flight import touch_due
-from nsqext.errors import NsqError
+from nsqext.client.settings import settings_for
+from nsqext.errors import NsqError, PartitionUnavailable
 from nsqext.protocol.messages import is_text_id
 from nsqext.spark.cluster.portal import readers_loop
 from nsqext.spark.read.arrow import RowFormat, to_batches
-from nsqext.spark.read.channel_lag import ChannelLag
 from nsqext.spark.read.frames import from_messages
 from nsqext.sync.loop import BlockingClient
 
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from nsqext.protocol.messages import RawMessage
     from nsqext.spark.options import SourceOptions
 
-__all__ = ("ChannelBatches", "ChannelReader", "rows_of")
+__all__ = ("ChannelBatches", "ChannelReader", "rows_of", "unfinished_count")
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
@@ -65,7 +67,8 @@ class ChannelBatches:
         self._frozen_at: int | None = None
         self._error: NsqError | None = None
         self._wake = anyio.Event()
-        self._lag = ChannelLag(options.client, options.topics, options.channel or "")
+        own = settings_for(admin_settings(), options.client.reading())
+        self._admin = Admin(options.client.lookupd, **{**own, "node_filter": None})
         self._consumers: list[Consumer] = []
         self._closing = AsyncExitStack()
 
@@ -82,7 +85,7 @@ class ChannelBatches:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._lag.aclose)
+            stack.push_async_callback(self._admin.aclose)
             for topic in self._options.topics:
                 self._consumers.append(await stack.enter_async_context(self._consumer(topic)))
             # after the receiving tasks have ended: one would keep a message that the server delivers again
@@ -158,7 +161,8 @@ class ChannelBatches:
             await self._wait(_SETTLED)
             is_over = anyio.current_time() >= until
             try:
-                left = await self._lag.count() - len(self._later)
+                count = await unfinished_count(self._admin, self._options.topics, self._options.channel or "")
+                left = count - len(self._later)
             except NsqError:
                 if is_over and not self._received:
                     raise
@@ -223,3 +227,14 @@ def rows_of(options: SourceOptions, messages: Iterable[Message]) -> list[pa.Reco
         for (topic, partition), found in by_partition.items()
         for batch in to_batches(from_messages(found), None, topic, partition, rows)
     ]
+
+
+async def unfinished_count(admin: Admin, topics: Iterable[str], channel: str) -> int:
+    """Return the number of unfinished messages of a channel of several topics, including those in flight."""
+    count = 0
+    for topic in topics:
+        stats = await admin.stats(topic, channel)
+        for node in stats.unreachable:
+            raise PartitionUnavailable("the node does not report its messages", topic=topic, node=str(node))
+        count += sum(one.lag for one in stats.channels.values())
+    return count

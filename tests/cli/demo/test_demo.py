@@ -79,7 +79,7 @@ def flight(number: int, tag: str | None = None, key: str = "") -> Flight:
     return Flight(number, b"x", {}, key or str(number), tag)
 
 
-def message(number: int, **changes: Any) -> FakeMessage:
+def message(number: int, **changes: Any) -> Any:
     """Return the message of a flight as it should be received."""
     values: dict[str, Any] = {"internal_id": number + 1, "offset": (number - 1) * 31, **changes}
     return FakeMessage(number, **values)

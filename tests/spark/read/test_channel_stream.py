@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
+from nsqext import Admin
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidInput, LookupFailed
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.pyspark_features import HAS_READ_LIMITS
 from nsqext.spark.read import channel_batches
-from nsqext.spark.read.channel_lag import ChannelLag
 from nsqext.spark.read.channel_stream import NsqChannelReader
 from nsqext.sync import Producer
 from tests.support.spark_queries import run_to_end
@@ -118,12 +118,12 @@ def test_messages_of_an_incomplete_batch_are_delivered_again(original: Cluster, 
 
 
 def test_a_stopped_query_keeps_no_message(original: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def close_slowly(lag: ChannelLag) -> None:
+    async def close_slowly(admin: Admin) -> None:
         await anyio.sleep(0.3)
-        await close(lag)
+        await close(admin)
 
-    close = ChannelLag.aclose
-    monkeypatch.setattr(ChannelLag, "aclose", close_slowly)
+    close = Admin.aclose
+    monkeypatch.setattr(Admin, "aclose", close_slowly)
     publish(original, topic, 10)
     source = reader(original, topic)
     _, end = read_on(source, source.initialOffset(), 10)
@@ -188,13 +188,13 @@ def test_available_now_does_not_end_while_the_depth_is_unknown(
 ) -> None:
     results: list[int | None] = [None, 0]
 
-    async def count(_: ChannelLag) -> int:
+    async def count(*_: object) -> int:
         found = results.pop(0) if len(results) > 1 else results[0]
         if found is None:
             raise LookupFailed("no node answers")
         return found
 
-    monkeypatch.setattr(ChannelLag, "count", count)
+    monkeypatch.setattr(channel_batches, "unfinished_count", count)
     monkeypatch.setattr(channel_batches, "_SETTLED", 0.02)
     source = reader(original, topic, readTimeoutMs="200")
     try:
@@ -212,10 +212,10 @@ def test_available_now_does_not_end_while_the_depth_is_unknown(
 def test_available_now_warns_of_messages_that_it_does_not_receive(
     original: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def count(_: ChannelLag) -> int:
+    async def count(*_: object) -> int:
         return 3
 
-    monkeypatch.setattr(ChannelLag, "count", count)
+    monkeypatch.setattr(channel_batches, "unfinished_count", count)
     monkeypatch.setattr(channel_batches, "_SETTLED", 0.02)
     source = reader(original, topic, readTimeoutMs="100")
     try:

@@ -1,0 +1,55 @@
+"""How many messages a consumed channel still has."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from nsqext import Admin, Consumer, Producer
+from nsqext.broker import Cluster
+from nsqext.errors import LookupFailed, PartitionUnavailable
+from nsqext.spark.read.channel_batches import unfinished_count
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """What executors and planners run on."""
+    return "asyncio"
+
+
+@pytest.mark.parametrize("generation", ["ha", "nsq"])
+async def test_waiting_and_in_flight_messages_are_counted_over_all_nodes(generation: str) -> None:
+    with Cluster(2, generation=generation) as cluster:
+        for topic in ("one", "two"):
+            cluster.create_topic(topic, 2 if generation == "ha" else 1, channels=["spark", "other"])
+        async with Admin(cluster.lookupd) as admin:
+            assert await unfinished_count(admin, ["one", "two"], "spark") == 0
+            async with Producer(cluster.lookupd) as producer:
+                for topic in ("one", "two"):
+                    for number in range(10):
+                        await producer.publish(topic, b"%d" % number)
+            assert await unfinished_count(admin, ["one", "two"], "spark") == 20
+            async with Consumer("one", "spark", lookupd=cluster.lookupd, max_in_flight=4) as consumer:
+                message = await anext(consumer)
+                assert await unfinished_count(admin, ["one", "two"], "spark") == 20
+                await message.finish()
+                with anyio.fail_after(10):
+                    while await unfinished_count(admin, ["one", "two"], "spark") != 19:  # noqa: ASYNC110
+                        await anyio.sleep(0.02)
+
+
+async def test_no_node_answers() -> None:
+    async with Admin("127.0.0.1:1") as admin:
+        with pytest.raises(LookupFailed):
+            await unfinished_count(admin, ["one"], "spark")
+
+
+async def test_a_node_that_does_not_answer_may_have_messages() -> None:
+    with Cluster(2, generation="nsq") as cluster:
+        cluster.create_topic("one", channels=["spark"])
+        cluster.faults.freeze("n2")
+        async with Admin(cluster.lookupd, lookup_request_timeout=0.5) as admin:
+            with pytest.raises(PartitionUnavailable, match="does not report its messages"):
+                await unfinished_count(admin, ["one"], "spark")

@@ -6,7 +6,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import anyio
-from attrs import field, frozen
 
 from nsqext.admin.requests import generation_of_node, http_of
 from nsqext.errors import InvalidInput, LookupFailed, NsqError, PartitionUnavailable, TopicNotFound, TopicNotReady
@@ -18,72 +17,38 @@ if TYPE_CHECKING:
     from nsqext.admin.requests import ClusterRequests
     from nsqext.types import Address
 
-__all__ = ("NewTopic", "create_topic", "expand_topic", "wait_offered", "wait_writable")
+__all__ = ("create_topic", "expand_topic", "wait_offered", "wait_writable")
 
 _PAUSE = 0.2  # seconds between two attempts while a topic is created
 
 
-@frozen
-class NewTopic:
-    """A topic to create.
-
-    Attributes:
-        ordered: consumers receive the messages of a partition in order; one node may hold several partitions.
-        storage: arguments that say how long and how safely messages are stored.
-    """
-
-    name: str
-    partitions: int
-    replicas: int
-    extend: bool = False
-    ordered: bool = False
-    multipart: bool = False
-    registered_channels_only: bool = False
-    storage: Mapping[str, int] = field(factory=dict)
-
-    @property
-    def params(self) -> dict[str, str | int]:
-        """The arguments of ``/topic/create``."""
-        flags = {
-            "extend": self.extend,
-            "orderedmulti": self.ordered,
-            "multipart": self.multipart,
-            "disable_channel_auto_create": self.registered_channels_only,
-        }
-        return {
-            "topic": self.name,
-            "partition_num": self.partitions,
-            "replicator": self.replicas,
-            **self.storage,
-            **{name: "true" for name, value in flags.items() if value},
-        }
-
-
-async def create_topic(requests: ClusterRequests, topic: NewTopic, *, exist_ok: bool) -> None:
-    """Register a topic at the lookup service."""
-    exists = InvalidInput("the topic exists", topic=topic.name, hint="pass exist_ok=True to keep it as it is")
+async def create_topic(
+    requests: ClusterRequests, topic: str, params: Mapping[str, str | int], *, exist_ok: bool
+) -> None:
+    """Register a topic at the lookup service, with these arguments of ``/topic/create``."""
+    exists = InvalidInput("the topic exists", topic=topic, hint="pass exist_ok=True to keep it as it is")
     if not exist_ok:
         # the server accepts an existing topic with the same numbers and flags (captured: topic_create)
         with suppress(TopicNotFound):
-            await requests.find(topic.name)
+            await requests.find(topic)
             raise exists
     try:
-        await requests.change_lookup("/topic/create", topic.params)
+        await requests.change_lookup("/topic/create", params)
     except LookupFailed as error:
-        if "No node is available" in error.message and not (topic.multipart or topic.ordered):
-            raise _too_few_nodes(error, topic, len(await requests.client.nodes())) from error
+        if "No node is available" in error.message and not params.keys() & {"multipart", "orderedmulti"}:
+            raise _too_few_nodes(error, topic, params, len(await requests.client.nodes())) from error
         if "already exist" not in error.message:
             raise
         if not exist_ok:
             raise exists from error
 
 
-def _too_few_nodes(error: LookupFailed, topic: NewTopic, nodes: int) -> LookupFailed:
-    partitions, replicas = topic.partitions, topic.replicas
+def _too_few_nodes(error: LookupFailed, topic: str, params: Mapping[str, str | int], nodes: int) -> LookupFailed:
+    partitions, replicas = int(params["partition_num"]), int(params["replicator"])
     if replicas > nodes:
         return LookupFailed(
             f"{replicas} replicas need {replicas} nodes, but the cluster has {nodes}",
-            topic=topic.name,
+            topic=topic,
             hint="use fewer replicas",
         )
     if partitions * replicas <= nodes:
@@ -91,7 +56,7 @@ def _too_few_nodes(error: LookupFailed, topic: NewTopic, nodes: int) -> LookupFa
     needed = f"{partitions} partitions with {replicas} replicas" if replicas > 1 else f"{partitions} partitions"
     return LookupFailed(
         f"{needed} need {partitions * replicas} nodes, but the cluster has {nodes}",
-        topic=topic.name,
+        topic=topic,
         hint="allow several partitions on one node (multipart, --multipart), or use fewer",
     )
 

@@ -11,7 +11,7 @@ from nsqext.admin.channels import ChannelAdmin
 from nsqext.admin.node_changes import change_everywhere, move_partition
 from nsqext.admin.requests import ask_all, generation_of, http_of, unsupported
 from nsqext.admin.results import TopicInfo
-from nsqext.admin.topic_creation import NewTopic, create_topic, expand_topic, wait_offered, wait_writable
+from nsqext.admin.topic_creation import create_topic, expand_topic, wait_offered, wait_writable
 from nsqext.arguments import check_number, check_time
 from nsqext.errors import InvalidInput, PartitionUnavailable, TopicNotFound
 from nsqext.lookup.metadata import topic_changed
@@ -110,17 +110,20 @@ class TopicAdmin(ChannelAdmin):
         names = [check_channel(channel) for channel in channels]
         if names and wait <= 0:
             raise InvalidInput("channels are created once the topic has leaders", topic=topic, hint="give wait > 0")
-        new = NewTopic(
-            check_topic(topic),
-            check_number("partitions", partitions, 1, MAX_PARTITIONS, InvalidInput),
-            check_number("replicas", replicas, 1, 5, InvalidInput),
-            extend=extend,
-            ordered=ordered,
-            multipart=multipart,
-            registered_channels_only=registered_channels_only,
-            storage=_storage_params(retention_days, sync_every),
-        )
-        await create_topic(requests, new, exist_ok=exist_ok)
+        flags = {
+            "extend": extend,
+            "orderedmulti": ordered,
+            "multipart": multipart,
+            "disable_channel_auto_create": registered_channels_only,
+        }
+        params: dict[str, str | int] = {
+            "topic": check_topic(topic),
+            "partition_num": check_number("partitions", partitions, 1, MAX_PARTITIONS, InvalidInput),
+            "replicator": check_number("replicas", replicas, 1, 5, InvalidInput),
+            **_storage_params(retention_days, sync_every),
+            **{name: "true" for name, value in flags.items() if value},
+        }
+        await create_topic(requests, topic, params, exist_ok=exist_ok)
         if wait > 0:
             with anyio.move_on_after(wait) as scope:
                 await wait_writable(requests, topic)

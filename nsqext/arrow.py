@@ -207,7 +207,7 @@ def write(
     check_written(schema.names, sink.topic)
     origin = Origin(uuid4().hex if job is None else job, 0, 0)
     tallies = publish_rows(sink, tuple(schema.names), origin, map(_normal, batches))
-    return sum(tally.count for tally in tallies.values())
+    return tallies.total()
 
 
 def _batches_of(rows: ArrowStream | Iterable[pa.RecordBatch]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
-from itertools import groupby
-from operator import attrgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
-from attrs import asdict, define
+from attrs import asdict
 
 from nsqext import OutgoingMessage, Producer
 from nsqext.errors import (
@@ -32,45 +31,17 @@ if TYPE_CHECKING:
     from nsqext.spark.write.row_mapper import Chunk, Target
     from nsqext.types import Receipt, TopicMeta
 
-__all__ = ("Publisher", "Tallies", "Tally", "publish_chunks", "wait_logging")
+__all__ = ("Publisher", "Tallies", "publish_chunks", "wait_logging")
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
-Tallies = dict[tuple[str, int], "Tally"]
+Tallies = Counter[tuple[str, int]]
+"""Number of published messages by topic and partition."""
 Describe = Callable[[int, NsqError, Mapping[str, Any]], "tuple[Target, bytes | OutgoingMessage, int]"]
 """Makes the message that describes a bad row; its arguments are the row's number, the error and the row by column."""
 
 _LOG_INTERVAL = 5.0
 """Seconds without an acknowledgement between two log records."""
-
-
-@define
-class Tally:
-    """Messages that were published to a partition.
-
-    Attributes:
-        first_offset: lowest byte offset in the partition's queue; -1 if unknown.
-        first_id: lowest internal id; 0 if unknown.
-    """
-
-    count: int = 0
-    first_offset: int = -1
-    last_offset: int = -1
-    first_id: int = 0
-    last_id: int = 0
-
-    def add(self, receipts: Sequence[Receipt]) -> None:
-        """Count stored messages."""
-        self.count += len(receipts)
-        offsets = [offset for offset in map(attrgetter("offset"), receipts) if offset is not None]
-        if offsets:
-            lowest = min(offsets)
-            self.first_offset = lowest if self.first_offset < 0 else min(self.first_offset, lowest)
-            self.last_offset = max(self.last_offset, *offsets)
-        ids = [number for number in map(attrgetter("message_id"), receipts) if number]
-        if ids:
-            self.first_id = min(self.first_id or ids[0], *ids)
-            self.last_id = max(self.last_id, *ids)
 
 
 class Publisher:
@@ -81,7 +52,7 @@ class Publisher:
     """
 
     def __init__(self, config: ClientConfig, task: int, describe: Describe | None = None) -> None:
-        self.tallies: Tallies = {}
+        self.tallies: Tallies = Counter()
         self._task = task
         self._describe = describe
         self._producer = Producer(config.lookupd, **config.writing())
@@ -139,8 +110,7 @@ class Publisher:
             failures[group.rows[0]] = error
 
     def _count(self, topic: str, receipts: Iterable[Receipt]) -> None:
-        for number, found in groupby(receipts, attrgetter("partition")):
-            self.tallies.setdefault((topic, number), Tally()).add(list(found))
+        self.tallies.update((topic, receipt.partition) for receipt in receipts)
 
     async def _describe_row(
         self, target: Target, group: Group, index: int, error: NsqError, failures: dict[int, NsqError]

@@ -56,7 +56,7 @@ def publish_rows(
         return mapper.describe(row, error, fields)
 
     tallies = publish_chunks(options.client, origin.partition, chunks, None if bad is None else describe)
-    if found := sum(tally.count for (topic, _), tally in tallies.items() if topic == bad):
+    if found := sum(count for (topic, _), count in tallies.items() if topic == bad):
         logger.warning(
             "Spark partition %d: %d rows could not be published; %s describes them", origin.partition, found, bad
         )

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from nsqext.spark.options import SinkOptions
-    from nsqext.spark.write.publisher import Tally
 
 __all__ = ("NsqStreamWriter", "NsqWriter", "Written")
 
@@ -34,12 +33,7 @@ logger: logging.Logger = logging.getLogger("nsqext.spark")
 class Written(WriterCommitMessage):
     """Result of a task."""
 
-    tallies: Mapping[tuple[str, int], Tally]
-
-    @property
-    def count(self) -> int:
-        """Number of messages."""
-        return sum(tally.count for tally in self.tallies.values())
+    tallies: Mapping[tuple[str, int], int]
 
 
 def _log(what: str, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -47,7 +41,7 @@ def _log(what: str, messages: Sequence[WriterCommitMessage | None]) -> None:
     logger.info(
         "%s: %d messages of %d tasks, %d tasks failed",
         what,
-        sum(message.count for message in written),
+        sum(sum(message.tallies.values()) for message in written),
         len(written),
         len(messages) - len(written),
     )

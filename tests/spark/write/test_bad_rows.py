@@ -36,7 +36,7 @@ def write(servers: Servers, rows: list[dict[str, Any]], *columns: str, **options
     given = SinkOptions.parse({**servers.options, **options})
     batch = pa.RecordBatch.from_pylist(rows, schema=pa.schema([(name, COLUMNS[name]) for name in columns or COLUMNS]))
     tallies = publish_rows(given, columns or tuple(COLUMNS), ORIGIN, iter([batch]))
-    return sum(tally.count for tally in tallies.values())
+    return tallies.total()
 
 
 def test_bad_rows_are_described(servers: Servers) -> None:

@@ -17,10 +17,10 @@ from nsqext.broker import Cluster, ClusterOptions
 from nsqext.errors import InvalidInput, InvalidPartition, NsqError, PublishFailed, TopicNotFound, TopicNotReady
 from nsqext.spark.options import ClientConfig
 from nsqext.spark.write import publisher
-from nsqext.spark.write.publisher import Tally, publish_chunks, wait_logging
+from nsqext.spark.write.publisher import Tallies, publish_chunks, wait_logging
 from nsqext.spark.write.row_mapper import Chunk
 from nsqext.sync import Consumer
-from nsqext.types import Receipt, TopicMeta
+from nsqext.types import TopicMeta
 from tests.support.spark_cluster import collect
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def chunk(*messages: tuple[str, int | None, bytes | OutgoingMessage], first: int
     return made
 
 
-def publish(servers: Servers, *chunks: Chunk, **settings: str) -> dict[tuple[str, int], Tally]:
+def publish(servers: Servers, *chunks: Chunk, **settings: str) -> Tallies:
     return publish_chunks(ClientConfig(tuple(servers.lookupd), settings), 5, lambda meta: chunks)
 
 
@@ -52,7 +52,7 @@ def test_chunks_are_stored_in_their_order(servers: Servers) -> None:
         for number in range(20)
     ]
     tallies = publish(servers, *chunks)
-    assert sum(tally.count for tally in tallies.values()) == 60
+    assert tallies.total() == 60
     bodies = [message.body for message in collect(servers, topic, 40)]
     for letter in (b"a", b"k"):
         assert [body for body in bodies if body.startswith(letter)] == [letter + b"%d" % number for number in range(20)]
@@ -60,15 +60,6 @@ def test_chunks_are_stored_in_their_order(servers: Servers) -> None:
     assert [(message.body, dict(message.headers)) for message in found] == [
         (b"o%d" % number, {"n": str(number)}) for number in range(20)
     ]
-
-
-def test_receipts_locate_traced_messages(servers: Servers) -> None:
-    topic = servers.make_topic("tally", 1)
-    tallies = publish(servers, chunk(*((topic, 0, OutgoingMessage(b"x", trace_id=number)) for number in range(1, 9))))
-    found = collect(servers, topic, 8)
-    assert tallies == {
-        (topic, 0): Tally(8, found[0].offset, found[-1].offset, found[0].internal_id, found[-1].internal_id)
-    }
 
 
 def test_a_task_that_waits_for_the_servers_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,15 +81,6 @@ def test_a_task_that_waits_for_the_servers_says_so(monkeypatch: pytest.MonkeyPat
     failed.set_exception(InvalidInput("a body"))
     with pytest.raises(InvalidInput, match="a body"):
         wait_logging(failed, 5)
-
-
-def test_a_tally_of_receipts() -> None:
-    tally = Tally()
-    tally.add([Receipt("t", 0, "n")])
-    assert tally == Tally(1)
-    tally.add([Receipt("t", 0, "n", message_id=9, offset=50), Receipt("t", 0, "n", message_id=3, offset=10)])
-    tally.add([Receipt("t", 0, "n", message_id=20, offset=99), Receipt("t", 0, "n")])
-    assert tally == Tally(5, 10, 99, 3, 20)
 
 
 def test_an_error_names_row_topic_and_partition(servers: Servers) -> None:
@@ -170,7 +152,7 @@ def test_the_original_nsq_creates_topics() -> None:
     with Cluster(nodes=1, generation="nsq") as cluster:
         tallies = publish_chunks(ClientConfig(tuple(cluster.lookupd)), 0, chunks)
     assert expected == [TopicMeta()]
-    assert tallies == {("fresh", -1): Tally(2)}
+    assert tallies == {("fresh", -1): 2}
 
 
 def test_no_row_is_lost_when_a_leader_is_killed() -> None:
@@ -184,7 +166,7 @@ def test_no_row_is_lost_when_a_leader_is_killed() -> None:
                 yield chunk(*(("t", number % 2, b"%d" % (number * 10 + row)) for row in range(10)), first=number * 10)
 
         tallies = publish_chunks(ClientConfig(tuple(cluster.lookupd)), 0, chunks)
-        assert sum(tally.count for tally in tallies.values()) == 400
+        assert tallies.total() == 400
         found: set[int] = set()
         with Consumer("t", "ready", lookupd=cluster.lookupd) as consumer:
             for message in consumer:
@@ -204,7 +186,7 @@ def test_a_certificate_is_checked(tmp_path: Path) -> None:
     with Cluster(nodes=1, options=ClusterOptions(tls=served)) as cluster:
         cluster.create_topic("t", channels=["ready"])
         access = ClientConfig(tuple(cluster.lookupd), {"tls": str(file)})
-        assert publish_chunks(access, 0, lambda meta: [chunk(("t", None, b"x"))]) == {("t", 0): Tally(1)}
+        assert publish_chunks(access, 0, lambda meta: [chunk(("t", None, b"x"))]) == {("t", 0): 1}
         unknown = ClientConfig(tuple(cluster.lookupd), {"tls": "true", "timeout": "2"})
         with pytest.raises(PublishFailed, match=r"row 0 of Spark partition 0.*certificate"):
             publish_chunks(unknown, 0, lambda meta: [chunk(("t", None, b"x"))])

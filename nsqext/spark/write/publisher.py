@@ -7,8 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from attrs import asdict
@@ -45,7 +44,7 @@ _LOG_INTERVAL = 5.0
 
 
 class Publisher:
-    """Publishes chunks; an asynchronous context manager.
+    """Publishes chunks, with a producer that is opened by the caller.
 
     Args:
         describe: makes the message to publish for a row that cannot be published; None raises the row's error.
@@ -55,20 +54,7 @@ class Publisher:
         self.tallies: Tallies = Counter()
         self._task = task
         self._describe = describe
-        self._producer = Producer(config.lookupd, **config.writing())
-
-    async def __aenter__(self) -> Self:
-        await self._producer.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._producer.__aexit__(kind, error, trace)
-
-    async def meta(self, topic: str) -> TopicMeta:
-        """Return the meta of a topic; raises what `nsqext.Producer.meta` raises."""
-        return await self._producer.meta(topic)
+        self.producer: Producer = Producer(config.lookupd, **config.writing())
 
     async def publish(self, chunk: Chunk) -> None:
         """Publish a chunk; returns after every message is stored.
@@ -91,7 +77,7 @@ class Publisher:
     async def _publish(self, target: Target, group: Group, failures: dict[int, NsqError]) -> None:
         topic, partition = target
         try:
-            self._count(topic, await self._producer.publish_many(topic, group.messages, partition=partition))
+            self._count(topic, await self.producer.publish_many(topic, group.messages, partition=partition))
         except BatchFailed as error:
             self._count(topic, [outcome for outcome in error.outcomes if not isinstance(outcome, NsqError)])
             for index, outcome in enumerate(error.outcomes):
@@ -159,10 +145,10 @@ def publish_chunks(
         chunks_of: returns the chunks; its argument returns the meta of a topic.
     """
     publisher = Publisher(config, task, describe)
-    with shared_loop.entered() as portal, portal.wrap_async_context_manager(publisher):
+    with shared_loop.entered() as portal, portal.wrap_async_context_manager(publisher.producer):
         pending: Future[None] | None = None
         try:
-            for chunk in chunks_of(lambda topic: call(portal, "sink", publisher.meta, topic)):
+            for chunk in chunks_of(lambda topic: call(portal, "sink", publisher.producer.meta, topic)):
                 if pending is not None:
                     wait_logging(pending, task)
                 pending = portal.start_task_soon(publisher.publish, chunk)

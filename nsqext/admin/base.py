@@ -49,7 +49,7 @@ class AdminBase:
     async def aclose(self) -> None:
         """Close the connections. Closing twice does nothing."""
         self._closed = True
-        await self._requests.aclose()
+        await self._requests.client.aclose()
 
     def _open(self) -> ClusterRequests:
         if self._closed:

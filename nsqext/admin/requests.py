@@ -57,22 +57,12 @@ class ClusterRequests:
     """Requests to lookup and nodes over HTTP.
 
     Args:
-        client: the lookup client; closed by this object.
         timeout: seconds that a change may take, including the wait for leaders.
     """
 
     def __init__(self, client: LookupClient, timeout: float) -> None:
-        self._client = client
+        self.client: LookupClient = client
         self._timeout = timeout
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._client.aclose()
-
-    @property
-    def client(self) -> LookupClient:
-        """The lookup client."""
-        return self._client
 
     async def find(self, topic: str) -> PartitionMap:
         """Return the partition map of a topic, for consumers."""
@@ -80,21 +70,21 @@ class ClusterRequests:
 
     async def find_with_channels(self, topic: str) -> tuple[PartitionMap, tuple[str, ...]]:
         """Return the partition map and the sorted channels of a topic."""
-        answers = await self._client.lookup(topic, "r")
+        answers = await self.client.lookup(topic, "r")
         channels = {name for answer in answers for name in answer.channels}
         return merged(topic, "r", answers), tuple(sorted(channels))
 
     async def change_lookup(self, path: str, params: Mapping[str, str | int]) -> None:
         """Send a change to the leader of the lookup nodes, or to all nodes on the original generation."""
-        nodes = await self._client.lookup_nodes()
+        nodes = await self.client.lookup_nodes()
         leaders = [node.address for node in nodes if node.leader]
         if leaders:
-            await self._client.http.ask(leaders[0], path, params, method="POST")
+            await self.client.http.ask(leaders[0], path, params, method="POST")
             return
         errors: list[NsqError] = []
         for node in nodes:
             try:
-                await self._client.http.ask(node.address, path, params, method="POST")
+                await self.client.http.ask(node.address, path, params, method="POST")
             except (LookupFailed, TopicNotFound) as error:
                 errors.append(error)
         if len(errors) == len(nodes):
@@ -132,7 +122,7 @@ class ClusterRequests:
     ) -> tuple[int, bytes]:
         """Return status and body of a node's response, errors included."""
         try:
-            return await self._client.http.fetch(address, path, params, method, body)
+            return await self.client.http.fetch(address, path, params, method, body)
         except LookupFailed as error:
             raise ConnectionFailed(
                 f"no response to {path}: {error.message}",

@@ -56,7 +56,7 @@ class Deliveries(virtual.QoS):  # type: ignore[misc]
         except MessageNotInFlight as error:
             log_lost(logger, error, source.queue)
         if source.single:
-            source.close()
+            source.consumer.close()
 
     def restore_unacked(self) -> list[Any]:
         """Requeue all unacknowledged messages."""

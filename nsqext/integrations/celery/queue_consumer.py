@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nsqext.client.consumer.handler_signals import ACCEPTED_DELAY
@@ -13,6 +13,7 @@ from nsqext.integrations.celery.envelope import decode_message, due_time, expire
 if TYPE_CHECKING:
     from nsqext import sync
     from nsqext.integrations.celery.nsq_clients import NsqClients
+    from nsqext.integrations.celery.routing import QueueSpec
     from nsqext.sync.message import Message
 
 __all__ = ("DEFAULT_PREFETCH", "QueueConsumer")
@@ -32,66 +33,31 @@ class QueueConsumer:
 
     Args:
         prefetch: messages in flight, at most; 0 for the default.
-        selects: whether a message with this exchange and routing key is for the queue.
     """
 
-    def __init__(
-        self,
-        clients: NsqClients,
-        queue: str,
-        topics: Iterable[str],
-        channel: str,
-        *,
-        prefetch: int,
-        selects: Callable[[str, str], bool],
-        receive: Receive,
-    ) -> None:
-        self.queue = queue
+    def __init__(self, clients: NsqClients, spec: QueueSpec, prefetch: int, receive: Receive) -> None:
+        self.queue = spec.name
         self.single = False
         """Whether it was opened for one message, and is closed when that is answered."""
         self._leaving = False
         self._lock = threading.Lock()
         """Makes `leave` wait for a handler that hands a message over."""
         self._hold = clients.topics.eta_hold
-        self._selects = selects
+        self._spec = spec
         self._receive = receive
-        self._consumer: sync.Consumer = clients.consumer(topics, channel, prefetch or DEFAULT_PREFETCH)
-        self._consumer.handler(auto_finish=False)(self._handle)
-
-    def start(self) -> None:
-        """Open it; messages arrive from now on."""
-        self._consumer.start()
-
-    def close(self) -> None:
-        """Close it; unanswered messages are delivered again at once."""
-        self._consumer.close()
-
-    def pause(self) -> None:
-        """Request no further messages; received ones can still be answered."""
-        self._consumer.pause()
+        self.consumer: sync.Consumer = clients.consumer(spec.topics, spec.channel, prefetch or DEFAULT_PREFETCH)
+        self.consumer.handler(auto_finish=False)(self._handle)
 
     def leave(self) -> None:
         """Pause, and return messages that still arrive to the server; to be closed then."""
-        self.pause()
+        self.consumer.pause()
         with self._lock:
             self._leaving = True
-
-    def resume(self) -> None:
-        """Request messages again."""
-        self._consumer.resume()
-
-    def set_topics(self, topics: Iterable[str]) -> None:
-        """Consume other topics."""
-        self._consumer.topics = tuple(topics)
-
-    def set_prefetch(self, count: int) -> None:
-        """Change the number of messages in flight; 0 for the default."""
-        self._consumer.max_in_flight = count or DEFAULT_PREFETCH
 
     def _handle(self, message: Message) -> None:
         decoded = decode_message(message.body, message.headers) or foreign_message(message.body, self.queue)
         route = decoded["properties"]["delivery_info"]
-        if not self._selects(route.get("exchange", ""), route["routing_key"]):
+        if not self._spec.selects(route.get("exchange", ""), route["routing_key"]):
             message.finish()
             return
         lifetime = expires_after(decoded)

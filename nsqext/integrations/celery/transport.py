@@ -29,7 +29,7 @@ from nsqext.errors import (
 from nsqext.integrations.celery.deliveries import Deliveries
 from nsqext.integrations.celery.envelope import due_time, encode_message
 from nsqext.integrations.celery.nsq_clients import NsqClients
-from nsqext.integrations.celery.queue_consumer import QueueConsumer
+from nsqext.integrations.celery.queue_consumer import DEFAULT_PREFETCH, QueueConsumer
 from nsqext.integrations.celery.routing import Binding, Exchange, QueueSpec, nsq_name, topic_of
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
     def _update_topics(self, spec: QueueSpec) -> None:
         source = self._sources.get(spec.name)
         if source is not None:
-            source.set_topics(spec.topics)
+            source.consumer.topics = tuple(spec.topics)
 
     def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **options: Any) -> None:
         """Delete a queue with its messages."""
@@ -181,7 +181,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         self._tag_to_queue[consumer_tag] = queue
         source = self._sources.get(queue)
         if source is not None:
-            source.resume()
+            source.consumer.resume()
             return
         source = self._open_source(queue, self.qos.prefetch_count, self.connection.received(self))
         self._sources[queue] = source
@@ -190,16 +190,8 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         spec = self._queue(queue)
         for topic in spec.topics:
             self.clients.create(topic, spec.channel)
-        source = QueueConsumer(
-            self.clients,
-            queue,
-            spec.topics,
-            spec.channel,
-            prefetch=prefetch,
-            selects=spec.selects,
-            receive=receive,
-        )
-        source.start()
+        source = QueueConsumer(self.clients, spec, prefetch, receive)
+        source.consumer.start()
         return source
 
     def basic_cancel(self, consumer_tag: str) -> None:
@@ -216,7 +208,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         if self._queue(queue).transient and not self.qos.holds(source):
             self._close_source(queue)
         else:
-            source.pause()
+            source.consumer.pause()
 
     def deliver(self, source: QueueConsumer, decoded: dict[str, Any], message: Message) -> None:
         """Call the callback of a queue; requeue the message if the queue is not consumed any more.
@@ -254,19 +246,19 @@ class Channel(virtual.Channel):  # type: ignore[misc]
             source.leave()
             with suppress(Empty):
                 inbox.get(block=False)[1].requeue()
-            source.close()
+            source.consumer.close()
             return None
-        source.pause()
+        source.consumer.pause()
         received = self._message(decoded, message, source, no_ack=no_ack)
         if no_ack:
-            source.close()
+            source.consumer.close()
         return received
 
     def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:
         """Set the number of unacknowledged messages of each queue."""
         self.qos.prefetch_count = prefetch_count
         for source in self._sources.values():
-            source.set_prefetch(prefetch_count)
+            source.consumer.max_in_flight = prefetch_count or DEFAULT_PREFETCH
 
     def close(self) -> None:
         """Close the consumers; what is not acknowledged is delivered again at once."""
@@ -283,7 +275,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         if source is not None:
             source.leave()
             self.connection.return_undelivered(source)
-            source.close()
+            source.consumer.close()
 
 
 KombuChannel = Channel  # inside the transport, Channel is an attribute

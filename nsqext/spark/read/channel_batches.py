@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import anyio
 from attrs import define
@@ -23,6 +23,7 @@ from nsqext.spark.cluster.portal import readers_loop
 from nsqext.spark.read.arrow import RowFormat, to_batches
 from nsqext.spark.read.frames import from_messages
 from nsqext.sync.loop import BlockingClient
+from nsqext.sync.mirror import Method
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -199,17 +200,9 @@ class ChannelReader(BlockingClient[ChannelBatches]):
         super().__init__(ChannelBatches(options))
         self._enter(self._original, readers_loop.kept())
 
-    def freeze(self) -> None:
-        """Exclude messages that are stored from now on."""
-        self._run(self._original.freeze)
-
-    def take(self, start: int) -> list[Message]:
-        """Finish the messages before a number, and return the next ones; see `ChannelBatches.take`."""
-        return self._run(self._original.take, start)
-
-    def finish(self, number: int) -> None:
-        """Finish the messages before a number."""
-        self._run(self._original.finish, number)
+    freeze: Final = Method(ChannelBatches.freeze)
+    take: Final = Method(ChannelBatches.take)
+    finish: Final = Method(ChannelBatches.finish)
 
     def close(self) -> None:
         """Close the connections; unfinished messages are delivered again."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from attrs import define
 
 from nsqext.errors import ProtocolError
 from nsqext.protocol.messages import EXT_NONE, MESSAGE_HEAD_SIZE
@@ -35,30 +36,22 @@ _head_of = itemgetter(slice(_HEAD.itemsize))
 _extend_head_of = itemgetter(slice(_EXTEND_HEAD.itemsize))
 
 
+@define(eq=False)
 class MessageColumns:
     """Messages of one partition, column by column.
 
-    Args:
+    Attributes:
         heads: array with the fields timestamp, attempts, id, offset and size.
-        frames: bytes that end with a body, for each message; None if bodies are not needed.
-        starts: where the body begins in each of them.
+        _frames: bytes that end with a body, for each message; None if bodies are not needed.
+        _starts: where the body begins in each of them.
         headers: the extend part of each message as it was received: version, and with a header its length and bytes;
             None if no message has a header.
-
-    Attributes:
-        heads: as above.
-        headers: as above.
     """
 
-    __slots__ = ("_frames", "_starts", "headers", "heads")
-
-    def __init__(
-        self, heads: Array, frames: list[bytes] | None, starts: Array, headers: list[bytes] | None = None
-    ) -> None:
-        self.heads: Array = heads
-        self.headers: list[bytes] | None = headers
-        self._frames = frames
-        self._starts = starts
+    heads: Array
+    _frames: list[bytes] | None
+    _starts: Array
+    headers: list[bytes] | None = None
 
     def __len__(self) -> int:
         return len(self.heads)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
+from attrs import define, field
 
 from nsqext.errors import ProtocolError, RangeIncomplete
 from nsqext.spark.read.frames import MessageColumns
@@ -17,42 +18,33 @@ from nsqext.spark.read.frames import MessageColumns
 __all__ = ("Block", "Blocks", "Reassembler")
 
 
+@define(eq=False)
 class Block:
-    """Consecutive messages of a partition.
+    """Consecutive messages of a partition; ``first`` is the number of the first one, counted from 0."""
 
-    Args:
-        first: number of the first message, counted from 0.
-    """
-
-    __slots__ = ("columns", "first")
-
-    def __init__(self, first: int, columns: MessageColumns) -> None:
-        self.first: int = first
-        self.columns: MessageColumns = columns
+    first: int
+    columns: MessageColumns
 
     def __len__(self) -> int:
         return len(self.columns)
 
 
+@define(eq=False)
 class Reassembler:
     """Collects the messages of one range from any number of deliveries.
 
-    Args:
-        window: number of messages that are kept while an earlier one is missing.
-
     Attributes:
         count: number of the first missing message.
-        offset: its byte offset; None before `begin`.
+        end: number after the last message.
+        _window: number of messages that are kept while an earlier one is missing.
+        offset: byte offset of the first missing message; None before `begin`.
     """
 
-    __slots__ = ("_ahead", "_window", "count", "end", "offset")
-
-    def __init__(self, start: int, end: int, window: int) -> None:
-        self.count: int = start
-        self.end: int = end
-        self.offset: int | None = None
-        self._window = window
-        self._ahead: dict[int, MessageColumns] = {}
+    count: int
+    end: int
+    _window: int
+    offset: int | None = field(default=None, init=False)
+    _ahead: dict[int, MessageColumns] = field(factory=dict, init=False)
 
     @property
     def done(self) -> bool:
@@ -110,24 +102,22 @@ class Reassembler:
         return [MessageColumns.joined(ordered)] if ordered else []
 
 
+@define(eq=False)
 class Blocks:
     """Ordered messages cut into blocks; a bounded number of blocks waits for the reader.
 
-    Args:
+    Attributes:
         most: waiting blocks at which `full` becomes true.
     """
 
-    __slots__ = ("_bytes", "_count", "_first", "_open", "_ready", "_rows", "_size", "most")
-
-    def __init__(self, first: int, rows: int, size: int, most: int) -> None:
-        self.most: int = most
-        self._first = first
-        self._rows = rows
-        self._size = size
-        self._open: list[MessageColumns] = []
-        self._count = 0
-        self._bytes = 0
-        self._ready: deque[Block] = deque()
+    _first: int
+    _rows: int
+    _size: int
+    most: int
+    _open: list[MessageColumns] = field(factory=list, init=False)
+    _count: int = field(default=0, init=False)
+    _bytes: int = field(default=0, init=False)
+    _ready: deque[Block] = field(factory=deque, init=False)
 
     @property
     def full(self) -> bool:

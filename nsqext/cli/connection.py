@@ -189,14 +189,19 @@ class Connection:
         self, topic: str, done: str, change: Callable[[Admin], Awaitable[None]], channel: str | None = None
     ) -> None:
         """Change a topic, or one of its channels, and print that it is ``done``."""
+        if channel is None:
+            self.change_cluster(change, {"topic": topic, done: True}, f"{topic} is {done}")
+        else:
+            text = f"channel {channel} of {topic} is {done}"
+            self.change_cluster(change, {"topic": topic, "channel": channel, done: True}, text)
+
+    def change_cluster(self, change: Callable[[Admin], Awaitable[None]], record: Mapping[str, Any], text: str) -> None:
+        """Make a change, and print a result."""
 
         async def act() -> None:
             async with self.admin() as admin:
                 await change(admin)
-            if channel is None:
-                self.show({"topic": topic, done: True}, f"{topic} is {done}")
-            else:
-                self.show({"topic": topic, "channel": channel, done: True}, f"channel {channel} of {topic} is {done}")
+            self.show(record, text)
 
         perform(act)
 

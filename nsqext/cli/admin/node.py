@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,12 +9,11 @@ import orjson
 import typer
 
 from nsqext.cli.arguments import Yes
-from nsqext.cli.command import examples, perform
+from nsqext.cli.command import examples
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.output import confirm
 
 if TYPE_CHECKING:
-    from nsqext import Admin
     from nsqext.admin import NodeStatus
 
 __all__ = ("app",)
@@ -65,8 +63,8 @@ async def list_nodes(connection: Connection) -> None:
 def remove(connection: Connection, node: Node, yes: Yes = False) -> None:
     """Make a cluster of the redesigned NSQ move all partitions of a node to others, before it is shut down."""
     confirm(f"Move all partitions of {node} to other nodes? Only a restart of the lookup leader undoes it.", yes=yes)
-    _change(
-        connection, {"node": node, "removing": True}, f"{node} is being removed", lambda admin: admin.remove_node(node)
+    connection.change_cluster(
+        lambda admin: admin.remove_node(node), {"node": node, "removing": True}, f"{node} is being removed"
     )
 
 
@@ -80,11 +78,10 @@ def disable_writes(
 ) -> None:
     """Make all nodes of the redesigned NSQ refuse publishes, until `enable-writes`."""
     confirm("Refuse publishes on all nodes?", yes=yes)
-    _change(
-        connection,
+    connection.change_cluster(
+        lambda admin: admin.disable_writes(ordered_only=ordered_only),
         {"writes": "ordered" if ordered_only else "disabled"},
         "writes are disabled",
-        lambda admin: admin.disable_writes(ordered_only=ordered_only),
     )
 
 
@@ -93,7 +90,7 @@ def disable_writes(
 @connected
 def enable_writes(connection: Connection) -> None:
     """Make all nodes accept publishes again."""
-    _change(connection, {"writes": "enabled"}, "writes are enabled", lambda admin: admin.enable_writes())
+    connection.change_cluster(lambda admin: admin.enable_writes(), {"writes": "enabled"}, "writes are enabled")
 
 
 @app.command("log-level")
@@ -101,11 +98,10 @@ def enable_writes(connection: Connection) -> None:
 @connected
 def log_level(connection: Connection, level: Annotated[Level, typer.Argument(help="The level.")]) -> None:
     """Set the log level of all nodes, and of the lookup nodes of the redesigned NSQ, until they restart."""
-    _change(
-        connection,
+    connection.change_cluster(
+        lambda admin: admin.set_log_level(level.value),
         {"log_level": level.value},
         f"the log level is {level.value}",
-        lambda admin: admin.set_log_level(level.value),
     )
 
 
@@ -126,14 +122,3 @@ async def option(
             found = await admin.set_node_option(node, name, value)
     shown = found if isinstance(found, str) else orjson.dumps(found).decode()
     connection.show({"node": node, "option": name, "value": found}, f"{name} of {node} is {shown}")
-
-
-def _change(
-    connection: Connection, record: dict[str, Any], done: str, change: Callable[[Admin], Awaitable[None]]
-) -> None:
-    async def act() -> None:
-        async with connection.admin() as admin:
-            await change(admin)
-        connection.show(record, done)
-
-    perform(act)

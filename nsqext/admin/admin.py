@@ -28,6 +28,11 @@ class Admin(TopicAdmin, NodeAdmin):
     A change of a channel is sent to the leader of every partition, and repeated while a leader is being elected. All
     changes are idempotent.
 
+    Errors of many methods: `InvalidName`, servers would refuse a name; `TopicNotFound`, lookup does not know the topic;
+    `LookupFailed`, the lookup service refused, or no node of it gave a usable response; `PartitionUnavailable`, a
+    partition has no leader in time; `ConnectionFailed`, a node does not respond; `OperationNotSupported`, the topic or
+    the cluster is of the original generation, which cannot do this.
+
     Args:
         lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side: a list, or text with commas. Or a URL with
             addresses and settings: ``nsq://lookupd:4161?timeout=60``.
@@ -43,10 +48,7 @@ class Admin(TopicAdmin, NodeAdmin):
         """Return the TCP addresses of the in-sync replicas by partition, the leader first.
 
         Raises:
-            OperationNotSupported: the topic is on the original generation.
-            TopicNotFound: lookup does not know the topic.
-            PartitionUnavailable: a partition has no leader.
-            ConnectionFailed: a leader does not respond.
+            OperationNotSupported, TopicNotFound, PartitionUnavailable, ConnectionFailed: see `Admin`.
         """
         requests = self._open()
         where = await requests.led(topic)
@@ -62,9 +64,8 @@ class Admin(TopicAdmin, NodeAdmin):
             channel: only this channel; None for all.
 
         Raises:
-            TopicNotFound: lookup does not know the topic.
-            LookupFailed: no lookup node returned a usable response.
             ConnectionFailed: no node that holds the topic responded.
+            TopicNotFound, LookupFailed: see `Admin`.
         """
         requests = self._open()
         where = await requests.find(topic)
@@ -93,11 +94,8 @@ class Admin(TopicAdmin, NodeAdmin):
             partition: only this partition; None for all.
 
         Raises:
-            OperationNotSupported: the topic is on the original generation.
             InvalidInput: the number or the partition is not valid.
-            TopicNotFound: lookup does not know the topic.
-            PartitionUnavailable: a partition has no leader.
-            ConnectionFailed: a leader does not respond.
+            OperationNotSupported, TopicNotFound, PartitionUnavailable, ConnectionFailed: see `Admin`.
         """
         wanted = check_number("count", count, 1, 1000, InvalidInput)
         requests = self._open()

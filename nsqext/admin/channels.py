@@ -46,12 +46,10 @@ class ChannelAdmin(AdminBase):
             key_header: extend header that carries the key of a ``key_failover`` channel.
 
         Raises:
-            InvalidName: a name is not valid.
             InvalidInput: ``dispatch`` is unknown, ``key_header`` would be ignored, or the channel has consumers with
                 another dispatch.
-            TopicNotFound: lookup does not know the topic.
             OperationNotSupported: the servers do not know ``dispatch``.
-            PartitionUnavailable: a partition has no leader in time.
+            InvalidName, TopicNotFound, PartitionUnavailable: see `Admin`.
         """
         check_channel(channel)
         requests = self._open()
@@ -81,9 +79,7 @@ class ChannelAdmin(AdminBase):
 
         Raises:
             InvalidInput: a name or a number is not valid, the channel does not exist, or no setting is given.
-            OperationNotSupported: the topic is on the original generation.
-            TopicNotFound: lookup does not know the topic.
-            PartitionUnavailable: a partition has no leader in time.
+            OperationNotSupported, TopicNotFound, PartitionUnavailable: see `Admin`.
         """
         changes: list[tuple[str, dict[str, str | int]]] = []
         if ordered is not None:
@@ -189,8 +185,7 @@ class ChannelAdmin(AdminBase):
 
         Raises:
             InvalidInput: the channel does not exist.
-            TopicNotFound: lookup does not know the topic.
-            PartitionUnavailable: a partition has no leader in time.
+            TopicNotFound, PartitionUnavailable: see `Admin`.
         """
         check_channel(channel)
         requests = self._open()
@@ -217,8 +212,7 @@ class ChannelAdmin(AdminBase):
 
         Raises:
             InvalidInput: a name is not valid, or the channel does not exist.
-            TopicNotFound: lookup does not know the topic.
-            PartitionUnavailable: a partition has no leader in time.
+            TopicNotFound, PartitionUnavailable: see `Admin`.
         """
         await self._open().change_channel("pause", topic, channel)
 

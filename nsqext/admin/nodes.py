@@ -50,9 +50,7 @@ class NodeAdmin(AdminBase):
 
         Raises:
             InvalidInput: lookup lists no such node.
-            OperationNotSupported: the cluster is of the original generation.
-            ConnectionFailed: the node does not respond.
-            LookupFailed: refused, or no lookup node responds.
+            OperationNotSupported, ConnectionFailed, LookupFailed: see `Admin`.
         """
         requests = self._open()
         await self._check_ha(requests, "remove_node")
@@ -68,9 +66,8 @@ class NodeAdmin(AdminBase):
             ordered_only: refuse publishes to ordered topics only.
 
         Raises:
-            OperationNotSupported: the cluster is of the original generation.
             ConnectionFailed, PartitionUnavailable: a node does not respond; the others are changed.
-            LookupFailed: no lookup node responds.
+            OperationNotSupported, LookupFailed: see `Admin`.
         """
         await self._set_writes("disable_writes", "ordered" if ordered_only else "all")
 
@@ -110,8 +107,7 @@ class NodeAdmin(AdminBase):
 
         Raises:
             InvalidInput: lookup lists no such node, or it has no such option.
-            ConnectionFailed: the node does not respond.
-            LookupFailed: no lookup node responds.
+            ConnectionFailed, LookupFailed: see `Admin`.
         """
         requests = self._open()
         return await option(requests, await node_info(requests, node), _option_name(name))
@@ -129,8 +125,7 @@ class NodeAdmin(AdminBase):
 
         Raises:
             InvalidInput: lookup lists no such node, or it refuses the option or the value.
-            ConnectionFailed: the node does not respond.
-            LookupFailed: no lookup node responds.
+            ConnectionFailed, LookupFailed: see `Admin`.
         """
         try:
             sent = value.encode() if isinstance(value, str) else orjson.dumps(value)

@@ -48,9 +48,7 @@ class TopicAdmin(ChannelAdmin):
         """Return a topic.
 
         Raises:
-            InvalidName: the name is not valid.
-            TopicNotFound: lookup does not know the topic.
-            LookupFailed: no lookup node returned a usable response.
+            InvalidName, TopicNotFound, LookupFailed: see `Admin`.
         """
         where, channels = await self._open().find_with_channels(topic)
         nodes = tuple(sorted({*where.leaders.values(), *where.nodes}))
@@ -146,10 +144,7 @@ class TopicAdmin(ChannelAdmin):
             missing_ok: a missing topic is not an error.
 
         Raises:
-            InvalidName: the name is not valid.
-            TopicNotFound: lookup does not know the topic.
-            LookupFailed: refused, or no lookup node responds.
-            ConnectionFailed: a node of the original generation does not respond.
+            InvalidName, TopicNotFound, LookupFailed, ConnectionFailed: see `Admin`.
         """
         requests = self._open()
         try:
@@ -172,11 +167,9 @@ class TopicAdmin(ChannelAdmin):
         Producers of this process use the change at once, others with their next poll of the lookup service.
 
         Raises:
-            TopicNotFound: lookup does not know the topic.
-            OperationNotSupported: the topic is on the original generation.
-            LookupFailed: refused, or no lookup node responds.
             PartitionUnavailable: the topic was upgraded, but the connections to a partition without leader remain:
                 their consumers receive again within a minute.
+            TopicNotFound, OperationNotSupported, LookupFailed: see `Admin`.
         """
         requests = self._open()
         where, channels = await requests.find_with_channels(topic)
@@ -237,10 +230,9 @@ class TopicAdmin(ChannelAdmin):
 
         Raises:
             InvalidInput: a number is not valid, or no setting is given.
-            TopicNotFound: lookup does not know the topic.
-            OperationNotSupported: the topic is on the original generation.
             LookupFailed: refused, for example because there are too few nodes, or no lookup node responds.
             PartitionUnavailable: lookup does not report the change in time.
+            TopicNotFound, OperationNotSupported: see `Admin`.
         """
         params: dict[str, str | int] = {"topic": topic}
         if replicas is not None:
@@ -280,11 +272,9 @@ class TopicAdmin(ChannelAdmin):
 
         Raises:
             InvalidInput: the number is not valid.
-            TopicNotFound: lookup does not know the topic.
-            OperationNotSupported: the topic is on the original generation.
-            LookupFailed: refused, or no lookup node responds.
             PartitionUnavailable: the cluster was not stable in time, or the topic was expanded and a new partition did
                 not accept publishes in time. The same call can be repeated.
+            TopicNotFound, OperationNotSupported, LookupFailed: see `Admin`.
         """
         number = check_number("partitions", partitions, 1, MAX_PARTITIONS, InvalidInput)
         check_time("wait", wait)
@@ -329,11 +319,8 @@ class TopicAdmin(ChannelAdmin):
 
         Raises:
             InvalidInput: lookup lists no such node, the topic has no such partition, or ``source`` has no replica.
-            TopicNotFound: lookup does not know the topic.
-            OperationNotSupported: the topic is on the original generation.
-            LookupFailed: refused, or no lookup node responds.
             PartitionUnavailable: the partition has not moved in time.
-            ConnectionFailed: a node does not respond.
+            TopicNotFound, OperationNotSupported, LookupFailed, ConnectionFailed: see `Admin`.
         """
         check_time("wait", wait)
         requests = self._open()
@@ -358,11 +345,9 @@ class TopicAdmin(ChannelAdmin):
             enabled: False stops it.
 
         Raises:
-            InvalidName: a name is not valid.
             InvalidInput: the channel does not exist.
-            TopicNotFound: lookup does not know the topic.
-            OperationNotSupported: the topic is on the original generation.
             ConnectionFailed, PartitionUnavailable: a node does not respond; the others are changed.
+            InvalidName, TopicNotFound, OperationNotSupported: see `Admin`.
         """
         requests = self._open()
         where = await requests.find(topic)
@@ -381,8 +366,7 @@ class TopicAdmin(ChannelAdmin):
 
         Raises:
             OperationNotSupported: the redesigned NSQ pauses channels only.
-            TopicNotFound: lookup does not know the topic.
-            ConnectionFailed: a node does not respond.
+            TopicNotFound, ConnectionFailed: see `Admin`.
         """
         await self._switch_topic(topic, "pause")
 
@@ -404,9 +388,7 @@ class TopicAdmin(ChannelAdmin):
         On the redesigned NSQ, where channels read from a log, every channel skips to the end of the log.
 
         Raises:
-            TopicNotFound: lookup does not know the topic.
-            PartitionUnavailable: a partition has no leader in time.
-            ConnectionFailed: a node of the original generation does not respond.
+            TopicNotFound, PartitionUnavailable, ConnectionFailed: see `Admin`.
         """
         requests = self._open()
         where = await requests.find(topic)
@@ -425,9 +407,8 @@ class TopicAdmin(ChannelAdmin):
 
         Raises:
             InvalidInput: lookup knows no such node.
-            TopicNotFound: lookup does not know the topic.
             OperationNotSupported: ``restore``, and the topic is on the original generation.
-            LookupFailed: refused, or no lookup node responds.
+            TopicNotFound, LookupFailed: see `Admin`.
         """
         requests = self._open()
         if generation_of(await requests.find(topic)) == "nsq" and restore:

@@ -24,7 +24,10 @@ async def newest_messages(
     """Return the newest messages, newest first.
 
     Args:
+        requests: client of the cluster.
+        topic: the topic.
         partitions: number, HTTP address of the leader and number of messages of each partition to read.
+        count: largest number of messages.
 
     Raises:
         ConnectionFailed: a leader does not respond.

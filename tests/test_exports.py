@@ -44,8 +44,9 @@ PUBLIC = [name for name in MODULES if not any(part.startswith("_") for part in n
 
 
 def exported(module: ModuleType) -> tuple[str, ...]:
-    """Return the module's ``__all__``."""
-    names = getattr(module, "__all__", ())
+    """Return the module's ``__all__``; without one, the functions and classes that other modules may use."""
+    made_here = (name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__)
+    names = getattr(module, "__all__", tuple(name for name in made_here if not name.startswith("_")))
     assert isinstance(names, tuple), f"{module.__name__}.__all__ is a {type(names).__name__}, not a tuple"
     return names
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-__all__ = ("Clock",)
-
 
 class Clock:
     """Time for timeouts and time stamps in a cluster.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from nsqext.broker.runtime import Runtime
 
-__all__ = ("Cluster", "ClusterNode")
-
 T = TypeVar("T")
 
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from nsqext.broker.runtime import Runtime
     from nsqext.broker.runtime_ha import RuntimeHa
 
-__all__ = ("ClusterFaults", "ScriptedClock")
-
 _OPEN_ERRORS = frozenset(
     (
         "E_FAILED_ON_NOT_LEADER",

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ("locked",)
-
 
 @contextmanager
 def locked(folder: Path | None, *, make: bool = False) -> Iterator[None]:

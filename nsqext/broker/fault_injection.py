@@ -14,8 +14,6 @@ from attrs import define, field
 if TYPE_CHECKING:
     from nsqext.protocol.server.request_error import RequestError
 
-__all__ = ("Direction", "NodeFaults", "Rule")
-
 Direction = Literal["in", "out"]
 """``in`` for bytes from clients, ``out`` for bytes to clients."""
 

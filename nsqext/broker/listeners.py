@@ -11,8 +11,6 @@ from typing import Any
 from nsqext.errors import InvalidSetting
 from nsqext.types import Address
 
-__all__ = ("ListenError", "Ports", "listen", "listen_early", "peer_name", "split_address")
-
 make_socket = socket.socket
 """Makes a socket; the simulation of `nsqext.testing` replaces it by one in memory."""
 

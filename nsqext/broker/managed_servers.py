@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from nsqext.http.guard import HttpGuard
     from nsqext.types import Address
 
-__all__ = ("ManagedLookupd", "ManagedNode")
-
 _Job = Callable[..., Coroutine[Any, Any, None]]
 
 

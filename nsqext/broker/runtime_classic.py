@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from nsqext.broker.options import ClusterOptions, ClusterShape
     from nsqext.types import Address
 
-__all__ = ("RuntimeClassic",)
-
 _REGISTRATION_TIMEOUT = 5.0  # seconds
 
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from nsqext.broker.options import ClusterOptions, ClusterShape
     from nsqext.types import Address
 
-__all__ = ("RuntimeHa", "coordinator_stats")
-
 _ON_CHANGE = {
     NodeChange.SILENT: membership.silent,
     NodeChange.LEAVING: membership.left,

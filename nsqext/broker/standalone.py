@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import Node
     from nsqext.broker.nsqd.options import NodeOptions
 
-__all__ = ("LookupdSettings", "NsqdSettings", "TlsFiles", "run_lookupd", "run_nsqd", "version_of")
-
 _VERSIONS = {
     "ssl3.0": ssl.TLSVersion.MINIMUM_SUPPORTED,
     "tls1.0": ssl.TLSVersion.MINIMUM_SUPPORTED,

@@ -21,20 +21,6 @@ if TYPE_CHECKING:
     from nsqext.broker.coordinator.replication import ReplicaSet
     from nsqext.broker.engine.channel.kind import ChannelKind
 
-__all__ = (
-    "KEY_NOT_FOUND",
-    "MAX_SYNC_EVERY",
-    "UNSTABLE",
-    "create_channel",
-    "create_topic",
-    "delete_topic",
-    "expand_topic",
-    "move_partition",
-    "register_channels",
-    "remove_node",
-    "update_topic",
-)
-
 KEY_NOT_FOUND = "Key not found"
 UNSTABLE = "the cluster is unstable"
 _NO_NODE = "ErrType:9 ErrCode:1 : No node is available for topic"

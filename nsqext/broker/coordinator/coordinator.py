@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from nsqext.broker.coordinator.members import Member
     from nsqext.broker.coordinator.topics import PartitionState, TopicState
 
-__all__ = ("Coordinator", "CoordinatorOptions")
-
 _MIRROR = 0.2
 """Seconds after which followers get the positions of channels; later ones are lost in a crash of the leader."""
 

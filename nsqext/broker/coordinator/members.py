@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import Node
     from nsqext.types import Address
 
-__all__ = ("Member",)
-
 
 @define(eq=False)
 class Member:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from nsqext.broker.coordinator.members import Member
     from nsqext.broker.coordinator.replication import ReplicaSet
 
-__all__ = ("left", "returned", "silent", "thawed")
-
 logger: logging.Logger = logging.getLogger(__name__)
 
 

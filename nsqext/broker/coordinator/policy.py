@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from nsqext.broker.coordinator.topics import PartitionState, TopicSpec
 
-__all__ = ("candidate", "drop_from_in_sync", "is_writable", "place", "promote")
-
 
 def place(
     spec: TopicSpec, load: Mapping[str, tuple[int, int]], existing: Mapping[int, PartitionState]

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.partition import Partition
     from nsqext.broker.nsqd.node import Hosted
 
-__all__ = ("ReplicaSet", "commit_all", "copy_records", "cut_tail", "hand_over_channels", "mirror_channels")
-
 _CHUNK = 1000  # records that are copied in one turn of the event loop
 logger: logging.Logger = logging.getLogger(__name__)
 

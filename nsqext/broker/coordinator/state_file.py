@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from nsqext.broker.coordinator.coordinator import Coordinator
     from nsqext.broker.engine.storage.partition_store import StoredPartition
 
-__all__ = ("StateFile",)
-
 _RETRY = 1.0  # seconds until a failed write is repeated
 logger: logging.Logger = logging.getLogger(__name__)
 

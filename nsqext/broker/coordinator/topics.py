@@ -8,8 +8,6 @@ from attrs import define, evolve, field, frozen
 
 from nsqext.types import TopicMeta
 
-__all__ = ("PartitionState", "TopicSpec", "TopicState")
-
 
 @frozen
 class TopicSpec:

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.channel.channel import Channel
     from nsqext.broker.engine.partition import Partition
 
-__all__ = ("admit", "check_kind", "set_kind")
-
 
 def set_kind(partition: Partition, name: str, kind: ChannelKind) -> Channel:
     """Return a channel of this type: created if it is missing, otherwise converted at its acknowledged position.

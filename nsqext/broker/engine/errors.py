@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ("Refusal",)
-
 
 class Refusal(Exception):
     """Engine or coordinator refuse a request."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ("ChannelRules", "PartitionOptions")
-
 _MIB = 1024 * 1024
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.storage.memory_budget import MemoryBudget
     from nsqext.broker.engine.storage.recovery import Recovery
 
-__all__ = ("Partition",)
-
 
 class Partition:
     """One partition of a topic on one node; raises `InvalidSetting` if the data in its ``data_path`` cannot be used."""

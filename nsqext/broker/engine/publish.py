@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from nsqext.broker.engine.storage.log import Log
 
-__all__ = ("NewMessage", "Stored", "as_entries", "counter_of")
-
 _COUNTERS = (1 << COUNTER_BITS) - 1
 
 

@@ -8,8 +8,6 @@ from itertools import count
 from math import inf
 from typing import Protocol
 
-__all__ = ("Schedule", "Scheduled")
-
 
 class Scheduled(Protocol):
     """A thing with deadlines."""

@@ -12,8 +12,6 @@ from nsqext.protocol.server.go_format import parse_int
 if TYPE_CHECKING:
     from nsqext.broker.engine.storage.log import Log
 
-__all__ = ("AT_END", "StartPosition")
-
 _KINDS = ("timestamp", "special", "virtual_queue", "msgcount")
 _SEGMENT = 500_000
 """Entries of one file of the real server's commit log; a position before the first file is not found."""

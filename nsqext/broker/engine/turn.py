@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ("Pumped", "Turn")
-
 
 class Pumped(Protocol):
     """A channel."""

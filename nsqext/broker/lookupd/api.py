@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from nsqext.broker.lookupd.cluster_view import TopicView
     from nsqext.broker.lookupd.lookupd import Lookupd
 
-__all__ = ("lookupd_app",)
-
 _BASE_LOAD = 0.8
 _MEBIBYTE = 1024 * 1024
 

@@ -16,8 +16,6 @@ from nsqext.protocol.lookupd_tcp import PeerInfo
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-__all__ = ("ClassicLookupd", "classic_app")
-
 _NO_TOPIC = "MISSING_ARG_TOPIC"
 
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from nsqext.broker.coordinator.members import Member
     from nsqext.broker.coordinator.topics import TopicSpec
 
-__all__ = ("ClusterView", "LiveView", "PartitionView", "Peer", "Snapshot", "TopicView")
-
 
 @frozen
 class Peer:

@@ -13,8 +13,6 @@ from nsqext.types import Address
 if TYPE_CHECKING:
     from nsqext.http.api import Call, Handler
 
-__all__ = ("LookupNode",)
-
 _UNKNOWN = Address("127.0.0.1", 0)
 
 

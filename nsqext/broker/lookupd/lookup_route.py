@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from nsqext.broker.lookupd.cluster_view import TopicView
     from nsqext.broker.lookupd.lookupd import Lookupd
 
-__all__ = ("channels_of", "lookup", "meta_of")
-
 NO_CHANNEL = "Topic has no channel, should init at least one for the new topic"
 
 

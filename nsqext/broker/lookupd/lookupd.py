@@ -12,8 +12,6 @@ from nsqext.broker.lookupd.lookup_node import LookupNode
 if TYPE_CHECKING:
     from nsqext.broker.coordinator.coordinator import Coordinator
 
-__all__ = ("Lookupd", "LookupdGroup")
-
 
 @define(eq=False)
 class Lookupd(LookupNode):

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from nsqext.broker.lookupd.cluster_view import ClusterView
     from nsqext.broker.lookupd.registry import Registry
 
-__all__ = ("registry_metrics", "view_metrics")
-
 
 def view_metrics(view: ClusterView, version: str, *, leads: bool) -> Response:
     """Return the metrics of a lookup node of the redesigned generation."""

@@ -13,16 +13,6 @@ from nsqext.http.api import HttpFault, valid_channel, valid_topic
 if TYPE_CHECKING:
     from nsqext.http.api import Call
 
-__all__ = (
-    "check_log_level",
-    "read_channel",
-    "read_deletion",
-    "read_kind",
-    "read_partition_num",
-    "read_ranged",
-    "read_topic",
-)
-
 BAD_REPLICATOR = "INVALID_ARG_TOPIC_REPLICATOR"
 BAD_SYNC = "INVALID_ARG_TOPIC_SYNC_DISK"
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import Node
     from nsqext.types import Address
 
-__all__ = ("RegistrationClient",)
-
 _TIMEOUT = 5.0  # the real one waits for a second, which a busy machine may exceed between two programs
 _CLOSE_TIMEOUT = 1.0  # seconds
 _POLL = 1.0  # seconds between two checks of the configured lookup nodes

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 from attrs import define, field
 
-__all__ = ("Producer", "RegisteredNode", "Registration", "Registry")
-
 NEVER = -6795364578871345152
 """Nanoseconds that the real server prints for a time that was never set."""
 

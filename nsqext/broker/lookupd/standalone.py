@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from nsqext.broker.lookupd.classic import ClassicLookupd
 
-__all__ = ("standalone_app",)
-
 _SHOWN = ("remote_address", "hostname", "broadcast_address", "tcp_port", "http_port", "version")
 
 

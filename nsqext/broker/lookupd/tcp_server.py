@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from nsqext.broker.lookupd.classic import ClassicLookupd
 
-__all__ = ("LookupSession", "LookupTcpServer")
-
 logger: logging.Logger = logging.getLogger("nsqext.broker.lookupd")
 
 _READ = 65536

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import ConnectedClient
     from nsqext.protocol.server.command_parser import Command
 
-__all__ = ("auth", "check_auth", "recheck_auth", "run_authorized")
-
 
 def auth(client: ConnectedClient, command: Command) -> Awaitable[None]:
     """Run AUTH; it is refused without an auth server, and to a client that has authorizations already."""

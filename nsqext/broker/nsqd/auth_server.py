@@ -18,8 +18,6 @@ from nsqext.protocol.server.go_format import decode
 if TYPE_CHECKING:
     from nsqext.broker.nsqd.options import NodeOptions
 
-__all__ = ("Authorizations", "query_auth")
-
 _TIMEOUT = 5.0  # seconds of a request
 _OK = 200
 _ACCEPT = {"Accept": "application/vnd.nsq; version=1.0"}

@@ -16,8 +16,6 @@ from nsqext.protocol.server.request_error import RequestError
 if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import Hosted
 
-__all__ = ("Deferred", "is_large", "store_in_parts")
-
 T = TypeVar("T")
 
 _PART = 2000

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from nsqext.broker.nsqd.session import Handler, Session
     from nsqext.protocol.server.command_parser import Command
 
-__all__ = ("REDESIGNED", "identify", "nop")
-
 
 def identify(session: Session, command: Command) -> None:
     """Run IDENTIFY: the reply is sent in clear, an OK inside each new layer (captured: tls, snappy, deflate)."""

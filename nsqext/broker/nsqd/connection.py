@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from nsqext.broker.fault_injection import NodeFaults
     from nsqext.broker.nsqd.session import Session
 
-__all__ = ("Connection", "Host", "Loop")
-
 _READ = 256 * 1024
 _LAST_READS = 64
 _COMMANDS_AWAITED = 64  # replicas of this process answer without suspending the task

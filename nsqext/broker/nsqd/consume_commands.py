@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from nsqext.broker.nsqd.session import Session
     from nsqext.protocol.server.command_parser import Command
 
-__all__ = ("check_sub", "cls", "fin", "rdy", "req", "sub", "sub_advanced", "sub_ordered", "touch")
-
 _ID = Struct(">q")
 _DISABLED = "Consume is disabled currently"
 

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from nsqext.protocol.server.negotiate import ClientSettings, ServerLimits
     from nsqext.protocol.server.request_error import RequestError
 
-__all__ = ("COORDINATOR_ERRORS", "SHORTEST_TICK", "ConnectedClient", "Hosted", "Node", "Switches")
-
 logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
 
 

@@ -18,8 +18,6 @@ from nsqext.protocol.server.negotiate import ServerLimits
 if TYPE_CHECKING:
     from nsqext.http.guard import HttpGuard
 
-__all__ = ("MIB", "NodeOptions")
-
 MIB: int = 1024 * 1024
 
 

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from nsqext.protocol.layers import Layer
     from nsqext.protocol.server.negotiate import ClientSettings
 
-__all__ = ("OutputBuffer",)
-
 
 class OutputBuffer:
     """Output of one session.

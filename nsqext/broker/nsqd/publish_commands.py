@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from nsqext.broker.nsqd.session import Session
     from nsqext.protocol.server.command_parser import Command
 
-__all__ = ("commit", "publish", "publish_batch", "store")
-
 logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
 
 _LENGTH = 4

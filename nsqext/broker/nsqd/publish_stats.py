@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from attrs import define, field
 
-__all__ = ("PublishStats", "Publisher")
-
 _BUCKETS = 16
 _HOUR = 3600 * 1_000_000_000
 _DAY = 24

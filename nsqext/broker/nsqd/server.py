@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from nsqext.broker.nsqd.node import Node
 
-__all__ = ("NsqdServer", "dialect_of")
-
 logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
 
 _DRAIN = 1.0  # seconds for which publishers receive refusals before a node ends

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from nsqext.protocol.layers import Layer
     from nsqext.protocol.messages import RawMessage
 
-__all__ = ("MESSAGE_HEAD", "MESSAGE_TYPE", "Dialect", "Handler", "Session", "SessionSubscriber")
-
 logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
 
 Handler = Callable[["Session", Command], Awaitable[None] | None]

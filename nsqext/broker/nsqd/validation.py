@@ -13,8 +13,6 @@ from nsqext.protocol.server.request_error import RequestError
 if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import ConnectedClient, Hosted
 
-__all__ = "CommandValidator"
-
 _SMALL = frozenset((b"IDENTIFY", b"AUTH"))  # commands whose body is not a message
 
 

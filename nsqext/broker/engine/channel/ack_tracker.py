@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 
-__all__ = ("AckTracker",)
-
 
 class AckTracker:
     """The acknowledged position of a channel, with the intervals that were finished out of order."""

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.channel.partition_view import PartitionView
     from nsqext.broker.engine.storage.delayed_queue import Delayed
 
-__all__ = ("Channel",)
-
 logger: logging.Logger = logging.getLogger(__name__)
 
 

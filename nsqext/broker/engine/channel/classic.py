@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.storage.delayed_queue import Journal
     from nsqext.broker.engine.storage.log import Entry
 
-__all__ = ("ClassicChannel", "ClassicCursor")
-
 
 class ClassicCursor(Cursor):
     """The messages of a channel of the original server."""

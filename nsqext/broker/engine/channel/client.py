@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from nsqext.protocol.messages import RawMessage
     from nsqext.protocol.record import Record
 
-__all__ = ("NO_LIMIT", "Client", "Subscriber")
-
 NO_LIMIT = 50_000
 """Messages that may be in flight at a client without a limit set over HTTP."""
 

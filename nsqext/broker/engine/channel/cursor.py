@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.storage.log import Entry
     from nsqext.broker.engine.storage.partition_store import ChannelState
 
-__all__ = ("Cursor",)
-
 logger: logging.Logger = logging.getLogger(__name__)
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.channel.client import Client
     from nsqext.broker.engine.storage.log import Entry
 
-__all__ = ("Delivery", "InFlight")
-
 
 class Delivery:
     """A message between the queue and its acknowledgement."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.channel.partition_view import PartitionView
     from nsqext.broker.engine.start_position import StartPosition
 
-__all__ = ("KeyFailoverChannel", "KeyFailoverCursor")
-
 _NOT_ORDERED = "channel {name} is dispatched by key_failover and cannot be consumed in order"
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.channel.client import Client
     from nsqext.broker.engine.channel.in_flight import Delivery
 
-__all__ = ("KeyQueue", "KeySelector", "key_of")
-
 _BALANCE = 2.0
 """Seconds after a change of the ranges, or after the last look, until a consumer that is too busy gives keys away."""
 

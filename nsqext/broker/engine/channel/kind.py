@@ -8,8 +8,6 @@ from nsqext.broker.engine.errors import Refusal
 from nsqext.protocol.headers import KEY_HEADER
 from nsqext.protocol.identify import DISPATCH_TYPES, KEY_FAILOVER, SHARED
 
-__all__ = ("PLAIN", "ChannelKind", "make_kind")
-
 
 @frozen
 class ChannelKind:

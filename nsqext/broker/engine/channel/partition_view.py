@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.storage.delayed_queue import Journal
     from nsqext.broker.engine.storage.log import Log
 
-__all__ = ("PartitionView",)
-
 
 class PartitionView(Protocol):
     """A partition as a channel sees it; its members are described in `nsqext.broker.engine.partition.Partition`."""

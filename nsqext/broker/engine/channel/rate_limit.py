@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from nsqext.broker.engine.channel.in_flight import Delivery
 
-__all__ = ("RateLimit",)
-
 _KIB = 1024
 _BURST = 4.0  # seconds
 _LONGEST = 1.0  # seconds that one message waits

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.channel.in_flight import Delivery
     from nsqext.broker.engine.options import PartitionOptions
 
-__all__ = ("NOT_IN_FLIGHT", "RequeueRules", "not_owned")
-
 NOT_IN_FLIGHT = "Message ID not in flight"
 _MANY_ATTEMPTS = 100
 _SHORTEST_THRESHOLD = 0.001  # seconds; a shorter `ChannelRules.delayed_threshold` is replaced

@@ -12,8 +12,6 @@ from nsqext.protocol.identify import SHARED
 if TYPE_CHECKING:
     from nsqext.broker.engine.channel.client import Client
 
-__all__ = ("ChannelCounters", "KeyRangeStats", "Latencies")
-
 _BUCKETS = 12
 
 

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from nsqext.broker.engine.channel.client import Client
 
-__all__ = ("TagSelector",)
-
 
 class TagSelector:
     """The clients of a channel that can take a message, in one queue per dispatch tag and one for clients without.

@@ -12,8 +12,6 @@ from functools import lru_cache
 
 import re2
 
-__all__ = ("InvalidExpression", "compile_glob", "compile_regexp", "compile_wildcard")
-
 _MAX_NESTING = 1000
 _SURROGATES = re.compile("[\ud800-\udfff]")
 

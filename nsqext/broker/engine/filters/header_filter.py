@@ -21,8 +21,6 @@ from nsqext.protocol.messages import EXT_JSON
 if TYPE_CHECKING:
     from nsqext.protocol.record import Record
 
-__all__ = ("compile_filter", "compile_path")
-
 _Test = Callable[[bytes], bool]
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-__all__ = ("DelayedJournal",)
-
 _OVERGROWN = 16 * 1024 * 1024
 _NUMBERS = ("offset", "size", "count", "attempts", "due")
 logger: logging.Logger = logging.getLogger(__name__)

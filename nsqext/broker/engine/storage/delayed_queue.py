@@ -10,8 +10,6 @@ from attrs import define
 if TYPE_CHECKING:
     from nsqext.broker.engine.storage.log import Entry
 
-__all__ = ("Delayed", "DelayedQueue", "Journal")
-
 
 @define(eq=False)
 class Delayed:

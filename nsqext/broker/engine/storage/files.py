@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ("checked_number", "topic_folder", "usable", "with_checksum", "without_checksum", "write_atomically")
-
-
 _MOST = 1 << 62
 _CONTENT = b',"content":'
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.storage.memory_budget import MemoryBudget
     from nsqext.protocol.record import Record
 
-__all__ = ("ENTRY_COST", "FIRST_COUNTER", "Entry", "Gap", "Log", "LogStore")
-
 FIRST_COUNTER = 2
 """Counter in the internal id of the first message of a partition (captured in partition_ids)."""
 

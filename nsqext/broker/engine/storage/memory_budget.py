@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ("MemoryBudget", "MemoryUser")
-
 
 class MemoryUser(Protocol):
     """A queue that can free memory."""

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.storage.delayed_queue import Delayed
     from nsqext.broker.engine.storage.memory_budget import MemoryBudget
 
-__all__ = ("ChannelState", "PartitionStore", "StoredPartition", "stored_partitions")
-
 logger: logging.Logger = logging.getLogger(__name__)
 _STATE = ".channels.json"
 _COPY = ".copy"

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from nsqext.protocol.record import Record
 
-__all__ = ("Recovery", "Run", "keep_aside", "scan")
-
 _COUNTER = (1 << COUNTER_BITS) - 1
 _ID_AT = 14
 """Where the internal id lies in a record."""

@@ -17,8 +17,6 @@ from nsqext.broker.engine.storage.files import checked_number, with_checksum, wi
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ("BAD_BEGIN", "SegmentFile", "SegmentFolder")
-
 BAD_BEGIN = (OSError, ValueError, TypeError, KeyError)
 """Raised for the begin of a file that is missing or damaged."""
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.storage.log import Entry
     from nsqext.broker.engine.storage.segment_files import SegmentFile, SegmentFolder
 
-__all__ = ("SegmentRecovery",)
-
 logger: logging.Logger = logging.getLogger(__name__)
 _CHUNK = 1024
 

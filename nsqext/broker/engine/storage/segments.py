@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ("DiskOptions", "SegmentStore")
-
 logger: logging.Logger = logging.getLogger(__name__)
 _MIB = 1024 * 1024
 

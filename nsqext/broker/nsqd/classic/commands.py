@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from nsqext.protocol.messages import RawMessage
     from nsqext.protocol.server.command_parser import Command
 
-__all__ = ("CLASSIC", "ClassicValidator", "parse_delay")
-
 _ID_SIZE = 16
 
 

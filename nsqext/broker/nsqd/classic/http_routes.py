@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.publish import Stored
     from nsqext.broker.nsqd.node import Hosted
 
-__all__ = ("ClassicRoutes", "refusing_route")
-
 _MS = 1_000_000
 _FALSE = ("false", "0")
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.channel.client import Client
     from nsqext.broker.nsqd.node import ConnectedClient, Hosted
 
-__all__ = ("ClassicStatsRoutes",)
-
 _NO_LATENCY = {"count": 0, "percentiles": None}
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _MEMORY = (

@@ -11,8 +11,6 @@ from nsqext.protocol.server.go_format import NANOSECONDS
 if TYPE_CHECKING:
     from starlette.routing import Route
 
-__all__ = ("AdminRoutes",)
-
 
 class AdminRoutes(RequestArgs):
     """Routes for operators."""

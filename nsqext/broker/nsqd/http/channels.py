@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from nsqext.broker.engine.channel.channel import Channel
 
-__all__ = ("ChannelRoutes",)
-
 _HOUR = 3600.0
 
 

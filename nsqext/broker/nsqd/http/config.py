@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import Node
     from nsqext.protocol.server.negotiate import ServerLimits
 
-__all__ = ("ConfigRoutes",)
-
 _TLS_1_0 = 769
 _LEVELS = {"debug": 1, "info": 2, "warn": 3, "error": 4, "fatal": 5}
 _SETTABLE: dict[str, tuple[str, type]] = {

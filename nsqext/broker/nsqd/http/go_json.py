@@ -17,8 +17,6 @@ import orjson
 from nsqext.http.api import HttpFault
 from nsqext.protocol.extjson import encodable
 
-__all__ = ("read_object", "write_json")
-
 _UNDECODED = re.compile("[\udc80-\udcff]")
 _ESCAPES = (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
 

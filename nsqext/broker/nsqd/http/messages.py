@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.partition import Partition
     from nsqext.broker.engine.storage.log import Entry
 
-__all__ = ("MessageRoutes",)
-
 _PARTITION_MASK = 1023
 _MODES = ("id", "count", "virtual_offset")
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from nsqext.broker.nsqd.node import Hosted
 
-__all__ = ("MetricsRoutes",)
-
 _CHANNEL_METRICS = (
     ("depth", "gauge", "Messages that wait for delivery.", lambda stats: stats.depth),
     ("in_flight", "gauge", "Messages delivered and not answered yet.", lambda stats: stats.in_flight_count),

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import Hosted
     from nsqext.protocol.server.negotiate import ServerLimits
 
-__all__ = ("PublishRoutes", "read_batch")
-
 _HEADER_PREFIX = "x-nsqext-"
 _MAX_HEADER = 0xFFFF
 _LARGE_BODY = 65_536

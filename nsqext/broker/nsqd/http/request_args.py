@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.channel.channel import Channel
     from nsqext.broker.nsqd.node import Hosted, Node
 
-__all__ = ("RequestArgs",)
-
 NOT_LEADER = "E_FAILED_ON_NOT_LEADER"
 NOT_WRITABLE = "E_FAILED_ON_NOT_WRITABLE"
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from nsqext.broker.nsqd.node import Node
 
-__all__ = ("application",)
-
 _CLASSIC = (ClassicRoutes, ConfigRoutes, ClassicStatsRoutes, MetricsRoutes)
 _REDESIGNED = (AdminRoutes, ConfigRoutes, PublishRoutes, ChannelRoutes, MessageRoutes, StatsRoutes, MetricsRoutes)
 

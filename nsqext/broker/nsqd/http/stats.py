@@ -25,16 +25,6 @@ if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import ConnectedClient, Hosted
     from nsqext.broker.nsqd.publish_stats import PublishStats
 
-__all__ = (
-    "StatsPage",
-    "StatsRoutes",
-    "channel_line",
-    "client_members",
-    "connected_text",
-    "consumer_text",
-    "topic_line",
-)
-
 _NO_LATENCY = {"count": 0, "percentiles": None}
 _STATES = {State.INIT: 0, State.SUBSCRIBED: 3, State.CLOSING: 4}
 

@@ -38,9 +38,9 @@ class Partition:
         schedule: Schedule | None = None,
         budget: MemoryBudget | None = None,
     ) -> None:
-        self.topic = topic  # name of the topic
-        self.partition = partition  # number of the partition
-        self.options: PartitionOptions = options or PartitionOptions()  # settings
+        self.topic = topic
+        self.partition = partition
+        self.options: PartitionOptions = options or PartitionOptions()
         self.extend: bool = self.options.extend  # messages carry extend headers
         self.ordered: bool = self.options.ordered  # channels are consumed with SUB_ORDERED only
         self.log: Log = Log(segment_bytes=self.options.segment_bytes, budget=budget)  # the queue

@@ -136,7 +136,7 @@ class Node:
 
     def __init__(self, name: str, options: NodeOptions | None = None, faults: NodeFaults | None = None) -> None:
         self.name: str = name  # its name in the cluster
-        self.options: NodeOptions = options or NodeOptions()  # its settings
+        self.options: NodeOptions = options or NodeOptions()
         self.faults: NodeFaults = faults or NodeFaults()  # injected faults
         # what it allows and offers; snappy only where cramjam is installed
         self.limits: ServerLimits = _available(self.options.limits)

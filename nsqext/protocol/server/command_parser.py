@@ -13,8 +13,6 @@ from typing import NamedTuple, Protocol
 from nsqext.protocol.server.publish_bodies import PUBLISH_VERBS, BatchReader, PublishItem
 from nsqext.protocol.server.request_error import RequestError
 
-__all__ = ("BODY_VERBS", "MAX_LINE", "MAX_LINE_CLASSIC", "BodyRules", "Command", "CommandParser")
-
 MAX_LINE = 4 * 1024
 """Longest command line of the redesigned server, in bytes with its newline.
 

@@ -10,8 +10,6 @@ from enum import Enum, auto
 
 from nsqext.protocol.server.request_error import RequestError
 
-__all__ = ("ACCEPTED_IN", "AFTER", "State", "check_state")
-
 
 class State(Enum):
     """State of a connection, the same for both roles."""

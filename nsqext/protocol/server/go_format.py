@@ -8,21 +8,6 @@ import sys
 from nsqext.protocol.extjson import quote
 from nsqext.protocol.server.request_error import RequestError
 
-__all__ = (
-    "MASK_64",
-    "NANOSECONDS",
-    "base10",
-    "build",
-    "byte_list",
-    "decode",
-    "parse_bool",
-    "parse_int",
-    "parse_unsigned",
-    "word_lists",
-    "wrap",
-)
-
-
 NANOSECONDS = 1_000_000_000
 """Nanoseconds of a second, the unit of durations in Go."""
 MASK_64: int = (1 << 64) - 1

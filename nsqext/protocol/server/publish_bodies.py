@@ -20,17 +20,6 @@ from nsqext.protocol.server.request_error import RequestError
 if TYPE_CHECKING:
     from nsqext.protocol.server.negotiate import ServerLimits
 
-__all__ = (
-    "BATCH_VERBS",
-    "PUBLISH_VERBS",
-    "BatchReader",
-    "PublishItem",
-    "Target",
-    "check_publish_size",
-    "check_room",
-    "parse_publish",
-)
-
 BATCH_VERBS = frozenset((b"MPUB", b"MPUB_TRACE", b"MPUB_EXT"))
 """Commands with many messages."""
 PUBLISH_VERBS = BATCH_VERBS | {b"PUB", b"PUB_TRACE", b"PUB_EXT", b"DPUB"}
@@ -171,7 +160,7 @@ class BatchReader:
     def __init__(self, verb: bytes, limits: ServerLimits, target: Target) -> None:
         self._verb = verb  # one of the MPUB family
         self._limits = limits  # limits of the server
-        self._target = target  # the topic
+        self._target = target
         self._left = -1
         self._taken = 0
         self.items: list[PublishItem] = []  # the messages so far

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from nsqext.protocol.frames import FrameType, encode_frame
 
-__all__ = ("RequestError",)
-
 
 class RequestError(Exception):
     """An error that is sent to the client as an error frame."""

@@ -43,11 +43,11 @@ class Client:
     """One subscriber of one channel."""
 
     def __init__(self, subscriber: Subscriber, tag: str) -> None:
-        self.subscriber: Subscriber = subscriber  # the session
+        self.subscriber: Subscriber = subscriber
         self.tag: str = tag  # dispatch tag; empty for none, and on topics without extend support
         # header filter; None without one
         self.matches: Callable[[Record], bool] | None = compile_filter(subscriber.ext_filter)
-        self.in_flight: int = 0  # messages in flight
+        self.in_flight: int = 0
         self.window: int = 0  # most messages in flight at present
         self.limit: int = NO_LIMIT  # most messages in flight, as set over HTTP
         self.errors: int = 0
@@ -56,8 +56,8 @@ class Client:
         # client having it (captured: upgrade_ext)
         self.stalled: bool = False
         self.messages: int = 0  # messages delivered
-        self.finished: int = 0  # messages finished
-        self.requeued: int = 0  # messages requeued
+        self.finished: int = 0
+        self.requeued: int = 0
         self.timed_out: int = 0  # messages that timed out
         self.refresh()
 

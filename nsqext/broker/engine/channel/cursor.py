@@ -40,7 +40,7 @@ class Cursor:
         position: tuple[int, int],
         on_dropped: Callable[[Delivery], None],
     ) -> None:
-        self.channel: str = channel  # name of the channel
+        self.channel: str = channel
         self.offset: int = position[0]  # offset of the next record to read
         self.count: int = position[1]  # messages before it
         self.timestamp: int = 0  # time stamp (ns) of the message that was read last; 0 for none

@@ -30,7 +30,7 @@ class DelayedJournal:
     """The file with all changes of the delayed queues of one partition."""
 
     def __init__(self, path: Path) -> None:
-        self.path: Path = path  # the file
+        self.path: Path = path
         # the copy of the file that is kept because `load` found damage; empty without damage
         self.damaged_file: str = ""
         self.torn_bytes: int = 0  # bytes of an unfinished last line that `load` found

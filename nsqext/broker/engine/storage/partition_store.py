@@ -62,8 +62,8 @@ class ChannelState:
 class StoredPartition:
     """State of a partition on disk, besides its queue."""
 
-    topic: str  # name of the topic
-    partition: int  # number of the partition
+    topic: str
+    partition: int
     extend: bool = False  # messages carry extend headers
     ordered: bool = False  # channels are consumed with SUB_ORDERED only
     paused: bool = False  # messages are not passed to channels (original server)

@@ -43,7 +43,7 @@ class SegmentFolder:
 
     def __init__(self, path: Path, topic: str, partition: int, *, sync: bool) -> None:
         self.path: Path = path
-        self.partition: int = partition  # number of the partition
+        self.partition: int = partition
         self._name = f"{topic}-{partition}"
         self._sync = sync  # whether written files are flushed to the medium
 

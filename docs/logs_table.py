@@ -16,6 +16,7 @@ PAGE = Path(__file__).parent / "reference" / "logs.md"
 PACKAGE = Path(__file__).parent.parent / "nsqext"
 
 _LEVELS = {"debug": "DEBUG", "info": "INFO", "warning": "WARNING", "error": "ERROR", "exception": "ERROR"}
+_SHOWN = ("ERROR", "WARNING", "INFO, WARNING")
 _LOGGER = re.compile(r"""getLogger\((?:"([\w.]+)"|(__name__))\)""")
 _PLACEHOLDER = re.compile(r"%(?:\.\d)?[srdgf]")
 # commands and servers print for a person at a terminal
@@ -46,9 +47,10 @@ def _message(call: ast.Call) -> tuple[str, str] | None:
 
 
 def table() -> str:
-    """Return the lists of all messages."""
+    """Return the lists of messages that ask for attention."""
     lines = list[str]()
-    for logger, rows in groupby(sorted(set(messages())), key=itemgetter(0)):
+    shown = sorted({message for message in messages() if message[1] in _SHOWN})
+    for logger, rows in groupby(shown, key=itemgetter(0)):
         lines += [f"## `{logger}`", ""]
         for level, found in groupby(rows, key=itemgetter(1)):
             lines += [f"{level}:", "", *(f"- {text}" for _, _, text in found), ""]

@@ -122,6 +122,12 @@ def section(measured: Measured) -> str:
         at = dict(points)
         rows.append([_NAMES.get(name, name), *(f"{at[x]:,.{measured.digits}f}" if x in at else "" for x in everywhere)])
     numbers = table((measured.x, *(f"{x:,.0f}" for x in everywhere)), rows)
+    if 2 * sum(len(points) for points in own.values()) < len(own) * len(everywhere):
+        few = [
+            [name, ", ".join(f"{y:,.{measured.digits}f} at {x:,.0f}" for x, y in points)]
+            for name, points in own.items()
+        ]
+        numbers = table((f"by {measured.x}", measured.y), few)
     picture = f"bench-{measured.name.replace('_', '-')}.svg"
     unit = measured.y if measured.y.startswith("µ") else measured.y[:1].upper() + measured.y[1:]
     return (

@@ -49,11 +49,7 @@ def suggest(name: str, known: Iterable[str]) -> str | None:
 
 
 def check_groups(options: AttrsInstance) -> None:
-    """Check that each member for a group of options holds an object of its class.
-
-    Raises:
-        InvalidSetting: a member holds another object.
-    """
+    """Check that each member for a group of options holds an object of its class; raises InvalidSetting."""
     for member in attrs.fields(type(options)):
         kind = getattr(member.default, "factory", None)
         value = getattr(options, member.name)
@@ -77,14 +73,9 @@ def check_number(
     """Return a whole number within bounds.
 
     Args:
-        name: name of the setting or argument, for the error.
-        value: its value.
         least: the lower bound.
-        most: the upper bound.
-        error: class of the error.
 
-    Raises:
-        InvalidInput: it is another value; of the given class.
+    Raises InvalidInput.
     """
     if is_whole(value, least, most):
         return value
@@ -95,11 +86,7 @@ def check_number(
 
 
 def check_positive(name: str, value: object) -> None:
-    """Check that a setting is a whole number of 1 or more.
-
-    Raises:
-        InvalidSetting: it is not.
-    """
+    """Check that a setting is a whole number of 1 or more; raises InvalidSetting."""
     check_number(name, value, 1)
 
 
@@ -107,12 +94,9 @@ def check_time(name: str, value: object, *, zero: bool = True) -> None:
     """Check that a setting is a time in seconds; infinity is one.
 
     Args:
-        name: name of the setting, for the error.
-        value: its value.
         zero: whether it may be 0.
 
-    Raises:
-        InvalidSetting: it is not.
+    Raises InvalidSetting.
     """
     if not is_number(value) or not (zero or value):
         raise InvalidSetting(f"{name}={value!r} is not a {'' if zero else 'positive '}time in seconds")
@@ -135,8 +119,7 @@ def check_kinds(options: AttrsInstance) -> None:
 
     Values of text are not shown: some are secrets.
 
-    Raises:
-        InvalidSetting: a member has a value of another kind.
+    Raises InvalidSetting.
     """
     for member in attrs.fields(type(options)):
         kinds, value = _KINDS.get(str(member.type)), getattr(options, member.name)
@@ -153,11 +136,7 @@ def is_coroutine_function(function: object) -> bool:
 
 
 def check_handler_function(function: object) -> None:
-    """Check that a handler is a coroutine function, and not a method without its object.
-
-    Raises:
-        InvalidSetting: it is not a coroutine function, or its first parameter is ``self``.
-    """
+    """Check that a handler is a coroutine function, and not a method without its object; raises InvalidSetting."""
     if not is_coroutine_function(function):
         raise InvalidSetting(
             f"the handler {function!r} is not a coroutine function", hint="declare it with 'async def'"

@@ -148,7 +148,6 @@ def settings_of(options: type, readers: Mapping[str, Reader] | None = None) -> d
     """Return the settings of an option class and of its groups, by name.
 
     Args:
-        options: the class.
         readers: parsers by name of the setting, where the type does not determine it.
     """
     found: dict[str, Setting] = {}
@@ -179,12 +178,9 @@ def build(options: type[T], known: Mapping[str, Setting], values: Mapping[str, o
     """Return an option object with its groups.
 
     Args:
-        options: the class.
-        known: its settings by name.
         values: values by name; the others have their defaults.
 
-    Raises:
-        InvalidSetting: an invalid value, or values that contradict each other; the error has the names of the settings.
+    Raises InvalidSetting.
     """
     groups: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
@@ -227,12 +223,9 @@ def parse(value: str, setting: Setting, place: str) -> object:
     """Return the value of a setting that is given as text.
 
     Args:
-        value: the text.
-        setting: the setting.
         place: where it is given, for errors; stands in front of its name.
 
-    Raises:
-        InvalidSetting: the text cannot be parsed, or the setting cannot be given as text.
+    Raises InvalidSetting.
     """
     if setting.read is None:
         raise InvalidSetting(f"{place}{setting.name} cannot be written as text", hint="give it as a keyword")
@@ -316,8 +309,7 @@ def settings_as_text(url: str | None, environ: Mapping[str, str] | None = None) 
         url: see `load`.
         environ: the environment; the one of the process by default.
 
-    Raises:
-        InvalidSetting: a URL that cannot be read.
+    Raises InvalidSetting.
     """
     environ = os.environ if environ is None else environ
     url = url or environ.get(f"{PREFIX}URL")
@@ -338,11 +330,7 @@ class _Collector:
         self.addresses: dict[str, object] = {}
 
     def add(self, given: Mapping[str, object], place: str, *, text: bool) -> None:
-        """Add the values of one place.
-
-        Raises:
-            InvalidSetting: an unknown setting, a value that cannot be parsed, two kinds of addresses.
-        """
+        """Add the values of one place; raises InvalidSetting."""
         addresses = {name: given[name] for name in ADDRESSES if given.get(name)}
         if len(addresses) > 1:
             raise InvalidSetting(f"{place}: both lookupd and nsqd are given", hint="give one of them")

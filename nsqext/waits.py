@@ -1,4 +1,4 @@
-"""Pauses between attempts: numbers, or strategies of tenacity; and events that occur more than once.
+"""Pauses between attempts: numbers, or strategies of tenacity; events that occur more than once; many calls at once.
 
 A number is the first pause; it doubles up to a bound, with full jitter, as `tenacity.wait_random_exponential` does.
 Tenacity is imported with the first failure, or with the first strategy.
@@ -7,31 +7,31 @@ Tenacity is imported with the first failure, or with the first strategy.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Hashable, Iterable
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
 from nsqext.arguments import is_number
-from nsqext.errors import InvalidSetting
+from nsqext.errors import InvalidSetting, NsqError
 
 if TYPE_CHECKING:
     from tenacity.wait import wait_base
 
-__all__ = ("Doubling", "Waiters", "Wakeup", "check_wait", "pause_after")
+__all__ = ("Doubling", "Waiters", "Wakeup", "check_wait", "gather", "pause_after")
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
 
 
 def check_wait(name: str, value: object, bound_name: str, bound: float, default_bound: float) -> None:
     """Check a setting that is a first pause in seconds or a strategy.
 
     Args:
-        name: name of the setting.
-        value: its value.
         bound_name: name of the setting that bounds the pauses after a number.
-        bound: its value.
         default_bound: its default.
 
-    Raises:
-        InvalidSetting: it is neither, or the bound is given for a strategy, which has its own.
+    Raises InvalidSetting.
     """
     if is_number(value, -math.inf):
         if not value > 0:
@@ -52,7 +52,6 @@ def pause_after(wait: float | wait_base, longest: float, attempts: int, error: B
     """Return the seconds until the next attempt.
 
     Args:
-        wait: the first pause, or a strategy.
         longest: bound of pauses that double; ignored for a strategy.
         attempts: number of failed attempts, at least 1.
         error: error of the latest one, for strategies that depend on it.
@@ -102,11 +101,12 @@ class Waiters:
 
     def wake(self) -> None:
         """Wake the tasks that wait; those that begin to wait later wait for the next call."""
-        event, self._event = self._event, anyio.Event()
-        event.set()
+        self._event.set()
 
     async def wait(self) -> None:
         """Wait for the next call of `wake`."""
+        if self._event.is_set():
+            self._event = anyio.Event()
         await self._event.wait()
 
 
@@ -124,3 +124,29 @@ class Wakeup:
         """Wait for a call of `wake`; return immediately if there was one since the last wait ended."""
         await self._event.wait()
         self._event = anyio.Event()
+
+
+async def gather(keys: Iterable[K], function: Callable[[K], Awaitable[T]], *, at_once: int = 16) -> dict[K, T]:
+    """Call a coroutine function for each key, for several at the same time; return the results in the order of keys.
+
+    Raises the first error; the other calls are cancelled then.
+    """
+    results: dict[K, T] = {}
+    errors: list[NsqError] = []
+    turns = anyio.Semaphore(at_once)
+
+    async def call(key: K) -> None:
+        try:
+            async with turns:
+                results[key] = await function(key)
+        except NsqError as error:
+            errors.append(error)
+            tasks.cancel_scope.cancel()
+
+    wanted = list(dict.fromkeys(keys))
+    async with anyio.create_task_group() as tasks:
+        for key in wanted:
+            tasks.start_soon(call, key)
+    if errors:
+        raise errors[0]
+    return {key: results[key] for key in wanted}

@@ -34,12 +34,16 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
     "errors": {"types"},  # one level: which of the two imports the other is free, and a cycle is an error of its own
     "types": {"errors"},
-    "dispatch": {"errors", "protocol"},  # one hash for partitions and key ranges: nsqext.protocol.hashing, see below
+    "dispatch": {
+        "arguments",
+        "errors",
+        "protocol",
+    },  # one hash for partitions and key ranges: nsqext.protocol.hashing, see below
     "protocol": BASE,
     "transport": PROTOCOL,
     "arguments": {"errors"},
     "waits": BASE,
-    "lookup": TRANSPORT | {"http", "settings"},
+    "lookup": TRANSPORT | {"http", "settings", "waits"},
     "settings": BASE,
     "client": CLIENT,
     "admin": CLIENT,

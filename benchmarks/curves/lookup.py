@@ -184,8 +184,8 @@ CURVES = (
         "lookup nodes that the service lists; all but one are down",
         "ms of CPU for the first lookup of a topic",
         "A connection attempt to each listed node, 32 at the same time, until a second after the first response. By "
-        "default at most 64 nodes are used (`lookup_max_lookup_nodes`); the measurement raises that. The first figure "
-        "is the import of the HTTP client.",
+        "default at most 64 nodes are used (`max_lookup_nodes`); the measurement raises that. The first figure is the "
+        "import of the HTTP client.",
         _listed,
         digits=0,
     ),

@@ -75,7 +75,7 @@ class ChannelAdmin(AdminBase):
             ordered: deliver one message of a partition at a time. False disconnects the consumers of an ordered
                 channel; a consumer that requests order makes it ordered again.
             rate_limit_kib: KiB a second that each partition delivers, in bodies of more than 1 KiB; smaller messages
-                are not limited. The servers' default is 102,400; the limit cannot be switched off.
+                are not limited. The servers' default is 102,400, and there is no unlimited.
 
         Raises:
             InvalidInput: a name or a number is not valid, the channel does not exist, or no setting is given.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,7 +20,7 @@ from nsqext.errors import (
 from nsqext.lookup.partition_map import failure, merged
 from nsqext.lookup.responses import unwrap
 from nsqext.protocol.names import check_channel, check_topic
-from nsqext.waits import Doubling
+from nsqext.waits import Doubling, gather
 
 if TYPE_CHECKING:
     from nsqext.admin.results import Generation
@@ -40,12 +40,11 @@ __all__ = (
     "unsupported",
 )
 
-K = TypeVar("K")
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 _PAUSE = 0.25  # seconds between two attempts while leaders are elected
 _LONGEST_PAUSE = 2.0  # seconds; the pause doubles until then
-_AT_ONCE = 16  # concurrent requests
 
 # error codes of a node that is not the leader of the partition, or not yet
 _UNSETTLED = ("E_FAILED_ON_NOT_LEADER", "E_FAILED_ON_NOT_WRITABLE", "E_TOPIC_NOT_EXIST", "TOPIC_NOT_FOUND")
@@ -121,14 +120,7 @@ class ClusterRequests:
         self, address: Address, path: str, params: Mapping[str, str | int], method: str = "GET", body: bytes = b""
     ) -> tuple[int, bytes]:
         """Return status and body of a node's response, errors included."""
-        try:
-            return await self.client.http.fetch(address, path, params, method, body)
-        except LookupFailed as error:
-            raise ConnectionFailed(
-                f"no response to {path}: {error.message}",
-                node=str(address),
-                hint="check that the node's HTTP side can be reached",
-            ) from error
+        return await self.client.http.fetch_node(address, path, params, method, body, failure=ConnectionFailed)
 
     async def settled(self, attempt: Callable[[], Awaitable[T]], topic: str) -> T:
         """Return the result of ``attempt``, repeated while leaders of the topic are being elected."""
@@ -230,21 +222,17 @@ class ClusterRequests:
 
 async def ask_all(items: Iterable[K], ask: Callable[[K], Awaitable[T]]) -> tuple[dict[K, T], dict[K, NsqError]]:
     """Send requests about nodes, topics or positions concurrently; return results and errors by item."""
-    found: dict[K, T] = {}
     failed: dict[K, NsqError] = {}
-    limit = anyio.Semaphore(_AT_ONCE)
 
-    async def ask_one(item: K) -> None:
-        async with limit:
-            try:
-                found[item] = await ask(item)
-            except NsqError as error:
-                failed[item] = error
+    async def ask_one(item: K) -> tuple[T] | None:
+        try:
+            return (await ask(item),)
+        except NsqError as error:
+            failed[item] = error
+            return None
 
-    async with anyio.create_task_group() as tasks:
-        for item in dict.fromkeys(items):
-            tasks.start_soon(ask_one, item)
-    return found, failed
+    found = await gather(items, ask_one)
+    return {item: result[0] for item, result in found.items() if result is not None}, failed
 
 
 def _refusal(body: bytes) -> str:

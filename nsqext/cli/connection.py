@@ -24,6 +24,7 @@ from nsqext.errors import (
     PartitionUnavailable,
     TopicNotFound,
 )
+from nsqext.waits import Doubling
 
 if TYPE_CHECKING:
     from nsqext import Admin, App, Consumer, Producer
@@ -219,11 +220,10 @@ class Connection:
         A new channel is at the end of its queue until the consumer has moved it to the start position, which it does
         before it counts as connected. The redesigned NSQ moves it after it has responded: so the lag is read twice.
         """
-        pause, looks = _FIRST_POLL, 0
+        pauses, looks = Doubling(_FIRST_POLL, _LONGEST_POLL), 0
         async with self.admin() as admin:
             while looks < 2:
-                await anyio.sleep(_FIRST_POLL if looks else pause)
-                pause = min(2 * pause, _LONGEST_POLL)
+                await anyio.sleep(_FIRST_POLL if looks else pauses.next())
                 drained = False
                 with suppress(ConnectionFailed, LookupFailed, PartitionUnavailable):  # a leader moves, a node restarts
                     if _consumes_all(consumer, await admin.topic(consumer.topics[0])):

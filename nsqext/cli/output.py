@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
 import typer
+
+from nsqext.arguments import is_number
 
 __all__ = ("confirm", "counted", "make_table", "print_record", "printable", "show")
 
@@ -53,7 +56,7 @@ def make_table(columns: Sequence[str], records: Iterable[Mapping[str, Any]], tit
     rows = [[record.get(column) for column in columns] for record in records]
     table = Table(title=title or None, title_justify="left", box=SIMPLE, pad_edge=False)
     for place, column in enumerate(columns):
-        number = any(isinstance(row[place], (int, float)) and not isinstance(row[place], bool) for row in rows)
+        number = any(is_number(row[place], -math.inf) for row in rows)
         table.add_column(column.replace("_", " "), justify="right" if number else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(_cell(value)) for value in row))

@@ -46,11 +46,7 @@ class ClientEvents:
         self.callbacks: list[Callable[[ClientEvent], object]] = []
 
     def add(self, callback: Callable[[ClientEvent], object]) -> None:
-        """Call a function on each event from now on.
-
-        Raises:
-            InvalidSetting: it cannot be called, or is a coroutine function, which would never run.
-        """
+        """Call a function on each event from now on; raises InvalidSetting."""
         if not callable(callback) or is_coroutine_function(callback):
             raise InvalidSetting(f"the callback {callback!r} is not a function", hint="declare it with 'def'")
         self.callbacks.append(callback)

@@ -132,11 +132,7 @@ class Middleware:
 
 
 def check_middleware(middleware: Sequence[Middleware]) -> tuple[Middleware, ...]:
-    """Return the middleware as a tuple.
-
-    Raises:
-        InvalidSetting: it is not a list, or one of the objects is not a `Middleware`.
-    """
+    """Return the middleware as a tuple; raises InvalidSetting."""
     if not isinstance(middleware, Iterable):
         raise InvalidSetting(f"middleware={middleware!r} is not a list", hint="give middleware=[...]")
     for one in middleware:

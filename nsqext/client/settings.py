@@ -79,10 +79,5 @@ def app_schema() -> Schema:
 
 
 def settings_for(known: Mapping[str, Setting], given: Mapping[str, Any]) -> Any:
-    """Return the given settings that a client has, as keyword arguments of its class.
-
-    Args:
-        known: its settings by name.
-        given: settings by name, also of other clients.
-    """
+    """Return the given settings that a client has, as keyword arguments of its class."""
     return {name: value for name, value in given.items() if name in known}

@@ -156,11 +156,7 @@ class DelayRelay:
 
 
 async def publish_record(producer: Producer, data: bytes) -> None:
-    """Publish a stored message to its topic, on topics with extend support with its identity in a header.
-
-    Raises:
-        NsqError: see `nsqext.Producer.publish`.
-    """
+    """Publish a stored message to its topic, on topics with extend support with its identity in a header."""
     record, body = decode_delay(data)
     if not isinstance(record, DelayedMessage):
         raise ProtocolError("not a delayed message")

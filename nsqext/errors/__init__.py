@@ -342,8 +342,14 @@ class ServerError(NsqError):
     """
 
     code: str = ""
+    codes: ClassVar[tuple[str, ...]] = ()
+    """The codes of this class; several may mean the same."""
     advice: ClassVar[str | None] = None
     """What to do about it, the hint of an error without another one."""
+
+    def __init_subclass__(cls, *, codes: tuple[str, ...] = ()) -> None:
+        super().__init_subclass__()
+        cls.codes = codes
 
     def __init__(self, code: str, description: str = "", **where: Any) -> None:
         super().__init__(f"{code} {description}".rstrip(), **{"hint": self.advice, **where})

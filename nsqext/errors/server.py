@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import ClassVar
 
 from nsqext.errors import ServerError
@@ -47,55 +48,55 @@ __all__ = (
 )
 
 
-class InvalidCommand(ServerError):
+class InvalidCommand(ServerError, codes=("E_INVALID", "E_BAD_EXT")):
     """The command is unknown, not allowed in this state, or has invalid arguments (E_INVALID, E_BAD_EXT)."""
 
     closes_connection = True
 
 
-class BadProtocol(ServerError):
+class BadProtocol(ServerError, codes=("E_BAD_PROTOCOL",)):
     """The server does not know the protocol magic (E_BAD_PROTOCOL)."""
 
     closes_connection = True
 
 
-class BadTopic(ServerError):
+class BadTopic(ServerError, codes=("E_BAD_TOPIC",)):
     """The server refuses the topic name (E_BAD_TOPIC)."""
 
     closes_connection = True
 
 
-class BadChannel(ServerError):
+class BadChannel(ServerError, codes=("E_BAD_CHANNEL",)):
     """The server refuses the channel name (E_BAD_CHANNEL)."""
 
     closes_connection = True
 
 
-class BadPartition(ServerError):
+class BadPartition(ServerError, codes=("E_BAD_PARTITION", "E_BAD_PARTITIONID")):
     """The server refuses the partition (E_BAD_PARTITION, E_BAD_PARTITIONID)."""
 
     closes_connection = True
 
 
-class BadBody(ServerError):
+class BadBody(ServerError, codes=("E_BAD_BODY",)):
     """The server refuses the size or the format of a body (E_BAD_BODY)."""
 
     closes_connection = True
 
 
-class BadMessage(ServerError):
+class BadMessage(ServerError, codes=("E_BAD_MESSAGE",)):
     """The server refuses a message, mostly because of its size (E_BAD_MESSAGE)."""
 
     closes_connection = True
 
 
-class BadTag(ServerError):
+class BadTag(ServerError, codes=("E_BAD_TAG", "E_TAG_NOT_SUPPORT")):
     """The server refuses a tag (E_BAD_TAG, E_TAG_NOT_SUPPORT)."""
 
     closes_connection = True
 
 
-class PubFailed(ServerError):
+class PubFailed(ServerError, codes=("E_PUB_FAILED", "E_MPUB_FAILED", "E_DPUB_FAILED")):
     """The server could not store a publish, or not on every replica (E_PUB_FAILED, E_MPUB_FAILED, E_DPUB_FAILED)."""
 
     retryable = True
@@ -127,7 +128,7 @@ class RecordTooLarge(PubRefused):
         return int(found[1]) if found else 0
 
 
-class TooMuchWaiting(ServerError):
+class TooMuchWaiting(ServerError, codes=("E_PUB_TOO_MUCH_WAITING",)):
     """Too many publishes wait at the server (E_PUB_TOO_MUCH_WAITING); nothing was stored."""
 
     retryable = True
@@ -143,7 +144,7 @@ class TooManyConnections(ServerError):
     closes_connection = True
 
 
-class NotLeader(ServerError):
+class NotLeader(ServerError, codes=("E_FAILED_ON_NOT_LEADER",)):
     """The node does not lead the partition (E_FAILED_ON_NOT_LEADER)."""
 
     retryable = True
@@ -160,7 +161,7 @@ class LeaderLost(NotLeader):
     maybe_stored = True
 
 
-class NotWritable(ServerError):
+class NotWritable(ServerError, codes=("E_FAILED_ON_NOT_WRITABLE",)):
     """The partition's leader cannot be written to (E_FAILED_ON_NOT_WRITABLE); some replicas may have stored it."""
 
     retryable = True
@@ -169,7 +170,7 @@ class NotWritable(ServerError):
     maybe_stored = True
 
 
-class TopicNotExist(ServerError):
+class TopicNotExist(ServerError, codes=("E_TOPIC_NOT_EXIST",)):
     """The node does not hold the topic or the partition (E_TOPIC_NOT_EXIST)."""
 
     retryable = True
@@ -177,19 +178,19 @@ class TopicNotExist(ServerError):
     closes_connection = True
 
 
-class ExtendRefused(ServerError):
+class ExtendRefused(ServerError, codes=("E_EXT_NOT_SUPPORT",)):
     """The topic does not support extend headers (E_EXT_NOT_SUPPORT)."""
 
 
-class InvalidJsonHeader(ServerError):
+class InvalidJsonHeader(ServerError, codes=("E_INVALID_JSON_HEADER",)):
     """The extend header is not valid JSON for the server (E_INVALID_JSON_HEADER)."""
 
 
-class InvalidTraceId(ServerError):
+class InvalidTraceId(ServerError, codes=("INVALID_TRACE_ID",)):
     """The header ``##trace_id`` is invalid (INVALID_TRACE_ID)."""
 
 
-class OrderRequired(ServerError):
+class OrderRequired(ServerError, codes=("E_SUB_ORDER_IS_MUST",)):
     """The topic is ordered and requires SUB_ORDERED (E_SUB_ORDER_IS_MUST)."""
 
     refresh_lookup = True
@@ -197,7 +198,7 @@ class OrderRequired(ServerError):
     closes_connection = True
 
 
-class ExtendRequired(ServerError):
+class ExtendRequired(ServerError, codes=("E_SUB_EXTEND_NEED",)):
     """The topic supports extend headers and the consumer did not declare it (E_SUB_EXTEND_NEED)."""
 
     refresh_lookup = True
@@ -205,7 +206,7 @@ class ExtendRequired(ServerError):
     closes_connection = True
 
 
-class ExtendForbidden(ServerError):
+class ExtendForbidden(ServerError, codes=("E_SUB_EXTEND_FORBIDDON",)):
     """The topic has no extend support and the consumer declared it (E_SUB_EXTEND_FORBIDDON, the server's spelling)."""
 
     refresh_lookup = True
@@ -213,105 +214,74 @@ class ExtendForbidden(ServerError):
     closes_connection = True
 
 
-class ChannelNotRegistered(ServerError):
+class ChannelNotRegistered(ServerError, codes=("E_SUB_CHANNEL_NOT_REGISTERED",)):
     """The topic requires registered channels (E_SUB_CHANNEL_NOT_REGISTERED)."""
 
     closes_connection = True
 
 
-class SubscribeFailed(ServerError):
+class SubscribeFailed(ServerError, codes=("E_SUB_FAILED",)):
     """The topic or channel was deleted, or has too many consumers (E_SUB_FAILED of the original NSQ)."""
 
     retryable = True
     closes_connection = True
 
 
-class FinishFailed(ServerError):
+class FinishFailed(ServerError, codes=("E_FIN_FAILED",)):
     """FIN of a message that is not in flight at this connection (E_FIN_FAILED)."""
 
 
-class RequeueFailed(ServerError):
+class RequeueFailed(ServerError, codes=("E_REQ_FAILED",)):
     """REQ of a message that is not in flight at this connection (E_REQ_FAILED)."""
 
 
-class TouchFailed(ServerError):
+class TouchFailed(ServerError, codes=("E_TOUCH_FAILED",)):
     """TOUCH of a message that is not in flight at this connection (E_TOUCH_FAILED)."""
 
 
-class IdentifyFailed(ServerError):
+class IdentifyFailed(ServerError, codes=("E_IDENTIFY_FAILED",)):
     """The server refuses the settings of IDENTIFY (E_IDENTIFY_FAILED)."""
 
     closes_connection = True
 
 
-class AuthRequired(ServerError):
+class AuthRequired(ServerError, codes=("E_AUTH_FIRST",)):
     """AUTH is required before this command (E_AUTH_FIRST)."""
 
     closes_connection = True
 
 
-class AuthFailed(ServerError):
+class AuthFailed(ServerError, codes=("E_AUTH_FAILED", "E_AUTH_ERROR")):
     """The server could not verify the secret, or refuses it (E_AUTH_FAILED, E_AUTH_ERROR)."""
 
     closes_connection = True
     advice: ClassVar[str | None] = "check auth_secret, and the address after -auth-http-address of nsqd"
 
 
-class AuthDisabled(ServerError):
+class AuthDisabled(ServerError, codes=("E_AUTH_DISABLED",)):
     """The server has no authentication (E_AUTH_DISABLED)."""
 
     closes_connection = True
     advice: ClassVar[str | None] = "remove auth_secret, or start nsqd with -auth-http-address"
 
 
-class Unauthorized(ServerError):
+class Unauthorized(ServerError, codes=("E_UNAUTHORIZED",)):
     """The identity lacks the permission (E_UNAUTHORIZED)."""
 
     closes_connection = True
 
 
-class CreateTopicFailed(ServerError):
+class CreateTopicFailed(ServerError, codes=("E_CREATE_TOPIC_FAILED",)):
     """The server refuses INTERNAL_CREATE_TOPIC (E_CREATE_TOPIC_FAILED)."""
 
 
-SERVER_ERRORS: dict[str, type[ServerError]] = {
-    "E_INVALID": InvalidCommand,
-    "E_BAD_EXT": InvalidCommand,
-    "E_BAD_PROTOCOL": BadProtocol,
-    "E_BAD_TOPIC": BadTopic,
-    "E_BAD_CHANNEL": BadChannel,
-    "E_BAD_PARTITION": BadPartition,
-    "E_BAD_PARTITIONID": BadPartition,
-    "E_BAD_BODY": BadBody,
-    "E_BAD_MESSAGE": BadMessage,
-    "E_BAD_TAG": BadTag,
-    "E_TAG_NOT_SUPPORT": BadTag,
-    "E_PUB_FAILED": PubFailed,
-    "E_MPUB_FAILED": PubFailed,
-    "E_DPUB_FAILED": PubFailed,
-    "E_PUB_TOO_MUCH_WAITING": TooMuchWaiting,
-    "E_FAILED_ON_NOT_LEADER": NotLeader,
-    "E_FAILED_ON_NOT_WRITABLE": NotWritable,
-    "E_TOPIC_NOT_EXIST": TopicNotExist,
-    "E_EXT_NOT_SUPPORT": ExtendRefused,
-    "E_INVALID_JSON_HEADER": InvalidJsonHeader,
-    "INVALID_TRACE_ID": InvalidTraceId,
-    "E_SUB_ORDER_IS_MUST": OrderRequired,
-    "E_SUB_EXTEND_NEED": ExtendRequired,
-    "E_SUB_EXTEND_FORBIDDON": ExtendForbidden,
-    "E_SUB_CHANNEL_NOT_REGISTERED": ChannelNotRegistered,
-    "E_SUB_FAILED": SubscribeFailed,
-    "E_FIN_FAILED": FinishFailed,
-    "E_REQ_FAILED": RequeueFailed,
-    "E_TOUCH_FAILED": TouchFailed,
-    "E_IDENTIFY_FAILED": IdentifyFailed,
-    "E_AUTH_FIRST": AuthRequired,
-    "E_AUTH_FAILED": AuthFailed,
-    "E_AUTH_ERROR": AuthFailed,
-    "E_AUTH_DISABLED": AuthDisabled,
-    "E_UNAUTHORIZED": Unauthorized,
-    "E_CREATE_TOPIC_FAILED": CreateTopicFailed,
-}
+def _classes(kind: type[ServerError]) -> Iterator[type[ServerError]]:
+    for derived in kind.__subclasses__():
+        yield derived
+        yield from _classes(derived)
+
+
+SERVER_ERRORS: dict[str, type[ServerError]] = {code: kind for kind in _classes(ServerError) for code in kind.codes}
 """Error code to class; a code that is not listed becomes a plain `ServerError`."""
 
 _RECORD_SIZE = re.compile(r"invalid message write size \((\d{1,10})\)")

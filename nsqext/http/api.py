@@ -117,7 +117,6 @@ class Call:
         """Return an argument of the query, empty when it is not given.
 
         Args:
-            name: its name.
             missing: text of the fault (status 400) that is raised when it is empty.
         """
         value = self.args.get(name, "")
@@ -137,11 +136,8 @@ class Call:
         """Return an argument as a signed number of 64 bits; ``default`` if it is empty.
 
         Args:
-            name: its name.
             fault: text of the fault (status 400) for anything else; by default that of Go's function.
             missing: text of the fault for an empty argument.
-            default: digits.
-            function: Go's function.
         """
         try:
             return parse_int(self.arg(name, missing) or default, function)
@@ -255,10 +251,7 @@ def route(method: str, path: str, handler: Handler, form: Form = Form.V1) -> Rou
     """Make a route.
 
     Args:
-        method: one HTTP method.
         path: as Starlette writes it, ``/config/{opt}`` for example.
-        handler: what answers.
-        form: how it answers.
     """
 
     async def endpoint(request: Request) -> Response:
@@ -284,8 +277,7 @@ def route(method: str, path: str, handler: Handler, form: Form = Form.V1) -> Rou
 def check_block_rate(text: str) -> None:
     """Check the argument ``rate`` of ``/debug/setblockrate``, which changes nothing in this server.
 
-    Raises:
-        HttpFault: it is not a number.
+    Raises HttpFault.
     """
     try:
         parse_int(text)
@@ -298,8 +290,7 @@ async def set_block_rate(call: Call) -> None:
 
     Like the real handler, look for ``rate`` in a form before the query, and skip malformed pairs of both.
 
-    Raises:
-        HttpFault: the rate is not a number.
+    Raises HttpFault.
     """
     given = call.readable_args
     if call.headers.get("content-type", "").partition(";")[0].strip() == _FORM_BODY:
@@ -351,7 +342,6 @@ def application(routes: Iterable[Route], *, original: bool = False) -> Starlette
     """Make the application of one server; unknown paths and wrong methods are answered as captured (wrong_routes).
 
     Args:
-        routes: all that it serves.
         original: names OPTIONS among the other methods in ``Allow``, as the original generation does, not behind them.
     """
     table = list(routes)

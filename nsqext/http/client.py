@@ -93,8 +93,7 @@ class HttpClient:
     ) -> HttpReply:
         """Send a request and return the response. Cancellation waits for the import of httpx by the first request.
 
-        Raises:
-            HttpRequestFailed: no usable response, or the client was closed.
+        Raises HttpRequestFailed.
         """
         if self._closed:
             raise HttpRequestFailed("closed", "the client is closed")

@@ -42,9 +42,6 @@ class HttpGuard:
     A page whose host name resolves to this server after a DNS rebinding names its own host in ``Host``: only addresses,
     ``localhost``, this machine's name and the given names are accepted. A page of another origin cannot hide its
     ``Origin`` from a request that changes something. Programs send neither, and are not affected.
-
-    Args:
-        names: further host names that clients use.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
@@ -54,7 +51,6 @@ class HttpGuard:
         """Return why a request is refused; empty when it is accepted.
 
         Args:
-            method: of the request.
             host: header ``Host``; empty without one (HTTP/1.0, which no browser speaks).
             origin: header ``Origin``, empty without one.
             site: header ``Sec-Fetch-Site``, empty without one.

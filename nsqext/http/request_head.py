@@ -37,12 +37,7 @@ Header = tuple[bytes, bytes]
 
 
 def refusal(status: int, text: str = "") -> bytes:
-    """Return the whole answer to a head that is refused; the connection ends after it.
-
-    Args:
-        status: of the answer.
-        text: why, in the status line and in the body.
-    """
+    """Return the whole answer to a head that is refused; the connection ends after it."""
     line = f"{status} {HTTPStatus(status).phrase}{': ' if text else ''}{text}"
     return f"HTTP/1.1 {line}\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n{line}".encode()
 
@@ -69,7 +64,6 @@ def end_of_head(data: bytes | bytearray, searched: int = 0) -> int:
     """Return the length of a head with its empty line; -1 while that has not arrived.
 
     Args:
-        data: what has arrived.
         searched: bytes in which no end was found.
     """
     match = _END.search(data, max(0, searched - _LONGEST_END + 1))
@@ -82,8 +76,7 @@ def checked_head(head: bytes) -> bytes:
     Args:
         head: request line and headers, with the empty line.
 
-    Raises:
-        HeadRefused: Go's server refuses it.
+    Raises HeadRefused.
     """
     line, *lines = head.replace(b"\r\n", b"\n").removesuffix(b"\n\n").split(b"\n")
     method, target, (major, minor) = _read_line(line)
@@ -103,8 +96,7 @@ def checked_head(head: bytes) -> bytes:
 def check_first_line(data: bytes | bytearray) -> None:
     """Check the request line as soon as it has arrived: who speaks another protocol sends no empty line.
 
-    Raises:
-        HeadRefused: Go's server refuses it.
+    Raises HeadRefused.
     """
     line, ended, _ = data.partition(b"\n")
     if ended:
@@ -144,7 +136,6 @@ def _check_framing(headers: list[Header], *, chunks: bool) -> set[bytes]:
 
     Args:
         headers: name and value of each.
-        chunks: the version of HTTP has transfer codings.
     """
     codings = [value for name, value in headers if name == b"transfer-encoding"]
     if codings and chunks:

@@ -37,10 +37,6 @@ class _Server(uvicorn.Server):
     """uvicorn without signal handlers and without its ten wake-ups a second, which accepts connections itself.
 
     asyncio's listening server leaks a connection that it accepts while it is being closed.
-
-    Args:
-        config: of uvicorn.
-        stopping: ends the server.
     """
 
     def __init__(self, config: uvicorn.Config, stopping: anyio.Event) -> None:
@@ -123,8 +119,6 @@ class HttpServer:
     """One HTTP server.
 
     Args:
-        app: the application.
-        tls: serve HTTPS with this context.
         gate: awaited before each request; a frozen node waits in it.
         guard: refuses requests that a foreign web page caused; None accepts them, as the real servers do.
     """
@@ -177,7 +171,6 @@ class HttpServer:
 
         Args:
             listener: a listening socket; its ownership passes to the server.
-            task_status: started at once, because the socket listens already.
         """
         task_status.started()
         try:
@@ -203,11 +196,7 @@ class HttpServer:
 
 
 def listen(address: Address) -> socket:
-    """Return a non-blocking socket that listens on an address; port 0 chooses a free one.
-
-    Raises:
-        InvalidSetting: the address is in use, or the host does not belong to this machine.
-    """
+    """Return a non-blocking socket that listens on an address; port 0 chooses a free one. Raises InvalidSetting."""
     family = AF_INET6 if ":" in address.host else AF_INET
     try:
         listener = create_server((address.host, address.port), family=family)

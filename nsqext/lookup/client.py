@@ -25,6 +25,7 @@ from nsqext.lookup.responses import (
     unwrap,
 )
 from nsqext.protocol.names import check_topic
+from nsqext.waits import gather
 
 if TYPE_CHECKING:
     import httpx
@@ -60,11 +61,9 @@ class LookupClient:
 
     Args:
         addresses: nsqlookupd's HTTP addresses, a list or a text with commas.
-        options: timeouts and limits.
         transport: httpx transport to use, closed by the caller; None to create one.
 
-    Raises:
-        InvalidSetting: no address, an invalid one, or one that the token of ``options`` must not be sent to.
+    Raises InvalidSetting.
     """
 
     def __init__(
@@ -82,11 +81,12 @@ class LookupClient:
         self._mapped = None if self.options.address_map is None else self.options.reached_at
         self._nodes: dict[Address, LookupNode] = {}
         self._relist_at = float("-inf")
-        self._listing: anyio.Event | None = None
+        self._listing = anyio.Lock()
         self._lists = 0
         self._health: dict[Address, _Health] = {}
-        self._limiter: anyio.Semaphore | None = None
-        self._reading: anyio.Lock | None = None
+        self._limiter = anyio.Semaphore(self.options.max_concurrent)
+        self._reading = anyio.Lock()
+        """Limits parsing to one response per turn of the event loop, so that other tasks run."""
         self._parsed: dict[tuple[str, str, Address], tuple[bytes, LookupAnswer]] = {}
 
     async def __aenter__(self) -> LookupClient:
@@ -102,8 +102,7 @@ class LookupClient:
     def elsewhere(self, addresses: Sequence[str] | str) -> LookupClient:
         """Return a client of other lookup nodes that shares this one's connections; closing either closes them.
 
-        Raises:
-            InvalidSetting: no address, or an invalid one.
+        Raises InvalidSetting.
         """
         other = LookupClient(addresses, self.options)
         other.http = self.http
@@ -115,17 +114,13 @@ class LookupClient:
         At most ``max_concurrent`` topics are looked up at the same time; the wait does not count for timeouts.
 
         Args:
-            topic: name of the topic.
             access: ``w`` to publish, ``r`` to consume.
 
-        Raises:
-            InvalidInput: the name or ``access`` is not valid.
-            InvalidState: the client was closed.
+        Raises InvalidInput or InvalidState.
         """
         check_topic(topic)
         if access not in ("r", "w"):
             raise InvalidInput(f"access={access!r} is neither 'r' nor 'w'", topic=topic)
-        self._limiter = self._limiter or anyio.Semaphore(self.options.max_concurrent)
         async with self._limiter:
             await self.lookup_nodes()
             answers: list[LookupAnswer] = []
@@ -143,8 +138,7 @@ class LookupClient:
     async def lacks_channel(self, topic: str, partition: int) -> bool:
         """Return whether a partition has a node, but no channel, so that lookup nodes do not offer it to producers.
 
-        Raises:
-            InvalidState: the client was closed.
+        Raises InvalidState.
         """
         params: dict[str, str | int] = {"topic": topic, "access": "w", "partition": partition}
 
@@ -168,7 +162,7 @@ class LookupClient:
         digest = blake2b(body, digest_size=16).digest()
         if known is not None and status == 200 and known[0] == digest:
             return known[1] if known[1].epoch == epoch else evolve(known[1], epoch=epoch)
-        async with self._turn():
+        async with self._reading:
             answer = read_lookup(unwrap(status, body, address), address, epoch, self.options.max_nodes, self._mapped)
         if status == 200:
             if len(self._parsed) >= _MAX_PARSED:
@@ -176,29 +170,17 @@ class LookupClient:
             self._parsed[key] = (digest, answer)
         return answer
 
-    def _turn(self) -> anyio.Lock:
-        """Return the lock that limits parsing to one response per turn of the event loop, so that other tasks run."""
-        self._reading = self._reading or anyio.Lock()
-        return self._reading
-
     async def lookup_nodes(self) -> tuple[LookupNode, ...]:
         """Return all lookup nodes of the last ``/listlookup``, which is repeated after ``poll_interval``.
 
-        Raises:
-            InvalidState: the client was closed.
+        Raises InvalidState.
         """
-        before = self._lists
-        while self._lists == before and anyio.current_time() >= self._relist_at:
-            if self._listing is not None:
-                await self._listing.wait()
-                continue
-            self._listing = done = anyio.Event()
-            try:
-                await self._list()
-                self._lists += 1
-            finally:
-                self._listing = None
-                done.set()
+        if anyio.current_time() >= self._relist_at:
+            before = self._lists
+            async with self._listing:
+                if self._lists == before:
+                    await self._list()
+                    self._lists += 1
         return tuple(self._nodes.values())
 
     async def _list(self) -> None:
@@ -233,7 +215,7 @@ class LookupClient:
         status, body = await self.http.fetch(address, "/listlookup", {})
         if status == 404:
             return ()  # the original NSQ
-        async with self._turn():
+        async with self._reading:
             nodes = read_lookup_nodes(
                 unwrap(status, body, address), address, self.options.max_lookup_nodes, self._mapped
             )
@@ -280,31 +262,17 @@ class LookupClient:
             )
             for address in addresses
         }
-        if len(results) == 1:
-            (address,) = results
-            try:
-                results[address] = await ask(address)
-            except InvalidState:
-                raise
-            except NsqError as error:
-                results[address] = _without_traceback(error)
-            return results
-
-        turns = anyio.Semaphore(_AT_ONCE)
 
         async def ask_one(address: Address) -> None:
             try:
-                async with turns:
-                    results[address] = await ask(address)
+                results[address] = await ask(address)
             except NsqError as error:
                 results[address] = _without_traceback(error)
             else:
-                scope = tasks.cancel_scope
                 scope.deadline = min(scope.deadline, anyio.current_time() + self.options.straggler_timeout)
 
-        async with anyio.create_task_group() as tasks:
-            for address in results:
-                tasks.start_soon(ask_one, address)
+        with anyio.CancelScope() as scope:
+            await gather(results, ask_one, at_once=_AT_ONCE)
         for result in results.values():
             if isinstance(result, InvalidState):
                 raise result
@@ -313,19 +281,14 @@ class LookupClient:
     # Lists of topics and nodes
 
     async def topics(self) -> tuple[str, ...]:
-        """Return the names of all topics that any lookup node knows, sorted.
-
-        Raises:
-            LookupFailed: no lookup node returned a usable response, or one lists more than ``max_topics``.
-        """
+        """Return the names of all topics that any lookup node knows, sorted; raises LookupFailed."""
         answers = await self._collect("/topics", {}, self._read_topics)
         return tuple(sorted({topic for topics in answers for topic in topics}))
 
     async def nodes(self) -> tuple[NodeInfo, ...]:
         """Return all nsqd nodes that any lookup node knows, sorted by TCP address; ``max_nodes`` of each at most.
 
-        Raises:
-            LookupFailed: no lookup node returned a usable response.
+        Raises LookupFailed.
         """
         answers = await self._collect("/nodes", {}, self._read_nodes)
         found = {node.tcp: node for nodes in answers for node in nodes}
@@ -335,7 +298,7 @@ class LookupClient:
         async def ask(address: Address) -> T:
             status, body = await self.http.fetch(address, path, params)
             try:
-                async with self._turn():
+                async with self._reading:
                     return read(unwrap(status, body, address), address)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise LookupFailed(f"invalid response to {path}", node=str(address)) from error
@@ -354,9 +317,9 @@ class LookupClient:
         topics = data["topics"] or ()
         if len(topics) > self.options.max_topics:
             raise LookupFailed(
-                f"the lookup node lists {len(topics)} topics, more than lookup_max_topics={self.options.max_topics}",
+                f"the lookup node lists {len(topics)} topics, more than max_topics={self.options.max_topics}",
                 node=str(address),
-                hint="raise lookup_max_topics if the cluster has so many",
+                hint="raise max_topics if the cluster has so many",
             )
         return tuple(map(str, topics))
 
@@ -364,9 +327,7 @@ class LookupClient:
         listed = data["producers"] or ()
         most = self.options.max_nodes
         if len(listed) > most:
-            logger.warning(
-                "lookup node %s lists %d nodes; lookup_max_nodes=%d of them are read", address, len(listed), most
-            )
+            logger.warning("lookup node %s lists %d nodes; max_nodes=%d of them are read", address, len(listed), most)
         return tuple(read_node(node, address, self._mapped) for node in islice(listed, most))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from nsqext.errors import InvalidState, LookupFailed, LookupUnreachable, NotLookupd
+from nsqext.errors import InvalidState, LookupFailed, LookupUnreachable, NotLookupd, NsqError, PartitionUnavailable
 from nsqext.http.client import HttpClient, HttpRequestFailed
 from nsqext.lookup.options import url_of
 from nsqext.lookup.responses import unwrap
@@ -26,9 +26,9 @@ _ERRORS: dict[Reason, tuple[type[LookupFailed], str | None]] = {
     "not HTTP": (NotLookupd, "give the address of nsqlookupd's HTTP side (4161 by default)"),
     "untrusted": (
         NotLookupd,
-        "give the CA certificates of the lookup service: lookup_ca=... or NSQEXT_LOOKUP_CA",
+        "give the CA certificates of the lookup service: LookupOptions(ca=...) or NSQEXT_LOOKUP_CA",
     ),
-    "too long": (LookupFailed, "raise lookup_max_answer_size"),
+    "too long": (LookupFailed, "raise max_answer_size"),
 }
 
 
@@ -36,7 +36,6 @@ class LookupHttp:
     """HTTP requests to nsqlookupd and nsqd.
 
     Args:
-        options: limits, token and certificates.
         transport: httpx transport to use, closed by the caller; None to create one without proxies.
     """
 
@@ -47,34 +46,14 @@ class LookupHttp:
         )
 
     async def ask(self, address: Address, path: str, params: Mapping[str, str | int], method: str = "GET") -> Any:
-        """Return the data of a response.
-
-        Raises:
-            TopicNotFound: the node does not know the topic.
-            LookupFailed: no response, or an unusable one.
-            InvalidState: it was closed.
-        """
+        """Return the data of a response; raises TopicNotFound, LookupFailed or InvalidState."""
         status, body = await self.fetch(address, path, params, method)
         return unwrap(status, body, address)
 
     async def fetch(
         self, address: Address, path: str, params: Mapping[str, str | int], method: str = "GET", body: bytes = b""
     ) -> tuple[int, bytes]:
-        """Return status and body of a response.
-
-        Args:
-            address: address of the node.
-            path: path of the URL.
-            params: query of the URL.
-            method: HTTP method.
-            body: body of the request.
-
-        Raises:
-            LookupUnreachable: no response.
-            LookupFailed: the response is too long or compressed.
-            NotLookupd: the peer does not speak HTTP, or its certificate is not trusted.
-            InvalidState: it was closed.
-        """
+        """Return status and body of a response; raises LookupUnreachable, LookupFailed, NotLookupd or InvalidState."""
         options, headers = self._options, _BARE
         if options.auth_secret is not None and options.may_authenticate(address):
             headers = {**_BARE, "Authorization": f"Bearer {options.auth_secret}"}
@@ -84,6 +63,24 @@ class LookupHttp:
         except (HttpRequestFailed, UnicodeError) as error:
             raise _lookup_error(error, str(address)) from error.__cause__
         return reply.status, reply.content
+
+    async def fetch_node(
+        self,
+        address: Address,
+        path: str,
+        params: Mapping[str, str | int],
+        method: str = "GET",
+        body: bytes = b"",
+        *,
+        failure: type[NsqError] = PartitionUnavailable,
+        **where: Any,
+    ) -> tuple[int, bytes]:
+        """Return status and body of an nsqd's response, as `fetch`, which raises the errors of lookup nodes."""
+        try:
+            return await self.fetch(address, path, params, method, body)
+        except LookupFailed as error:
+            hint = error.hint or "check that the node's HTTP side can be reached"
+            raise failure(f"no response to {path}: {error.message}", node=error.node, hint=hint, **where) from error
 
     async def aclose(self) -> None:
         """Cancel pending requests and close the connections, also when it is cancelled."""

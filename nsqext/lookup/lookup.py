@@ -106,11 +106,7 @@ def share_lookup(given: Given) -> Given:
 
 
 def metadata_cache(given: Given, options: LookupOptions) -> MetadataCache:
-    """Return the cache for the settings of a client: the cache of a `Lookup`, or a new one.
-
-    Raises:
-        InvalidSetting: an invalid address, or settings of lookup beside a `Lookup`.
-    """
+    """Return the cache for the settings of a client: the cache of a `Lookup`, or a new one; raises InvalidSetting."""
     if not isinstance(given.lookupd, Lookup):
         return MetadataCache(given.lookupd, given.nsqd, options)
     for name in given.values.keys() & lookup_schema().own.keys():

@@ -58,11 +58,9 @@ class MetadataCache:
     Args:
         lookupd: nsqlookupd's HTTP addresses, a list or a text with commas.
         nsqd: TCP addresses of nodes to use without lookup; partitions are unknown then.
-        options: options of the lookup client.
         transport: httpx transport to use, closed by the caller; None to create one.
 
-    Raises:
-        InvalidSetting: an invalid address, no address, or both kinds.
+    Raises InvalidSetting.
     """
 
     def __init__(
@@ -95,7 +93,7 @@ class MetadataCache:
         self._answered_at: float | None = None
         self._topics: tuple[str, ...] = ()
         self._listed_at = float("-inf")
-        self._listing: anyio.Lock | None = None
+        self._listing = anyio.Lock()
         self.failures: int = 0
         """Consecutive rounds in which no lookup node returned a usable response."""
 
@@ -126,11 +124,7 @@ class MetadataCache:
 
     @property
     def channels(self) -> NodeChannels:
-        """Requests about channels, with the options of the lookup client.
-
-        Raises:
-            InvalidState: there is no lookup service.
-        """
+        """Requests about channels, with the options of the lookup client; raises InvalidState."""
         from nsqext.lookup.node_channels import NodeChannels
 
         if self._client is None:
@@ -149,15 +143,9 @@ class MetadataCache:
         """Return the map of a topic; query the lookup service if no partition has a known leader.
 
         Args:
-            topic: name of the topic.
             access: ``w`` or ``r``.
 
-        Raises:
-            TopicNotFound: the lookup service does not know the topic.
-            TopicNotReady: the topic cannot be published to yet.
-            LookupFailed: no lookup node returned a usable response.
-            InvalidName: the topic's name is invalid.
-            InvalidState: the cache was closed.
+        Raises TopicNotFound, TopicNotReady, LookupFailed, InvalidName or InvalidState.
         """
         found = self.cached(topic, access)
         if found is not None and found.known:
@@ -180,13 +168,11 @@ class MetadataCache:
         Args:
             max_age: largest age of a cached list to return, in seconds, so that clients share one request.
 
-        Raises:
-            LookupFailed: no lookup node returned a usable response.
+        Raises LookupFailed.
         """
         if self._client is None:
             await checkpoint()
             return ()
-        self._listing = self._listing or anyio.Lock()
         async with self._listing:
             if time.monotonic() - self._listed_at >= max_age:
                 self._topics = await self._client.topics()
@@ -196,8 +182,7 @@ class MetadataCache:
     async def nodes(self) -> tuple[NodeInfo, ...]:
         """Return all nodes that the lookup service lists, with any topics; empty without lookup.
 
-        Raises:
-            LookupFailed: no lookup node returned a usable response.
+        Raises LookupFailed.
         """
         if self._client is None:
             await checkpoint()
@@ -225,16 +210,13 @@ class MetadataCache:
         failed round does not change the map. Cancellation is safe.
 
         Args:
-            topic: name of the topic.
             access: ``w`` or ``r``.
             failed: the map that led to the error; if the cache has a newer one, no request is sent.
             partition: the partition whose leader in ``failed`` refused: if lookup nodes disagree, another one is
                 preferred.
             after_error: False for a refresh without an error, which does not lengthen the pauses.
 
-        Raises:
-            InvalidName: the topic's name is invalid.
-            InvalidState: the cache was closed.
+        Raises InvalidName or InvalidState.
         """
         if self._client is None:
             await checkpoint()
@@ -262,9 +244,7 @@ class MetadataCache:
 
         Callbacks run in the task that received the response and must not block.
 
-        Raises:
-            InvalidName: the topic's name is invalid.
-            InvalidState: the cache was closed.
+        Raises InvalidName or InvalidState.
         """
         if self._client is not None:
             refresher = self._refresher(topic, access)
@@ -290,8 +270,7 @@ class MetadataCache:
 
         Thread-safe.
 
-        Raises:
-            InvalidSetting: an invalid address, no address, or the cache was created without lookup.
+        Raises InvalidSetting.
         """
         if self._users and self._loop is not None and self._loop != current_loop():
             from anyio import from_thread  # imported lazily: it loads concurrent.futures
@@ -314,11 +293,7 @@ class MetadataCache:
     # Opening, polling and closing
 
     def acquire(self) -> None:
-        """Add a user; the first one opens or reopens the cache.
-
-        Raises:
-            InvalidState: the cache is in use in another event loop.
-        """
+        """Add a user; the first one opens or reopens the cache. Raises InvalidState."""
         loop = current_token()
         if self._users and self._loop != loop:
             raise InvalidState(
@@ -329,7 +304,7 @@ class MetadataCache:
             self._maps.clear()
             self._refreshers.clear()
             self._poller = Poller(self._polled)
-            self._listing, self._listed_at = None, float("-inf")
+            self._listing, self._listed_at = anyio.Lock(), float("-inf")
         self._closed = False
         self._loop = loop
         self._users += 1

@@ -236,8 +236,7 @@ def parse_lookup_addresses(given: Sequence[str] | str) -> tuple[Address, ...]:
     An address may begin with ``http://`` or ``https://`` and have a path prefix. The port is 4161 unless given, 443 for
     HTTPS.
 
-    Raises:
-        InvalidSetting: one of them is not an address.
+    Raises InvalidSetting.
     """
     return tuple(dict.fromkeys(_parse_lookup_address(text) for text in _split(given, "lookupd")))
 
@@ -247,10 +246,8 @@ def parse_addresses(given: Sequence[str] | str, setting: str) -> tuple[Address, 
 
     Args:
         given: ``host:port`` or ``[IPv6]:port``.
-        setting: name of the setting, for errors.
 
-    Raises:
-        InvalidSetting: one of them is not an address.
+    Raises InvalidSetting.
     """
     return tuple(dict.fromkeys(_parse_address(text, setting) for text in _split(given, setting)))
 

@@ -18,7 +18,7 @@ from nsqext.types import Address, TopicMeta
 if TYPE_CHECKING:
     from nsqext.lookup.responses import LookupAnswer, NodeInfo
 
-__all__ = ("PartitionLeader", "PartitionMap", "PartitionMapDiff", "PartitionMapMerger", "diff", "failure", "merged")
+__all__ = ("PartitionLeader", "PartitionMap", "PartitionMapMerger", "failure", "merged")
 
 _MAX_SOURCES = 256
 """Number of lookup nodes whose last answers are kept."""
@@ -76,43 +76,6 @@ class PartitionMap:
 
 
 @frozen
-class PartitionMapDiff:
-    """Changes from one map to the next.
-
-    Attributes:
-        added: partitions that had no leader before.
-        moved: partitions with another leader.
-        gone: removed partitions.
-        joined: added nodes without partitions.
-        left: removed nodes without partitions.
-        meta_changed: whether the topic's meta changed.
-    """
-
-    added: frozenset[int]
-    moved: frozenset[int]
-    gone: frozenset[int]
-    joined: frozenset[Address]
-    left: frozenset[Address]
-    meta_changed: bool
-
-    def __bool__(self) -> bool:
-        return any(astuple(self, recurse=False))
-
-
-def diff(old: PartitionMap | None, new: PartitionMap) -> PartitionMapDiff:
-    """Return the changes from ``old`` to ``new``; None is an empty map."""
-    old = old or PartitionMap(new.topic, new.access)
-    return PartitionMapDiff(
-        added=frozenset(new.leaders.keys() - old.leaders.keys()),
-        moved=frozenset(key for key in new.leaders.keys() & old.leaders.keys() if new.leaders[key] != old.leaders[key]),
-        gone=frozenset(old.leaders.keys() - new.leaders.keys()),
-        joined=frozenset(new.nodes) - frozenset(old.nodes),
-        left=frozenset(old.nodes) - frozenset(new.nodes),
-        meta_changed=old.meta != new.meta,
-    )
-
-
-@frozen
 class PartitionLeader:
     """A leader according to one lookup node.
 
@@ -145,7 +108,6 @@ class PartitionMapMerger:
     refused, the highest epoch, the most recent change, the leader returned by most lookup nodes.
 
     Args:
-        topic: name of the topic.
         access: ``w`` or ``r``.
         version: of the first, empty map.
         admits: tells whether a node is used; all are without it.
@@ -166,13 +128,12 @@ class PartitionMapMerger:
         """Record that a node is not the leader of a partition: another one is preferred if any is returned."""
         self._suspects.setdefault(partition, set()).add(leader)
 
-    def merge(self, answers: Iterable[LookupAnswer]) -> PartitionMapDiff:
-        """Merge the answers of one round, in any order; return the changes."""
+    def merge(self, answers: Iterable[LookupAnswer]) -> None:
+        """Merge the answers of one round, in any order."""
         found = sorted((answer for answer in answers if answer.found), key=lambda answer: str(answer.source))
         self._round += 1
-        old = self.current
         if not found:
-            return diff(old, old)
+            return
         for answer in found:
             self._update_leaders(answer)
         self._update_nodes(found)
@@ -184,10 +145,9 @@ class PartitionMapMerger:
         if meta is not None:
             for partition in [key for key in self._leaders if key >= meta.partition_num and key not in listed]:
                 del self._leaders[partition]
-        new = self._make_map(meta or old.meta, frozenset(self._leaders.keys() - listed))
-        if new != old:
+        new = self._make_map(meta or self.current.meta, frozenset(self._leaders.keys() - listed))
+        if new != self.current:
             self.current = new
-        return diff(old, self.current)
 
     def _forget_sources(self) -> None:
         """Remove the lookup nodes that answered longest ago, so that their number stays bounded."""
@@ -317,14 +277,9 @@ def merged(topic: str, access: str, answers: Sequence[LookupAnswer]) -> Partitio
     """Merge the answers of one round into the map of a topic.
 
     Args:
-        topic: name of the topic.
         access: ``w`` or ``r``.
-        answers: answers of all lookup nodes.
 
-    Raises:
-        TopicNotFound: the lookup nodes do not know the topic.
-        TopicNotReady: the topic cannot be published to yet.
-        LookupFailed: no lookup node returned a usable response.
+    Raises TopicNotFound, TopicNotReady or LookupFailed.
     """
     if not any(answer.found for answer in answers):
         raise failure([answer.error for answer in answers if answer.error is not None], topic)

@@ -10,6 +10,7 @@ import anyio
 
 from nsqext.errors import InvalidState, LookupFailed, NsqError, TopicNotFound
 from nsqext.lookup.partition_map import PartitionMap, PartitionMapMerger, failure
+from nsqext.waits import Wakeup
 
 if TYPE_CHECKING:
     from nsqext.lookup.options import LookupOptions
@@ -97,12 +98,8 @@ class Refresher:
     over. No background task is used.
 
     Args:
-        topic: name of the topic.
         access: ``w`` or ``r``.
-        ask: queries all lookup nodes once.
-        options: intervals and pauses.
         changed: called with each new map.
-        budget: limit shared by all topics of a cache.
         admits: tells whether a node is used; all are without it.
 
     Attributes:
@@ -136,7 +133,7 @@ class Refresher:
         self._pace = Pace(options.max_pause)
         self._budget = budget
         self._rounds = 0
-        self._running: anyio.Event | None = None
+        self._running = anyio.Lock()
         self._settled_at: float | None = None
         self._interval = options.poll_interval
         self._outdated = False
@@ -149,12 +146,10 @@ class Refresher:
         A failed round sets ``error`` and does not change the map. Cancellation is safe.
 
         Args:
-            failed: the map that led to an error.
             partition: the partition whose leader in ``failed`` refused: another leader is preferred if one is returned.
             after_error: False for polls, which do not lengthen the pauses.
 
-        Raises:
-            InvalidState: the lookup client was closed.
+        Raises InvalidState.
         """
         if failed is not None:
             if self.map is not None and self.map.version > failed.version:
@@ -162,16 +157,14 @@ class Refresher:
             if partition is not None and partition in failed.leaders:
                 self._merger.suspect(partition, failed.leaders[partition])
         before = self._rounds
-        while self._rounds == before:
-            if self._running is not None:
-                await self._running.wait()
-            else:
+        async with self._running:
+            while self._rounds == before:
                 await self._run_round(after_error)
 
     def poll_soon(self) -> None:
         """Poll now, and again after a round that is running: its answers may be older than this call."""
         self.poll_at = float("-inf")
-        self._outdated = self._running is not None
+        self._outdated = self._running.locked()
 
     def start_over(self, ask: Callable[[], Awaitable[Sequence[LookupAnswer]]]) -> None:
         """Query other lookup nodes; their map replaces the current one as soon as they find the topic."""
@@ -181,22 +174,17 @@ class Refresher:
         self.poll_at = float("-inf")
 
     async def _run_round(self, after_error: bool) -> None:
-        self._running = done = anyio.Event()
         merger = self._merger
-        try:
-            pause = self._pace.wait(anyio.current_time())
+        pause = self._pace.wait(anyio.current_time())
+        if pause:
+            await anyio.sleep(pause)
+        if after_error and self.map is not None:
+            pause = self._budget.take(anyio.current_time())
             if pause:
                 await anyio.sleep(pause)
-            if after_error and self.map is not None:
-                pause = self._budget.take(anyio.current_time())
-                if pause:
-                    await anyio.sleep(pause)
-            answers = await self._ask()
-            if merger is self._merger:
-                self._merge(answers, after_error)
-        finally:
-            self._running = None
-            done.set()
+        answers = await self._ask()
+        if merger is self._merger:
+            self._merge(answers, after_error)
 
     def _merge(self, answers: Sequence[LookupAnswer], after_error: bool) -> None:
         self._merger.merge(answers)
@@ -235,35 +223,23 @@ class Refresher:
 
 
 class Poller:
-    """Polls all topics in one task: of all tasks in `run` one polls, and another takes over if it is cancelled.
-
-    Args:
-        polled: returns the refreshers of the topics to poll.
-    """
+    """Polls all topics in one task: of all tasks in `run` one polls, and another takes over if it is cancelled."""
 
     def __init__(self, polled: Callable[[], Iterable[Refresher]]) -> None:
         self._polled = polled
-        self._wake: anyio.Event | None = None
-        self._polling: anyio.Event | None = None
+        self._wake = Wakeup()
+        self._polling = anyio.Lock()
         self._stopped = False
 
     async def run(self) -> None:
         """Poll, or wait to take over, until `stop`."""
-        while not self._stopped:
-            if self._polling is not None:
-                await self._polling.wait()
-                continue
-            self._polling = done = anyio.Event()
-            try:
+        async with self._polling:
+            if not self._stopped:
                 await self._poll_all()
-            finally:
-                self._polling = self._wake = None
-                done.set()
 
     def wake(self) -> None:
         """Recompute when the next poll is due."""
-        if self._wake is not None:
-            self._wake.set()
+        self._wake.wake()
 
     def stop(self) -> None:
         """Make `run` return without waiting for responses."""
@@ -274,7 +250,6 @@ class Poller:
         limiter = anyio.CapacityLimiter(_POLLS)
         async with anyio.create_task_group() as tasks:
             while not self._stopped:
-                self._wake = anyio.Event()
                 now, next_poll = anyio.current_time(), _NEVER
                 for refresher in self._polled():
                     if refresher.poll_at <= now:

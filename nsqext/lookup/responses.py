@@ -101,11 +101,7 @@ class LookupAnswer:
 def unwrap(status: int, body: bytes, source: Address) -> Any:
     """Return the data of a response, with or without the ``status_code`` envelope.
 
-    Raises:
-        TopicNotFound: the topic is unknown.
-        TopicNotReady: the node offers the topic to consumers only.
-        NotLookupd: the response is not one of nsqlookupd or nsqd.
-        LookupFailed: any other refusal.
+    Raises TopicNotFound, TopicNotReady, NotLookupd or LookupFailed.
     """
     code, text = status, ""
     data: Any = {}
@@ -155,7 +151,7 @@ def _refusal(code: Any, text: str, source: Address) -> NsqError:
 def _unexpected(what: str, source: Address, kind: type[LookupFailed] = NotLookupd) -> LookupFailed:
     hint = "give the address of nsqlookupd's HTTP side (4161 by default)"
     if kind is LookupUnreachable:
-        hint = "check that nsqlookupd runs behind this address"
+        hint = "is nsqlookupd up behind this address?"
     return kind(f"not a response of nsqlookupd: {what}", node=str(source), hint=hint)
 
 
@@ -168,15 +164,9 @@ def read_lookup(
     topic_delete).
 
     Args:
-        data: the data.
-        source: the lookup node.
-        epoch: its epoch.
-        max_nodes: nodes without partitions that are kept.
         mapped: returns the address at which a listed one is reached.
 
-    Raises:
-        TopicNotFound: the topic is unknown.
-        LookupFailed: the data is not that of ``/lookup``.
+    Raises TopicNotFound or LookupFailed.
     """
     try:
         meta = _read_meta(data.get("meta"))
@@ -228,12 +218,9 @@ def read_node(data: Any, source: Address, mapped: MapAddress | None = None) -> N
     """Parse one node of a response.
 
     Args:
-        data: the node.
-        source: the lookup node that lists it.
         mapped: returns the address at which a listed one is reached.
 
-    Raises:
-        KeyError, TypeError, ValueError, AttributeError: the data is not a node.
+    Raises KeyError, TypeError, ValueError or AttributeError.
     """
     host = data["broadcast_address"]
     tcp, http = _address(host, data["tcp_port"], source, mapped), None
@@ -278,13 +265,10 @@ def read_lookup_nodes(
     """Parse the data of ``/listlookup``; its ports are strings (captured: lookupd_basic).
 
     Args:
-        data: the data.
-        source: the lookup node.
         max_nodes: lookup nodes that are kept; the leader is always among them.
         mapped: returns the address at which a listed one is reached.
 
-    Raises:
-        LookupFailed: the data is not that of ``/listlookup``.
+    Raises LookupFailed.
     """
     try:
         leader = (data.get("lookupdleader") or {}).get("ID")

@@ -7,12 +7,14 @@ ignored. A value of another type is an error for the whole object. Invalid UTF-8
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import accumulate
 from typing import Any, NoReturn
 
+from nsqext.arguments import is_whole
 from nsqext.protocol.extjson import encodable
 
 __all__ = ("Members", "Schema", "UnreadableFields", "read_fields")
@@ -117,7 +119,7 @@ def _member(name: str, value: Any, kind: Any) -> Any:
         return encodable(value)
     if kind is bool and isinstance(value, bool):
         return value
-    if isinstance(value, int) and not isinstance(value, bool):
+    if is_whole(value, -math.inf):
         largest = _INT64 if kind is int else kind
         if isinstance(largest, int) and -largest - 1 <= value <= largest:
             return value

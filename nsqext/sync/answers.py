@@ -17,12 +17,7 @@ __all__ = ("AnswerQueue",)
 
 
 class AnswerQueue:
-    """Finished messages of any threads; many of them wake the event loop once.
-
-    Args:
-        portal: of the event loop.
-        loop: the asyncio loop itself.
-    """
+    """Finished messages of any threads; many of them wake the event loop once."""
 
     __slots__ = ("_due", "_finished", "_loop", "portal")
 
@@ -40,11 +35,7 @@ class AnswerQueue:
             self.finish_now(message)
 
     def finish_now(self, message: Message) -> None:
-        """Finish a message after its handler returned, whether or not it is in flight.
-
-        Raises:
-            InvalidState: the consumer was closed.
-        """
+        """Finish a message after its handler returned, whether or not it is in flight; raises InvalidState."""
         message.answered = True
         self._finished.append(message)
         if not self._due:

@@ -49,7 +49,6 @@ class DirectPublisher:
     and what follows a failed attempt.
 
     Args:
-        producer: the open asynchronous producer.
         portal: of its event loop, in which this is called.
     """
 
@@ -71,9 +70,6 @@ class DirectPublisher:
 
         Returns:
             The receipt; None if nothing was sent, and the event loop has to publish it.
-
-        Raises:
-            NsqError: as `nsqext.Producer.publish` does.
         """
         if self._closed or self._portal in shared_loop.orphaned or threading.get_ident() == self._loop_thread:
             return None

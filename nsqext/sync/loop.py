@@ -75,8 +75,7 @@ class SharedLoop:
     def enter(self) -> tuple[BlockingPortalProvider, BlockingPortal]:
         """Start the event loop unless it runs; return its provider, which has to be exited, and its portal.
 
-        Raises:
-            InvalidState: gevent or eventlet replaced threads or sockets.
+        Raises InvalidState.
         """
         _check_system_threads()
         provider = self._provider
@@ -105,8 +104,7 @@ class SharedLoop:
 def _check_system_threads() -> None:
     """Check that the event loop can run in a thread of the system, and that other threads can wait for it.
 
-    Raises:
-        InvalidState: gevent or eventlet replaced threads or sockets; a call would never return.
+    Raises InvalidState.
     """
     for what, function in (("threads", _thread.start_new_thread), ("sockets", socket.socket)):
         library = function.__module__.partition(".")[0]
@@ -136,16 +134,10 @@ def call(
 
     Args:
         portal: portal of the event loop; None if the object is not open.
-        what: name of the object, for errors.
-        function: the function.
-        args: its arguments.
-        keywords: those that are given by name.
-
-    Raises:
-        InvalidState: the object is not open, this is the event loop's own thread, or a child of the process that
-            opened the object.
 
     An exception in the waiting thread, such as KeyboardInterrupt, cancels the coroutine.
+
+    Raises InvalidState.
     """
     if portal is None:
         raise InvalidState(f"the {what} is not open", hint=f"use it inside a 'with' block of the {what}")

@@ -43,9 +43,6 @@ class BlockingConnection:
 
         Any exception that a signal raises in this thread, such as KeyboardInterrupt, closes the connection: bytes may
         have been taken from the socket and not processed, so that later responses would belong to other commands.
-
-        Raises:
-            NsqError: as `Connection.request` does.
         """
         connection = self.connection
         complete = False

@@ -64,34 +64,6 @@ class Connection:
         read_size: bytes that one read takes at most.
     """
 
-    __slots__ = (
-        "_burst",
-        "_detached",
-        "_drained",
-        "_draining",
-        "_ended",
-        "_flush_due",
-        "_layers",
-        "_oldest",
-        "_out",
-        "_queued",
-        "_reading",
-        "_received",
-        "_request_timeout",
-        "_rest",
-        "_sent",
-        "_sock",
-        "_unsent",
-        "_watch",
-        "address",
-        "closed",
-        "heartbeat_interval",
-        "on_messages",
-        "on_request",
-        "protocol",
-        "read_size",
-    )
-
     def __init__(
         self, sock: socket.socket, address: Address, *, max_frame_size: int, request_timeout: float = 10.0
     ) -> None:

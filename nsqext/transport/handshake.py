@@ -69,7 +69,7 @@ async def open_connection(
     raise ConnectionFailed(
         f"the node accepted the connection and sent no response for {options.connect_timeout:g} s",
         node=str(address),
-        hint="check that this is nsqd's TCP port",
+        hint="is this nsqd's TCP port?",
     )
 
 
@@ -107,7 +107,7 @@ def _reason(error: NsqError) -> NsqError:
         return error
     if isinstance(error.__cause__, ProtocolError):
         return error.__cause__
-    return ConnectionFailed(f"{error.message} during the handshake", hint="check that this is nsqd's TCP port")
+    return ConnectionFailed(f"{error.message} during the handshake", hint="is this nsqd's TCP port?")
 
 
 async def _negotiate(connection: Connection, options: ConnectionOptions, request: IdentifyRequest) -> Negotiated:

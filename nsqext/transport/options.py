@@ -22,8 +22,7 @@ def make_tls_context(given: object, setting: str = "tls") -> ssl.SSLContext | No
 
     Returns None for None and False, and does not import ``ssl`` then, because that is slow.
 
-    Raises:
-        InvalidSetting: it is none of these, or the file cannot be read or contains no certificate.
+    Raises InvalidSetting.
     """
     if given is None or given is False:
         return None

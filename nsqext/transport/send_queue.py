@@ -72,11 +72,7 @@ class SendQueue:
             small.clear()
 
     def encode(self, layers: Sequence[Layer]) -> None:
-        """Encode the first part by the layers, once.
-
-        Raises:
-            NsqError: a layer failed.
-        """
+        """Encode the first part by the layers, once."""
         if not self._encoded:
             part, count = self._parts[0]
             data = bytes(part)

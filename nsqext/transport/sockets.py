@@ -30,8 +30,7 @@ async def connect(address: Address, timeout: float, local_host: str | None = Non
         timeout: for all addresses together, in seconds.
         local_host: address of this host to connect from; None leaves it to the system.
 
-    Raises:
-        ConnectionFailed: no address accepted the connection in time, or the name is unknown.
+    Raises ConnectionFailed.
     """
     node = str(address)
     try:

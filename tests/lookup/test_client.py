@@ -411,12 +411,12 @@ async def test_long_lists_are_refused_or_cut(nodes: LookupNodes, caplog: pytest.
     nodes.route("a:4161", "/topics", {"topics": ["one", "two", "three"]})
     nodes.route("a:4161", "/nodes", {"producers": [node_json(f"n{number}:4150") for number in range(5)]})
     assert len(await client_of(nodes, max_topics=3).topics()) == 3
-    with pytest.raises(LookupFailed, match=r"lists 3 topics, more than lookup_max_topics=2.*raise lookup_max_topics"):
+    with pytest.raises(LookupFailed, match=r"lists 3 topics, more than max_topics=2.*raise max_topics"):
         await client_of(nodes, max_topics=2).topics()
     assert len(await client_of(nodes, max_nodes=5).nodes()) == 5
     assert "max_nodes" not in caplog.text
     assert len(await client_of(nodes, max_nodes=2).nodes()) == 2
-    assert "a:4161 lists 5 nodes; lookup_max_nodes=2 of them are read" in caplog.text
+    assert "a:4161 lists 5 nodes; max_nodes=2 of them are read" in caplog.text
 
 
 @pytest.mark.parametrize("addresses", ["a:4161", "a:4161,b:4161"])

@@ -6,16 +6,61 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
+from attrs import astuple, frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.errors import LookupFailed, LookupUnreachable, TopicNotFound
-from nsqext.lookup.partition_map import PartitionMap, PartitionMapMerger, diff, failure
+from nsqext.lookup.partition_map import PartitionMap, PartitionMapMerger, failure
 from nsqext.types import Address, TopicMeta
 from tests.support.fake_lookupd import failed, listing, tcp, unknown
 
 if TYPE_CHECKING:
     from nsqext.lookup.responses import LookupAnswer
+
+
+@frozen
+class PartitionMapDiff:
+    """Changes from one map to the next.
+
+    Attributes:
+        added: partitions that had no leader before.
+        moved: partitions with another leader.
+        gone: removed partitions.
+        joined: added nodes without partitions.
+        left: removed nodes without partitions.
+        meta_changed: whether the topic's meta changed.
+    """
+
+    added: frozenset[int]
+    moved: frozenset[int]
+    gone: frozenset[int]
+    joined: frozenset[Address]
+    left: frozenset[Address]
+    meta_changed: bool
+
+    def __bool__(self) -> bool:
+        return any(astuple(self, recurse=False))
+
+
+def diff(old: PartitionMap | None, new: PartitionMap) -> PartitionMapDiff:
+    """Return the changes from ``old`` to ``new``; None is an empty map."""
+    old = old or PartitionMap(new.topic, new.access)
+    return PartitionMapDiff(
+        added=frozenset(new.leaders.keys() - old.leaders.keys()),
+        moved=frozenset(key for key in new.leaders.keys() & old.leaders.keys() if new.leaders[key] != old.leaders[key]),
+        gone=frozenset(old.leaders.keys() - new.leaders.keys()),
+        joined=frozenset(new.nodes) - frozenset(old.nodes),
+        left=frozenset(old.nodes) - frozenset(new.nodes),
+        meta_changed=old.meta != new.meta,
+    )
+
+
+def merged(table: PartitionMapMerger, answers: list[LookupAnswer]) -> PartitionMapDiff:
+    """Merge the answers of a round; return the changes."""
+    before = table.current
+    table.merge(answers)
+    return diff(before, table.current)
 
 
 def table_of(*rounds: list[LookupAnswer]) -> PartitionMapMerger:
@@ -50,7 +95,7 @@ def test_answers_are_merged_by_partition() -> None:
 
 def test_a_partial_answer_is_known_by_partition_num_and_removes_nothing() -> None:
     table = table_of([listing("a", {0: "n1", 1: "n2"}, num=2)])
-    change = table.merge([listing("a", {1: "n2"}, num=2)])
+    change = merged(table, [listing("a", {1: "n2"}, num=2)])
     assert leaders(table) == {0: "n1", 1: "n2"}
     assert table.current.unlisted == {0}
     assert not change
@@ -71,27 +116,27 @@ def test_a_leaderless_answer_removes_nothing() -> None:
 def test_failed_rounds_change_nothing(answers: list[LookupAnswer]) -> None:
     table = table_of([listing("a", {0: "n1"}, num=1, nodes=["o1"])])
     before = table.current
-    assert not table.merge(answers)
+    assert not merged(table, answers)
     assert table.current is before
 
 
 def test_a_moved_leader_is_followed() -> None:
     table = table_of([listing("a", {0: "n1", 1: "n2"}, num=2)])
-    change = table.merge([listing("a", {0: "n3", 1: "n2"}, num=2)])
+    change = merged(table, [listing("a", {0: "n3", 1: "n2"}, num=2)])
     assert (change.added, change.moved, change.gone) == (frozenset(), frozenset({0}), frozenset())
     assert table.current.version == 2
 
 
 def test_more_partitions_are_added() -> None:
     table = table_of([listing("a", {0: "n1"}, num=1)])
-    change = table.merge([listing("a", {0: "n1", 1: "n2"}, num=2)])
+    change = merged(table, [listing("a", {0: "n1", 1: "n2"}, num=2)])
     assert (change.added, change.moved, change.meta_changed) == (frozenset({1}), frozenset(), True)
     assert table.current.partition_num == 2
 
 
 def test_partitions_are_removed_when_the_topic_has_fewer() -> None:
     table = table_of([listing("a", {0: "n1", 1: "n2", 2: "n3"}, num=3)])
-    change = table.merge([listing("a", {0: "n1"}, num=2)])
+    change = merged(table, [listing("a", {0: "n1"}, num=2)])
     assert change.gone == {2}
     assert leaders(table) == {0: "n1", 1: "n2"}
 
@@ -99,7 +144,7 @@ def test_partitions_are_removed_when_the_topic_has_fewer() -> None:
 def test_the_same_answers_again_are_no_change() -> None:
     table = table_of([listing("a", {0: "n1"}, num=1)])
     before = table.current
-    assert not table.merge([listing("a", {0: "n1"}, num=1)])
+    assert not merged(table, [listing("a", {0: "n1"}, num=1)])
     assert table.current is before
 
 
@@ -165,7 +210,7 @@ def test_a_suspect_is_not_preferred_while_another_is_named() -> None:
     table = table_of(disagree)
     assert leaders(table) == {0: "n2"}
     table.suspect(0, tcp("n2"))
-    assert table.merge(disagree).moved == {0}
+    assert merged(table, disagree).moved == {0}
     assert leaders(table) == {0: "n1"}
     table.merge(disagree)
     assert leaders(table) == {0: "n1"}
@@ -221,8 +266,8 @@ def test_nodes_of_the_original_nsq_are_the_union() -> None:
 
 def test_a_node_leaves_when_no_lookup_node_names_it() -> None:
     table = table_of([listing("a", nodes=["o1", "o2"]), listing("b", nodes=["o1", "o2"])])
-    assert table.merge([listing("a", nodes=["o2"]), listing("b", nodes=["o1", "o2"])]).left == frozenset()
-    change = table.merge([listing("a", nodes=["o2"]), listing("b", nodes=["o2"])])
+    assert merged(table, [listing("a", nodes=["o2"]), listing("b", nodes=["o1", "o2"])]).left == frozenset()
+    change = merged(table, [listing("a", nodes=["o2"]), listing("b", nodes=["o2"])])
     assert (change.left, change.joined) == (frozenset({tcp("o1")}), frozenset())
 
 
@@ -258,7 +303,7 @@ def test_a_node_that_leads_a_partition_is_not_listed_without() -> None:
 
 def test_a_topic_that_moves_to_the_redesigned_nsq() -> None:
     table = table_of([listing("a", nodes=["n1"])])
-    change = table.merge([listing("a", {0: "n1"}, num=1)])
+    change = merged(table, [listing("a", {0: "n1"}, num=1)])
     assert (change.added, change.left) == (frozenset({0}), frozenset({tcp("n1")}))
 
 
@@ -313,7 +358,7 @@ def test_a_partition_that_was_known_is_never_lost(rounds: list[list[LookupAnswer
     table, named = PartitionMapMerger("orders"), dict[int, set[Address]]()
     for answers in rounds:
         before = table.current
-        change = table.merge(answers)
+        change = merged(table, answers)
         for partition, info in (item for answer in answers for item in answer.partitions.items()):
             named.setdefault(partition, set()).add(info.tcp)
         assert table.current.leaders.keys() == named.keys()

@@ -127,15 +127,11 @@ async def _examine_address(kind: str, address: Address) -> list[Finding]:
             answer = await web.request("GET", f"{url_of(address)}/ping")
     except HttpRequestFailed as error:
         if error.reason == "unreachable":
-            return [
-                Finding(
-                    "error", subject, f"is not reached: {error.text}", "check that it runs, and that the port is open"
-                )
-            ]
-        hint = "give the HTTP port (4161 of nsqlookupd, 4151 of nsqd), not the TCP port"
+            return [Finding("error", subject, f"is not reached: {error.text}", "is it running, and is the port open?")]
+        hint = "is it the HTTP port (4161 of nsqlookupd, 4151 of nsqd) and not the TCP port?"
         return [Finding("error", subject, f"does not speak HTTP: {error.text}", hint)]
     if answer.status != 200:
-        return [Finding("error", subject, f"/ping returned {answer.status}", "check that it is an NSQ server")]
+        return [Finding("error", subject, f"/ping returned {answer.status}", "is it an NSQ server?")]
     findings = [Finding("ok", subject, f"responds in {(time.time() - began) * 1000:.0f} ms")]
     if (stamp := answer.headers.get("date")) is not None:
         behind = (began + time.time()) / 2 - parsedate_to_datetime(stamp).timestamp()
@@ -155,7 +151,7 @@ async def _examine_lookup(client: LookupClient) -> Finding:
     known = await client.nodes()
     if any(node.is_ha for node in known):
         return Finding(
-            "error", "lookup", "no lookup node is the leader", "check that etcd and a majority of the lookup nodes run"
+            "error", "lookup", "no lookup node is the leader", "are etcd and a majority of the lookup nodes up?"
         )
     return Finding("ok", "lookup", f"{counted(len(nodes), 'node')} of the original NSQ, which have no leader")
 
@@ -174,7 +170,7 @@ async def _examine_node(node: NodeStatus) -> list[Finding]:
     subject = f"nsqd {node.tcp}"
     findings: list[Finding] = []
     if node.http is None:
-        findings.append(Finding("error", subject, "lookup does not report its HTTP address", "switch on its HTTP side"))
+        findings.append(Finding("error", subject, "lookup does not report its HTTP address", "is its HTTP side off?"))
     else:
         findings += await _examine_address("nsqd HTTP", node.http)
     try:
@@ -238,7 +234,7 @@ def _examine_outbox(database: str) -> Finding:
     if found.waiting and not found.relays:
         return Finding("error", "outbox", text, "start a relay: nsqext outbox relay --database …")
     if found.age is not None and found.age > _OUTBOX_AGE:
-        return Finding("warning", "outbox", text, "read the log of the relays for the reason")
+        return Finding("warning", "outbox", text, "read the log of the relays: why do they not publish?")
     if found.refused:
         hint = "nsqext outbox status --retry publishes them, and --discard deletes them"
         return Finding("warning", "outbox", f"{text}; {counted(found.refused, 'message')} set aside", hint)
@@ -256,5 +252,5 @@ async def _examine_client(connection: Connection) -> list[Finding]:
             await producer.ping()
     except NsqError as error:
         hint = "does nsqd have a certificate, and does the setting tls name its CA?" if options.tls else ""
-        return [Finding("error", subject, str(error), hint or "check whether nsqd requires TLS or a secret")]
+        return [Finding("error", subject, str(error), hint or "does nsqd require TLS or a secret?")]
     return [Finding("ok", subject, f"connects from {socket.gethostname()}")]

@@ -23,7 +23,7 @@ from nsqext.cli.workers.worker import CANNOT_START, LOG_FORMAT
 from nsqext.client.tasks import REPEATED
 from nsqext.errors import InvalidSetting
 from nsqext.types import Address
-from nsqext.waits import Waiters
+from nsqext.waits import Doubling, Waiters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -100,7 +100,7 @@ class Supervisor:
         return self._status
 
     async def _keep_running(self, number: int, reload: bool) -> None:
-        pause = _FIRST_PAUSE
+        pauses = Doubling(_FIRST_PAUSE, _LONGEST_PAUSE)
         while not self._stopping:
             started = time.monotonic()
             status = await self._run_once(number)
@@ -112,11 +112,12 @@ class Supervisor:
                 return
             if status in (0, -signal.SIGTERM):
                 continue  # the source files changed
-            pause = _FIRST_PAUSE if time.monotonic() - started > _STABLE else pause
+            if time.monotonic() - started > _STABLE:
+                pauses = Doubling(_FIRST_PAUSE, _LONGEST_PAUSE)
+            pause = pauses.next()
             logger.error("worker %d exited with status %d; restarting it in %g s", number, status, pause)
             with anyio.move_on_after(pause):
                 await self._waiting.wait()
-            pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def _run_once(self, number: int) -> int:
         """Run one worker process and return its exit status."""

@@ -14,11 +14,7 @@ ACCEPTED_DELAY = 900.0
 
 
 def check_delay(delay: float) -> float:
-    """Return a requeue delay in seconds.
-
-    Raises:
-        InvalidInput: it is negative, or not a number of seconds.
-    """
+    """Return a requeue delay in seconds; raises InvalidInput."""
     if not is_delay(delay):
         raise InvalidInput(f"a requeue delay of {delay!r} is not a number of seconds")
     return delay

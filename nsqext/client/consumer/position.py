@@ -112,8 +112,7 @@ def _count(value: int) -> int:
 def read_position(text: str) -> Position:
     """Parse ``earliest``, ``latest``, ``timestamp:SECONDS``, ``offset:BYTES`` or ``message:NUMBER``.
 
-    Raises:
-        ValueError: the text is none of these.
+    Raises ValueError.
     """
     kind, _, number = text.partition(":")
     if text == "earliest":
@@ -130,10 +129,6 @@ def read_position(text: str) -> Position:
 
 
 def check_position(value: object) -> None:
-    """Check that a value is a position.
-
-    Raises:
-        InvalidInput: it is not.
-    """
+    """Check that a value is a position; raises InvalidInput."""
     if not isinstance(value, Position):
         raise InvalidInput(f"{value!r} is not a position", hint="give nsqext.Position.earliest(), for example")

@@ -45,7 +45,6 @@ class TracedBodies(Sequence[OutgoingMessage]):
 
     Args:
         bodies: the bodies; all of type bytes.
-        trace_ids: as many trace ids.
     """
 
     __slots__ = ("bodies", "trace_ids")
@@ -73,12 +72,8 @@ class Batch(PublishRequest):
     """Messages for one partition that are stored together or not at all.
 
     Args:
-        topic: name of the topic.
-        partition: the partition that they are for.
         bodies: checked bodies of messages without headers and trace ids; others are added by `add`.
         sizes: lengths of the bodies in bytes, or the length that all of them have.
-        first: index of the first body in the call.
-        trace_ids: checked trace ids of the bodies.
 
     Attributes:
         indexes: index of each message in the call.
@@ -183,10 +178,7 @@ def plain_batches(
     """Return batches of bodies or `TracedBodies`, if all of them are valid: the fast path of `BatchPlanner`.
 
     Args:
-        route: route of the topic.
-        partition: the partition that they are for.
         messages: at least one.
-        options: limits.
 
     Returns:
         One batch, or several if the limits require it, in the order of the messages; None if `BatchPlanner` has to
@@ -241,13 +233,6 @@ Rows = list[list[Batch]]
 class BatchPlanner:
     """Divide the messages of one call into batches; all messages are checked before anything is sent.
 
-    Args:
-        route: route of the topic.
-        options: limits.
-        key_hash: maps a key to its partition.
-        key: key of messages without one of their own.
-        partition: partition of all messages.
-
     Attributes:
         route: route of the topic.
         rows: the batches.
@@ -255,19 +240,6 @@ class BatchPlanner:
         marked: for a topic without metadata, where only the node can tell whether it accepts headers and trace ids: the
             index of the first message that has them, and whether it has more than a trace id; otherwise None.
     """
-
-    __slots__ = (
-        "_filling",
-        "_key",
-        "_key_hash",
-        "_options",
-        "_partition",
-        "_row_of",
-        "keys",
-        "marked",
-        "route",
-        "rows",
-    )
 
     def __init__(
         self, route: Route, options: ProducerOptions, key_hash: KeyHash, key: bytes | None, partition: int | None
@@ -284,11 +256,7 @@ class BatchPlanner:
         self._row_of: dict[int, list[Batch]] = {}
 
     def add(self, messages: Messages) -> None:
-        """Divide messages into batches.
-
-        Raises:
-            InvalidInput: a message is not valid; ``index`` tells which one.
-        """
+        """Divide messages into batches; raises InvalidInput."""
         if not self._options.key_tags and (self._key is None or not self.route.meta.extend_support):
             partition = self._partition if self._key is None else self._partition_of(self._key)
             batches = plain_batches(self.route, partition, messages, self._options)

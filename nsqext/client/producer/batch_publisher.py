@@ -29,10 +29,8 @@ if TYPE_CHECKING:
 
     from nsqext.client.producer.batch import Batch, Rows
     from nsqext.client.producer.key_lock import KeyLock, Place
-    from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.producer.request import OutgoingMessage, TopicKey
     from nsqext.client.producer.route import Route
-    from nsqext.client.producer.route_table import RouteTable
     from nsqext.client.producer.sender import Sender
 
 __all__ = ("BatchCall", "BatchPublisher")
@@ -67,24 +65,17 @@ class BatchPublisher:
     """Publishes many messages of one call.
 
     Args:
-        options: options of the producer.
-        routes: routes of topics.
-        sender: publishes the batches.
         key_lock: keeps the order of keys among all publishes of the producer.
     """
 
-    def __init__(self, options: ProducerOptions, routes: RouteTable, sender: Sender, key_lock: KeyLock) -> None:
-        self._options = options
-        self._routes = routes
+    def __init__(self, sender: Sender, key_lock: KeyLock) -> None:
+        self._options = sender.options
+        self._routes = sender.routes
         self._sender = sender
         self._key_lock = key_lock
 
     async def publish(self, call: BatchCall) -> list[Receipt]:
-        """Publish messages; return a receipt for each of them.
-
-        Raises:
-            NsqError: see `nsqext.client.producer.producer.Producer.publish_many`.
-        """
+        """Publish messages; return a receipt for each of them."""
         check_choice(call.key, call.partition)
         planner = self._plan_now(call)
         keys = keys_of(call.messages, call.key, call.partition) if planner is None else planner.keys
@@ -111,11 +102,7 @@ class BatchPublisher:
         return await self._publish_rows(planner.rows, len(call.messages), call.started)
 
     def _plan_now(self, call: BatchCall) -> BatchPlanner | None:
-        """Return the batches of a call; None if they cannot be planned before lookup is asked.
-
-        Raises:
-            InvalidInput: a message is not valid.
-        """
+        """Return the batches of a call; None if they cannot be planned before lookup is asked. Raises InvalidInput."""
         route = self._routes.current(call.topic) if isinstance(call.topic, str) else None
         if route is None:
             check_topic(call.topic)
@@ -126,11 +113,7 @@ class BatchPublisher:
             return None
 
     async def _plan(self, call: BatchCall) -> BatchPlanner:
-        """Ask lookup for the route, or whether the topic was upgraded, and return the batches of a call.
-
-        Raises:
-            NsqError: there is no route, or a message is not valid.
-        """
+        """Ask lookup for the route, or whether the topic was upgraded, and return the batches of a call."""
         route = await self._sender.wait_for_route(call.topic, call.started)
         try:
             return self._planned(route, call)
@@ -155,16 +138,7 @@ class BatchPublisher:
             raise BatchFailed([error] * batch.count) from error
 
     async def _check_marked(self, route: Route, index: int, header: bool) -> None:
-        """Check that the nodes of a topic without metadata accept headers or trace ids.
-
-        Args:
-            route: route of the topic.
-            index: index of the first message that has any.
-            header: it has more than a trace id.
-
-        Raises:
-            InvalidInput: they do not; nothing was sent.
-        """
+        """Check that the nodes of a topic without metadata accept headers or trace ids; raises InvalidInput."""
         with anyio.move_on_after(self._options.timeout):
             for target in route.targets:  # the first node that can be reached tells which generation it is of
                 try:
@@ -181,13 +155,10 @@ class BatchPublisher:
         """Publish the batches of a call: those of a row one after the other, rows at the same time.
 
         Args:
-            rows: the batches.
-            count: number of messages.
             started: when the call began, in seconds of the monotonic clock; the time of later batches of a row begins
                 when the one before has ended.
 
-        Raises:
-            BatchFailed: not all of them were stored.
+        Raises BatchFailed.
         """
         outcomes: list[Outcome | None] = [None] * count
         if len(rows) == 1:

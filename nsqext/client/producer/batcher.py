@@ -116,7 +116,7 @@ class Batcher:
         self._done = 0
         self._open = False
         self._begun = False
-        self._work = anyio.Event()
+        self._work = Waiters()
         self._progress = Waiters()
 
     @property
@@ -146,7 +146,7 @@ class Batcher:
         Cancellation ends the wait, not the publishing.
         """
         self._open = False
-        self._work.set()
+        self._work.wake()
         await self._settled(self._taken)
 
     # Adding messages
@@ -222,7 +222,7 @@ class Batcher:
         self._queue.append(entry)
         self._bytes += entry.size
         self._taken += 1
-        self._work.set()
+        self._work.wake()
 
     @property
     def _full(self) -> bool:
@@ -297,7 +297,6 @@ class Batcher:
 
     async def _next_work(self, ready: Callable[[], bool]) -> None:
         while not ready():
-            self._work = anyio.Event()
             await self._work.wait()
 
     async def _enter(self, entry: _Entry) -> bool:
@@ -372,7 +371,7 @@ class Batcher:
 
     async def _settled(self, number: int) -> None:
         self._flushing += 1
-        self._work.set()
+        self._work.wake()
         try:
             while self._done < number:
                 await self._progress.wait()

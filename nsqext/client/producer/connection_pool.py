@@ -17,6 +17,7 @@ import anyio
 from nsqext.errors import InvalidState, NsqError
 from nsqext.protocol.identify import IdentifyRequest, Negotiated
 from nsqext.transport.handshake import open_connection
+from nsqext.waits import Doubling, Waiters
 
 if TYPE_CHECKING:
     from nsqext.client.events import ClientEvents
@@ -35,7 +36,7 @@ _IDLE_TICK = 5.0
 _TICKS_PER_HEARTBEAT = 8
 _QUIET = 1.0
 """Seconds without a response after which a connection counts as unused."""
-_FIRST_REST = 0.1
+_FIRST_REST = 0.2
 _LONGEST_REST = 5.0
 _LAST = 1.0
 """Seconds for sending written bytes of all connections when the pool is closed."""
@@ -53,26 +54,12 @@ class PooledNode:
         negotiated: features that the server granted.
         failure: error of the last attempt to connect; None after success.
         rest_until: a node that could not be reached is avoided until then, in seconds of the monotonic clock.
+        rests: for how long it is avoided after each failed attempt.
         wanted: a topic needs the node.
         reported: whether the connection was reported as an event, and its end was not.
         logged_at: when the end of a connection was logged last; None before the first connection.
         ended_at: end of the last connection, if it was logged and no later connection was; otherwise None.
     """
-
-    __slots__ = (
-        "address",
-        "connecting",
-        "connection",
-        "ended_at",
-        "failure",
-        "failures",
-        "logged_at",
-        "negotiated",
-        "node",
-        "reported",
-        "rest_until",
-        "wanted",
-    )
 
     def __init__(self, address: Address) -> None:
         self.address: Address = address
@@ -81,7 +68,7 @@ class PooledNode:
         self.negotiated: Negotiated = Negotiated()
         self.connecting: anyio.Event | None = None
         self.failure: NsqError | None = None
-        self.failures: int = 0
+        self.rests: Doubling = Doubling(_FIRST_REST, _LONGEST_REST)
         self.rest_until: float = 0.0
         self.wanted: bool = True
         self.reported: bool = False
@@ -96,8 +83,7 @@ class PooledNode:
     def failed(self, error: NsqError) -> None:
         """Record that the node could not be reached, and avoid it temporarily."""
         self.failure = error
-        self.failures += 1
-        longest = min(_LONGEST_REST, _FIRST_REST * 2 ** min(self.failures, 10))
+        longest = self.rests.next()
         self.rest_until = _clock() + random.uniform(longest / 2, longest)
 
     def log_connected(self) -> None:
@@ -119,20 +105,15 @@ class PooledNode:
 
 
 class ConnectionPool:
-    """Connections by node.
-
-    Args:
-        options: options of the connections.
-        events: receives connections that open and end.
-    """
+    """Connections by node."""
 
     def __init__(self, options: ConnectionOptions, events: ClientEvents) -> None:
         self._options = options
         self._events = events
         self._nodes: dict[Address, PooledNode] = {}
         self._closed = False
-        self._used = anyio.Event()
-        """Set by a request, and by a connection that opens, while the pool rests."""
+        self._used = Waiters()
+        """Woken by a request, and by a connection that opens, while the pool rests."""
 
     def node(self, address: Address) -> PooledNode:
         """Return a node, without connecting to it."""
@@ -151,9 +132,7 @@ class ConnectionPool:
 
         Concurrent callers share the outcome. If the caller that connects is cancelled, another one connects.
 
-        Raises:
-            ConnectionFailed: the node cannot be reached.
-            NsqError: the node refuses the connection, or is not an nsqd.
+        Raises ConnectionFailed.
         """
         while True:
             connection = node.connection
@@ -184,8 +163,8 @@ class ConnectionPool:
                 connection.close()
                 raise InvalidState("the producer was closed", node=node.node)
             node.connection = connection
-            self._used.set()
-            node.failures = 0
+            self._used.wake()
+            node.rests = Doubling(_FIRST_REST, _LONGEST_REST)
             node.rest_until = 0.0
             node.reported = True
             node.log_connected()
@@ -247,23 +226,18 @@ class ConnectionPool:
 
     async def _rest(self, longest: float) -> None:
         """Wait for a request, a new connection, or some seconds."""
-        self._used = used = anyio.Event()
         resting = [node.connection for node in self._nodes.values() if node.connection is not None]
         for connection in resting:
-            connection.on_request = used.set
+            connection.on_request = self._used.wake
         try:
             with anyio.move_on_after(longest):
-                await used.wait()
+                await self._used.wait()
         finally:
             for connection in resting:
                 connection.on_request = None
 
     def tick(self, *, idle: bool = True) -> None:
-        """Check connections: heartbeats, silent servers, expired requests.
-
-        Args:
-            idle: also those without a request in flight.
-        """
+        """Check connections: heartbeats, silent servers, expired requests."""
         for node in tuple(self._nodes.values()):
             connection = node.connection
             if connection is None:

@@ -22,7 +22,7 @@ MAX_IDENTITY = 200
 
 
 def check_way(way: object, delay: float | None, identity: str | None) -> None:
-    """Raise InvalidInput if ``via`` is unknown, or an argument would be ignored."""
+    """Raise InvalidInput where ``via`` is neither way, or an argument would be ignored."""
     if way not in ("consumer", "relay"):
         raise InvalidInput(f"via={way!r} is neither 'consumer' nor 'relay'")
     if identity is not None and (delay is None or way != "relay"):
@@ -30,22 +30,14 @@ def check_way(way: object, delay: float | None, identity: str | None) -> None:
 
 
 def check_identity(identity: str) -> str:
-    """Return the identity of a delayed message.
-
-    Raises:
-        InvalidInput: it is not text, empty or too long.
-    """
+    """Return the identity of a delayed message; raises InvalidInput."""
     if not isinstance(identity, str) or not 0 < len(identity) <= MAX_IDENTITY:
         raise InvalidInput(f"identity={identity!r} is not text of 1 to {MAX_IDENTITY} characters")
     return identity
 
 
 def delayed_body(publishing: Publishing, delay: float) -> bytes:
-    """Return the body that makes a relay publish a message after a delay in seconds.
-
-    Raises:
-        InvalidInput: the topic, the delay, the identity or the key is not valid.
-    """
+    """Return the body that makes a relay publish a message after a delay in seconds; raises InvalidInput."""
     from nsqext.protocol.delay_record import DelayedMessage, encode_delay
 
     message, identity = publishing.messages[0], publishing.identity
@@ -63,11 +55,7 @@ def delayed_body(publishing: Publishing, delay: float) -> bytes:
 
 
 def check_for_topic(options: ProducerOptions, meta: TopicMeta, publishing: Publishing) -> None:
-    """Check a message that a relay publishes later as a publish to its topic does.
-
-    Raises:
-        InvalidInput: the message is not valid, or its topic does not accept it.
-    """
+    """Check a message that a relay publishes later as a publish to its topic does; raises InvalidInput."""
     message = publishing.messages[0]
     encode_message(options, meta, message)
     if (message.headers or message.tag is not None) and not meta.extend_support:
@@ -77,11 +65,7 @@ def check_for_topic(options: ProducerOptions, meta: TopicMeta, publishing: Publi
 
 
 def cancellation(identity: str) -> bytes:
-    """Return the body that cancels a delayed message.
-
-    Raises:
-        InvalidInput: it is not an identity.
-    """
+    """Return the body that cancels a delayed message; raises InvalidInput."""
     from nsqext.protocol.delay_record import DelayCancel, encode_delay
 
     return encode_delay(DelayCancel(identity=check_identity(identity), time=round(time.time() * 1000)))

@@ -21,10 +21,8 @@ from nsqext.types import Receipt
 
 if TYPE_CHECKING:
     from nsqext.client.producer.key_lock import KeyLock
-    from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.producer.request import MessageRequest, TopicKey
     from nsqext.client.producer.route import Route, Target
-    from nsqext.client.producer.route_table import RouteTable
     from nsqext.client.producer.sender import Sender
     from nsqext.transport.connection import Connection
 
@@ -58,11 +56,7 @@ class _Publish(Place):
         self.wake()
 
     async def result(self) -> Receipt:
-        """Wait for the outcome; the group bounds the time.
-
-        Raises:
-            NsqError: it was not stored, or its outcome is unknown.
-        """
+        """Wait for the outcome; the group bounds the time."""
         while self.outcome is None:
             await self.sleep(inf)
         if isinstance(self.outcome, Receipt):
@@ -78,33 +72,18 @@ class KeyGroups:
     """Publishes messages with a key.
 
     Args:
-        options: options of the producer.
-        routes: routes of topics.
-        sender: publishes the batches.
         key_lock: keeps the order of keys among all publishes of the producer.
-        start_soon: starts a task of the producer.
     """
 
-    def __init__(
-        self,
-        options: ProducerOptions,
-        routes: RouteTable,
-        sender: Sender,
-        key_lock: KeyLock,
-        start_soon: StartSoon,
-    ) -> None:
-        self._options = options
-        self._routes = routes
+    def __init__(self, sender: Sender, key_lock: KeyLock, start_soon: StartSoon) -> None:
+        self._options = sender.options
+        self._routes = sender.routes
         self._sender = sender
         self._key_lock = key_lock
         self._start_soon = start_soon
 
     async def publish(self, request: MessageRequest, key: TopicKey, started: float) -> Receipt:
-        """Publish a message when all earlier publishes of its key have ended.
-
-        Raises:
-            NsqError: see `nsqext.Producer.publish`.
-        """
+        """Publish a message when all earlier publishes of its key have ended."""
         place = _Publish(self._key_lock, request, started)
         self._key_lock.queue((key,), place)
         leaves = True

@@ -48,7 +48,6 @@ class KeyLock:
         """Take a place behind all earlier ones, without waiting; `Place.enter` waits, `Place.leave` gives it up.
 
         Args:
-            keys: different keys of one topic.
             place: a new place; made if there is none.
         """
         place = place or Place(self)
@@ -92,9 +91,6 @@ class KeyLock:
 class Place:
     """A place in the queues of one or more keys; `KeyLock.queue` adds it to them.
 
-    Args:
-        lock: the queues.
-
     Attributes:
         held: keys whose lock it has.
         missing: keys that it waits for.
@@ -111,10 +107,9 @@ class Place:
     async def enter(self, timeout: float) -> None:
         """Wait for all keys.
 
-        Raises:
-            PublishFailed: earlier publishes of a key did not end within ``timeout`` seconds.
-
         Neither this nor cancellation gives up the place.
+
+        Raises PublishFailed.
         """
         if not self.missing:
             return

@@ -51,10 +51,6 @@ class LogSearch:
     created again, and the new log is read from its begin.
 
     Args:
-        metadata: finds the leader, and its HTTP side.
-        connection: how to connect.
-        topic: the topic.
-        partition: the partition.
         since: an acknowledged record to begin with; None for the first retained one.
 
     Attributes:
@@ -96,8 +92,7 @@ class LogSearch:
         Args:
             wanted: trace ids of messages, to which nothing is added while connections that sent them are open.
 
-        Raises:
-            DataLoss: messages are not retained any more that may have been the wanted ones.
+        Raises DataLoss.
         """
         self._wanted = set(wanted)
         await self._read_to_end()
@@ -127,12 +122,7 @@ class LogSearch:
             await self._metadata.refresh(self._topic, "r", view, self._partition)
 
     async def _pass(self, view: PartitionMap) -> None:
-        """Read with one connection; return at the end.
-
-        Raises:
-            DataLoss: see `run`.
-            NsqError: the leader is not known, does not respond, or does not send what it has stored.
-        """
+        """Read with one connection; return at the end. Raises DataLoss."""
         leader = view.leaders.get(self._partition)
         http = None if leader is None else view.http.get(leader)
         if leader is None or http is None:

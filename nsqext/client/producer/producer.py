@@ -114,10 +114,9 @@ class Producer:
             self._sender.settler = Settler(self._options, self._metadata)
         self._counters = self._sender.counters
         self._key_lock = KeyLock()
-        self._batches = BatchPublisher(self._options, self._routes, self._sender, self._key_lock)
+        self._batches = BatchPublisher(self._sender, self._key_lock)
         self._tasks = BackgroundTasks("producer", self._close)
-        start_soon = self._tasks.start_soon
-        self._key_groups = KeyGroups(self._options, self._routes, self._sender, self._key_lock, start_soon)
+        self._key_groups = KeyGroups(self._sender, self._key_lock, self._tasks.start_soon)
         self._batch_calls = 0
         self._batchers: WeakSet[Batcher] = WeakSet()
         self._joined = False

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from math import ceil
+from math import ceil, inf
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 from attrs import frozen
 
-from nsqext.arguments import is_delay
+from nsqext.arguments import is_delay, is_whole
 from nsqext.client.trace_log import trace_log
 from nsqext.dispatch.buckets import bucket_tag, shared_tag
 from nsqext.errors import (
@@ -104,16 +104,12 @@ class PublishOptions(TypedDict, total=False):
 
 
 def key_bytes(key: str | bytes | int) -> bytes:
-    """Return a key as bytes; text is encoded as UTF-8, a number as its decimal digits.
-
-    Raises:
-        InvalidInput: the key is neither text nor bytes nor a number.
-    """
+    """Return a key as bytes; text is encoded as UTF-8, a number as its decimal digits. Raises InvalidInput."""
     if isinstance(key, str):
         return key.encode()
     if isinstance(key, bytes):
         return key
-    if isinstance(key, int) and not isinstance(key, bool):
+    if is_whole(key, -inf):
         return b"%d" % key
     raise InvalidInput(f"a key has to be str, bytes or int, not {type(key).__name__}")
 
@@ -124,12 +120,9 @@ def keys_of(
     """Return the keys that decide partitions.
 
     Args:
-        messages: the messages of a call.
-        key: for all messages without a key of their own.
         partition: chosen for all messages; keys decide nothing then.
 
-    Raises:
-        InvalidInput: a key is neither text nor bytes nor a number.
+    Raises InvalidInput.
     """
     if partition is not None:
         return set()
@@ -149,11 +142,7 @@ def check_choice(key: object, partition: object) -> None:
 
 
 def check_delay(delay: float, topic: str) -> float:
-    """Return the delay of a publish in seconds.
-
-    Raises:
-        InvalidInput: it is not a number, negative, or longer than 30 years.
-    """
+    """Return the delay of a publish in seconds; raises InvalidInput."""
     if not is_delay(delay):
         raise InvalidInput(f"delay={delay!r} is not a number of seconds", topic=topic)
     return delay
@@ -170,7 +159,6 @@ def check_supported(target: Target, *, header: bool) -> None:
     Without metadata of the topic (fixed nodes) a redesigned server decides.
 
     Args:
-        target: partition and node that the message is for.
         header: the message has headers, tag or key; otherwise a trace id.
     """
     if target.meta.partition_num:
@@ -196,8 +184,7 @@ def logs_traces(topic: str, meta: TopicMeta) -> bool:
 def default_trace_id(options: ProducerOptions, topic: str, meta: TopicMeta) -> int | None:
     """Return the trace id of a message that has none: a random one to settle by, 0 for the trace log, or None.
 
-    Raises:
-        OperationNotSupported: the messages have to be settled, and the topic has no log to search.
+    Raises OperationNotSupported.
     """
     if options.on_unknown == "settle":
         if not meta.partition_num:
@@ -222,15 +209,11 @@ def encode_message(
     """Check a message and return body, extend header and trace id as they are sent.
 
     Args:
-        options: limits and compression.
         meta: meta of the topic; without extend support neither key nor compression adds a header.
-        message: the message, or its body.
-        key: its key.
         default_trace: trace id of a message without one; see `default_trace_id`.
         due: when a delayed message is due, in milliseconds since 1970.
 
-    Raises:
-        InvalidInput: the message is not valid for any server.
+    Raises InvalidInput.
     """
     if not isinstance(message, OutgoingMessage):
         return encode_parts(options, meta, message, None, None, None, key, default_trace=default_trace, due=due)
@@ -297,11 +280,7 @@ def _compress(
 
 
 def message_command(target: Target, body: bytes, header: bytes, trace_id: int | None) -> Command:
-    """Return the command that publishes one message, which `encode_message` encoded.
-
-    Raises:
-        ExtendNotSupported: the topic or the server does not accept headers or trace ids.
-    """
+    """Return the command that publishes one message, which `encode_message` encoded; raises ExtendNotSupported."""
     if header:
         if not target.meta.extend_support:
             check_supported(target, header=True)
@@ -314,11 +293,7 @@ def message_command(target: Target, body: bytes, header: bytes, trace_id: int | 
 
 
 def read_receipt(target: Target, response: bytes, trace_id: int | None) -> Receipt:
-    """Return the receipt for one message.
-
-    Raises:
-        ProtocolError: the response does not belong to the command: its form or its trace id is another one.
-    """
+    """Return the receipt for one message; raises ProtocolError."""
     receipt = target.receipt
     if trace_id is None:
         if response != b"OK":
@@ -407,19 +382,11 @@ class PublishRequest:
         return error
 
     def command(self, target: Target) -> Command:
-        """Return the command for a target.
-
-        Raises:
-            InvalidInput: the message is not valid, or the topic or the server does not accept it.
-        """
+        """Return the command for a target; raises InvalidInput."""
         raise NotImplementedError
 
     def receipts(self, target: Target, response: bytes) -> list[Receipt]:
-        """Return a receipt for each message, in order.
-
-        Raises:
-            ProtocolError: the response does not belong to the command.
-        """
+        """Return a receipt for each message, in order; raises ProtocolError."""
         raise NotImplementedError
 
 
@@ -427,15 +394,10 @@ class MessageRequest(PublishRequest):
     """Publish one message.
 
     Args:
-        options: options of the producer.
-        topic: name of the topic.
         message: the message; ``key`` in it is ignored.
-        key: decides the partition.
-        partition: the partition that the caller chose.
         delay: seconds until consumers receive it.
 
-    Raises:
-        InvalidInput: the delay is not valid.
+    Raises InvalidInput.
     """
 
     __slots__ = ("_default_trace", "_delay", "_due", "_message", "_options", "_trace_id")
@@ -459,11 +421,7 @@ class MessageRequest(PublishRequest):
         self._default_trace: int | None = None
 
     def check(self) -> None:
-        """Raise where the message is not valid, whatever the topic.
-
-        Raises:
-            InvalidInput: a bad name, body, header or trace id.
-        """
+        """Raise InvalidInput where the message is not valid, whatever the topic."""
         check_topic(self.topic)
         encode_message(self._options, _UNKNOWN, self._message)
 
@@ -472,11 +430,7 @@ class MessageRequest(PublishRequest):
         return self._delay is None and self._message.trace_id is None and not logs_traces(self.topic, meta)
 
     def encoded(self, meta: TopicMeta) -> Encoded:
-        """Return body, extend header and trace id for a topic; see `encode_message`.
-
-        Raises:
-            InvalidInput: the message is not valid.
-        """
+        """Return body, extend header and trace id for a topic; see `encode_message`. Raises InvalidInput."""
         if not self._default_trace:  # all attempts have the same, by which they are settled
             self._default_trace = default_trace_id(self._options, self.topic, meta)
         default = self._default_trace

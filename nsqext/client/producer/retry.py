@@ -39,10 +39,6 @@ class AttemptErrors:
 
     Memory is bounded.
 
-    Args:
-        options: pauses, and what to do about unknown outcomes.
-        errors: of the attempts so far.
-
     Attributes:
         count: number of failed attempts.
         unknown: the outcome of an attempt is unknown.
@@ -88,11 +84,7 @@ class AttemptErrors:
         return not last.retryable or (self._options.on_unknown != "retry" and outcome_unknown(last))
 
     def pause(self, *, paced: bool) -> float:
-        """Return the seconds until the next attempt, by ``retry_wait``.
-
-        Args:
-            paced: the next attempt waits for lookup.
-        """
+        """Return the seconds until the next attempt, by ``retry_wait``."""
         options = self._options
         pause = pause_after(options.retry_wait, options.max_retry_wait, self.count, self.last)
         return min(pause, _PACED) if paced else pause
@@ -110,7 +102,6 @@ class AttemptErrors:
 
         Args:
             reason: why, as in "not stored within 5 s".
-            in_doubt: the last attempt was sent, and received no response.
         """
         if in_doubt:
             self.add(RequestTimeout(f"no response {reason}"))

@@ -70,9 +70,6 @@ class Route:
     """Targets of one topic, made from one partition map.
 
     Args:
-        topic: name of the topic.
-        view: partition map of the topic.
-        pool: connections by node.
         previous: the previous route, whose round robin continues. Without one it starts at random: partitions get the
             same load from many producers that each publish a single message.
         least_pending: messages without key are sent to that one of the next two targets with fewer pending requests.
@@ -116,9 +113,7 @@ class Route:
     def next(self) -> Target:
         """Return the next target of the round robin, whether or not it can be used.
 
-        Raises:
-            InvalidSetting: ``node_filter`` leaves all nodes out.
-            PartitionUnavailable: no partition has a leader at the moment.
+        Raises InvalidSetting or PartitionUnavailable.
         """
         targets = self.targets
         count = len(targets)
@@ -149,9 +144,7 @@ class Route:
 
         In order of importance, it was not tried, it is not avoided, its node is reachable, its node was not tried.
 
-        Raises:
-            InvalidSetting: ``node_filter`` leaves all nodes out.
-            PartitionUnavailable: no partition has a leader at the moment.
+        Raises InvalidSetting or PartitionUnavailable.
         """
         first = self.next()
         if not tried and not first.rest_until and not first.node.rest_until:
@@ -181,8 +174,7 @@ class Route:
     def partition_of(self, key: bytes, key_hash: KeyHash) -> int:
         """Return the partition of a key; added partitions are not used until each of them has had a leader.
 
-        Raises:
-            InvalidPartition: the number of partitions is not known.
+        Raises InvalidPartition.
         """
         count = self._key_partitions
         if count <= 0:
@@ -197,13 +189,7 @@ class Route:
         return partition
 
     def at(self, partition: int) -> Target:
-        """Return the target of a partition.
-
-        Raises:
-            InvalidPartition: the topic has no such partition.
-            InvalidSetting: ``node_filter`` leaves its leader out.
-            PartitionUnavailable: the partition has no leader at the moment.
-        """
+        """Return the target of a partition; raises InvalidPartition, InvalidSetting or PartitionUnavailable."""
         self.used = True
         target = self.partitions.get(partition)
         if target is not None:

@@ -45,12 +45,6 @@ _clock = time.monotonic
 class RouteTable:
     """Find the routes of topics, and keep them up to date.
 
-    Args:
-        options: options of the producer.
-        metadata: partition maps of topics.
-        pool: connections by node.
-        events: receives leaders that move.
-
     Attributes:
         by_topic: route by topic.
         tasks: run the refreshes in the background; None before the producer is open.
@@ -67,7 +61,7 @@ class RouteTable:
         self._metadata = metadata
         self._pool = pool
         self._provisional: dict[str, tuple[PartitionMap, float]] = {}
-        self._listing: anyio.Lock | None = None
+        self._listing = anyio.Lock()
         self._nodes: tuple[NodeInfo, ...] = ()
         self._nodes_until = 0.0
         self._events = events
@@ -91,11 +85,7 @@ class RouteTable:
     async def find(self, topic: str) -> Route:
         """Return the route of a topic, asking lookup where it is unknown.
 
-        Raises:
-            TopicNotFound: lookup answers and does not know the topic.
-            TopicNotReady: the topic has no channel yet.
-            LookupFailed: no lookup node returned a usable response.
-            PartitionUnavailable: lookup knows neither the topic nor any node.
+        Raises TopicNotFound, TopicNotReady, LookupFailed or PartitionUnavailable.
         """
         view = self._metadata.cached(topic, "w")
         if view is None or not view.known:
@@ -138,11 +128,8 @@ class RouteTable:
     async def _any_nodes(self, topic: str) -> PartitionMap | None:
         """Return all nodes of the original NSQ, which creates a topic with the first publish; None for redesigned ones.
 
-        Raises:
-            PartitionUnavailable: lookup knows no node of either generation.
-            LookupFailed: lookup does not respond at the moment.
+        Raises PartitionUnavailable or LookupFailed.
         """
-        self._listing = self._listing or anyio.Lock()
         async with self._listing:  # a burst of unknown topics shares a request
             if _clock() >= self._nodes_until:
                 try:
@@ -183,7 +170,6 @@ class RouteTable:
         """Query lookup whether a topic was changed by an administrator; False for a second after a negative answer.
 
         Args:
-            topic: the topic.
             partitions: number of partitions that it must have by now; 0 for extend support.
         """
         if not self.asks_lookup or _clock() < self._not_upgraded.get(topic, 0.0):

@@ -54,11 +54,6 @@ T = TypeVar("T")
 class Sender:
     """Sends publish requests and returns their receipts.
 
-    Args:
-        options: options of the producer.
-        routes: routes of topics.
-        pool: connections by node.
-
     Attributes:
         attempts: cancel scopes of publishes that are not on the fast path, and of waits for the lookup service.
         closed: whether the producer was closed; no further request is sent.
@@ -79,11 +74,7 @@ class Sender:
         """Publish, and return a receipt for each message.
 
         Args:
-            request: the request.
             started: when the publish began, in seconds of the monotonic clock; now by default.
-
-        Raises:
-            NsqError: see `nsqext.Producer.publish`.
         """
         if self.closed:
             self.counters.failed += request.count
@@ -111,12 +102,7 @@ class Sender:
         return (await PublishAttempt(self, request, started).run(route, target, failure))[0]
 
     def choose(self, route: Route, request: PublishRequest, tried: Collection[Target] = ()) -> Target:
-        """Return the target of a request.
-
-        Raises:
-            PartitionUnavailable: the partition has no leader at the moment.
-            InvalidPartition: the topic has no such partition.
-        """
+        """Return the target of a request; raises PartitionUnavailable or InvalidPartition."""
         if request.partition is not None:
             return route.at(request.partition)
         if request.key is not None:
@@ -126,12 +112,7 @@ class Sender:
     async def send(
         self, request: PublishRequest, target: Target, connection: Connection, started: float
     ) -> list[Receipt]:
-        """Send a request once, wait for the response, and return the receipts.
-
-        Raises:
-            DeliveryUnknown: the response does not belong to the command; the connection is closed.
-            NsqError: the request cannot be sent, or the server refused it.
-        """
+        """Send a request once, wait for the response, and return the receipts; raises DeliveryUnknown."""
         if self.settler is not None:
             self.settler.sending(request, target)
         command = request.command(target)
@@ -147,11 +128,7 @@ class Sender:
     def receipts(
         self, request: PublishRequest, target: Target, connection: Connection, response: bytes, size: int
     ) -> list[Receipt]:
-        """Read the response to a request, and count it.
-
-        Raises:
-            DeliveryUnknown: the response does not belong to the command; the connection is closed.
-        """
+        """Read the response to a request, and count it; raises DeliveryUnknown."""
         try:
             receipts = request.receipts(target, response)
         except ProtocolError as error:
@@ -165,11 +142,7 @@ class Sender:
         return receipts
 
     async def connection(self, target: Target) -> Connection:
-        """Return the connection to the node of a target.
-
-        Raises:
-            NsqError: the connection cannot be made.
-        """
+        """Return the connection to the node of a target."""
         try:
             return await self.pool.connection(target.node)
         except NsqError as error:
@@ -178,11 +151,7 @@ class Sender:
     async def wait_for_route(self, topic: str, started: float) -> Route:
         """Return the route of a topic, waiting while lookup does not respond or knows no node.
 
-        Raises:
-            TopicNotFound: lookup answers and does not know the topic.
-            TopicNotReady: the topic has no channel yet.
-            LookupFailed: no lookup node returned a usable response.
-            PublishFailed: no node registered within ``timeout``.
+        Raises TopicNotFound, TopicNotReady, LookupFailed or PublishFailed.
         """
         return await self.wait_for_lookup(partial(self.routes.find, topic), started)
 
@@ -192,13 +161,10 @@ class Sender:
         """Return the result of a lookup request, waiting while lookup does not respond or knows no node.
 
         Args:
-            ask: sends the request.
             started: when ``timeout`` began, in seconds of the monotonic clock; now by default.
             retry: False raises the first error.
 
-        Raises:
-            LookupFailed: no lookup node returned a usable response.
-            PublishFailed: no node registered within ``timeout``.
+        Raises LookupFailed or PublishFailed.
         """
         errors = AttemptErrors(self.options)
         left = self.options.timeout if started is None else started + self.options.timeout - _clock()
@@ -236,8 +202,6 @@ class PublishAttempt:
     """All attempts of one publish request, after a failure on the fast path or without a ready connection.
 
     Args:
-        sender: sends it.
-        request: the request.
         started: when the publish began, in seconds of the monotonic clock.
     """
 
@@ -261,9 +225,6 @@ class PublishAttempt:
             route: the route of an attempt that was made on the fast path.
             target: its target; None where none was found.
             failure: its error; None where there was no such attempt.
-
-        Raises:
-            NsqError: see `nsqext.Producer.publish`.
         """
         sender, request = self._sender, self._request
         self._route = route
@@ -299,11 +260,7 @@ class PublishAttempt:
             self._errors = AttemptErrors(sender.options)
 
     async def _settled(self, unknown: DeliveryUnknown) -> list[Receipt] | None:
-        """Return the receipts of messages that were stored; None if they were not.
-
-        Raises:
-            DeliveryUnknown: it cannot be found out, or the producer is closed.
-        """
+        """Return the receipts of messages that were stored; None if they were not. Raises DeliveryUnknown."""
         sender = self._sender
         if sender.settler is None or sender.closed:
             raise unknown

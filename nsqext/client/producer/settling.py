@@ -53,7 +53,6 @@ class Settler:
     """Finds out whether publishes of unknown outcome were stored.
 
     Args:
-        options: options of the producer.
         metadata: finds leaders; released after the last call.
     """
 
@@ -81,17 +80,12 @@ class Settler:
     async def settle(self, request: PublishRequest, unknown: DeliveryUnknown) -> list[Receipt] | None:
         """Look for the messages of a request in the log.
 
-        Args:
-            request: the request.
-            unknown: the error of its last attempt.
-
         Returns:
             A receipt for each message; None if they were not stored, and will not be.
 
-        Raises:
-            DeliveryUnknown: still unknown after ``settle_timeout``.
-
         Cancellation ends the search.
+
+        Raises DeliveryUnknown.
         """
         sent, ids = request.sent_to, [trace for trace in request.trace_ids if trace]
         if sent is None or len(ids) < request.count:

@@ -11,8 +11,7 @@ from attrs import frozen
 
 from nsqext.errors import NsqError
 from nsqext.spark.cluster.ephemeral_channel import ephemeral_name, open_ephemeral
-from nsqext.spark.cluster.gather import gather
-from nsqext.waits import Doubling
+from nsqext.waits import Doubling, gather
 
 if TYPE_CHECKING:
     from nsqext.spark.cluster.leader_locator import LeaderLocator

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import anyio
 
 from nsqext.errors import InvalidPartition, InvalidSetting, InvalidState, NsqError, TopicNotFound
-from nsqext.spark.cluster.gather import gather
 from nsqext.spark.read.planning import PartitionState
 from nsqext.spark.read.range_limits import RangeLimit
+from nsqext.waits import gather
 
 if TYPE_CHECKING:
     from nsqext.spark.cluster.admin import Admin

@@ -12,12 +12,12 @@ from attrs import define, evolve
 from nsqext.errors import InvalidPartition, InvalidSetting, TopicNotFound
 from nsqext.spark.cluster import portal
 from nsqext.spark.cluster.admin import Admin
-from nsqext.spark.cluster.gather import gather
 from nsqext.spark.cluster.leader_locator import FIRST_CONTACT
 from nsqext.spark.read.arrow import RowFormat, to_batches
 from nsqext.spark.read.offsets import Range
 from nsqext.spark.read.range_limits import RangeLimits
 from nsqext.spark.read.range_reader import TaskReader
+from nsqext.waits import gather
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

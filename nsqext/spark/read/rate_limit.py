@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from nsqext.spark.cluster.gather import gather
 from nsqext.spark.read.planning import Lag, PartitionState, share
+from nsqext.waits import gather
 
 if TYPE_CHECKING:
     from nsqext.spark.cluster.admin import Admin

@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from nsqext.errors import DataLoss
-from nsqext.spark.cluster.gather import gather
 from nsqext.spark.cluster.node_http import MessagePosition
 from nsqext.spark.read.offsets import Key, by_partition
 from nsqext.spark.read.planning import LOST, PartitionState
+from nsqext.waits import gather
 
 if TYPE_CHECKING:
     from nsqext.spark.cluster.admin import Admin

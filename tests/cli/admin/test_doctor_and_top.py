@@ -65,7 +65,7 @@ def test_the_doctor_explains_wrong_addresses(address: str, text: str) -> None:
 def test_the_doctor_recognizes_a_tcp_port(cluster: Cluster) -> None:
     node = next(iter(cluster.nodes.values()))
     done = run("doctor", "--lookupd", node.tcp)
-    assert (done.returncode, "give the HTTP port" in done.stdout.decode()) == (1, True)
+    assert (done.returncode, "is it the HTTP port" in done.stdout.decode()) == (1, True)
 
 
 class _Gateway(httpx.AsyncHTTPTransport):

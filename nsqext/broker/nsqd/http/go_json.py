@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from nsqext.arguments import is_number
 from nsqext.http.api import HttpFault
 from nsqext.protocol.extjson import encodable
 
@@ -77,7 +78,7 @@ def _write(value: Any) -> str:
         return "[" + ",".join(map(_write, value)) + "]"
     if isinstance(value, str):
         return _text(value)
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if is_number(value, -math.inf):
         return _number(float(value))
     return {None: "null", True: "true", False: "false"}[value]
 

@@ -45,8 +45,6 @@ class DeadLetterTopic:
     extend support stores body and trace id alone (the original NSQ only the body): such letters cannot be replayed.
 
     Args:
-        topic: name of the topic.
-        channel: channel of the consumer.
         producer: publishes them; not open.
     """
 
@@ -90,13 +88,7 @@ class DeadLetterTopic:
                 )
 
     async def publish(self, message: Message, error: Exception | None) -> None:
-        """Publish a message; return when it is stored.
-
-        Raises:
-            InvalidState: the message is a dead letter of this topic: it would be published, rejected and published for
-                ever.
-            NsqError: it is not stored, or the outcome is unknown.
-        """
+        """Publish a message; return when it is stored. Raises InvalidState."""
         if message.topic == self.topic:
             raise InvalidState(
                 "a message of the dead letter topic was rejected by its consumer",

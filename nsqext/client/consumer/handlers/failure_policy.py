@@ -62,9 +62,7 @@ class FailurePolicy:
     """Decides about messages whose handler raised, or that were delivered too often.
 
     Args:
-        options: the policy.
         dead_letters: receives rejected messages; None to only log and finish them.
-        delays: keeps the delayed requeues of ordered channels.
         chance: returns a number from -1 to 1 for the jitter.
     """
 
@@ -128,9 +126,7 @@ class FailurePolicy:
         """Requeue a message.
 
         Args:
-            message: the message.
             delay: seconds; None for the delay of failed messages.
-            backoff: count it as a failure.
         """
         wait = self.delay(message) if delay is None else delay
         if not message.in_order or not wait:

@@ -19,6 +19,7 @@ from nsqext.arguments import check_kinds
 from nsqext.client.consumer.handlers.batches import BatchHandler, BatchLimits, MessageBatch
 from nsqext.client.consumer.message import Message
 from nsqext.errors import InvalidState
+from nsqext.waits import Waiters
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
@@ -230,7 +231,7 @@ class Workers:
         self._expired = expired
         self._slots: list[Slot] = []
         self._busy = 0
-        self._ended = anyio.Event()
+        self._ended = Waiters()
         self._cancelled: list[Message] = []
 
     def start(
@@ -264,7 +265,6 @@ class Workers:
     async def wait(self) -> None:
         """Wait until all workers have ended; the caller must have stopped their queues."""
         while self._busy:
-            self._ended = anyio.Event()
             await self._ended.wait()
 
     def cancel(self) -> None:
@@ -288,7 +288,7 @@ class Workers:
             self._cancelled += slot.batch
             slot.message, slot.batch = None, ()
             self._busy -= 1
-            self._ended.set()
+            self._ended.wake()
 
     async def _work(self, slot: Slot, handler: MessageHandler, queue: MessageQueue) -> None:
         handle, auto_finish, attempts_exhausted = handler.function, handler.auto_finish, self._policy.attempts_exhausted

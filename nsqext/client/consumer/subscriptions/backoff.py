@@ -28,7 +28,6 @@ class Backoff:
     """The state of one consumer, or of one of its connections.
 
     Args:
-        options: pauses.
         chance: returns the share of a pause to wait, 0 to 1, with jitter.
 
     Attributes:

@@ -71,7 +71,6 @@ class EarlyMessages:
         """Return the messages that are due; requeue the others until then.
 
         Args:
-            messages: received messages.
             send_requeue: sends REQ with a delay in seconds, without an effect on the backoff.
             keep: whether those that are due soon may stay in flight.
         """

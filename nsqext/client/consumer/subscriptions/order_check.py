@@ -38,8 +38,7 @@ class OrderCheck:
         A second copy of an unanswered message is not handled: the first ordered subscription of a channel receives its
         first message twice (captured: sub_ordered_first_reset_duplicate), and one answer finishes both.
 
-        Raises:
-            OrderViolation: the message precedes the last one.
+        Raises OrderViolation.
         """
         number, offset = message.internal_id, message.offset
         if number < self._id or offset < self._offset or (number == self._id) != (offset == self._offset):

@@ -65,24 +65,6 @@ class PartitionReader:
         max_msg_timeout: seconds that a message may be in flight, touches included.
     """
 
-    __slots__ = (
-        "_closing",
-        "_connection",
-        "_largest",
-        "_rdy",
-        "_silent_since",
-        "detail",
-        "extend",
-        "max_msg_timeout",
-        "max_ready",
-        "most_in_flight",
-        "msg_timeout",
-        "node",
-        "pending",
-        "ready",
-        "request",
-    )
-
     def __init__(self, request: SubscribeRequest, connection: Connection, negotiated: Negotiated) -> None:
         self.request: SubscribeRequest = request
         self.node: str = str(request.address)
@@ -107,11 +89,7 @@ class PartitionReader:
         """Connect and subscribe.
 
         Args:
-            request: the partition, the channel, and how to subscribe.
             read_size: bytes that one read takes at most.
-
-        Raises:
-            NsqError: with topic, partition and node; nothing stays open.
 
         Cancellation closes the connection.
         """
@@ -133,11 +111,7 @@ class PartitionReader:
         return cls(request, connection, negotiated)
 
     def decode(self, message: RawMessage, data: bytes) -> None:
-        """Fill a message from the data of a frame.
-
-        Raises:
-            ProtocolError: the data is not a message.
-        """
+        """Fill a message from the data of a frame; raises ProtocolError."""
         decode_into(message, data, self.extend, self.detail)
 
     # Sending
@@ -174,9 +148,6 @@ class PartitionReader:
 
         Args:
             on_messages: called with the data of the message frames of one read; see `decode`.
-
-        Raises:
-            NsqError: why it ended, with topic, partition and node.
         """
         connection = self._connection
         connection.on_messages = on_messages

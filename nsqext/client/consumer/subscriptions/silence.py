@@ -57,13 +57,7 @@ class SilenceWatch:
         self._topics: dict[str, _Topic] = {}
 
     def silent(self, subscriptions: Iterable[Subscription], received_at: float, now: float) -> list[str]:
-        """Return the topics to look up.
-
-        Args:
-            subscriptions: the open subscriptions.
-            received_at: time of the last received message, of any topic.
-            now: the time.
-        """
+        """Return the topics to look up."""
         totals: dict[str, int] = {}
         for subscription in subscriptions:
             if subscription.upgradable:

@@ -30,8 +30,7 @@ def body_decoder(kind: Any) -> BodyDecoder | None:
     nested, optional, list, dict, Enum, datetime, Decimal and UUID members, are checked by msgspec (without converting
     ``"3"`` to a number); types that contain a pydantic model are checked by pydantic; ``Any`` is not checked.
 
-    Raises:
-        InvalidSetting: no decoder knows the type.
+    Raises InvalidSetting.
     """
     if kind is bytes:
         return None
@@ -164,11 +163,7 @@ def _pydantic_adapter(kind: Any) -> Any:
 
 @lru_cache(maxsize=256)
 def _check_aliases(kind: Any) -> None:
-    """Check that validation accepts the names that serialization writes.
-
-    Raises:
-        TypeError: it does not.
-    """
+    """Check that validation accepts the names that serialization writes; raises TypeError."""
     fields = getattr(kind, "model_fields", None) or getattr(kind, "__pydantic_fields__", {})
     for name, field in fields.items():
         if field.exclude and field.is_required():
@@ -190,8 +185,7 @@ def _check_aliases(kind: Any) -> None:
 def _check_names(kind: Any) -> None:
     """Check that the fields of a dataclass or attrs class, and of those inside it, have public names.
 
-    Raises:
-        TypeError: one begins with an underscore: msgspec leaves it out.
+    Raises TypeError.
     """
     fields: Any = getattr(kind, "__dataclass_fields__", None) or getattr(kind, "__attrs_attrs__", None)
     if not isinstance(kind, type) or fields is None:
@@ -207,11 +201,7 @@ def _check_names(kind: Any) -> None:
 
 
 def _check_finite(value: object) -> None:
-    """Check that a value contains no float that JSON cannot say and msgspec would write as null.
-
-    Raises:
-        ValueError: it contains one.
-    """
+    """Check that a value contains no float that JSON cannot say and msgspec would write as null; raises ValueError."""
     waiting = [value]
     while waiting:
         one = waiting.pop()

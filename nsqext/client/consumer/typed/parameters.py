@@ -98,7 +98,6 @@ class _Call:
     """The dependencies of one message.
 
     Args:
-        message: the message.
         stack: ends the dependencies; not used where none is managed.
     """
 
@@ -165,7 +164,6 @@ class CallPlan:
     """How a handler is called, worked out once.
 
     Args:
-        function: the handler.
         arguments: where its arguments are found.
     """
 
@@ -228,8 +226,7 @@ def plan_call(function: Callable[..., Awaitable[object]]) -> CallPlan | None:
     (`Header`, `Depends`) or an annotation of this module (`Key`, `Tag`, `Headers`) what that says, and one other
     parameter receives the body, decoded by its annotation.
 
-    Raises:
-        InvalidSetting: a parameter has no known source.
+    Raises InvalidSetting.
     """
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -245,8 +242,7 @@ def plan_call(function: Callable[..., Awaitable[object]]) -> CallPlan | None:
 def message_handler(function: Callable[..., Awaitable[object]], failure: FailureOptions) -> Handler:
     """Return a handler of messages: the function itself, or a wrapper that passes the annotated arguments.
 
-    Raises:
-        InvalidSetting: a parameter has no known source.
+    Raises InvalidSetting.
     """
     plan = plan_call(function)
     return function if plan is None else plan.handler(failure)

@@ -236,7 +236,7 @@ class _Connection:
 def test_a_pool_has_one_connection_at_a_time_and_leaves_none_open(
     backend: str, callers: list[tuple[int, int | None]], attempts: list[tuple[bool, int]], close: int | None
 ) -> None:
-    """Callers start and are cancelled; attempts to connect succeed or fail later; then the pool is closed."""
+    """Callers start and are cancelled; attempts to connect succeed or fail later; the pool is closed, or loses one."""
     made: list[_Connection] = []
     connecting: list[int] = []
     plan = list(attempts)
@@ -278,6 +278,9 @@ def test_a_pool_has_one_connection_at_a_time_and_leaves_none_open(
                 await _wait(close)
                 await pool.aclose()
         if close is None:
+            for connection in made:
+                connection.close()  # it is lost, and the next caller opens another one
+            await call(pool, 0, None)
             await pool.aclose()
         pool.tick()
         assert "stale" not in ended

@@ -160,13 +160,13 @@ async def test_a_channel_reads_again_from_its_confirmed_position(
         held = await receive(consumer, 3, 10)
         await held[1].finish()
         await admin.redeliver_unfinished(topic, channel)
-        await held[0].finish()
-        await held[2].finish()
+        again = await receive(consumer, 2, 10)
+        assert sorted(message.body for message in again) == [b"1", b"3"]
+        for message in again:
+            await message.finish()
         with anyio.fail_after(20):
             while (await admin.stats(topic, channel)).channels[channel].lag:
-                for message in await receive(consumer, 1, 0.5):
-                    assert message.body != b"2"
-                    await message.finish()
+                await anyio.sleep(0.1)
 
 
 @pytest.mark.skipif(bool(REAL), reason="an extension of the embedded cluster")

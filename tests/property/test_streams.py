@@ -93,7 +93,8 @@ def test_any_bytes_are_frames_or_an_error_of_the_peer(data: st.DataObject, strea
 
 
 _PEER_BYTES = st.lists(
-    st.builds(
+    st.sampled_from([encode_frame(1, code + b" x") for code in (b"E_FIN_FAILED", b"E_REQ_FAILED", b"E_TOUCH_FAILED")])
+    | st.builds(
         encode_frame,
         st.integers(0, 2),
         st.sampled_from([HEARTBEAT, b"OK", b"E_FIN_FAILED x", b"E_INVALID x", b"E_PUB_FAILED "])

@@ -165,7 +165,7 @@ async def test_a_channel_reads_again_from_its_confirmed_position(
         for message in again:
             await message.finish()
         with anyio.fail_after(20):
-            while (await admin.stats(topic, channel)).channels[channel].lag:
+            while (await admin.stats(topic, channel)).channels[channel].lag:  # noqa: ASYNC110 - no event for it
                 await anyio.sleep(0.1)
 
 

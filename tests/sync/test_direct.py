@@ -69,7 +69,7 @@ def test_a_lone_thread_publishes_by_itself_and_is_counted(cluster: Cluster, topi
         assert [receipt.trace_id for receipt in receipts] == list(range(50))
         assert {receipt.partition for receipt in receipts} == {0, 1}
         large = producer.publish(topic, b"x" * 900_000, headers={"name": "value"}, tag="blue")
-        assert large.partition >= 0
+        assert large.partition in {0, 1}
         assert producer.statistics().stored == before + 51
         assert producer._direct is not None
         assert producer._direct.stored > 40

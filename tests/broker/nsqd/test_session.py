@@ -77,6 +77,13 @@ def test_any_chunking_gives_the_same_answers(cuts: list[int]) -> None:
     assert frames[-1] == (1, b"E_INVALID invalid command [[66 79 71 85 83] [97] [98]]")
 
 
+def _serves(node: Node) -> bool:
+    """Return whether another client of the node can publish."""
+    other = Client(node, "127.0.0.1:2000")
+    other.send(sized("PUB t 0", b"x"))
+    return other.receive() == [(0, b"OK")]
+
+
 @given(st.binary(max_size=200))
 def test_no_bytes_break_a_session(data: bytes) -> None:
     node = make_node()
@@ -84,6 +91,7 @@ def test_no_bytes_break_a_session(data: bytes) -> None:
     client = Client(node)
     client.send(data)
     client.receive()
+    assert _serves(node)
 
 
 _WORDS = st.sampled_from(
@@ -117,6 +125,7 @@ def test_no_commands_break_a_session(commands: list[tuple[bytes, list[bytes], by
         client.session.step()
         client.session.take()
     client.session.end()
+    assert _serves(node)
 
 
 @pytest.mark.parametrize("original", [False, True])

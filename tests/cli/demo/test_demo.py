@@ -237,5 +237,5 @@ def test_bad_arguments_are_refused(
 
 def test_a_missing_lookup_service_is_reported(capsys: pytest.CaptureFixture[str], closed_address: Address) -> None:
     code, output = run_demo(capsys, "--lookupd", str(closed_address))
-    assert "no lookup node returned a usable response" in output or "no response" in output
+    assert "no lookup node returned a usable response" in output
     assert code == 2

@@ -109,9 +109,12 @@ def test_the_publisher_does_not_know_the_queues_of_fanout_and_topic_exchanges(
     assert receiver.bodies[:-1] == ([] if kind == "topic" else ["all"])
 
 
-def test_a_message_without_a_queue_is_dropped(connect: Connect, name: str) -> None:
+def test_a_message_without_a_queue_is_dropped(cluster: Cluster, connect: Connect, name: str) -> None:
     exchange = kombu.Exchange(name, "fanout", durable=False)
-    publish(connect(), "lost", exchange, exchange=exchange)
+    with sync.Admin(cluster.lookupd) as admin:
+        before = admin.topics()
+        publish(connect(), "lost", exchange, exchange=exchange)
+        assert admin.topics() == before
 
 
 def test_prefetch_bounds_unacknowledged_messages_and_close_returns_them(connect: Connect, name: str) -> None:

@@ -362,3 +362,25 @@ def test_an_even_flow_has_an_even_rate(pause: float) -> None:
         clock.now += pause
         if turn * pause > 10:
             assert load.rate(0, SPACE) * pause == pytest.approx(10, rel=pause / 5 + 0.01)
+
+
+def test_messages_between_two_positions_of_a_cell_are_its_part_of_them() -> None:
+    load = KeyLoad(Clock(), 10.0)
+    size = 1 << CELL_BITS
+    for cell in (0, 1, 3):
+        load.add(cell << CELL_BITS, size)  # one for each position
+    for start, stop in [(0, 1), (1, 2), (5, size), (size - 1, size + 1), (1, 2 * size), (3 * size + 7, 3 * size + 9)]:
+        assert load.between(start, stop) == stop - start
+    assert load.between(2 * size, 3 * size) == 0
+    assert load.between(0, SPACE) == 3 * size
+
+
+def test_shares_are_of_the_window_only_without_further_messages() -> None:
+    clock = Clock()
+    ranges = KeyRanges[str](clock=clock)
+    for consumer in ("C1", "C2"):
+        ranges.add_consumer(consumer)
+    ranges.record(0, 1_000_000)
+    assert ranges.share("C1") > 0.9
+    clock.now += 20
+    assert ranges.share("C1") == 0.5

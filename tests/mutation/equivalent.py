@@ -43,6 +43,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "client/producer/producer.py",
         "number + 1",
+        "_IDLE_TURNS = 3",
+    ): "the number of turns of the event loop before a producer closes is chosen",
+    (
+        "client/producer/producer.py",
+        "number + 1",
         "turns = 0",
     ): "the number of turns of the event loop before a producer closes is chosen",
     (
@@ -56,10 +61,45 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if best.rest_until <= now:",
     ): "a rest that ends at this moment has ended, also if it is not reset",
     (
+        "broker/coordinator/state_file.py",
+        "other bool",
+        "write_atomically(self._path, data, sync=False)",
+    ): "the file is synced as well",
+    (
+        "broker/engine/storage/memory_budget.py",
+        "number + 1",
+        "if self._fruitless_at >= 0 and self.held > self._fruitless_at * 31 // 32:",
+    ): "more than the limit was held: it is 1 or more, or -1",
+    (
+        "dispatch/ranges.py",
+        "Gt to GtE",
+        "if after > _WORTH * busiest:",
+    ): "the share from which on a move is worth it is chosen",
+    (
+        "dispatch/ranges.py",
+        "LtE to Lt",
+        "while CELLS - cell >= consumers and taken + cells[cell] / 2 <= fair:",
+    ): "both borders are equally far from the fair share",
+    (
         "lookup/client.py",
         "Gt to GtE",
         "if node.epoch > known.epoch:",
     ): "descriptions of a node of the same epoch are equal",
+    (
+        "lookup/options.py",
+        "Is to IsNot",
+        'if None in kinds or len({one["port"] is None for one in kinds if one is not None}) > 1:',
+    ): "whether both have a port or both have none",
+    (
+        "spark/read/batch_plan.py",
+        "Lt to LtE",
+        "if since is not None and start < end:",
+    ): "an empty range stays empty",
+    (
+        "spark/read/batch_plan.py",
+        "Lt to LtE",
+        "if until is not None and start < end:",
+    ): "an empty range stays empty",
     (
         "lookup/partition_map.py",
         "other bool",

@@ -22,7 +22,7 @@ _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.In: ast.NotIn,
     ast.NotIn: ast.In,
 }
-_FORM = ("eq", "init", "frozen", "repr", "order", "kw_only", "slots", "alias", "compare", "strict")
+_FORM = ("eq", "init", "frozen", "repr", "order", "kw_only", "slots", "alias", "compare", "strict", "total")
 """How a class is made, and checks of equal lengths: without an effect on right code."""
 _CHOSEN = 8
 """Numbers outside of functions from which on they are chosen limits, sizes and times."""

@@ -9,6 +9,7 @@ from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.coordinator import membership
 from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
 from nsqext.broker.coordinator.topics import TopicSpec
+from nsqext.broker.engine.channel.kind import PLAIN
 from nsqext.broker.engine.errors import Refusal
 from tests.support.coordinators import bodies, counted, hosted, make_coordinator, publish, running, until, wrong_roles
 
@@ -320,3 +321,45 @@ async def test_the_load_follows_every_operation() -> None:
         admin.delete_topic(coordinator, "t2")
         assert coordinator.load() == counted(coordinator)
         assert sum(holds for _, holds in coordinator.load().values()) == 2 + 4 * 2
+
+
+def test_a_channel_is_created_on_every_partition_or_on_none() -> None:
+    coordinator = make_coordinator()
+    admin.create_topic(coordinator, "t", TopicSpec(3, 1))
+    led = coordinator.replica_sets["t", 2].state.leader
+    coordinator.members[led].alive = False
+    with pytest.raises(Refusal, match="partition 2 of topic t has no leader"):
+        admin.create_channel(coordinator, "t", "ch", PLAIN)
+    assert [list(replicas.leader.channels) for replicas in coordinator.partitions("t")] == [[], [], []]
+    coordinator.members[led].alive = True
+    admin.create_channel(coordinator, "t", "ch", PLAIN)
+    assert [list(replicas.leader.channels) for replicas in coordinator.partitions("t")] == [["ch"]] * 3
+
+
+def test_watchers_learn_of_changes_of_channels() -> None:
+    coordinator = make_coordinator()
+    admin.create_topic(coordinator, "t", TopicSpec(1, 1, disable_channel_auto_create=True))
+    changed: list[str] = []
+    coordinator.watchers.append(changed.append)
+    admin.register_channels(coordinator, "t", ["a"])
+    assert changed == ["t"]
+    admin.create_channel(coordinator, "t", "b", PLAIN)
+    assert (changed, coordinator.topics["t"].registered) == (["t", "t"], ["a", "b"])
+
+
+def test_a_cluster_is_stable_while_every_node_is_alive_and_every_replica_in_sync() -> None:
+    coordinator = make_coordinator()
+    admin.create_topic(coordinator, "t", TopicSpec(1, 2))
+    assert coordinator.stable
+    coordinator.upgrading = True
+    assert not coordinator.stable
+    coordinator.upgrading = False
+    for member in coordinator.members.values():
+        member.alive = False
+        assert not coordinator.stable
+        member.alive = True
+    state = coordinator.replica_sets["t", 0].state
+    missing = state.in_sync.pop()
+    assert not coordinator.stable
+    state.in_sync.append(missing)
+    assert coordinator.stable

@@ -6,10 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import orjson
 import pytest
+from anyio.lowlevel import checkpoint
 
 from nsqext.broker.coordinator import admin_ops as admin
+from nsqext.broker.coordinator import state_file as module
 from nsqext.broker.coordinator.state_file import StateFile
 from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.broker.engine.storage.files import with_checksum, without_checksum
@@ -74,3 +77,42 @@ def test_a_document_with_an_invalid_member_is_kept_aside(
     assert [kept.read_bytes() for kept in tmp_path.iterdir()] == [damaged]
     assert not path.exists()
     assert "is damaged" in caplog.text
+
+
+@pytest.mark.anyio
+async def test_a_write_is_repeated_only_after_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, turns = tmp_path / "state", 0
+
+    async def turn(_: float) -> None:
+        nonlocal turns
+        turns += 1
+        await checkpoint()
+
+    async def turn_three_times() -> None:
+        wanted = turns + 3
+        while turns < wanted:
+            await checkpoint()
+
+    monkeypatch.setattr(module.anyio, "sleep", turn)
+    saved(path)
+    before = path.read_bytes()
+    coordinator = make_coordinator()
+    state = StateFile(coordinator, path)
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(state.run)
+        await turn_three_times()
+        assert path.read_bytes() == before, "nothing was saved so far"
+        state.load()
+        admin.delete_topic(coordinator, "t")
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "write_atomically", _fail)
+            state.save("t")
+            await turn_three_times()
+            assert path.read_bytes() == before
+        await turn_three_times()
+        assert orjson.loads(without_checksum(path.read_bytes())) == {"topics": {}}
+        tasks.cancel_scope.cancel()
+
+
+def _fail(*_: object, sync: bool) -> None:
+    raise OSError(28, "No space left on device")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import cycle
+from pathlib import Path
 from random import Random
 
 import orjson
@@ -181,6 +182,16 @@ def test_pause_stops_delivery() -> None:
     assert consumer.bodies() == []
     bench.channel().unpause()
     assert consumer.bodies() == ["while paused"]
+
+
+def test_a_channel_stays_paused_across_a_restart(tmp_path: Path) -> None:
+    bench = Bench(data_path=tmp_path)
+    channel = bench.channel()
+    bench.wait(1)
+    for paused in (True, False):
+        (channel.pause if paused else channel.unpause)()
+        bench.wait(1)
+        assert Bench(data_path=tmp_path).channel().paused is paused
 
 
 def test_skip_discards_messages_behind_one_that_was_read_ahead() -> None:

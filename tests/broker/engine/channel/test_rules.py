@@ -69,3 +69,13 @@ def test_the_default_rate_of_channels() -> None:
     assert [len(body) for body in consumer.bodies()] == [4096]
     bench.wait(2)
     assert [len(body) for body in consumer.bodies()] == [2048]
+
+
+@pytest.mark.parametrize(("threshold", "longest"), [(600.0, 120), (200.0, 100)])
+def test_a_blocked_channel_keeps_delays_in_memory_up_to_half_of_the_threshold(threshold: float, longest: float) -> None:
+    bench, consumer = _filled(10, confirm_window=2, delayed_threshold=threshold)
+    bench.finish(consumer, (3, 5, 7))
+    with pytest.raises(Refusal, match="Too much deferred messages in flight"):
+        bench.channel().requeue(consumer, 4, longest)
+    bench.channel().requeue(consumer, 4, longest + 0.1)
+    assert bench.channel().stats().delayed_queue_count == 1

@@ -228,3 +228,13 @@ def test_the_queue_returns_due_messages_in_order() -> None:
     assert [item.entry.count for item in queue.due(100, 10)] == [1, 2, 4]
     queue.clear()
     assert (queue.first_due, queue.due(100, 10)) == (0, [])
+
+
+def test_a_message_that_returns_to_an_emptied_queue_is_in_it_once() -> None:
+    delayed = DelayedQueue("ch", None)
+    one = Delayed(Entry(Record(b"x", 1, 0, 0), 0, 30, 1), due=50, attempts=1)
+    for _ in range(2):
+        delayed.put(one)
+        assert (delayed.first_due, delayed.due(49, 10), delayed.due(50, 10)) == (50, [], [one])
+        delayed.clear()
+        assert (delayed.first_due, delayed.due(50, 10)) == (0, [])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nsqext.broker.engine.storage.files import topic_folder, write_atomically
+from nsqext.broker.engine.storage.files import checked_number, topic_folder, write_atomically
 from nsqext.broker.engine.storage.partition_store import stored_partitions
 from tests.support.engine_partition import Bench
 
@@ -43,3 +43,10 @@ def test_every_topic_has_its_own_folder(tmp_path: Path, topic: str) -> None:
 
 def test_names_of_existing_folders_do_not_change(tmp_path: Path) -> None:
     assert [topic_folder(tmp_path, topic).name for topic in ("orders", ".a", "a..")] == ["orders", ".a", "a.."]
+
+
+def test_offsets_and_counts_are_whole_numbers_below_a_bound() -> None:
+    assert [checked_number(number) for number in (0, 1, (1 << 62) - 1)] == [0, 1, (1 << 62) - 1]
+    for value in (-1, 1 << 62, True, 1.0, "1", None):
+        with pytest.raises(ValueError, match="is not an offset or a count"):
+            checked_number(value)

@@ -93,7 +93,7 @@ async def test_a_write_is_repeated_only_after_it_failed(tmp_path: Path, monkeypa
         while turns < wanted:
             await checkpoint()
 
-    monkeypatch.setattr(module.anyio, "sleep", turn)
+    monkeypatch.setattr(anyio, "sleep", turn)
     saved(path)
     before = path.read_bytes()
     coordinator = make_coordinator()

@@ -232,7 +232,7 @@ def test_the_queue_returns_due_messages_in_order() -> None:
 
 def test_a_message_that_returns_to_an_emptied_queue_is_in_it_once() -> None:
     delayed = DelayedQueue("ch", None)
-    one = Delayed(Entry(Record(b"x", 1, 0, 0), 0, 30, 1), due=50, attempts=1)
+    one = Delayed(Entry(Record(0, 1, 0, b"x"), 0, 30, 1), due=50, attempts=1)
     for _ in range(2):
         delayed.put(one)
         assert (delayed.first_due, delayed.due(49, 10), delayed.due(50, 10)) == (50, [], [one])

@@ -78,13 +78,9 @@ class TraceLog:
                     "node": receipt.node,
                 }
                 logger.info(
-                    "published %s[%d] internal_id=%s trace_id=%d queue_offset=%s node=%s",
-                    receipt.topic,
-                    receipt.partition,
-                    receipt.message_id,
-                    receipt.trace_id,
-                    receipt.offset,
-                    receipt.node,
+                    "published %(topic)s[%(partition)d] internal_id=%(internal_id)s trace_id=%(trace_id)d "
+                    "queue_offset=%(queue_offset)s node=%(node)s",
+                    fields,
                     extra=fields,
                 )
 
@@ -112,17 +108,10 @@ class TraceLog:
                 "node": message.node,
             }
             logger.info(
-                "consumed %s[%d] internal_id=%d trace_id=%d queue_offset=%d queue_size=%d timestamp=%d local=%s "
-                "node=%s",
-                message.topic,
-                message.partition,
-                message.internal_id,
-                message.trace_id,
-                message.offset,
-                message.size,
-                message.timestamp,
-                local,
-                message.node,
+                "consumed %(topic)s[%(partition)d] internal_id=%(internal_id)d trace_id=%(trace_id)d "
+                "queue_offset=%(queue_offset)d queue_size=%(queue_size)d timestamp=%(timestamp)d local=%(local)s "
+                "node=%(node)s",
+                fields,
                 extra=fields,
             )
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self, Unpack
+from typing import TYPE_CHECKING, Final, Unpack
 
 from nsqext.admin import Admin as AsyncAdmin
 from nsqext.sync.loop import BlockingClient
@@ -36,15 +35,6 @@ class Admin(BlockingClient[AsyncAdmin]):
         super().__init__(AsyncAdmin(lookupd, env=env, **settings))
 
     settings: Same[Mapping[str, object]] = Same()
-
-    def __enter__(self) -> Self:
-        self._enter(self._original)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._exit(kind, error, trace)
 
     topics: Final = Method(AsyncAdmin.topics)
     topic: Final = Method(AsyncAdmin.topic)

@@ -87,10 +87,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
 
     @topics.setter
     def topics(self, topics: str | Sequence[str]) -> None:
-        if self._portal is None:
-            self._original.topics = topics
-        else:
-            self._run_now(lambda: setattr(self._original, "topics", topics))
+        self._set("topics", topics)
 
     channel: Same[str] = Same()
     tag: Same[str | None] = Same()
@@ -260,10 +257,14 @@ class Consumer(BlockingClient[AsyncConsumer]):
 
     @max_in_flight.setter
     def max_in_flight(self, count: int) -> None:
+        self._set("max_in_flight", count)
+
+    def _set(self, name: str, value: object) -> None:
+        change = functools.partial(setattr, self._original, name, value)
         if self._portal is None:
-            self._original.max_in_flight = count
+            change()
         else:
-            self._run_now(lambda: setattr(self._original, "max_in_flight", count))
+            self._run_now(change)
 
     @property
     def connections(self) -> tuple[ConsumerConnection, ...]:

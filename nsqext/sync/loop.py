@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager, ExitStack
 from functools import partial
 from importlib.util import find_spec
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from anyio.from_thread import BlockingPortal, BlockingPortalProvider
 
@@ -25,7 +25,7 @@ __all__ = ("BlockingClient", "call", "call_now", "shared_loop")
 
 logger: logging.Logger = logging.getLogger("nsqext.sync")
 
-C = TypeVar("C")
+C = TypeVar("C", bound=AbstractAsyncContextManager[Any, bool | None])
 T = TypeVar("T")
 
 
@@ -198,6 +198,15 @@ class BlockingClient(Generic[C]):
                 self._portal = None
                 raise
             self._closing = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        self._enter(self._original)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._exit(kind, error, trace)
 
     def _exit(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._portal in shared_loop.orphaned:

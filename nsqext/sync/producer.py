@@ -90,11 +90,6 @@ class Producer(BlockingClient[AsyncProducer]):
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._exit(kind, error, trace)
-
     def _exit(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         direct, self._direct = self._direct, None
         if direct is not None:

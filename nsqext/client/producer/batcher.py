@@ -102,7 +102,7 @@ class Batcher:
         self._publish_batch = publish
         self._key_lock = key_lock
         self._turns: dict[TopicKey, _Turn] = {}
-        self._line: deque[object] = deque()
+        self._line = anyio.Lock()
         self._options = options
         self._start_soon = start_soon
         self._topic = check_topic(topic)
@@ -229,23 +229,14 @@ class Batcher:
         return self._open and self.pending + len(self._failed) >= self._limits.max_pending
 
     async def _admit(self) -> None:
-        if self._line or self._full:
-            await self._wait_for_room()
+        if self._full or self._line.locked():
+            async with self._line:  # callers wait in a row: messages of a key are accepted in the order of the calls
+                while self._full:
+                    if len(self._failed) >= self._limits.max_pending:
+                        self._raise_failed()
+                    await self._progress.wait()
         if not self._open:
             raise InvalidState("the batcher is not open", topic=self._topic, hint="use it inside 'async with'")
-
-    async def _wait_for_room(self) -> None:
-        """Wait behind earlier callers, so that messages of a key are accepted in the order of the calls."""
-        number = object()
-        self._line.append(number)
-        try:
-            while self._open and (self._full or self._line[0] is not number):
-                if len(self._failed) >= self._limits.max_pending:
-                    self._raise_failed()
-                await self._progress.wait()
-        finally:
-            self._line.remove(number)
-            self._progress.wake()
 
     def _turn_of(self, message: bytes | OutgoingMessage) -> _Turn | None:
         """Return the place of a message with a key; messages of a key share it while no other publish is behind it."""

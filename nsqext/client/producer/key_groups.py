@@ -151,35 +151,20 @@ class KeyGroups:
             try:
                 receipts = await self._sender.send(batch, target, connection, started)
             except NsqError as failure:
-                if self._sender.settler is not None and outcome_unknown(failure):
-                    await self._settle(members, PublishAttempt(self._sender, batch, started), route, target, failure)
+                if self._sender.settler is None or not outcome_unknown(failure):
+                    await self._publish_alone(members, route, target, failure)
                     return
-                await self._publish_alone(members, route, target, failure)
-            else:
-                for member, receipt in zip(members, receipts, strict=True):
-                    member.settle(receipt)
+                # settled as one: a batch is stored as a whole or not at all
+                receipts = await PublishAttempt(self._sender, batch, started).run(route, target, failure)
+            for member, receipt in zip(members, receipts, strict=True):
+                member.settle(receipt)
+        except NsqError as error:
+            for member in members:
+                member.settle(copy(error))
         finally:
             members[0].leave()
             for member in members:  # those that were cut off when the producer closed
                 member.settle(_cut_off(member.request.topic))
-
-    async def _settle(
-        self,
-        members: Sequence[_Publish],
-        attempt: PublishAttempt,
-        route: Route,
-        target: Target,
-        failure: NsqError,
-    ) -> None:
-        """Settle the outcome of a batch as one: it is stored as a whole or not at all."""
-        try:
-            receipts = await attempt.run(route, target, failure)
-        except NsqError as error:
-            for member in members:
-                member.settle(copy(error))
-        else:
-            for member, receipt in zip(members, receipts, strict=True):
-                member.settle(receipt)
 
     async def _publish_alone(
         self, members: Sequence[_Publish], route: Route, target: Target, failure: NsqError

@@ -230,7 +230,8 @@ class RouteTable:
                 route.used = False
                 continue
             del self.by_topic[topic]
-            self._unwatch.pop(topic, _not_watched)()
+            if topic in self._unwatch:
+                self._unwatch.pop(topic)()
             self._leaders.pop(topic, None)
         now = _clock()
         self._provisional = {topic: entry for topic, entry in self._provisional.items() if entry[1] > now}
@@ -257,7 +258,3 @@ class RouteTable:
         for unwatch in self._unwatch.values():
             unwatch()
         self._unwatch.clear()
-
-
-def _not_watched() -> None:
-    """Do nothing: the topic is not polled."""

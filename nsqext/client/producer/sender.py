@@ -289,7 +289,8 @@ class PublishAttempt:
 
     async def _attempt_until_stored(self, target: Target | None, failure: NsqError | None) -> list[Receipt]:
         if failure is not None:
-            self._failed(failure, target)
+            self._errors.add(failure)
+            self._mark(failure, target)
             target = None
         while True:
             try:
@@ -371,10 +372,6 @@ class PublishAttempt:
             partition=partition,
             hint=f"create a channel: nsqext channel create {topic} NAME",
         )
-
-    def _failed(self, error: NsqError, target: Target | None) -> None:
-        self._errors.add(error)
-        self._mark(error, target)
 
     def _mark(self, error: NsqError, target: Target | None) -> None:
         error.at(topic=self._request.topic)

@@ -15,7 +15,7 @@ from anyio.lowlevel import EventLoopToken, checkpoint, current_token
 
 from nsqext.errors import InvalidSetting, InvalidState, LookupFailed
 from nsqext.lookup.node_filter import NodeFilter, log_filtered
-from nsqext.lookup.options import LookupOptions, parse_addresses
+from nsqext.lookup.options import LookupOptions, LookupUrl, parse_addresses, parse_http_addresses
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.lookup.poller import Poller, RefreshBudget, Refresher
 from nsqext.protocol.names import check_topic
@@ -59,6 +59,7 @@ class MetadataCache:
         lookupd: nsqlookupd's HTTP addresses, a list or a text with commas.
         nsqd: TCP addresses of nodes to use without lookup; partitions are unknown then.
         transport: httpx transport to use, closed by the caller; None to create one.
+        over_http: ``nsqd`` are HTTP addresses.
 
     Raises InvalidSetting.
     """
@@ -69,8 +70,10 @@ class MetadataCache:
         nsqd: Sequence[str] | str = (),
         options: LookupOptions | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
+        *,
+        over_http: bool = False,
     ) -> None:
-        self._nsqd = parse_addresses(nsqd, "nsqd")
+        self._nsqd = parse_http_addresses(nsqd) if over_http else parse_addresses(nsqd, "nsqd")
         if bool(lookupd) == bool(self._nsqd):
             raise InvalidSetting(
                 "both lookupd and nsqd are given" if lookupd else "neither lookupd nor nsqd is given",
@@ -121,6 +124,11 @@ class MetadataCache:
     def has_lookup(self) -> bool:
         """Whether a lookup service is used; otherwise a refresh has no effect."""
         return self._client is not None
+
+    @property
+    def has_https(self) -> bool:
+        """Whether a fixed node is reached over HTTPS."""
+        return any(isinstance(node, LookupUrl) and node.scheme == "https" for node in self._nsqd)
 
     @property
     def channels(self) -> NodeChannels:
@@ -189,11 +197,13 @@ class MetadataCache:
             return ()
         return await self._client.nodes()
 
-    def of_nodes(self, topic: str, nodes: Sequence[Address]) -> PartitionMap:
+    def of_nodes(self, topic: str, nodes: Sequence[NodeInfo]) -> PartitionMap:
         """Return the map of a topic that lookup does not know, on nodes without partitions that accept it."""
-        kept = nodes if self._filter is None else [node for node in nodes if self._filter(node)]
-        filtered = tuple((-1, node) for node in nodes if node not in kept)
-        return PartitionMap(topic, "w", nodes=tuple(kept), filtered=filtered)
+        addresses = [node.tcp for node in nodes]
+        kept = addresses if self._filter is None else [node for node in addresses if self._filter(node)]
+        filtered = tuple((-1, node) for node in addresses if node not in kept)
+        http = {node.tcp: node.http for node in nodes if node.http is not None}
+        return PartitionMap(topic, "w", nodes=tuple(kept), http=http, filtered=filtered)
 
     async def refresh(
         self,
@@ -227,14 +237,14 @@ class MetadataCache:
         """Return whether lookup nodes do not offer a partition to producers because it has no channel."""
         return self._client is not None and await self._client.lacks_channel(topic, partition)
 
-    def poll_soon(self, topic: str) -> None:
-        """Look a topic up again soon, where it is known. Thread-safe."""
+    def poll_soon(self, topic: str, accesses: str = "rw") -> None:
+        """Look a topic up again soon, where it is known; for ``r``, ``w`` or both. Thread-safe."""
         loop = self._loop
         if loop is not None:
-            call_in_loop(loop.native_token, partial(self._poll_soon, topic))
+            call_in_loop(loop.native_token, partial(self._poll_soon, topic, accesses))
 
-    def _poll_soon(self, topic: str) -> None:
-        for access in ("r", "w"):
+    def _poll_soon(self, topic: str, accesses: str) -> None:
+        for access in accesses:
             if refresher := self._refreshers.get((topic, access)):
                 refresher.poll_soon()
         self._poller.wake()

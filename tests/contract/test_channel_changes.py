@@ -205,8 +205,8 @@ async def test_a_channel_is_registered_twice_without_an_error(
         await admin.set_topic(unused, registered_channels_only=True)
         for _again in range(2):
             await admin.create_channel(unused, "registered")
-        with anyio.fail_after(30):
-            while "registered" not in await admin.channels(unused):  # noqa: ASYNC110 - nodes register it later
+        with anyio.fail_after(150):  # so long a leader of a new topic may not report it
+            while "registered" not in await admin.channels(unused):  # noqa: ASYNC110 - no event for it
                 await anyio.sleep(0.1)
 
 

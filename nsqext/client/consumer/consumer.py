@@ -130,7 +130,7 @@ class Consumer:
             self._dispatcher.unpack_budget,
             self._dispatcher.early,
             self._tasks.check_event_loop,
-            self._metadata.poll_soon,
+            self._metadata,
         )
         spec = SubscriptionSpec(self.channel, self._options)
         self._topics = TopicSubscriptions(

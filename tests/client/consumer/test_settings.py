@@ -15,6 +15,7 @@ from nsqext import ConnectionSettings, Message, Producer
 from nsqext.broker import Cluster
 from nsqext.broker.options import ClusterOptions
 from nsqext.protocol.server.negotiate import ServerLimits
+from nsqext.transport.connection import Connection
 from tests.support.consumers import depth, eventually, opened, quick, take
 
 pytestmark = pytest.mark.anyio
@@ -98,7 +99,7 @@ async def test_idle_connections_live_on_heartbeats(cluster: Cluster, topic: str)
             assert await take(consumer, 1) == [b"a"]
             pool = producer._pool
             before = next(iter(pool._nodes.values())).connection
-            assert before is not None
+            assert isinstance(before, Connection)
             await eventually(lambda: before.protocol.heartbeats >= 3)
             assert (await producer.publish(topic, b"b")).node == node
             assert next(iter(pool._nodes.values())).connection is before

@@ -1,83 +1,89 @@
-"""Notice topics that may have been upgraded to extend support, because their messages stopped.
+"""Notice topics that may have been upgraded to extend support by another tool, because no message arrives.
 
-After an upgrade the server sends neither messages nor heartbeats to a connection without extend support, and reports
-nothing (captured: upgrade_ext). A missing heartbeat shows it after 30 s. So a topic whose messages stop is looked up
-after a few seconds, and again after pauses that grow with the silence, until the missing heartbeat is earlier. A topic
-that has had such a silence before is looked up when this one is longer: sparse messages cause no lookups.
+After an upgrade, the first message stops the deliveries to connections without extend support: the server sends neither
+messages nor heartbeats to them, and reports nothing (captured: upgrade_ext). A missing heartbeat shows it after 30 s.
+So topics without extend support are looked up while no message arrives; a message shows that its topic was not
+upgraded.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from math import inf
-from typing import TYPE_CHECKING
-
-from attrs import define
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.subscriptions.subscription import Subscription
+    from nsqext.lookup.metadata import MetadataCache
+    from nsqext.types import Address
 
-__all__ = ("SilenceWatch",)
+__all__ = ("OpenSubscriptions", "SilenceWatch")
 
-_FIRST = 3.0  # seconds of silence
-_SHARE = 5  # a pause is this share of the silence
-_LONGER = 1.5  # times the usual silence
-_KEPT = 0.9  # of the usual silence, after a shorter one
-_LONGEST = 30.0  # seconds; a missing heartbeat is noticed within this time
+_PAUSE = 4.0
+"""Seconds without a message, and seconds between two lookups, of a topic."""
+_JITTER = 1.0
+"""Most seconds by which a pause is shorter, so that processes do not look topics up together."""
+_RATE = 5.0
+"""Most lookups per second, of all topics."""
+
+_Key: TypeAlias = "tuple[frozenset[Address], str]"
 
 
-@define
-class _Topic:
-    """The messages of a topic.
+class OpenSubscriptions(Protocol):
+    """What the watch uses of the subscriptions of a consumer."""
 
-    Attributes:
-        received: number of received messages.
-        since: time of the last one.
-        due: when to look the topic up.
-        looked: it was looked up in this silence.
-        usual: seconds of the last silence in which it was looked up, less after each one in which it was not.
-    """
+    @property
+    def metadata(self) -> MetadataCache:
+        """Where topics are looked up."""
 
-    received: int
-    since: float
-    due: float = inf
-    looked: bool = False
-    usual: float = 0.0
+    @property
+    def subscriptions(self) -> Iterable[Subscription]:
+        """The subscriptions whose connections are open."""
+
+    def received_at(self, topic: str) -> float:
+        """Return when messages of a topic were received last, or when a subscription to it was opened."""
 
 
 class SilenceWatch:
-    """Counts the messages of topics without extend support on the redesigned NSQ.
+    """Looks up topics without extend support while no message arrives.
+
+    One watch serves all consumers of an event loop, so that consumers of a topic share its lookups.
 
     Attributes:
-        due: time of the next `silent`; infinity if there is no such topic, or all are silent for long.
+        due: time of the next `look_up`; infinity without such topics.
     """
 
     def __init__(self) -> None:
         self.due: float = inf
-        self._topics: dict[str, _Topic] = {}
+        self._looked_up: dict[_Key, float] = {}
 
-    def silent(self, subscriptions: Iterable[Subscription], received_at: float, now: float) -> list[str]:
-        """Return the topics to look up."""
-        totals: dict[str, int] = {}
-        for subscription in subscriptions:
-            if subscription.upgradable:
-                totals[subscription.topic] = totals.get(subscription.topic, 0) + subscription.received
-        for topic in self._topics.keys() - totals.keys():
-            del self._topics[topic]
-        found = []
-        for topic, total in totals.items():
-            known = self._topics.get(topic)
-            if known is None:
-                self._topics[topic] = _Topic(total, now, now + _FIRST if total else inf)
-            elif known.received != total:
-                since = min(now, received_at)
-                usual = min(since - known.since, _LONGEST / _LONGER) if known.looked else known.usual * _KEPT
-                due = max(now, since + max(_FIRST, _LONGER * usual))
-                self._topics[topic] = _Topic(total, since, due if due < since + _LONGEST else inf, usual=usual)
-            elif now >= known.due:
-                found.append(topic)
-                known.looked = True
-                pause = max(_FIRST, (now - known.since) / _SHARE)
-                known.due = now + pause if pause < _LONGEST else inf
-        self.due = min((one.due for one in self._topics.values()), default=inf)
-        return found
+    def watch(self, subscription: Subscription, now: float) -> None:
+        """Watch the topic of a subscription that was opened."""
+        if subscription.upgradable:
+            self.due = min(self.due, now + _PAUSE)
+
+    def look_up(self, groups: Iterable[OpenSubscriptions], now: float) -> None:
+        """Look up the topics that are due.
+
+        Args:
+            groups: the open subscriptions of all consumers.
+            now: the time.
+        """
+        topics: dict[_Key, tuple[float, MetadataCache]] = {}
+        for group in groups:
+            metadata = group.metadata
+            service = frozenset(metadata.addresses)
+            for topic in {one.topic for one in group.subscriptions if one.upgradable}:
+                key = service, topic
+                since = max(group.received_at(topic), topics.get(key, (-inf, metadata))[0])
+                topics[key] = since, metadata
+        pause = max(_PAUSE, len(topics) / _RATE)
+        before, self._looked_up, self.due = self._looked_up, {}, inf
+        for key, (since, metadata) in topics.items():
+            looked_up = before.get(key, -inf)
+            if max(since, looked_up) + pause <= now:
+                metadata.poll_soon(key[1], "r")
+                looked_up = now - random.uniform(0.0, _JITTER)
+            self._looked_up[key] = looked_up
+            self.due = min(self.due, max(since, looked_up) + pause)

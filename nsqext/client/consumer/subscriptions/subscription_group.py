@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
     from nsqext.client.consumer.subscriptions.subscription import Subscription
     from nsqext.client.events import ClientEvents
+    from nsqext.lookup.metadata import MetadataCache
 
 __all__ = ("Pulse", "SubscriptionGroup")
 
@@ -53,6 +54,7 @@ class Pulse:
         due_at: when its next tick is due.
         stood_since: last tick before the latest standstill.
         stood_until: until when bytes that are read may have arrived during the standstill.
+        silence: looks up topics without messages.
     """
 
     def __init__(self) -> None:
@@ -61,6 +63,7 @@ class Pulse:
         self.due_at: float = inf
         self.stood_since: float = 0.0
         self.stood_until: float = -inf
+        self.silence: SilenceWatch = SilenceWatch()
 
     def notice(self, since: float, now: float) -> None:
         """Record that a timer was late, whose last tick was at a time."""
@@ -75,8 +78,22 @@ class Pulse:
                 first.wake_timer()
             return pause
         pause = min(pause, *(other.longest_pause() for other in self.groups))
+        pause = max(0.0, min(pause, self.silence.due + _PAST_DUE - now))
         self.ticked_at, self.due_at = now, now + pause
         return pause
+
+    def look_up_silent(self, now: float) -> None:
+        """Look up the topics that may have been upgraded."""
+        if now >= self.silence.due:
+            self.silence.look_up(self.groups, now)
+
+    def watch(self, subscription: Subscription, now: float) -> None:
+        """Look the topic of a new subscription up while no message arrives."""
+        self.silence.watch(subscription, now)
+        if self.silence.due + _PAST_DUE < self.due_at:
+            for first in self.groups:
+                first.wake_timer()
+                break
 
     def leave(self, group: SubscriptionGroup) -> None:
         """Remove a consumer that ends; the next one keeps the time."""
@@ -102,10 +119,11 @@ class SubscriptionGroup:
         unpack_budget: bounds the unpacked bytes of compressed messages.
         early: requeues messages that are not due.
         check_event_loop: raises `InvalidState` in another event loop than that of the consumer.
-        look_up: looks a topic up again soon.
+        metadata: where topics are looked up.
 
     Attributes:
         flow: distributes RDY.
+        metadata: where topics are looked up.
         live: open subscriptions, of all topics.
         backoff: backoff of the consumer.
         opened: how many subscriptions were opened.
@@ -122,9 +140,10 @@ class SubscriptionGroup:
         unpack_budget: UnpackBudget,
         early: EarlyMessages,
         check_event_loop: Callable[[], object],
-        look_up: Callable[[str], object],
+        metadata: MetadataCache,
     ) -> None:
         self.unpack_budget: UnpackBudget = unpack_budget
+        self.metadata: MetadataCache = metadata
         self.early: EarlyMessages = early
         self.live: dict[Subscription, None] = {}  # a set that keeps the order
         self.backoff: Backoff = backoff
@@ -136,7 +155,6 @@ class SubscriptionGroup:
         self._ticked = ticked
         self._events = events
         self._check_event_loop = check_event_loop
-        self._look_up = look_up
         self._unsent: list[Subscription] = []
         self._flush_due = anyio.Event()
         self._tick_due = anyio.Event()
@@ -146,7 +164,7 @@ class SubscriptionGroup:
         self._all_due = 0.0
         self._idle = False
         self._received_at = 0.0
-        self._silence = SilenceWatch()
+        self._received_by_topic: dict[str, float] = {}
         self._levels: dict[Backoff, int] = {}
 
     @property
@@ -163,6 +181,9 @@ class SubscriptionGroup:
         self.rebalance()
         self._all_due = 0.0  # its message timeout may be shorter than the current pause
         self.wake_timer()
+        now = _clock()
+        self._received_by_topic[subscription.topic] = now
+        self._pulse.watch(subscription, now)
 
     def remove(self, subscription: Subscription) -> bool:
         """Remove a subscription that ended; return whether it had been added."""
@@ -187,6 +208,10 @@ class SubscriptionGroup:
             subscription.set_ready(0)
         self.rebalance()
 
+    def received_at(self, topic: str) -> float:
+        """Return when messages of an open subscription to a topic were received last, or when it was opened."""
+        return self._received_by_topic.get(topic, 0.0)
+
     # RDY
 
     def pause(self, topic: str, *, paused: bool) -> None:
@@ -204,7 +229,7 @@ class SubscriptionGroup:
 
     def received(self, subscription: Subscription, count: int, size: int, now: float) -> None:
         """Record the messages of one read."""
-        self._received_at = now
+        self._received_at = self._received_by_topic[subscription.topic] = now
         if self._idle:
             self._idle = False
             self.wake_timer()
@@ -321,10 +346,8 @@ class SubscriptionGroup:
             if every or subscription.busy:
                 subscription.tick(now)
                 if subscription.misses_heartbeat(now):
-                    self._look_up(subscription.topic)
-        if every or now >= self._silence.due:
-            for topic in self._silence.silent(self.subscriptions, self._received_at, now):
-                self._look_up(topic)
+                    self.metadata.poll_soon(subscription.topic)
+        self._pulse.look_up_silent(now)
         for backoff in self._backoffs():
             backoff.tick(now)
         # it may raise the total that is distributed
@@ -344,7 +367,6 @@ class SubscriptionGroup:
     def _rest(self, now: float) -> float:
         """Return the seconds until an idle consumer ticks: turns end, windows are reset, a heartbeat is missing."""
         due = min((subscription.silence_due for subscription in self.live), default=inf)
-        due = min(due, self._silence.due + _PAST_DUE)
         if self.flow.takes_turns:
             due = min(due, now + IDLE_TURN + _PAST_DUE)
         reset = self._received_at + IDLE

@@ -1,4 +1,4 @@
-"""Topics whose messages stop are looked up, ever less often; others are not."""
+"""Topics without extend support are looked up while no message arrives; others are not."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import itertools
 from math import inf
 from typing import TYPE_CHECKING, cast
 
-from attrs import define
+from attrs import define, field
 
-from nsqext.client.consumer.subscriptions.silence import SilenceWatch
+from nsqext.client.consumer.subscriptions.silence import OpenSubscriptions, SilenceWatch
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.subscriptions.subscription import Subscription
@@ -19,73 +19,108 @@ class Stand:
     """The members of a subscription that the watch reads."""
 
     topic: str = "t"
-    received: int = 1
+    delivered_at: float = 100.0
     upgradable: bool = True
 
 
-def looks(watch: SilenceWatch, stands: list[Stand], received_at: float, until: float) -> list[float]:
-    """Return the times at which a topic is looked up when the watch is asked whenever it is due."""
-    found = []
-    subscriptions = cast("list[Subscription]", stands)
-    while watch.due <= until:
-        now = watch.due
-        if watch.silent(subscriptions, received_at, now):
-            found.append(now)
-    return found
+@define
+class Lookups:
+    """The metadata of a consumer: records what is looked up."""
+
+    addresses: tuple[str, ...] = ("lookup:4161",)
+    topics: list[str] = field(factory=list)
+
+    def poll_soon(self, topic: str, accesses: str) -> None:
+        assert accesses == "r"
+        self.topics.append(topic)
 
 
-def started(*stands: Stand) -> SilenceWatch:
-    """Return a watch that has seen the subscriptions at time 100."""
-    watch = SilenceWatch()
-    assert watch.silent(cast("list[Subscription]", stands), 0.0, 100.0) == []
-    return watch
+@define
+class Group:
+    """The members of the subscriptions of a consumer that the watch reads."""
+
+    metadata: Lookups
+    subscriptions: list[Stand]
+
+    def received_at(self, topic: str) -> float:
+        return max(stand.delivered_at for stand in self.subscriptions if stand.topic == topic)
 
 
-def test_a_silent_topic_is_looked_up_ever_less_often_until_a_heartbeat_is_earlier() -> None:
-    stand = Stand()
-    watch = started(stand)
-    found = looks(watch, [stand], 0.0, 1000.0)
-    assert found[:5] == [103.0, 106.0, 109.0, 112.0, 115.0]
+class Consumers:
+    """Consumers of an event loop, each with its metadata and subscriptions, and their watch."""
+
+    def __init__(self, consumers: list[tuple[Lookups, list[Stand]]]) -> None:
+        self.groups = [Group(lookups, stands) for lookups, stands in consumers]
+        self.watch = SilenceWatch()
+        for _, stands in consumers:
+            for stand in stands:
+                self.watch.watch(cast("Subscription", stand), stand.delivered_at)
+
+    def look_up(self, now: float) -> None:
+        self.watch.look_up(cast("list[OpenSubscriptions]", self.groups), now)
+
+    def run(self, until: float) -> list[float]:
+        """Look up whenever it is due; return the times at which something was looked up."""
+        found = []
+        while self.watch.due <= until:
+            now = self.watch.due
+            before = self.looked_up
+            self.look_up(now)
+            if self.looked_up > before:
+                found.append(now)
+        return found
+
+    @property
+    def looked_up(self) -> int:
+        return sum(len(group.metadata.topics) for group in self.groups)
+
+
+def test_a_silent_topic_is_looked_up_every_four_seconds_at_the_latest() -> None:
+    found = Consumers([(Lookups(), [Stand()])]).run(200.0)
+    assert found[0] == 104.0
     pauses = [later - earlier for earlier, later in itertools.pairwise(found)]
-    assert pauses == sorted(pauses)
-    assert (max(pauses) < 30, found[-1] < 300, watch.due) == (True, True, inf)
+    assert 3.0 <= min(pauses) <= max(pauses) <= 4.0
+    assert len(set(pauses)) > 1  # processes do not stay in step
 
 
 def test_a_message_begins_a_new_silence() -> None:
-    stand = Stand()
-    watch = started(stand)
-    stand.received = 2
-    assert watch.silent(cast("list[Subscription]", [stand]), 101.0, 102.0) == []
-    assert watch.due == 104.0
-    assert looks(watch, [stand], 101.0, 105.0) == [104.0]
+    first, second = Stand(), Stand()
+    consumers = Consumers([(Lookups(), [first, second])])
+    second.delivered_at = 103.0
+    assert consumers.run(106.9) == []
+    assert consumers.run(107.1) == [107.0]
 
 
-def test_a_silence_as_long_as_the_one_before_is_usual() -> None:
-    stand = Stand()
-    watch = started(stand)
-    assert looks(watch, [stand], 0.0, 110.0) == [103.0, 106.0, 109.0]
-    for at in (110.0, 120.0, 130.0):  # a message every ten seconds
-        stand.received += 1
-        assert watch.silent(cast("list[Subscription]", [stand]), at, at) == []
-        assert looks(watch, [stand], at, at + 9.9) == []
-    (longer,) = looks(watch, [stand], 130.0, 143.0)
-    assert longer > 140
+def test_consumers_of_a_topic_share_its_lookups() -> None:
+    consumers = Consumers([(Lookups(), [Stand()]) for _ in range(100)])
+    found = consumers.run(200.0)
+    assert consumers.looked_up == len(found) <= 33
 
 
-def test_a_topic_without_a_message_so_far_is_not_looked_up() -> None:
-    assert started(Stand(received=0)).due == inf
+def test_a_topic_of_two_services_is_looked_up_at_both() -> None:
+    here, there = Lookups(("here:4161",)), Lookups(("there:4161",))
+    Consumers([(here, [Stand()]), (there, [Stand()])]).run(104.0)
+    assert (here.topics, there.topics) == (["t"], ["t"])
 
 
-def test_messages_of_another_topic_or_partition_count_for_their_topic() -> None:
-    quiet, first, second = Stand("quiet"), Stand("busy"), Stand("busy")
-    watch = started(quiet, first, second)
-    second.received += 1
-    found = watch.silent(cast("list[Subscription]", [quiet, first, second]), 102.9, 103.0)
-    assert found == ["quiet"]
+def test_many_topics_are_looked_up_less_often() -> None:
+    lookups = Lookups()
+    consumers = Consumers([(lookups, [Stand(f"t{number}") for number in range(200)])])
+    consumers.run(200.0)
+    assert 2 * 200 <= len(lookups.topics) <= 6 * 100
 
 
 def test_other_topics_are_not_looked_up() -> None:
-    assert started(Stand(upgradable=False)).due == inf
-    watch = started(Stand())
-    assert watch.silent([], 0.0, 104.0) == []
-    assert watch.due == inf
+    assert Consumers([(Lookups(), [Stand(upgradable=False)])]).watch.due == inf
+    stand = Stand()
+    consumers = Consumers([(Lookups(), [stand])])
+    stand.upgradable = False
+    assert (consumers.run(200.0), consumers.watch.due) == ([], inf)
+
+
+def test_a_topic_that_was_left_is_forgotten() -> None:
+    lookups, stands = Lookups(), [Stand()]
+    consumers = Consumers([(lookups, stands)])
+    consumers.run(150.0)
+    stands.clear()
+    assert (consumers.run(200.0), consumers.watch.due) == ([], inf)

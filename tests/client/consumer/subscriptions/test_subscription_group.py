@@ -28,6 +28,7 @@ from tests.support.fake_nsqd import PLAIN, Peer, message, scripted_node
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import UnpackBudget
     from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
+    from nsqext.lookup.metadata import MetadataCache
 
 pytestmark = pytest.mark.anyio
 
@@ -159,8 +160,12 @@ class Bench:
             cast("UnpackBudget", None),
             cast("EarlyMessages", None),
             lambda: None,
-            self.looked_up.append,
+            cast("MetadataCache", self),
         )
+
+    def poll_soon(self, topic: str) -> None:
+        """Record what is looked up, as metadata of the consumer."""
+        self.looked_up.append(topic)
 
     def add(self, *connections: Connection) -> None:
         for connection in connections:

@@ -390,6 +390,7 @@ _SAMPLES = {
     "on_lost": "ignore",
     "balance": "least_pending",
     "on_unknown": "raise",
+    "transport": "http",
     "backoff": "off",
     "backoff_base": "7",
     "lookup_ca": certifi.where(),

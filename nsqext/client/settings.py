@@ -28,8 +28,9 @@ __all__ = (
 def producer_settings() -> Mapping[str, Setting]:
     """Return the settings of producers by name."""
     from nsqext.client.producer.options import ProducerOptions
+    from nsqext.protocol.client.body_compression import read_compression
 
-    return settings_of(ProducerOptions, {"compression": str})
+    return settings_of(ProducerOptions, {"compression": read_compression})
 
 
 @cache

@@ -43,12 +43,14 @@ class HttpRequestFailed(Exception):
     Attributes:
         reason: why.
         text: the same in words; names neither the URL nor the body.
+        sent: whether the server may have received the request.
     """
 
-    def __init__(self, reason: Reason, text: str) -> None:
+    def __init__(self, reason: Reason, text: str, *, sent: bool = True) -> None:
         super().__init__(reason, text)
         self.reason: Reason = reason
         self.text: str = text
+        self.sent: bool = sent
 
 
 class HttpReply(NamedTuple):
@@ -96,7 +98,7 @@ class HttpClient:
         Raises HttpRequestFailed.
         """
         if self._closed:
-            raise HttpRequestFailed("closed", "the client is closed")
+            raise HttpRequestFailed("closed", "the client is closed", sent=False)
         if "httpx" not in sys.modules:
             await to_thread.run_sync(import_module, "httpx")  # takes 0.1 s, in which the event loop has to run
         import httpx
@@ -121,17 +123,19 @@ class HttpClient:
                 raise HttpRequestFailed("unreachable", f"no response: {error}") from error
             raise HttpRequestFailed("not HTTP", f"the response is not HTTP: {_text(error)}") from error
         except (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError) as error:
-            raise HttpRequestFailed("invalid", f"no response: {type(error).__name__}") from None
+            raise HttpRequestFailed("invalid", f"no response: {type(error).__name__}", sent=False) from None
         except (httpx.HTTPError, OSError) as error:
             if "CERTIFICATE_VERIFY_FAILED" in _text(error):
-                raise HttpRequestFailed("untrusted", f"its certificate is not trusted: {_text(error)}") from error
-            raise HttpRequestFailed("unreachable", f"no response: {_text(error)}") from error
+                text = f"its certificate is not trusted: {_text(error)}"
+                raise HttpRequestFailed("untrusted", text, sent=False) from error
+            sent = not isinstance(error, httpx.ConnectError)
+            raise HttpRequestFailed("unreachable", f"no response: {_text(error)}", sent=sent) from error
         except AttributeError as error:
             # anyio asks the socket of a uvloop transport for its peer; the socket is None if the peer reset the
             # connection while it was made
             if error.obj is not None or error.name not in _SOCKET_MEMBERS:
                 raise
-            raise HttpRequestFailed("unreachable", "the connection was reset") from error
+            raise HttpRequestFailed("unreachable", "the connection was reset", sent=False) from error
         raise HttpRequestFailed("closed", "the client was closed before a response was received")
 
     async def _transport_for(self, url: str) -> httpx.AsyncBaseTransport:
@@ -211,7 +215,30 @@ def _system_certificates() -> ssl.SSLContext:
 def _make_request(method: str, url: str, headers: Mapping[str, str], body: bytes) -> httpx.Request:
     import httpx
 
-    return httpx.Request(method, url, headers=headers, content=body or None)
+    request = httpx.Request(method, url, headers=headers, content=body or None)
+    if body:
+        request.stream = _body_stream()(body)
+    return request
+
+
+@cache
+def _body_stream() -> Callable[[bytes], httpx.AsyncByteStream]:
+    """Return the class of the stream of a body: trio warns about httpx's generator if a connection ends meanwhile."""
+    import httpx
+
+    class Body(httpx.AsyncByteStream):
+        def __init__(self, body: bytes) -> None:
+            self._left = [body]
+
+        def __aiter__(self) -> Body:
+            return self
+
+        async def __anext__(self) -> bytes:
+            if not self._left:
+                raise StopAsyncIteration
+            return self._left.pop()
+
+    return Body
 
 
 def _make_transport(context: ssl.SSLContext) -> httpx.AsyncHTTPTransport:

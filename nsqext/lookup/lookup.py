@@ -105,10 +105,14 @@ def share_lookup(given: Given) -> Given:
     return Given(Lookup(given.lookupd, **own), (), rest)
 
 
-def metadata_cache(given: Given, options: LookupOptions) -> MetadataCache:
-    """Return the cache for the settings of a client: the cache of a `Lookup`, or a new one; raises InvalidSetting."""
+def metadata_cache(given: Given, options: LookupOptions, *, over_http: bool = False) -> MetadataCache:
+    """Return the cache for the settings of a client: the cache of a `Lookup`, or a new one; raises InvalidSetting.
+
+    Args:
+        over_http: addresses after ``nsqd`` are those of HTTP.
+    """
     if not isinstance(given.lookupd, Lookup):
-        return MetadataCache(given.lookupd, given.nsqd, options)
+        return MetadataCache(given.lookupd, given.nsqd, options, over_http=over_http)
     for name in given.values.keys() & lookup_schema().own.keys():
         raise InvalidSetting(
             f"{name} is given for a client that shares a Lookup", hint=f"give it to the Lookup: Lookup(..., {name}=...)"

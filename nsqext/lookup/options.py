@@ -24,12 +24,15 @@ __all__ = (
     "LookupUrl",
     "is_loopback",
     "parse_addresses",
+    "parse_http_addresses",
     "parse_lookup_addresses",
     "url_of",
 )
 
 LOOKUP_PORT = 4161
 """Port of nsqlookupd's HTTP API, used for an address without a port."""
+_NODE_PORT = 4151
+"""Port of nsqd's HTTP API, used for an address without a port."""
 
 _COUNTS = ("max_failures", "max_answer_size", "max_lookup_nodes", "max_nodes", "max_topics", "max_concurrent")
 _HOST = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_.])?"
@@ -43,7 +46,7 @@ _ADDRESS = re.compile(
 
 @frozen
 class LookupUrl(Address):
-    """A lookup address with HTTPS or a path prefix; a plain ``host:port`` is an `Address`.
+    """An HTTP address with HTTPS or a path prefix; a plain ``host:port`` is an `Address`.
 
     Attributes:
         scheme: ``http`` or ``https``.
@@ -238,7 +241,16 @@ def parse_lookup_addresses(given: Sequence[str] | str) -> tuple[Address, ...]:
 
     Raises InvalidSetting.
     """
-    return tuple(dict.fromkeys(_parse_lookup_address(text) for text in _split(given, "lookupd")))
+    return tuple(dict.fromkeys(_parse_http_address(text, "lookupd", LOOKUP_PORT) for text in _split(given, "lookupd")))
+
+
+def parse_http_addresses(given: Sequence[str] | str) -> tuple[Address, ...]:
+    """Return the HTTP addresses of fixed nodes, as `parse_lookup_addresses` does; the port is 4151 unless given.
+
+    Raises:
+        InvalidSetting: one of them is not an address.
+    """
+    return tuple(dict.fromkeys(_parse_http_address(text, "nsqd", _NODE_PORT) for text in _split(given, "nsqd")))
 
 
 def parse_addresses(given: Sequence[str] | str, setting: str) -> tuple[Address, ...]:
@@ -267,13 +279,13 @@ def _parse_address(text: str, setting: str) -> Address:
     return Address(match["name"] or match["ip"], int(match["port"]))
 
 
-def _parse_lookup_address(text: str) -> Address:
+def _parse_http_address(text: str, setting: str, default: int) -> Address:
     match = _ADDRESS.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None or not (match["port"] is None or _valid_port(match["port"])):
-        hint = f"write host, host:port, [IPv6]:port or https://host/path; the port is {LOOKUP_PORT} by default"
-        raise _not_an_address(text, "lookupd", hint)
+        hint = f"write host, host:port, [IPv6]:port or https://host/path; the port is {default} by default"
+        raise _not_an_address(text, setting, hint)
     scheme, path = match["scheme"] or "http", (match["path"] or "").rstrip("/")
-    port = int(match["port"] or (443 if scheme == "https" else LOOKUP_PORT))
+    port = int(match["port"] or (443 if scheme == "https" else default))
     host = match["name"] or match["ip"]
     if scheme == "http" and not path:
         return Address(host, port)

@@ -63,7 +63,8 @@ class DirectPublisher:
         self._sender.counters = Counters()  # of publishes that succeeded here
         self._connections: dict[PooledNode, BlockingConnection] = {}
         self._missed: dict[PooledNode, int] = {}
-        self._closed = producer._around is not None or not thread_can_wait()  # middleware runs in the event loop
+        needs_loop = producer._around is not None or self._options.transport == "http"  # middleware runs in it too
+        self._closed = needs_loop or not thread_can_wait()
 
     def publish(self, topic: str, message: OutgoingMessage, partition: int | None) -> Receipt | None:
         """Publish a message without key and wait until it is stored.
@@ -86,7 +87,8 @@ class DirectPublisher:
                 if partition is None:
                     route.give_back()
                 return None
-            request = MessageRequest(self._options, topic, message, partition=partition)
+            options = self._producer._routes.topic_options.of(topic)
+            request = MessageRequest(options, topic, message, partition=partition)
             return self._publish(blocking, request, route, target)
         finally:
             self._lock.release()

@@ -106,6 +106,15 @@ class Connection:
         return self.protocol.error is None and not self.closed
 
     @property
+    def error(self) -> NsqError | None:
+        """What ended the connection; None until then."""
+        return self.protocol.error
+
+    def forget_notices(self) -> None:
+        """Discard rejections of FIN, REQ and TOUCH."""
+        self.protocol.notices.clear()
+
+    @property
     def in_flight(self) -> int:
         """Number of requests whose response is awaited."""
         return self.protocol.waiting

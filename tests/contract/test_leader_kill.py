@@ -15,6 +15,7 @@ from attrs import define, field
 from nsqext import Consumer, Message, NsqError, Producer
 from tests.support.cluster import REAL, Killable
 from tests.support.machine_pauses import PauseWatch
+from tests.support.transports import Transport, over_tcp_and_http
 
 pytestmark = pytest.mark.anyio
 
@@ -68,10 +69,11 @@ async def publish(producer: Producer, topic: str, name: str, keyed: bool, record
         await anyio.sleep(0.01)
 
 
-async def test_everything_continues_when_a_leader_is_killed(killable: Killable) -> None:
+@over_tcp_and_http
+async def test_everything_continues_when_a_leader_is_killed(killable: Killable, transport: Transport) -> None:
     records = Records()
     with PauseWatch() as pauses:
-        await _kill_in_between(killable, records)
+        await _kill_in_between(killable, records, transport)
     logger.info(
         "%d messages, longest publish %.2f s, longest gap at the consumer %.2f s",
         len(records.stored),
@@ -84,7 +86,7 @@ async def test_everything_continues_when_a_leader_is_killed(killable: Killable) 
     assert records.gap - pauses.total < _STALL
 
 
-async def _kill_in_between(killable: Killable, records: Records) -> None:
+async def _kill_in_between(killable: Killable, records: Records, transport: Transport) -> None:
     topic, lookupd = killable.topic, killable.lookupd
     consumer = Consumer(topic, "ch", lookupd=lookupd)
 
@@ -97,7 +99,7 @@ async def _kill_in_between(killable: Killable, records: Records) -> None:
         records.consumed.setdefault(message.body, time.monotonic())
 
     async with (
-        Producer(lookupd, timeout=60.0) as producer,
+        Producer(lookupd, timeout=60.0, transport=transport) as producer,
         consumer,
         anyio.create_task_group() as tasks,
     ):

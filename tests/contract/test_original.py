@@ -23,9 +23,11 @@ from tests.support.consumers import eventually
 from tests.support.lost_connections import LossyConsumers, backward_steps, lossy, numbered, relayed_connections
 from tests.support.machine_pauses import unless_paused
 from tests.support.messages import DEADLINE, finish_all, nothing_for, subscribed, take
+from tests.support.transports import http_of_original, over_tcp_and_http
 
 if TYPE_CHECKING:
     from tests.support.cluster import Original
+    from tests.support.transports import Transport
 
 pytestmark = pytest.mark.anyio
 
@@ -39,9 +41,10 @@ def topic() -> str:
     return f"contract_{token_hex(4)}"
 
 
-async def test_an_uncreated_topic_is_published_by_lookup(original: Original, topic: str) -> None:
+@over_tcp_and_http
+async def test_an_uncreated_topic_is_published_by_lookup(original: Original, topic: str, transport: Transport) -> None:
     before = time.time_ns()
-    async with Producer(original.lookupd) as producer:
+    async with Producer(original.lookupd, transport=transport) as producer:
         receipt = await producer.publish(topic, b"hi")
     async with Consumer(topic, "ch", lookupd=original.lookupd) as consumer:
         message = (await finish_all(consumer, 1))[0]
@@ -63,6 +66,17 @@ async def test_nodes_are_used_without_lookup(original: Original, topic: str) -> 
     assert {message.node for message in messages} == set(original.nodes)
 
 
+async def test_nodes_are_published_to_over_http_without_lookup(original: Original, topic: str) -> None:
+    http = await http_of_original(original)
+    async with (
+        Consumer(topic, "ch", nsqd=original.nodes) as consumer,
+        Producer(nsqd=http, transport="http") as producer,
+    ):
+        receipts = [await producer.publish(topic, b"hi") for _ in http]
+        assert messages_of(await finish_all(consumer, len(receipts))) == [b"hi"] * len(receipts)
+    assert sorted(receipt.node for receipt in receipts) == sorted(http)
+
+
 async def test_lookup_leads_consumers_to_every_node_of_a_topic(original: Original, topic: str) -> None:
     async with Producer(nsqd=original.nodes) as producer:
         for node in original.nodes:
@@ -79,9 +93,10 @@ async def test_a_consumer_started_before_the_topic_finds_it(original: Original, 
         assert [message.body for message in await finish_all(consumer, 1)] == [b"hi"]
 
 
-async def test_many_bodies_are_one_batch(original: Original, topic: str) -> None:
+@over_tcp_and_http
+async def test_many_bodies_are_one_batch(original: Original, topic: str, transport: Transport) -> None:
     bodies = [b"%d" % number for number in range(100)]
-    async with Producer(original.lookupd) as producer:
+    async with Producer(original.lookupd, transport=transport) as producer:
         assert await producer.publish_many(topic, []) == []
         receipts = await producer.publish_many(topic, bodies)
     async with Consumer(topic, "ch", lookupd=original.lookupd) as consumer:
@@ -100,8 +115,12 @@ async def test_every_channel_gets_every_message(original: Original, topic: str) 
         assert messages_of(await finish_all(second, 1)) == [b"hi"]
 
 
-async def test_a_delayed_message_is_delivered_no_sooner(original: Original, topic: str) -> None:
-    async with Consumer(topic, "ch", nsqd=original.nodes) as consumer, Producer(original.lookupd) as producer:
+@over_tcp_and_http
+async def test_a_delayed_message_is_delivered_no_sooner(original: Original, topic: str, transport: Transport) -> None:
+    async with (
+        Consumer(topic, "ch", nsqd=original.nodes) as consumer,
+        Producer(original.lookupd, transport=transport) as producer,
+    ):
         started = time.monotonic()
         await producer.publish(topic, b"later", delay=0.5)
         await producer.publish(topic, b"now")
@@ -235,9 +254,13 @@ REFUSED: list[tuple[dict[str, Any], type[InvalidInput]]] = [
 
 
 @pytest.mark.parametrize("direct", [False, True], ids=["lookup", "nsqd"])
-async def test_unsupported_features_are_refused_before_sending(original: Original, topic: str, direct: bool) -> None:
-    where: dict[str, Any] = {"nsqd": original.nodes} if direct else {"lookupd": original.lookupd}
-    async with Producer(**where) as producer:
+@over_tcp_and_http
+async def test_unsupported_features_are_refused_before_sending(
+    original: Original, topic: str, transport: Transport, direct: bool
+) -> None:
+    nodes = original.nodes if transport == "tcp" else await http_of_original(original)
+    where: dict[str, Any] = {"nsqd": nodes} if direct else {"lookupd": original.lookupd}
+    async with Producer(**where, transport=transport) as producer:
         await producer.publish(topic, b"first")
         for given, error in REFUSED:
             with anyio.fail_after(DEADLINE), pytest.raises(error):

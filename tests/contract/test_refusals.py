@@ -25,6 +25,7 @@ from nsqext.errors import (
 )
 from tests.support.cluster import PARTITIONS, ClusterUnderTest
 from tests.support.messages import DEADLINE, finish_all
+from tests.support.transports import Transport, over_tcp_and_http
 
 pytestmark = pytest.mark.anyio
 
@@ -60,22 +61,31 @@ BAD: list[tuple[str, dict[str, Any], type[InvalidInput]]] = [
 
 
 @pytest.mark.parametrize(("kind", "given", "error"), BAD, ids=lambda value: str(value)[:40])
+@over_tcp_and_http
 async def test_bad_input_is_refused_before_it_is_sent(
-    cluster_under_test: ClusterUnderTest, kind: str, given: dict[str, Any], error: type[InvalidInput]
+    cluster_under_test: ClusterUnderTest,
+    transport: Transport,
+    kind: str,
+    given: dict[str, Any],
+    error: type[InvalidInput],
 ) -> None:
     arguments = {"topic": getattr(cluster_under_test, kind), "body": b"hi", **given}
-    async with Producer(cluster_under_test.lookupd) as producer:
+    async with Producer(cluster_under_test.lookupd, transport=transport) as producer:
         with anyio.fail_after(DEADLINE), pytest.raises(error):
             await producer.publish(**arguments)
 
 
 @pytest.mark.parametrize("kind", ["plain", "extend"])
+@over_tcp_and_http
 async def test_refused_messages_are_not_delivered(
-    cluster_under_test: ClusterUnderTest, channel: str, kind: str
+    cluster_under_test: ClusterUnderTest, transport: Transport, channel: str, kind: str
 ) -> None:
     topic: str = getattr(cluster_under_test, kind)
     lookupd = cluster_under_test.lookupd
-    async with Consumer(topic, channel, lookupd=lookupd) as consumer, Producer(lookupd) as producer:
+    async with (
+        Consumer(topic, channel, lookupd=lookupd) as consumer,
+        Producer(lookupd, transport=transport) as producer,
+    ):
         for _, given, error in (bad for bad in BAD if bad[0] == kind):
             with pytest.raises(error):
                 await producer.publish(**{"topic": topic, "body": b"hi", **given})
@@ -85,7 +95,10 @@ async def test_refused_messages_are_not_delivered(
     assert [message.body for message in messages] == [b"afterwards"] * PARTITIONS
 
 
-async def test_nothing_of_a_bad_batch_is_sent(cluster_under_test: ClusterUnderTest, channel: str) -> None:
+@over_tcp_and_http
+async def test_nothing_of_a_bad_batch_is_sent(
+    cluster_under_test: ClusterUnderTest, transport: Transport, channel: str
+) -> None:
     topic, lookupd = cluster_under_test.extend, cluster_under_test.lookupd
     batches: list[tuple[list[Any], type[InvalidInput]]] = [
         ([b"good", b""], InvalidBody),
@@ -94,7 +107,10 @@ async def test_nothing_of_a_bad_batch_is_sent(cluster_under_test: ClusterUnderTe
         ([b"good", OutgoingMessage(b"bad", trace_id=-1)], InvalidInput),
         ([b"good", b"x" * (MEGABYTE + 1)], InvalidBody),
     ]
-    async with Consumer(topic, channel, lookupd=lookupd) as consumer, Producer(lookupd) as producer:
+    async with (
+        Consumer(topic, channel, lookupd=lookupd) as consumer,
+        Producer(lookupd, transport=transport) as producer,
+    ):
         for batch, error in batches:
             with pytest.raises(error):
                 await producer.publish_many(topic, batch, partition=0)
@@ -102,8 +118,11 @@ async def test_nothing_of_a_bad_batch_is_sent(cluster_under_test: ClusterUnderTe
         assert [message.body for message in await finish_all(consumer, 1)] == [b"afterwards"]
 
 
-async def test_headers_in_a_batch_for_a_plain_topic_are_refused(cluster_under_test: ClusterUnderTest) -> None:
-    async with Producer(cluster_under_test.lookupd) as producer:
+@over_tcp_and_http
+async def test_headers_in_a_batch_for_a_plain_topic_are_refused(
+    cluster_under_test: ClusterUnderTest, transport: Transport
+) -> None:
+    async with Producer(cluster_under_test.lookupd, transport=transport) as producer:
         with pytest.raises((ExtendNotSupported, BatchFailed), match="headers"):
             await producer.publish_many(cluster_under_test.plain, [OutgoingMessage(b"hi", headers={"a": "1"})])
 

@@ -29,7 +29,7 @@ async def _lose_connections(producer: Producer) -> int:
         await anyio.sleep(0.02)
         for node in tuple(producer._pool._nodes.values()):
             connection = node.connection
-            if connection is not None and connection.protocol.pending:
+            if connection is not None and connection.in_flight:
                 connection.fail(ConnectionLost("cut by the test"))
                 lost += 1
     return lost

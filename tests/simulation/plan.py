@@ -42,6 +42,8 @@ DISK = 0.4
 """Share of the schedules in which nodes store messages on a disk."""
 REAL_HTTP = 0.03
 """Share of the schedules in which HTTP runs in httpx and uvicorn, which costs twice the time."""
+OVER_HTTP = 0.1
+"""Share of the schedules in which producers publish over HTTP, unless unknown outcomes are settled."""
 SHARED_LOOKUP = 0.7
 """Share of the schedules in which the clients share a `Lookup`."""
 HABITS = ("headers", "delays", "failing", "seek", "pausing", "channels", "lanes")
@@ -105,7 +107,8 @@ class Plan:
         shared_lookup: producers and consumers share a `Lookup`.
         habits: ``headers`` adds headers to messages, ``delays`` requeues some with a delay, ``failing`` lets a fifth of
             the handlers fail, ``seek`` moves channels back to their beginning, ``pausing`` pauses channels,
-            ``channels`` creates and deletes one, ``lanes`` consumes the topic that is created again with a key.
+            ``channels`` creates and deletes one, ``lanes`` consumes the topic that is created again with a key,
+            ``http`` publishes over HTTP, unless unknown outcomes are settled.
         come_and_go: consumers with a tag, and consumers that reject messages, join and leave.
         features: ``tags`` has a topic whose messages have tags, with consumers for some of them; ``batcher`` publishes
             with `nsqext.Batcher`; ``batches``, ``fetch`` and ``batch_handler`` consume batches; ``letters`` has a topic
@@ -277,7 +280,9 @@ def _with_features(seed: int, topics: tuple[str, ...], features: tuple[str, ...]
 
 def _draw_habits(seed: int) -> tuple[str, ...]:
     random = Random(f"habits {seed}")
-    return tuple(random.sample(HABITS, random.choice((0, 0, 0, 1, 1, 2, 3))))
+    habits = random.sample(HABITS, random.choice((0, 0, 0, 1, 1, 2, 3)))
+    over_http = Random(f"http side {seed}").random() < OVER_HTTP
+    return (*habits, *["http"] * over_http)
 
 
 def _with_joins(plan: Plan) -> Plan:

@@ -104,6 +104,8 @@ class Publishers:
         }
         if history.settle_timeout:
             settings["settle_timeout"] = history.settle_timeout
+        elif "http" in self._plan.habits:
+            settings["transport"] = "http"
         return Producer(lookupd or self._lookupd, **settings)
 
     def _chosen(self, topic: str) -> Producer:

@@ -29,7 +29,7 @@ from nsqext.errors import InvalidInput, InvalidSetting
 from nsqext.protocol.names import topic_and_partition
 
 if TYPE_CHECKING:
-    from nsqext import Batcher
+    from nsqext import Batcher, Producer
 
 __all__ = ("Format", "Pace", "read_lines", "read_rows", "run")
 
@@ -135,6 +135,27 @@ class Columns:
                 raise InvalidInput(f"the file has no column {name!r}", hint=f"its columns: {', '.join(names)}")
 
 
+class Transport(StrEnum):
+    """How messages are sent."""
+
+    TCP = "tcp"
+    HTTP = "http"
+
+
+@attrs.frozen
+class Sending:
+    """How messages are sent."""
+
+    rate: Annotated[float, typer.Option(min=0, help="Largest rate, in messages per second; 0 for no limit.")] = 0.0
+    transport: Annotated[
+        Transport | None, typer.Option(help="http where TCP does not pass; --nsqd are HTTP addresses then.")
+    ] = None
+
+    def producer(self, connection: Connection) -> Producer:
+        """Return a producer."""
+        return connection.producer() if self.transport is None else connection.producer(transport=self.transport.value)
+
+
 @attrs.frozen
 class Properties:
     """Properties of every published message."""
@@ -211,6 +232,7 @@ async def _progress() -> AsyncIterator[Callable[[int], None]]:
 
 @examples(
     "nsqext pub orders hello",
+    "nsqext pub orders hello --transport http",
     "nsqext pub orders --key 4711 --header user=42 '{\"total\": 12}'",
     "cat orders.txt | nsqext pub orders --rate 100",
     "nsqext pub orders --file orders.csv --format csv --key-column customer",
@@ -228,7 +250,7 @@ async def run(
         typer.Option("--format", help="Input format: one message per line, JSON record or row; or the whole input."),
     ] = Format.LINES,
     properties: Properties = Properties(),
-    rate: Annotated[float, typer.Option(min=0, help="Largest rate, in messages per second; 0 for no limit.")] = 0.0,
+    sending: Sending = Sending(),
     columns: Columns = Columns(),
 ) -> None:
     """Publish messages; print the position of each argument, or the number of messages of an input.
@@ -243,19 +265,19 @@ async def run(
         if file is not None or form is not Format.LINES:
             raise InvalidSetting("--file and --format cannot be combined with messages as arguments")
         options = {**given, "partition": properties.partition, "delay": properties.delay}
-        await _publish_arguments(connection, topic, body, rate, options)
+        await _publish_arguments(connection, topic, body, sending, options)
         return
     if properties.partition is not None or properties.delay is not None:
         raise InvalidSetting("--partition and --delay need messages as arguments")
     descriptor = os.open(file, os.O_RDONLY) if file is not None else sys.stdin.fileno()
-    await _publish_input(connection, topic, _messages(descriptor, form, columns), rate, given)
+    await _publish_input(connection, topic, _messages(descriptor, form, columns), sending, given)
 
 
 async def _publish_arguments(
-    connection: Connection, topic: str, bodies: list[str], rate: float, options: dict[str, Any]
+    connection: Connection, topic: str, bodies: list[str], sending: Sending, options: dict[str, Any]
 ) -> None:
-    pace = Pace(rate)
-    async with connection.producer() as producer:
+    pace = Pace(sending.rate)
+    async with sending.producer(connection) as producer:
         for text in bodies:
             await pace.wait()
             receipt = await producer.publish(topic, text.encode(), **options)
@@ -270,10 +292,14 @@ def _with_options(message: OutgoingMessage, given: dict[str, Any]) -> OutgoingMe
 
 
 async def _publish_input(
-    connection: Connection, topic: str, messages: AsyncIterator[OutgoingMessage], rate: float, given: dict[str, Any]
+    connection: Connection,
+    topic: str,
+    messages: AsyncIterator[OutgoingMessage],
+    sending: Sending,
+    given: dict[str, Any],
 ) -> None:
-    pace, count = Pace(rate), 0
-    async with connection.producer() as producer, _progress() as progress:
+    pace, count = Pace(sending.rate), 0
+    async with sending.producer(connection) as producer, _progress() as progress:
         batcher: Batcher
         try:
             async with producer.batcher(topic) as batcher:

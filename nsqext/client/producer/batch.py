@@ -112,8 +112,10 @@ class Batch(PublishRequest):
         headers = self._headers or [b""] * len(self._bodies)
         return max(len(header) + len(body) for header, body in zip(headers, self._bodies, strict=True))
 
-    def has_room(self, body: bytes, header: bytes, options: ProducerOptions) -> bool:
-        """Return whether the limits allow another message."""
+    def has_room(self, body: bytes, header: bytes, trace_id: int | None, options: ProducerOptions) -> bool:
+        """Return whether the limits allow another message; HTTP has no batches with headers or trace ids."""
+        if options.transport == "http" and (header or trace_id is not None or self.breaks or self._traced):
+            return not self._bodies
         size = self._filled + _ITEM_WORD + _LONGEST_TRACE + len(header) + len(body)
         return size <= options.max_batch_size and len(self._bodies) < options.max_batch_count
 
@@ -187,6 +189,8 @@ def plain_batches(
     overhead = 0
     if type(messages) is TracedBodies:
         trace_ids, overhead = messages.trace_ids, TRACE_SIZE
+        if options.transport == "http":
+            return None
         if not route.meta.partition_num or min(trace_ids) < 0 or max(trace_ids) > _LARGEST_TRACE:
             return None
         listed = messages.bodies
@@ -285,7 +289,7 @@ class BatchPlanner:
             self.marked = index, bool(header)
         partition = self._partition_of(key)
         batch = self._filling.get(partition)
-        if batch is None or not batch.has_room(body, header, self._options):
+        if batch is None or not batch.has_room(body, header, trace_id, self._options):
             batch = self._filling[partition] = self._new_batch(partition)
         batch.add(index, body, header, trace_id)
 

@@ -124,7 +124,9 @@ class BatchPublisher:
 
     def _planned(self, route: Route, call: BatchCall) -> BatchPlanner:
         key = None if call.key is None else key_bytes(call.key)
-        planner = BatchPlanner(route, self._options, self._routes.key_hash, key, call.partition)
+        planner = BatchPlanner(
+            route, self._routes.topic_options.of(call.topic), self._routes.key_hash, key, call.partition
+        )
         if call.messages:
             planner.add(call.messages)
         return planner

@@ -1,6 +1,6 @@
 """The producer's connections: one per node, opened on first use, shared by all partitions of the node.
 
-With one connection per node, publishes to a partition are sent over one connection, in the order of the calls.
+With one TCP connection per node, publishes to a partition are sent over one connection, in the order of the calls.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Collection
 from copy import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
 
@@ -21,11 +21,13 @@ from nsqext.waits import Doubling, Waiters
 
 if TYPE_CHECKING:
     from nsqext.client.events import ClientEvents
+    from nsqext.client.producer.http_connection import HttpConnection
+    from nsqext.client.tasks import BackgroundTasks
     from nsqext.transport.connection import Connection
     from nsqext.transport.options import ConnectionOptions
     from nsqext.types import Address
 
-__all__ = ("ConnectionPool", "PooledNode")
+__all__ = ("ConnectionPool", "PooledConnection", "PooledNode")
 
 logger: logging.Logger = logging.getLogger("nsqext.producer")
 
@@ -45,11 +47,14 @@ _LOG_PAUSE = 60.0
 
 _clock = time.monotonic
 
+PooledConnection: TypeAlias = "Connection | HttpConnection"
+
 
 class PooledNode:
     """A node and the connection to it.
 
     Attributes:
+        http: HTTP address of the node; None if lookup does not list one, and for fixed nodes.
         connection: the connection, which may be broken; None without one.
         negotiated: features that the server granted.
         failure: error of the last attempt to connect; None after success.
@@ -64,7 +69,8 @@ class PooledNode:
     def __init__(self, address: Address) -> None:
         self.address: Address = address
         self.node: str = str(address)
-        self.connection: Connection | None = None
+        self.http: Address | None = None
+        self.connection: PooledConnection | None = None
         self.negotiated: Negotiated = Negotiated()
         self.connecting: anyio.Event | None = None
         self.failure: NsqError | None = None
@@ -105,21 +111,34 @@ class PooledNode:
 
 
 class ConnectionPool:
-    """Connections by node."""
+    """Connections by node.
 
-    def __init__(self, options: ConnectionOptions, events: ClientEvents) -> None:
+    Args:
+        http_tasks: run the requests of connections over HTTP; None for TCP.
+    """
+
+    def __init__(
+        self, options: ConnectionOptions, events: ClientEvents, http_tasks: BackgroundTasks | None = None
+    ) -> None:
         self._options = options
+        self._http_tasks = http_tasks
         self._events = events
         self._nodes: dict[Address, PooledNode] = {}
         self._closed = False
         self._used = Waiters()
         """Woken by a request, and by a connection that opens, while the pool rests."""
 
-    def node(self, address: Address) -> PooledNode:
-        """Return a node, without connecting to it."""
+    def node(self, address: Address, http: Address | None = None) -> PooledNode:
+        """Return a node, without connecting to it.
+
+        Args:
+            address: its TCP address; for a fixed node and HTTP, its HTTP address.
+            http: the HTTP address that lookup lists.
+        """
         found = self._nodes.get(address)
         if found is None:
             found = self._nodes[address] = PooledNode(address)
+        found.http = http or found.http
         return found
 
     def keep_only(self, wanted: Collection[Address]) -> None:
@@ -127,7 +146,7 @@ class ConnectionPool:
         for address, node in self._nodes.items():
             node.wanted = address in wanted
 
-    async def connection(self, node: PooledNode) -> Connection:
+    async def connection(self, node: PooledNode) -> PooledConnection:
         """Return the connection to a node; connect if there is no usable connection.
 
         Concurrent callers share the outcome. If the caller that connects is cancelled, another one connects.
@@ -153,12 +172,12 @@ class ConnectionPool:
                 # a copy: every waiting task needs a traceback of its own
                 raise copy(node.failure) from node.failure.__cause__
 
-    async def _connect(self, node: PooledNode) -> Connection:
+    async def _connect(self, node: PooledNode) -> PooledConnection:
         node.connecting = done = anyio.Event()
         node.failure = None
         try:
             self._ended(node)
-            connection, node.negotiated = await open_connection(node.address, self._options, IdentifyRequest())
+            connection, node.negotiated = await self._open(node)
             if self._closed:
                 connection.close()
                 raise InvalidState("the producer was closed", node=node.node)
@@ -176,6 +195,14 @@ class ConnectionPool:
             node.connecting = None
             done.set()
         return connection
+
+    async def _open(self, node: PooledNode) -> tuple[PooledConnection, Negotiated]:
+        if self._http_tasks is None:
+            return await open_connection(node.address, self._options, IdentifyRequest())
+        from nsqext.client.producer.http_connection import open_http_connection  # few producers use HTTP
+
+        address = node.http or node.address
+        return await open_http_connection(address, node.node, self._options, self._http_tasks.start_soon)
 
     async def connect_all(self, addresses: Collection[Address]) -> list[NsqError]:
         """Connect to nodes concurrently; return the errors of those that cannot be reached."""
@@ -197,7 +224,7 @@ class ConnectionPool:
         connection, node.connection = node.connection, None
         if connection is None:
             return
-        reason = connection.protocol.error
+        reason = connection.error
         connection.close()
         if node.reported:
             node.reported = False
@@ -247,7 +274,7 @@ class ConnectionPool:
             if not idle and node.wanted and not connection.busy:
                 continue
             connection.tick()
-            connection.protocol.notices.clear()  # rejections of FIN, REQ and TOUCH, which a producer never sends
+            connection.forget_notices()  # rejections of FIN, REQ and TOUCH, which a producer never sends
             if not connection.in_flight and not (node.wanted and connection.usable):
                 self._ended(node)
 

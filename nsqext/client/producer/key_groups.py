@@ -20,11 +20,11 @@ from nsqext.errors import DeliveryUnknown, InvalidInput, InvalidState, NsqError,
 from nsqext.types import Receipt
 
 if TYPE_CHECKING:
+    from nsqext.client.producer.connection_pool import PooledConnection
     from nsqext.client.producer.key_lock import KeyLock
     from nsqext.client.producer.request import MessageRequest, TopicKey
     from nsqext.client.producer.route import Route, Target
     from nsqext.client.producer.sender import Sender
-    from nsqext.transport.connection import Connection
 
 __all__ = ("KeyGroups",)
 
@@ -64,7 +64,7 @@ class _Publish(Place):
         raise self.outcome
 
 
-Group = tuple["Sequence[_Publish]", Batch, "Route", "Target", "Connection"]
+Group = tuple["Sequence[_Publish]", Batch, "Route", "Target", "PooledConnection"]
 """Publishes of one batch, and where it is sent to."""
 
 
@@ -131,8 +131,7 @@ class KeyGroups:
                 encoded = place.request.encoded(route.meta)
             except InvalidInput:
                 return False  # its own attempt raises the error
-            body, header, _ = encoded
-            if not batch.has_room(body, header, self._options):
+            if not batch.has_room(*encoded, self._options):
                 return False
             batch.add(batch.count, *encoded)
             return True
@@ -144,7 +143,7 @@ class KeyGroups:
         return (members, batch, route, target, connection) if len(members) > 1 else None
 
     async def _publish_group(
-        self, members: Sequence[_Publish], batch: Batch, route: Route, target: Target, connection: Connection
+        self, members: Sequence[_Publish], batch: Batch, route: Route, target: Target, connection: PooledConnection
     ) -> None:
         try:
             started = min(one.started for one in members)

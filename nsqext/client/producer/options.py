@@ -4,37 +4,53 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from attrs import field, frozen
+from attrs import evolve, field, fields, frozen
 
 from nsqext.arguments import check_groups, check_kinds, check_number, check_time
 from nsqext.dispatch.buckets import check_key_tags
-from nsqext.errors import InvalidSetting
+from nsqext.errors import ExtendNotSupported, InvalidSetting
 from nsqext.lookup.options import LookupOptions, LookupSettings
-from nsqext.protocol.client.body_compression import Codec, check_codec
+from nsqext.protocol.client.body_compression import Codec, Compression, check_compression
 from nsqext.protocol.client.commands import DEFAULT_MAX_BODY_SIZE, DEFAULT_MAX_MESSAGE_SIZE
 from nsqext.protocol.hashing import KeyHash, key_hash
-from nsqext.protocol.names import check_topic
+from nsqext.protocol.names import check_topic, check_topic_pattern, is_topic_pattern
 from nsqext.transport.options import ConnectionOptions, ConnectionSettings
 from nsqext.waits import check_wait
 
 if TYPE_CHECKING:
+    import re
+    from collections.abc import Mapping
+
     from tenacity.wait import wait_base
 
-__all__ = ("DELAY_TOPIC", "ProducerOptions", "ProducerSettings")
+    from nsqext.types import TopicMeta
+
+
+__all__ = ("DELAY_TOPIC", "ProducerOptions", "ProducerSettings", "TopicOptions")
 
 DELAY_TOPIC = "delayed"
 _MAX_RETRY_WAIT = 1.0
+_MOST_TOPICS = 4096
+"""Topics whose options are kept."""
 _SETTLE_TIMEOUT = 30.0
 _CHOICES = {
     "on_unknown": ("retry", "raise", "settle"),
     "balance": ("round_robin", "least_pending"),
     "delay_via": ("consumer", "relay"),
+    "transport": ("tcp", "http"),
 }
+_OVER_HTTP = ("connect_timeout", "request_timeout", "tls")
+"""Settings of connections that HTTP has as well."""
 
 
 class ProducerSettings(ConnectionSettings, LookupSettings, total=False):
     """Settings of producers; times in seconds, sizes in bytes."""
 
+    transport: Literal["tcp", "http"]
+    """``http`` publishes over HTTP, where TCP does not pass: to the HTTP side of the nodes that lookup lists
+    (``address_map`` leads elsewhere), or with ``nsqd`` to these HTTP addresses, ``https://gateway/path`` too. A
+    batch of messages with headers or trace ids is sent one by one.
+    """
     timeout: float
     """For one publish with all its attempts."""
     on_unknown: Literal["retry", "raise", "settle"]
@@ -59,9 +75,10 @@ class ProducerSettings(ConnectionSettings, LookupSettings, total=False):
     share the keys on any redesigned NSQ; topics have to support extend headers. All producers of a topic need the same
     number. 0 writes no tags.
     """
-    compression: Codec
+    compression: Codec | Mapping[str, Codec]
     """``gzip``, ``snappy`` or ``lz4`` compress bodies for topics with extend support, as the Go client does;
-    consumers of this package decompress them.
+    consumers of this package decompress them. Or codecs by topic or pattern, in text ``logs=snappy,events.*=gzip``;
+    other topics are not compressed, and a topic that is named has to have extend support.
     """
     compression_min: int
     """Smallest body that is compressed."""
@@ -104,13 +121,14 @@ class ProducerSettings(ConnectionSettings, LookupSettings, total=False):
 class ProducerOptions:
     """The values of `ProducerSettings`."""
 
+    transport: Literal["tcp", "http"] = "tcp"
     timeout: float = 30.0
     on_unknown: Literal["retry", "raise", "settle"] = "retry"
     settle_timeout: float = _SETTLE_TIMEOUT
     balance: Literal["round_robin", "least_pending"] = "round_robin"
     key_hash: str | KeyHash = "murmur3"
     key_tags: int = 0
-    compression: Codec = "none"
+    compression: Compression = "none"
     compression_min: int = 20_480
     max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE
     max_batch_size: int = DEFAULT_MAX_BODY_SIZE
@@ -130,13 +148,15 @@ class ProducerOptions:
     def __attrs_post_init__(self) -> None:
         key_hash(self.key_hash)
         check_key_tags(self.key_tags)
-        check_codec(self.compression)
+        check_compression(self.compression)
         check_topic(self.delay_topic)
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise InvalidSetting(f"{name}={getattr(self, name)!r} is neither {' nor '.join(map(repr, choices))}")
         if self.settle_timeout != _SETTLE_TIMEOUT and self.on_unknown != "settle":
             raise InvalidSetting("settle_timeout has no effect without on_unknown='settle'")
+        if self.transport == "http":
+            self._check_over_http()
         for name in ("max_message_size", "max_batch_size", "max_batch_count"):
             check_number(name, getattr(self, name), 1)
         check_number("compression_min", self.compression_min)
@@ -147,3 +167,59 @@ class ProducerOptions:
         check_wait("retry_wait", self.retry_wait, "max_retry_wait", self.max_retry_wait, _MAX_RETRY_WAIT)
         check_kinds(self)
         check_groups(self)
+
+    def _check_over_http(self) -> None:
+        if self.on_unknown == "settle":
+            raise InvalidSetting(
+                "on_unknown='settle' needs TCP, over which the log is searched",
+                hint="use on_unknown='raise' or 'retry'",
+            )
+        for one in fields(ConnectionOptions):
+            if one.name not in _OVER_HTTP and getattr(self.connection, one.name) != one.default:
+                raise InvalidSetting(
+                    f"{one.name} has no effect with transport='http'", hint="leave it out, or publish over TCP"
+                )
+
+
+class TopicOptions:
+    """The options of a producer for single topics, whose compression is one codec.
+
+    Args:
+        options: the options of the producer.
+    """
+
+    def __init__(self, options: ProducerOptions) -> None:
+        self._options = options
+        given = options.compression
+        self._table: Mapping[str, Codec] | None = None if isinstance(given, str) else given
+        table = self._table or {}
+        self._patterns: list[tuple[re.Pattern[str], Codec]] = [
+            (check_topic_pattern(topic), codec) for topic, codec in table.items() if is_topic_pattern(topic)
+        ]
+        self._by_topic: dict[str, ProducerOptions] = {}
+
+    def of(self, topic: str) -> ProducerOptions:
+        """Return the options for a topic: a codec of its name before the first pattern that matches, else none."""
+        if self._table is None or not isinstance(topic, str):  # which is refused later
+            return self._options
+        found = self._by_topic.get(topic)
+        if found is None:
+            if len(self._by_topic) >= _MOST_TOPICS:
+                self._by_topic.clear()
+            matching = (codec for pattern, codec in self._patterns if pattern.fullmatch(topic))
+            codec: Codec = self._table[topic] if topic in self._table else next(matching, "none")
+            found = self._by_topic[topic] = evolve(self._options, compression=codec)
+        return found
+
+    def check(self, topic: str, meta: TopicMeta) -> None:
+        """Check that bodies of a topic that ``compression`` names can be compressed.
+
+        Raises:
+            ExtendNotSupported: the topic does not support extend headers, which say that a body is compressed.
+        """
+        if self._table is not None and self._table.get(topic, "none") != "none" and not meta.extend_support:
+            raise ExtendNotSupported(
+                "compression has no effect: the topic does not support extend headers",
+                topic=topic,
+                hint="upgrade the topic (Admin.upgrade_topic), or leave it out of compression",
+            )

@@ -44,6 +44,7 @@ from nsqext.errors import (
     ProtocolError,
 )
 from nsqext.lookup.lookup import Lookup, metadata_cache, values_of
+from nsqext.protocol.client.body_compression import compresses
 from nsqext.settings import build
 
 if TYPE_CHECKING:
@@ -100,9 +101,16 @@ class Producer:
         schema = producer_schema()
         given = schema.collect(lookupd, nsqd, env, settings)
         self._options = build(ProducerOptions, schema.own, values_of(given))
-        self._metadata = metadata_cache(given, self._options.lookup)
+        over_http = self._options.transport == "http"
+        self._metadata = metadata_cache(given, self._options.lookup, over_http=over_http)
+        if over_http and self._options.connection.tls and not self._metadata.has_https:
+            raise InvalidSetting(
+                "tls has no effect with transport='http' without https:// addresses of nodes",
+                hint="give nsqd='https://...'",
+            )
         self._events = ClientEvents()
-        self._pool = ConnectionPool(self._options.connection, self._events)
+        self._tasks = BackgroundTasks("producer", self._close)
+        self._pool = ConnectionPool(self._options.connection, self._events, self._tasks if over_http else None)
         self._routes = RouteTable(self._options, self._metadata, self._pool, self._events)
         settles = self._options.on_unknown == "settle"
         if settles and not self._metadata.has_lookup:
@@ -115,15 +123,13 @@ class Producer:
         self._counters = self._sender.counters
         self._key_lock = KeyLock()
         self._batches = BatchPublisher(self._sender, self._key_lock)
-        self._tasks = BackgroundTasks("producer", self._close)
         self._key_groups = KeyGroups(self._sender, self._key_lock, self._tasks.start_soon)
         self._batch_calls = 0
         self._batchers: WeakSet[Batcher] = WeakSet()
         self._joined = False
-        compresses = self._options.compression != "none"
         self._plain_size = min(
             0 if settles else self._options.max_message_size - 1,
-            self._options.compression_min - 1 if compresses else 1 << 62,
+            self._options.compression_min - 1 if compresses(self._options.compression) else 1 << 62,
         )
         """Largest body that is never compressed and fits into any topic: logs of extend topics need one more byte; 0
         where every message needs a trace id.
@@ -240,7 +246,8 @@ class Producer:
         """Connect to all nodes; raise if none can be reached, or with ``every``, if any cannot."""
         nodes: Sequence[Address] = self._metadata.addresses
         if self._metadata.has_lookup:
-            nodes = [node.tcp for node in await self._sender.wait_for_lookup(self._metadata.nodes, retry=not every)]
+            listed = await self._sender.wait_for_lookup(self._metadata.nodes, retry=not every)
+            nodes = [self._pool.node(node.tcp, node.http).address for node in listed]
             if not nodes:
                 raise PartitionUnavailable(
                     "the lookup service knows no node", hint="start an nsqd that registers with it"
@@ -364,7 +371,9 @@ class Producer:
                     response = await connection.send_request(command, started + self._options.timeout)
                 except NsqError as error:
                     message = OutgoingMessage(body, headers, tag, trace_id)
-                    request = MessageRequest(self._options, topic, message, key=data, partition=partition)
+                    request = MessageRequest(
+                        self._routes.topic_options.of(topic), topic, message, key=data, partition=partition
+                    )
                     attempt = PublishAttempt(self._sender, request, started)
                     return (await attempt.run(self._routes.by_topic.get(topic), target, request.refined(error)))[0]
                 counters = self._counters
@@ -416,7 +425,7 @@ class Producer:
         else:
             return None
         connection = target.node.connection
-        if connection is None or connection.protocol.error is not None or target.rest_until:
+        if connection is None or connection.error is not None or target.rest_until:
             if partition is None and key is None:
                 route.give_back()
             return None
@@ -467,12 +476,13 @@ class Producer:
         key = message.key
         check_choice(key, partition)
         self._check_open()
+        options = self._routes.topic_options.of(topic)
         if key is None:
-            request = MessageRequest(self._options, topic, message, partition=partition, delay=delay)
+            request = MessageRequest(options, topic, message, partition=partition, delay=delay)
             request.check()
             return (await self._sender.publish(request, started))[0]
         turn = (topic, key_bytes(key))
-        request = MessageRequest(self._options, topic, message, key=turn[1], delay=delay)
+        request = MessageRequest(options, topic, message, key=turn[1], delay=delay)
         if topic not in self._routes.by_topic:
             request.check()
         if turn in entered:

@@ -209,6 +209,7 @@ def encode_message(
     """Check a message and return body, extend header and trace id as they are sent.
 
     Args:
+        options: limits and compression, those of `nsqext.client.producer.options.TopicOptions` for the topic.
         meta: meta of the topic; without extend support neither key nor compression adds a header.
         default_trace: trace id of a message without one; see `default_trace_id`.
         due: when a delayed message is due, in milliseconds since 1970.
@@ -275,7 +276,8 @@ def _compress(
     """Return a compressed body and the headers that say so; unchanged where that is not smaller, or was done before."""
     if COMPRESS_HEADER in (headers or {}):
         return body, headers
-    compressed = compress_body(options.compression, body)
+    codec = options.compression
+    compressed = compress_body(codec, body) if isinstance(codec, str) else None
     return (body, headers) if compressed is None else (compressed[0], {**(headers or {}), **compressed[1]})
 
 

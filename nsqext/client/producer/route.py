@@ -96,11 +96,11 @@ class Route:
         self.view: PartitionMap = view
         self.meta: TopicMeta = view.meta
         self.partitions: dict[int, Target] = {
-            partition: Target(topic, partition, pool.node(address), view.meta)
+            partition: Target(topic, partition, pool.node(address, view.http.get(address)), view.meta)
             for partition, address in view.leaders.items()
         }
         offered = [target for partition, target in self.partitions.items() if partition not in view.unlisted]
-        nodes = [Target(topic, -1, pool.node(address), view.meta) for address in view.nodes]
+        nodes = [Target(topic, -1, pool.node(address, view.http.get(address)), view.meta) for address in view.nodes]
         self.targets: Sequence[Target] = (offered + nodes) or list(self.partitions.values())
         self.used: bool = True
         self._least_pending = least_pending

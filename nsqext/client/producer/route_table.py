@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from nsqext.client.producer.options import TopicOptions
 from nsqext.client.producer.route import Route
 from nsqext.errors import (
     InvalidState,
@@ -49,6 +50,7 @@ class RouteTable:
         by_topic: route by topic.
         tasks: run the refreshes in the background; None before the producer is open.
         key_hash: maps a key and a number of partitions to a partition.
+        topic_options: the options for single topics.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class RouteTable:
         self.by_topic: dict[str, Route] = {}
         self.tasks: BackgroundTasks | None = None
         self.key_hash: KeyHash = key_hash(options.key_hash)
+        self.topic_options: TopicOptions = TopicOptions(options)
         self._options = options
         self._metadata = metadata
         self._pool = pool
@@ -85,13 +88,15 @@ class RouteTable:
     async def find(self, topic: str) -> Route:
         """Return the route of a topic, asking lookup where it is unknown.
 
-        Raises TopicNotFound, TopicNotReady, LookupFailed or PartitionUnavailable.
+        Raises TopicNotFound, TopicNotReady, LookupFailed, PartitionUnavailable, or ExtendNotSupported where
+        ``compression`` names a topic that does not support it.
         """
         view = self._metadata.cached(topic, "w")
         if view is None or not view.known:
             view = await self._ask(topic)
         route = self.by_topic.get(topic)
         if route is None or route.view is not view:
+            self.topic_options.check(topic, view.meta)
             previous, least_pending = route, self._options.balance == "least_pending"
             route = self.by_topic[topic] = Route(topic, view, self._pool, previous, least_pending=least_pending)
             if previous is None:
@@ -148,7 +153,7 @@ class RouteTable:
             )
         if any(node.is_ha for node in nodes):
             return None
-        return self._metadata.of_nodes(topic, [node.tcp for node in nodes])
+        return self._metadata.of_nodes(topic, nodes)
 
     def waits_for_lookup(self, error: LookupFailed) -> bool:
         """Return whether a publish waits for lookup to answer: for ``lookup_timeout`` while it has never answered."""

@@ -30,13 +30,12 @@ from nsqext.errors.server import NotLeader, TopicNotExist
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
 
-    from nsqext.client.producer.connection_pool import ConnectionPool
+    from nsqext.client.producer.connection_pool import ConnectionPool, PooledConnection
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.producer.request import PublishRequest
     from nsqext.client.producer.route import Route, Target
     from nsqext.client.producer.route_table import RouteTable
     from nsqext.client.producer.settling import Settler
-    from nsqext.transport.connection import Connection
     from nsqext.types import Receipt
 
 __all__ = ("PublishAttempt", "Sender")
@@ -110,7 +109,7 @@ class Sender:
         return route.any(tried)
 
     async def send(
-        self, request: PublishRequest, target: Target, connection: Connection, started: float
+        self, request: PublishRequest, target: Target, connection: PooledConnection, started: float
     ) -> list[Receipt]:
         """Send a request once, wait for the response, and return the receipts; raises DeliveryUnknown."""
         if self.settler is not None:
@@ -126,7 +125,7 @@ class Sender:
         return self.receipts(request, target, connection, response, len(command))
 
     def receipts(
-        self, request: PublishRequest, target: Target, connection: Connection, response: bytes, size: int
+        self, request: PublishRequest, target: Target, connection: PooledConnection, response: bytes, size: int
     ) -> list[Receipt]:
         """Read the response to a request, and count it; raises DeliveryUnknown."""
         try:
@@ -141,7 +140,7 @@ class Sender:
             trace_log.published(receipts, connection.local_address)
         return receipts
 
-    async def connection(self, target: Target) -> Connection:
+    async def connection(self, target: Target) -> PooledConnection:
         """Return the connection to the node of a target."""
         try:
             return await self.pool.connection(target.node)
@@ -382,7 +381,7 @@ class PublishAttempt:
                 target.refused()
 
 
-def out_of_step(target: Target, connection: Connection, error: ProtocolError) -> DeliveryUnknown:
+def out_of_step(target: Target, connection: PooledConnection, error: ProtocolError) -> DeliveryUnknown:
     """Close a connection whose responses do not belong to the commands; return the error to raise."""
     error.at(topic=target.topic, partition=target.partition, node=target.node.node)
     connection.fail(error)

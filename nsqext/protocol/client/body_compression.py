@@ -9,24 +9,33 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 from nsqext.errors import InvalidSetting, ProtocolError
 from nsqext.protocol.layers import import_cramjam
+from nsqext.protocol.names import check_topic, check_topic_pattern, is_topic_pattern
 
 __all__ = (
     "COMPRESS_HEADER",
     "MAX_UNPACKED",
     "SIZE_HEADER",
     "Codec",
+    "Compression",
     "check_codec",
+    "check_compression",
     "compress_body",
+    "compresses",
     "decompress_body",
     "is_compressed",
+    "read_compression",
 )
 
 Codec = Literal["none", "gzip", "snappy", "lz4"]
 """Compression of bodies."""
+Compression = Codec | Mapping[str, Codec]
+"""A codec for all topics, or codecs by topic or pattern."""
+
+_HINT = "give a codec, or codecs by topic: {'logs': 'snappy', 'events.*': 'gzip'}, in text logs=snappy,events.*=gzip"
 
 COMPRESS_HEADER: Final = "nsq.client.compress"
 SIZE_HEADER: Final = "nsq.msg.size"
@@ -50,6 +59,44 @@ def check_codec(codec: str) -> None:
     if codec not in _NUMBERS:
         raise InvalidSetting(f"compression {codec!r} is unknown", hint="use none, gzip, snappy or lz4")
     import_cramjam(codec)
+
+
+def read_compression(text: str) -> Compression:
+    """Return the compression that a text names: a codec, or ``topic=codec`` with commas.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if "=" not in text:
+        return cast("Codec", text)
+    table: dict[str, Codec] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        topic, found, codec = part.partition("=")
+        if not found:
+            raise ValueError("write topic=codec, with commas")
+        table[topic.strip()] = cast("Codec", codec.strip())
+    return table
+
+
+def check_compression(given: object) -> None:
+    """Check that codecs exist and are installed, and that topics have valid names.
+
+    Raises:
+        InvalidSetting, InvalidName: something is not valid.
+    """
+    if isinstance(given, str):
+        check_codec(given)
+        return
+    if not isinstance(given, Mapping):
+        raise InvalidSetting(f"compression is a {type(given).__name__}", hint=_HINT)
+    for topic, codec in given.items():
+        (check_topic_pattern if is_topic_pattern(topic) else check_topic)(topic)
+        check_codec(codec)
+
+
+def compresses(given: Compression) -> bool:
+    """Return whether bodies of any topic are compressed."""
+    return given != "none" if isinstance(given, str) else any(codec != "none" for codec in given.values())
 
 
 def is_compressed(headers: Mapping[str, Any]) -> bool:

@@ -37,6 +37,7 @@ _PRODUCT = (
     "nsqext",
     "nsqext.admin",
     "nsqext.broker.runtime_ha",
+    "nsqext.client.producer.http_connection",
     "nsqext.http.client",
     "httpx",
 )

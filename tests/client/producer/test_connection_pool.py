@@ -10,14 +10,22 @@ import pytest
 
 from nsqext.client.events import ClientEvent, ClientEvents
 from nsqext.client.producer import connection_pool
-from nsqext.client.producer.connection_pool import ConnectionPool
+from nsqext.client.producer.connection_pool import ConnectionPool, PooledNode
 from nsqext.errors import ConnectionFailed, ConnectionLost, InvalidState, NsqError, RequestTimeout
 from nsqext.protocol.client.commands import CLS, NOP
+from nsqext.transport.connection import Connection
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address
 from tests.support.fake_nsqd import PLAIN, obey, scripted_node, until
 
 pytestmark = pytest.mark.anyio
+
+
+async def connect_to(pool: ConnectionPool, node: PooledNode) -> Connection:
+    """Return the connection to a node, over TCP."""
+    connection = await pool.connection(node)
+    assert isinstance(connection, Connection)
+    return connection
 
 
 async def test_concurrent_callers_share_one_connection() -> None:
@@ -28,7 +36,7 @@ async def test_concurrent_callers_share_one_connection() -> None:
         connections = []
 
         async def connect() -> None:
-            connections.append(await pool.connection(place))
+            connections.append(await connect_to(pool, place))
 
         async with anyio.create_task_group() as tasks:
             for _ in range(5):
@@ -36,10 +44,10 @@ async def test_concurrent_callers_share_one_connection() -> None:
         assert len(node.peers) == 1
         assert len(set(map(id, connections))) == 1
         connections[0].close()
-        assert await pool.connection(place) is not connections[0]
+        assert await connect_to(pool, place) is not connections[0]
         await pool.aclose()
         with pytest.raises(InvalidState):
-            await pool.connection(place)
+            await connect_to(pool, place)
 
 
 @pytest.mark.parametrize("reconnected", [False, True])
@@ -51,12 +59,12 @@ async def test_a_request_of_an_unused_connection_expires_in_time(
         pool = ConnectionPool(ConnectionOptions(), ClientEvents())
         tasks.start_soon(pool.run)
         place = pool.node(node.address)
-        connection = await pool.connection(place)
+        connection = await connect_to(pool, place)
         peer = await node.accept()
         await until(lambda: connection.on_request is not None)
         if reconnected:
             connection.close()
-            connection = await pool.connection(place)
+            connection = await connect_to(pool, place)
             peer = await node.accept()
         started = time.monotonic()
         with pytest.raises(RequestTimeout):
@@ -77,7 +85,7 @@ async def test_concurrent_callers_share_one_failure(closed_address: Address) -> 
 
     async def connect() -> None:
         with pytest.raises(ConnectionFailed) as caught:
-            await pool.connection(place)
+            await connect_to(pool, place)
         errors.append(caught.value)
 
     async with anyio.create_task_group() as tasks:
@@ -96,10 +104,10 @@ async def test_when_the_connecting_caller_is_cancelled_another_one_connects() ->
 
         async def cancelled() -> None:
             with scope:
-                await pool.connection(place)
+                await connect_to(pool, place)
 
         async def patient() -> None:
-            await pool.connection(place)
+            await connect_to(pool, place)
             done.set()
 
         async with anyio.create_task_group() as tasks:
@@ -124,7 +132,7 @@ async def test_connections_are_logged_once_in_a_while(caplog: pytest.LogCaptureF
         pool = ConnectionPool(ConnectionOptions(), ClientEvents())
         place = pool.node(node.address)
         for _ in range(4):
-            connection = await pool.connection(place)
+            connection = await connect_to(pool, place)
             connection.protocol.fail(ConnectionLost("reset"))
         await pool.aclose()
     first, ended, back = [record.getMessage() for record in caplog.records]
@@ -137,7 +145,7 @@ async def test_connections_that_no_topic_needs_are_closed_when_they_are_idle() -
     async with scripted_node() as node:
         pool = ConnectionPool(ConnectionOptions(), ClientEvents())
         place = pool.node(node.address)
-        connection = await pool.connection(place)
+        connection = await connect_to(pool, place)
         peer = await node.accept()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(connection.request, b"PUB t\n\0\0\0\1x")
@@ -158,7 +166,7 @@ async def test_nodes_that_no_topic_needs_leave_the_pool() -> None:
     async with scripted_node(obey()) as node:
         pool = ConnectionPool(ConnectionOptions(), ClientEvents())
         old = pool.node(node.address)
-        await pool.connection(old)
+        await connect_to(pool, old)
         for number in range(1000):
             pool.node(Address("n", number + 1))
         pool.keep_only((Address("n", 1),))
@@ -167,15 +175,15 @@ async def test_nodes_that_no_topic_needs_leave_the_pool() -> None:
         assert list(pool._nodes) == [Address("n", 1)]
         new = pool.node(node.address)
         assert new is not old
-        connection = await pool.connection(new)
-        assert await pool.connection(old) is connection
+        connection = await connect_to(pool, new)
+        assert await connect_to(pool, old) is connection
         assert old.negotiated is new.negotiated
         assert old.connection is None
         pool.keep_only(())
         pool.tick()
         pool.tick()
         assert pool._nodes == {}
-        connection = await pool.connection(old)
+        connection = await connect_to(pool, old)
         assert pool.node(node.address) is old
         assert old.connection is connection
         await pool.aclose()
@@ -196,7 +204,7 @@ async def test_a_node_rests_longer_after_each_failure(monkeypatch: pytest.Monkey
 async def test_closing_sends_pending_writes() -> None:
     async with scripted_node() as node:
         pool = ConnectionPool(ConnectionOptions(), ClientEvents())
-        connection = await pool.connection(pool.node(node.address))
+        connection = await connect_to(pool, pool.node(node.address))
         peer = await node.accept()
         connection.write(NOP)
         await pool.aclose()
@@ -209,7 +217,7 @@ async def test_a_node_that_does_not_read_does_not_keep_the_others_open() -> None
         pool = ConnectionPool(ConnectionOptions(), ClientEvents())
         connections = []
         for node in (stuck, idle):
-            connections.append(await pool.connection(pool.node(node.address)))
+            connections.append(await connect_to(pool, pool.node(node.address)))
             (await node.accept()).stop_reading()
         connections[0].write(b"x" * 20_000_000)
         async with anyio.create_task_group() as tasks:
@@ -226,12 +234,12 @@ async def test_connections_that_open_and_end_are_events() -> None:
     async with scripted_node(obey()) as node:
         pool = ConnectionPool(ConnectionOptions(), reporter)
         place = pool.node(node.address)
-        connection = await pool.connection(place)
+        connection = await connect_to(pool, place)
         assert [(event.kind, event.node) for event in events] == [("connected", str(node))]
         connection.close()
         pool.tick()
         pool.tick()
         assert [event.kind for event in events] == ["connected", "disconnected"]
-        await pool.connection(place)
+        await connect_to(pool, place)
         await pool.aclose()
         assert [event.kind for event in events] == ["connected", "disconnected"] * 2

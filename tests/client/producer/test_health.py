@@ -11,6 +11,7 @@ import pytest
 from nsqext import DeliveryUnknown, Lookup, Producer, ProducerStatistics
 from nsqext.errors import BatchFailed, ConnectionFailed, InvalidState, LookupFailed, PartitionUnavailable
 from nsqext.errors.server import BadMessage
+from nsqext.transport.connection import Connection
 from tests.support.fake_lookupd import node_json
 from tests.support.fake_nsqd import error, obey, ok, scripted_lookup, scripted_node, until
 from tests.support.producers import bounded, producing, quick
@@ -98,7 +99,7 @@ async def test_rejections_without_a_consumer_are_dropped() -> None:
     async with producing({"PUB": [ok() + error("E_FIN_FAILED gone") * 100, ok()]}) as (producer, nodes, _):
         await producer.publish("t", b"x")
         connection = producer._pool.node(nodes[0].address).connection
-        assert connection is not None
+        assert isinstance(connection, Connection)
         await until(lambda: not connection.protocol.notices)
         await producer.publish("t", b"y")
         assert connection.usable

@@ -1,0 +1,254 @@
+"""Publish over HTTP: what the connection pool uses in the place of a TCP connection."""
+
+from __future__ import annotations
+
+import time
+from math import inf
+from typing import TYPE_CHECKING
+
+import anyio
+import orjson
+
+from nsqext.errors import (
+    ConnectionFailed,
+    ConnectionLost,
+    DeliveryUnknown,
+    InvalidState,
+    NegotiationFailed,
+    NotSent,
+    NsqError,
+    ProtocolError,
+    RequestTimeout,
+)
+from nsqext.http.client import HttpClient, HttpRequestFailed
+from nsqext.lookup.options import url_of
+from nsqext.protocol.client.client_protocol import Reply
+from nsqext.protocol.client.http_publish import HttpPublish, decode_reply, encode_publish
+from nsqext.protocol.identify import Negotiated
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from nsqext.protocol.client.commands import Command
+    from nsqext.transport.options import ConnectionOptions
+    from nsqext.types import Address
+
+__all__ = ("HttpConnection", "open_http_connection")
+
+_HEADERS = {"Accept": "application/vnd.nsq; version=1.0", "Content-Type": "application/octet-stream"}
+_REQUESTS = 16
+"""Requests to a node at the same time; further ones wait."""
+_MOST_BYTES = 65536
+"""Largest response."""
+_clock = time.monotonic
+
+
+class HttpConnection:
+    """Sends publish commands to one node as HTTP requests, in the place of `nsqext.transport.connection.Connection`.
+
+    A request runs in a task of its own, and ends with its response or ``request_timeout``: a caller that is cancelled,
+    or stops waiting, does not cut it off, because the redesigned server stores what it has received of a message with
+    headers or trace id.
+
+    Args:
+        address: HTTP address of the node.
+        node: the node, for errors.
+        options: timeouts, and certificates for HTTPS.
+        start_soon: starts a task of the producer.
+
+    Attributes:
+        error: why it cannot be used any more; None while it can.
+        in_flight: number of requests without a response.
+        received_at: time of the last response.
+        on_request: called before each request.
+        local_address: always empty: requests are sent over several connections.
+    """
+
+    def __init__(
+        self, address: Address, node: str, options: ConnectionOptions, start_soon: Callable[..., None]
+    ) -> None:
+        self.error: NsqError | None = None
+        self.in_flight: int = 0
+        self.received_at: float = _clock()
+        self.on_request: Callable[[], None] | None = None
+        self.local_address: str = ""
+        self._url = url_of(address)
+        self._node = node
+        self._start_soon = start_soon
+        self._client = HttpClient(options.request_timeout, most=_MOST_BYTES, tls=options.tls_context)
+        self._free = anyio.Semaphore(_REQUESTS)
+        self._idle = anyio.Event()
+        self._idle.set()
+
+    @property
+    def usable(self) -> bool:
+        """Whether requests can be sent."""
+        return self.error is None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a response is awaited."""
+        return self.in_flight > 0
+
+    def send_request(self, data: Command, deadline: float = inf, *, breaks: bool = False) -> Awaitable[bytes]:
+        """Send a publish command, and return an awaitable for the data of its response, as TCP would have it.
+
+        Args:
+            data: the command.
+            deadline: when the caller stops waiting, in seconds of the monotonic clock.
+            breaks: without effect: no response of HTTP concerns other requests.
+
+        Raises:
+            OperationNotSupported: HTTP does not have the command.
+            NotSent: the connection has failed.
+        """
+        del breaks
+        if self.error is not None:
+            raise NotSent(f"not sent: {self.error.message}", node=self._node)
+        publish = encode_publish(data)
+        if self.on_request is not None:
+            self.on_request()
+        reply = Reply(deadline)
+        self._start_soon(self._exchange, publish, reply)
+        self._count(1)
+        return self._wait(reply)
+
+    def _count(self, change: int) -> None:
+        self.in_flight += change
+        if not self.in_flight:
+            self._idle.set()
+        elif self._idle.is_set():
+            self._idle = anyio.Event()
+
+    async def _wait(self, reply: Reply) -> bytes:
+        if not reply.done:
+            answered = anyio.Event()
+            reply.wake = answered.set
+            with anyio.move_on_after(max(0.0, reply.deadline - _clock())):
+                await answered.wait()
+            reply.wake = None
+        if reply.error is not None:
+            raise reply.error
+        if reply.data is None:
+            reply.deadline = -inf  # not sent if it still waits for its turn
+            raise RequestTimeout("no response before the timeout", node=self._node)
+        return reply.data
+
+    async def _exchange(self, publish: HttpPublish, reply: Reply) -> None:
+        try:
+            async with self._free:
+                if self.error is not None or reply.deadline < _clock():
+                    reply.error = NotSent(f"not sent: {self.error or 'the timeout has passed'}", node=self._node)
+                    return
+                url = f"{self._url}{publish.path}?{publish.query}"
+                answer = await self._client.request("POST", url, headers=_HEADERS, content=publish.content)
+            self.received_at = _clock()
+            reply.data = decode_reply(publish, answer.status, answer.content)
+        except HttpRequestFailed as failure:
+            reply.error = _error(failure, self._node)
+            if isinstance(reply.error, (ConnectionFailed, ConnectionLost, RequestTimeout)):
+                self.fail(reply.error)
+        except NsqError as error:
+            reply.error = error.at(node=self._node)
+        except BaseException:
+            reply.error = ConnectionLost("the producer was closed before the response", node=self._node)
+            raise
+        finally:
+            self._count(-1)
+            if reply.wake is not None:
+                reply.wake()
+
+    def tick(self) -> None:
+        """Do nothing: requests have timeouts of their own, and there are no heartbeats."""
+
+    def forget_notices(self) -> None:
+        """Do nothing: there are no notices."""
+
+    def fail(self, error: NsqError) -> None:
+        """Send no further requests; those that were sent still receive their responses."""
+        self.error = self.error or error
+
+    async def drain(self) -> None:
+        """Wait for the responses to all requests."""
+        await self._idle.wait()
+
+    def close(self) -> None:
+        """Send no further requests, and close the HTTP connections once the requests have ended."""
+        self.fail(InvalidState("the connection is closed", node=self._node))
+        try:
+            self._start_soon(self._close)
+        except InvalidState:
+            return  # the producer has ended, and its tasks with it
+
+    async def _close(self) -> None:
+        try:
+            await self._idle.wait()
+        finally:
+            await self._client.aclose()
+
+    async def identify(self) -> Negotiated:
+        """Ask the node for its version.
+
+        Raises:
+            ConnectionFailed: it cannot be reached.
+            ProtocolError: it is not an nsqd.
+        """
+        try:
+            reply = await self._client.request("GET", f"{self._url}/info", headers=_HEADERS)
+        except HttpRequestFailed as failure:
+            error = _error(failure, self._node)
+            if isinstance(error, NegotiationFailed):
+                raise error from failure
+            raise ConnectionFailed(failure.text, node=self._node, hint="is the node up?") from failure
+        hint = "is this nsqd's HTTP port, 4151 by default?"
+        try:
+            data = orjson.loads(reply.content)
+            version = data.get("data", data)["version"]
+        except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError):
+            shown = reply.content[:80].decode("utf-8", "replace")
+            if reply.status >= 500:
+                raise ConnectionFailed(f"HTTP status {reply.status}: {shown}", node=self._node) from None
+            raise ProtocolError(f"HTTP status {reply.status}: {shown}", node=self._node, hint=hint) from None
+        return Negotiated(version=str(version))
+
+
+async def open_http_connection(
+    address: Address, node: str, options: ConnectionOptions, start_soon: Callable[..., None]
+) -> tuple[HttpConnection, Negotiated]:
+    """Check that a node responds to HTTP; return a connection and the version of the server.
+
+    Raises:
+        ConnectionFailed: the node was not reached within the connect timeout.
+        NegotiationFailed: its certificate is not trusted.
+        ProtocolError: the peer is not nsqd.
+    """
+    connection = HttpConnection(address, node, options, start_soon)
+    negotiated: Negotiated | None = None
+    try:
+        with anyio.move_on_after(options.connect_timeout):
+            negotiated = await connection.identify()
+    finally:
+        if negotiated is None:
+            connection.close()
+    if negotiated is None:
+        raise ConnectionFailed(f"no response for {options.connect_timeout:g} s", node=node, hint="is the node up?")
+    return connection, negotiated
+
+
+def _error(failure: HttpRequestFailed, node: str) -> NsqError:
+    """Return the error of a publish without a usable response."""
+    if failure.reason in ("untrusted", "invalid"):
+        hint = (
+            "give the CA certificates of the node: tls=..."
+            if failure.reason == "untrusted"
+            else "is its address right?"
+        )
+        return NegotiationFailed(failure.text, node=node, hint=hint)
+    if failure.reason in ("compressed", "too long"):
+        return DeliveryUnknown(f"the message may have been stored: {failure.text}", node=node)
+    if not failure.sent:
+        return ConnectionFailed(failure.text, node=node)
+    kind = RequestTimeout if isinstance(failure.__cause__, TimeoutError) else ConnectionLost
+    error: NsqError = kind(failure.text, node=node)
+    error.__cause__ = failure
+    return error

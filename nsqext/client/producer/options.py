@@ -47,8 +47,8 @@ class ProducerSettings(ConnectionSettings, LookupSettings, total=False):
     """Settings of producers; times in seconds, sizes in bytes."""
 
     transport: Literal["tcp", "http"]
-    """``http`` publishes over HTTP, where TCP does not pass: to the HTTP side of the nodes that lookup lists
-    (``address_map`` leads elsewhere), or with ``nsqd`` to these HTTP addresses, ``https://gateway/path`` too. A
+    """How messages are sent. ``http`` is for places where TCP does not pass: to the HTTP side of the nodes that lookup
+    lists (``address_map`` leads elsewhere), or with ``nsqd`` to these HTTP addresses, ``https://gateway/path`` too. A
     batch of messages with headers or trace ids is sent one by one.
     """
     timeout: float

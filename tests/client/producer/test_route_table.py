@@ -85,8 +85,8 @@ class Metadata:
             raise self.known_nodes
         return self.known_nodes
 
-    def of_nodes(self, topic: str, nodes: list[Address]) -> PartitionMap:
-        return PartitionMap(topic, nodes=tuple(nodes))
+    def of_nodes(self, topic: str, nodes: list[NodeInfo]) -> PartitionMap:
+        return PartitionMap(topic, nodes=tuple(node.tcp for node in nodes))
 
     def watch(self, topic: str, access: str, changed: Callable[[PartitionMap], None]) -> Callable[[], None]:
         self.watched[topic] = changed

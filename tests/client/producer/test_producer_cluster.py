@@ -35,6 +35,7 @@ async def test_receipts_of_every_way_to_publish(cluster: Cluster) -> None:
             plain = await producer.publish("plain", b"x")
             traced = await producer.publish("plain", b"x", trace_id=7)
             both = await producer.publish("extended", b"x", headers={"user": "42"}, tag="canary", trace_id=9)
+            then = await producer.publish("extended", b"x", trace_id=10)
             many = await producer.publish_many(
                 "plain", [OutgoingMessage(b"a", trace_id=1), OutgoingMessage(b"b", trace_id=2)]
             )
@@ -45,7 +46,7 @@ async def test_receipts_of_every_way_to_publish(cluster: Cluster) -> None:
     assert placed(traced)[0] > 0
     assert traced.size == 31
     assert both.trace_id == 9
-    assert placed(mixed[0])[1] == placed(both)[1] + placed(both)[2]
+    assert placed(then)[1] == placed(both)[1] + placed(both)[2]
     assert [receipt.trace_id for receipt in many] == [1, 2]
     (first_id, first_offset, first_size), (second_id, second_offset, _) = map(placed, many)
     assert second_id == first_id + 1

@@ -7,6 +7,7 @@ processes that were killed, and of all.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -16,7 +17,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 import anyio
-import httpcore  # noqa: F401 - each process would import it, and the event loop
+import httpcore  # noqa: F401 - each process would import them, and the event loop
+import httpx  # noqa: F401
 from anyio._backends import _asyncio  # noqa: F401
 
 from nsqext import App, Producer
@@ -87,6 +89,8 @@ async def serve(lookupd: str, path: str, delayed: str, topic: str, number: int) 
 
 def main(lookupd: str, path: str, delayed: str, topic: str, each: str) -> None:
     """Kill one process after the other, then let one end."""
+    gc.collect()
+    gc.freeze()  # memory that processes share stays shared
     killed, places = 0, [*lines()[:: int(each)], None]
     for number, place in enumerate(places):
         child = os.fork()

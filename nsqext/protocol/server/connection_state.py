@@ -1,4 +1,4 @@
-"""States of a connection: which commands a server accepts in each, and the state after a command.
+"""States of a connection, and which commands a server accepts in each.
 
 The states are those of the original server's notes (init, subscribed, closing).
 """
@@ -31,9 +31,6 @@ ACCEPTED_IN: Mapping[str, frozenset[State]] = {
     "CLS": frozenset({State.SUBSCRIBED}),
 }
 """States in which a command is accepted; a command that is not listed is accepted in every state."""
-
-AFTER: Mapping[str, State] = {**dict.fromkeys(_SUBS, State.SUBSCRIBED), "CLS": State.CLOSING}
-"""State after a command that succeeded; a command that is not listed does not change it."""
 
 
 def check_state(verb: str, state: State) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsqext.protocol.server.connection_state import AFTER, State, check_state
+from nsqext.protocol.server.connection_state import State, check_state
 from nsqext.protocol.server.request_error import RequestError
 
 
@@ -35,9 +35,3 @@ def test_commands_and_states(verb: str, taken: set[State]) -> None:
             name = "SUB" if verb.startswith("SUB") else verb
             assert str(caught.value) == f"E_INVALID cannot {name} in current state"
             assert caught.value.fatal
-
-
-def test_later_messages() -> None:
-    assert AFTER["SUB_ORDERED"] is AFTER["SUB"] is State.SUBSCRIBED
-    assert AFTER["CLS"] is State.CLOSING
-    assert "PUB" not in AFTER

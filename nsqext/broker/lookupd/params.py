@@ -56,9 +56,8 @@ def read_deletion(call: Call) -> str:
 
 def read_channel(call: Call) -> tuple[str, str]:
     """Return the names of a topic and a channel."""
-    return valid_topic(call.arg("topic", "MISSING_ARG_TOPIC")), valid_channel(
-        call.arg("channel", "MISSING_ARG_CHANNEL")
-    )
+    topic = valid_topic(call.arg("topic", "MISSING_ARG_TOPIC"))
+    return topic, valid_channel(call.arg("channel", "MISSING_ARG_CHANNEL"))
 
 
 def read_kind(call: Call) -> ChannelKind | None:

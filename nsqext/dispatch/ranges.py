@@ -16,8 +16,6 @@ from typing import Generic, NamedTuple, TypeVar
 from nsqext.errors import InvalidInput, InvalidSetting
 from nsqext.protocol.hashing import murmur3_32
 
-__all__ = ("CELL_BITS", "SPACE", "KeyLoad", "KeyRanges", "OwnedRange", "position_of")
-
 C = TypeVar("C", bound=Hashable)
 
 SPACE = 1 << 32

@@ -13,8 +13,6 @@ from typing import Any, NoReturn
 
 import orjson
 
-__all__ = ("UnreadableHeader", "encodable", "quote", "read_header", "read_leniently")
-
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_DEPTH = 300
 _SHOWN = 80

@@ -17,8 +17,6 @@ from typing import Any, NoReturn
 from nsqext.arguments import is_whole
 from nsqext.protocol.extjson import encodable
 
-__all__ = ("Members", "Schema", "UnreadableFields", "read_fields")
-
 Schema = Mapping[str, Any]
 """Name to ``str``, ``bool``, ``int``, the largest number as an ``int`` value, a schema, or a list of one of these."""
 

@@ -14,8 +14,6 @@ from nsqext.errors import InvalidSetting, ProtocolError
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ("MAX_DECODED", "DeflateLayer", "Layer", "SnappyLayer", "import_cramjam")
-
 MAX_DECODED = 64 * 1024 * 1024
 """Most bytes that one call of ``decode`` returns, four of the largest frames; 64 KiB of deflate can hold as many."""
 

@@ -19,21 +19,6 @@ from nsqext.protocol.go_structs import UnreadableFields, read_fields
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
 from nsqext.protocol.server.request_error import RequestError
 
-__all__ = (
-    "MAGIC",
-    "NO_PARTITION",
-    "PING",
-    "LookupdCommand",
-    "LookupdCommandParser",
-    "LookupdResponseParser",
-    "PeerInfo",
-    "check_response",
-    "encode_response",
-    "identify",
-    "register",
-    "unregister",
-)
-
 MAGIC = b"  V1"
 PING = b"PING\n"
 NO_PARTITION = -11

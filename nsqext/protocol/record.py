@@ -16,17 +16,6 @@ import msgspec
 
 from nsqext.errors import ProtocolError
 
-__all__ = (
-    "COUNTER_BITS",
-    "EXTEND_FLAG",
-    "MAX_ATTEMPTS",
-    "RECORD_OVERHEAD",
-    "Record",
-    "decode_record",
-    "encode_record",
-    "raw_size",
-)
-
 COUNTER_BITS = 50
 """An internal id is ``partition << COUNTER_BITS | counter`` (captured in partition_ids)."""
 

@@ -10,8 +10,6 @@ from typing import Any
 
 from nsqext.errors import ConnectionFailed, InvalidSetting, InvalidState, ProtocolError
 
-__all__ = ("TlsLayer",)
-
 _READ_SIZE = 64 * 1024
 """Bytes that are read from the TLS connection at a time."""
 

@@ -6,8 +6,6 @@ from struct import Struct
 
 from nsqext.errors import ProtocolError
 
-__all__ = ("TRACE_REPLY_SIZE", "decode_trace_reply", "encode_trace_reply")
-
 _TRACE = Struct(">2sQQQI")
 TRACE_REPLY_SIZE = _TRACE.size
 

@@ -15,20 +15,6 @@ from nsqext.errors import InvalidInput, InvalidSetting
 if TYPE_CHECKING:
     from attrs import AttrsInstance
 
-__all__ = (
-    "check_groups",
-    "check_handler_function",
-    "check_kinds",
-    "check_number",
-    "check_positive",
-    "check_time",
-    "is_coroutine_function",
-    "is_delay",
-    "is_number",
-    "is_whole",
-    "suggest",
-)
-
 _TYPO = 0.9
 """Similarity from which an unknown name is a known one with a typo."""
 

@@ -23,21 +23,6 @@ from nsqext.errors.redaction import is_secret_name, redact_url
 if TYPE_CHECKING:
     import ssl
 
-__all__ = (
-    "ADDRESSES",
-    "PREFIX",
-    "Given",
-    "Reader",
-    "Schema",
-    "Setting",
-    "build",
-    "is_url",
-    "parse",
-    "settings_as_text",
-    "settings_of",
-    "unknown_setting",
-)
-
 T = TypeVar("T")
 
 Reader = Callable[[str], Any]

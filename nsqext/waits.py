@@ -18,8 +18,6 @@ from nsqext.errors import InvalidSetting, NsqError
 if TYPE_CHECKING:
     from tenacity.wait import wait_base
 
-__all__ = ("Doubling", "Waiters", "Wakeup", "check_wait", "gather", "pause_after")
-
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 

@@ -11,18 +11,6 @@ from nsqext.settings import Schema, settings_of
 if TYPE_CHECKING:
     from nsqext.settings import Setting
 
-__all__ = (
-    "app_schema",
-    "connection_settings",
-    "consumer_schema",
-    "consumer_settings",
-    "handler_settings",
-    "producer_schema",
-    "producer_settings",
-    "settings_for",
-    "shared_settings",
-)
-
 
 @cache
 def producer_settings() -> Mapping[str, Setting]:

@@ -27,15 +27,6 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-__all__ = (
-    "BackgroundTasks",
-    "first_error",
-    "run_blocking",
-    "stop_on_signals",
-    "stopping_on_signals",
-    "takes_signals",
-)
-
 logger: logging.Logger = logging.getLogger("nsqext.tasks")
 
 E = TypeVar("E", bound=BaseException)

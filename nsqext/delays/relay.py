@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from nsqext.app import App
     from nsqext.delays.store import DelayStore
 
-__all__ = ("DelayRelay",)
-
 logger: logging.Logger = logging.getLogger("nsqext.delays")
 
 _AT_ONCE = 200

@@ -16,8 +16,6 @@ from attrs import frozen
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.protocol.delay_record import DelayCancel, DelayRecord, encode_delay
 
-__all__ = ("DelayStore", "WaitingMessage")
-
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS store (name TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS delayed (

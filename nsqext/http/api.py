@@ -38,24 +38,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-__all__ = (
-    "Call",
-    "Form",
-    "Handler",
-    "HttpFault",
-    "HttpPanic",
-    "application",
-    "at_first_request",
-    "check_block_rate",
-    "dump",
-    "first_values",
-    "null",
-    "route",
-    "set_block_rate",
-    "valid_channel",
-    "valid_topic",
-)
-
 _MAX_BODY = 10 * 1024 * 1024  # what the real servers read of a form
 _FORM_BODY = "application/x-www-form-urlencoded"
 _JSON = "application/json; charset=utf-8"

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     import httpx
 
-__all__ = ("HttpClient", "HttpReply", "HttpRequestFailed")
-
 Reason = Literal["closed", "invalid", "not HTTP", "too long", "unreachable", "untrusted", "compressed"]
 
 _KEPT_ALIVE = 16

@@ -17,8 +17,6 @@ from nsqext.http.request_head import (
     end_of_head,
 )
 
-__all__ = ("BROKEN_BODY", "GoProtocol", "closing_after_unread_body")
-
 BROKEN_BODY = "nsqext.broken_body"
 """Key in the scope of a request whose body ended early, or had invalid chunks."""
 _CLOSE = (b"connection", b"close")

@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-__all__ = ("HttpGuard",)
-
 _HOST = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::[0-9]+)?")
 _READING = frozenset(("GET", "HEAD", "OPTIONS"))
 _OWN_SITES = frozenset(("", "same-origin", "none"))

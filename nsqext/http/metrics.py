@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = ("METRICS_TYPE", "Metric", "render_metrics")
-
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Content type of the format."""
 

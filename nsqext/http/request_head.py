@@ -9,17 +9,6 @@ from __future__ import annotations
 import re
 from http import HTTPStatus
 
-__all__ = (
-    "BAD_REQUEST",
-    "MAX_HEAD",
-    "TOO_LARGE",
-    "HeadRefused",
-    "check_first_line",
-    "checked_head",
-    "end_of_head",
-    "refusal",
-)
-
 MAX_HEAD = (1 << 20) + 4096
 """Largest head, in bytes."""
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from nsqext.http.guard import HttpGuard
     from nsqext.types import Address
 
-__all__ = ("HttpServer", "listen")
-
 _GRACE = 1.0
 _ACCEPT_AGAIN = 0.1  # seconds, after no file descriptor was left
 _NO_DESCRIPTOR = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))

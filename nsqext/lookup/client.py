@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from nsqext.types import Address
 
-__all__ = ("LookupClient",)
-
 logger: logging.Logger = logging.getLogger("nsqext.lookup")
 
 T = TypeVar("T")

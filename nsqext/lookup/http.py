@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from nsqext.lookup.options import LookupOptions
     from nsqext.types import Address
 
-__all__ = ("LookupHttp",)
-
 _BARE = {"Accept": "application/vnd.nsq; version=1.0"}  # bare responses with true status codes
 _ERRORS: dict[Reason, tuple[type[LookupFailed], str | None]] = {
     "unreachable": (LookupUnreachable, "check that the node runs"),

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from nsqext.lookup.responses import LookupAnswer, NodeInfo
     from nsqext.types import Address
 
-__all__ = ("MetadataCache", "topic_changed")
-
 _MANY = 1024
 """Number of topics above which topics that were never found are removed."""
 

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from nsqext.lookup.partition_map import PartitionMap
     from nsqext.types import Address
 
-__all__ = ("NodeFilter", "log_filtered")
-
 logger: logging.Logger = logging.getLogger("nsqext.lookup")
 
 _MAX_FAILED = 1024

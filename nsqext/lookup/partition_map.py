@@ -18,8 +18,6 @@ from nsqext.types import Address, TopicMeta
 if TYPE_CHECKING:
     from nsqext.lookup.responses import LookupAnswer, NodeInfo
 
-__all__ = ("PartitionLeader", "PartitionMap", "PartitionMapMerger", "failure", "merged")
-
 _MAX_SOURCES = 256
 """Number of lookup nodes whose last answers are kept."""
 _REASONS = 5

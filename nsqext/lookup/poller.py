@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from nsqext.lookup.responses import LookupAnswer
     from nsqext.types import Address
 
-__all__ = ("Pace", "Poller", "RefreshBudget", "Refresher")
-
 _FIRST_PAUSE = 0.05
 _UNSETTLED = 1.0
 """Seconds to the next poll after a leader is missing; later polls wait as long as it has been missing."""

@@ -14,8 +14,6 @@ from nsqext.errors import LookupFailed, LookupUnreachable, NotLookupd, NsqError,
 from nsqext.protocol.names import MAX_PARTITION
 from nsqext.types import Address, TopicMeta
 
-__all__ = ("LookupAnswer", "LookupNode", "NodeInfo", "read_lookup", "read_lookup_nodes", "read_node", "unwrap")
-
 MapAddress = Callable[[Address], Address]
 _SHOWN = 120
 """Bytes of an unexpected response that an error quotes."""

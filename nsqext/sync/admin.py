@@ -12,8 +12,6 @@ from nsqext.sync.mirror import Method, Same
 if TYPE_CHECKING:
     from nsqext.admin.options import AdminSettings
 
-__all__ = ("Admin",)
-
 
 class Admin(BlockingClient[AsyncAdmin]):
     """Lists and changes topics, channels and nodes; methods, results and errors are those of `nsqext.Admin`.

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from nsqext.client.consumer.message import Message
 
-__all__ = ("AnswerQueue",)
-
 
 class AnswerQueue:
     """Finished messages of any threads; many of them wake the event loop once."""

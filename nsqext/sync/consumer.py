@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from nsqext.client.middleware import Middleware
     from nsqext.lookup.lookup import Lookup
 
-__all__ = ("Consumer",)
-
 H = TypeVar("H", bound=Callable[..., object])
 B = TypeVar("B", bound=Callable[[MessageBatch], object])
 

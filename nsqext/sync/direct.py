@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from nsqext.client.producer.statistics import ProducerStatistics
     from nsqext.types import Receipt
 
-__all__ = ("DirectPublisher",)
-
 _WARM_UP = 3
 """Publishes to a node in the event loop before a connection for threads is opened: many programs publish only once."""
 _PAUSE = 100

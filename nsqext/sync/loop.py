@@ -21,8 +21,6 @@ from anyio.from_thread import BlockingPortal, BlockingPortalProvider
 from nsqext.errors import InvalidState
 from nsqext.transport.event_loop import current_loop
 
-__all__ = ("BlockingClient", "call", "call_now", "shared_loop")
-
 logger: logging.Logger = logging.getLogger("nsqext.sync")
 
 C = TypeVar("C", bound=AbstractAsyncContextManager[Any, bool | None])

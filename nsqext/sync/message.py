@@ -15,8 +15,6 @@ from nsqext.sync.mirror import Method, Same
 if TYPE_CHECKING:
     from nsqext.sync.answers import AnswerQueue
 
-__all__ = ("Message", "MessageBatch")
-
 T = TypeVar("T")
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
         def _run(self, function: Callable[..., Coroutine[Any, Any, Any]], *args: object, **keywords: object) -> Any: ...
 
 
-__all__ = ("Method", "Same")
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from nsqext.lookup.lookup import Lookup
     from nsqext.types import Receipt
 
-__all__ = ("Batcher", "Producer")
-
 logger: logging.Logger = logging.getLogger("nsqext.sync")
 
 

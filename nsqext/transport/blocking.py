@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from nsqext.protocol.client.commands import Command
     from nsqext.transport.connection import Connection
 
-__all__ = ("BlockingConnection", "thread_can_wait")
-
 _TICK = 250
 """Milliseconds after which a thread that waits for a response enforces the timeouts."""
 

@@ -29,8 +29,6 @@ from nsqext.types import Address
 if TYPE_CHECKING:
     from nsqext.protocol.layers import Layer
 
-__all__ = ("Connection",)
-
 _READ_SIZE = 16384
 _FRESH = 0.02
 """Seconds after a read during which a connection counts as alive; later it is checked before a request is sent."""

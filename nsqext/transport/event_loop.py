@@ -20,8 +20,6 @@ from anyio.lowlevel import EventLoopToken, current_token
 if TYPE_CHECKING:
     from nsqext.protocol.client.client_protocol import Reply
 
-__all__ = ("ResponseWaiter", "Watch", "call_in_loop", "call_soon", "current_loop", "watch_readable")
-
 
 @runtime_checkable
 class _AsyncioLoop(Protocol):

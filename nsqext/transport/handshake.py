@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from nsqext.transport.options import ConnectionOptions
     from nsqext.types import Address
 
-__all__ = ("open_connection", "subscribe")
-
 
 async def open_connection(
     address: Address, options: ConnectionOptions, request: IdentifyRequest | None = None

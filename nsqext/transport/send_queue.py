@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from nsqext.protocol.layers import Layer
 
-__all__ = ("SendQueue",)
-
 _JOINED = 262144
 """Bytes of small commands that make one part."""
 

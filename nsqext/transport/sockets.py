@@ -13,8 +13,6 @@ from nsqext.errors import ConnectionFailed
 if TYPE_CHECKING:
     from nsqext.types import Address
 
-__all__ = ("connect",)
-
 make_socket = socket.socket
 """Makes sockets; the simulation of `nsqext.testing` replaces it by one of sockets in memory."""
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from nsqext.protocol.client.commands import Command
     from nsqext.protocol.hashing import KeyHash
 
-__all__ = ("Batch", "BatchPlanner", "Rows", "TracedBodies", "invalid_message", "plain_batches")
-
 _COUNT_WORD = 4
 """Bytes before the first message of a batch."""
 _ITEM_WORD = 4

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from nsqext.client.producer.route import Route
     from nsqext.client.producer.sender import Sender
 
-__all__ = ("BatchCall", "BatchPublisher")
-
 _clock = time.monotonic
 
 Outcome = Receipt | NsqError

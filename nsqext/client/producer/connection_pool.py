@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from nsqext.transport.options import ConnectionOptions
     from nsqext.types import Address
 
-__all__ = ("ConnectionPool", "PooledConnection", "PooledNode")
-
 logger: logging.Logger = logging.getLogger("nsqext.producer")
 
 _TICK = 0.25

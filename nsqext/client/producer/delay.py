@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.types import TopicMeta
 
-__all__ = ("MAX_IDENTITY", "cancellation", "check_for_topic", "check_way", "delayed_body")
-
 MAX_IDENTITY = 200
 """Characters of the longest identity of a delayed message."""
 

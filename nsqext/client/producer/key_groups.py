@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from nsqext.client.producer.route import Route, Target
     from nsqext.client.producer.sender import Sender
 
-__all__ = ("KeyGroups",)
-
 _clock = time.monotonic
 
 StartSoon = Callable[..., object]

@@ -13,8 +13,6 @@ from nsqext.errors import PublishFailed
 if TYPE_CHECKING:
     from nsqext.client.producer.request import TopicKey
 
-__all__ = ("KeyLock", "Place")
-
 
 class KeyLock:
     """A fair lock for each topic and key; a key without a publish in flight takes no memory.

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from nsqext.transport.options import ConnectionOptions
     from nsqext.types import Address
 
-__all__ = ("LogSearch",)
-
 logger: logging.Logger = logging.getLogger("nsqext.producer")
 
 _clock = time.monotonic

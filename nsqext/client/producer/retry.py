@@ -20,8 +20,6 @@ from nsqext.waits import pause_after
 if TYPE_CHECKING:
     from nsqext.client.producer.options import ProducerOptions
 
-__all__ = ("AttemptErrors", "outcome_unknown")
-
 _PACED = 0.1
 """Longest pause, in seconds, before an attempt that waits for lookup, which has pauses of its own."""
 _KEPT_FIRST = 4

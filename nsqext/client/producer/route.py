@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from nsqext.protocol.client.commands import Command
     from nsqext.protocol.hashing import KeyHash
 
-__all__ = ("Route", "Target")
-
 _REST = 0.5
 """Seconds for which a target that refused a publish is avoided."""
 _pack = Struct(">I").pack

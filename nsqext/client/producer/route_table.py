@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from nsqext.protocol.hashing import KeyHash
     from nsqext.types import Address
 
-__all__ = ("RouteTable",)
-
 logger: logging.Logger = logging.getLogger("nsqext.producer")
 
 _PROVISIONAL = 0.5

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from nsqext.client.producer.settling import Settler
     from nsqext.types import Receipt
 
-__all__ = ("PublishAttempt", "Sender")
-
 _EXPLAINED = 8
 """Failed attempts of a publish, for one of which lookup is asked why it does not offer the partition."""
 _MOVES = 3

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from nsqext.lookup.metadata import MetadataCache
     from nsqext.types import Receipt
 
-__all__ = ("Settler",)
-
 _PAUSE = 0.5
 """Seconds until the log is searched again for a publish whose connection is still open."""
 

@@ -36,8 +36,8 @@ class QueueConsumer:
     """
 
     def __init__(self, clients: NsqClients, spec: QueueSpec, prefetch: int, receive: Receive) -> None:
-        self.queue = spec.name
-        self.single = False
+        self.queue: str = spec.name
+        self.single: bool = False
         """Whether it was opened for one message, and is closed when that is answered."""
         self._leaving = False
         self._lock = threading.Lock()

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from nsqext.client.producer.producer import Producer
     from nsqext.settings import Given
 
-__all__ = ("DEAD_LETTER_PREFIX", "DeadLetterTopic")
-
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 DEAD_LETTER_PREFIX: Final = "dead-letter-"

@@ -18,8 +18,6 @@ from nsqext.protocol.headers import KEY_HEADER
 if TYPE_CHECKING:
     from nsqext.client.consumer.options import FailureOptions
 
-__all__ = ("DelayedRequeues", "FailurePolicy", "text_of")
-
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _clock = time.monotonic

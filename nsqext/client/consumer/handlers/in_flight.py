@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from nsqext.client.consumer.message import Message
 
-__all__ = ("TOUCHES", "HeldMessages", "requeue_unanswered", "touch_due")
-
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 TOUCHES = 16

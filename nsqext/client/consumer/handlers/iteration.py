@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from nsqext.client.tasks import BackgroundTasks
     from nsqext.errors import NsqError
 
-__all__ = ("BatchCollector", "ConsumerState", "MessageIteration")
-
 _clock = time.monotonic
 _SLICE = 0.02
 """Seconds after which an iteration that never waits yields to the event loop."""

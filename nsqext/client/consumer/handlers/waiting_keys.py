@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.workers import MessageQueue
     from nsqext.client.consumer.message import Message
 
-__all__ = ("Wait", "WaitName", "WaitingKeys", "take")
-
 WaitName = tuple[bytes, "PartitionOrder | None"]
 """A key, and the partition whose messages of this key wait for a lost one; None if all messages of the key wait."""
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.in_flight import HeldMessages
     from nsqext.client.tasks import BackgroundTasks
 
-__all__ = ("CollectBatch", "Handler", "MessageHandler", "MessageQueue", "Slot", "StallWatch", "Workers")
-
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 Handler = Callable[[Message], Awaitable[object]]

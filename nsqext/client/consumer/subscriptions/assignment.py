@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.options import ConsumerOptions
     from nsqext.client.consumer.position import Position
 
-__all__ = ("Assignment", "Key", "SubscriptionSpec")
-
 Key = int | Address
 """A partition; on the original NSQ, which has no partitions, the address of a node."""
 

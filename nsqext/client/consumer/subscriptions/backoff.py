@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from nsqext.client.consumer.options import BackoffOptions
 
-__all__ = ("Backoff",)
-
 
 class Backoff:
     """The state of one consumer, or of one of its connections.

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from nsqext.client.consumer.message import Message
 
-__all__ = ("DELAYED_MARK", "KEPT", "EarlyMessages")
-
 T = TypeVar("T")
 
 _clock = time.monotonic

@@ -10,8 +10,6 @@ from nsqext.errors import OrderViolation
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
 
-__all__ = ("OrderCheck",)
-
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 

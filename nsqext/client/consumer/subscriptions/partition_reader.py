@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from nsqext.protocol.messages import RawMessage
     from nsqext.transport.connection import Connection
 
-__all__ = ("PartitionReader",)
-
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _READ_SIZE = 65536

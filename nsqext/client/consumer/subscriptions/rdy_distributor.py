@@ -12,8 +12,6 @@ from nsqext.arguments import check_positive
 if TYPE_CHECKING:
     from nsqext.client.consumer.subscriptions.backoff import Backoff
 
-__all__ = ("IDLE", "IDLE_TURN", "RdyDistributor")
-
 K = TypeVar("K", bound=Hashable)
 
 IDLE = 10.0

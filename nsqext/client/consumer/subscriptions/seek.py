@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from nsqext.lookup.node_channels import NodeChannels
     from nsqext.lookup.partition_map import PartitionMap
 
-__all__ = ("ChannelSeeker",)
-
 
 class ChannelSeeker:
     """Records the position that the channel has to be moved to at each partition, and moves it before RDY is sent.

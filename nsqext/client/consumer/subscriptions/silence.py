@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from nsqext.lookup.metadata import MetadataCache
     from nsqext.types import Address
 
-__all__ = ("OpenSubscriptions", "SilenceWatch")
-
 _PAUSE = 4.0
 """Seconds without a message, and seconds between two lookups, of a topic."""
 _JITTER = 1.0

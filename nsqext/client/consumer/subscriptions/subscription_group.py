@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from nsqext.client.events import ClientEvents
     from nsqext.lookup.metadata import MetadataCache
 
-__all__ = ("Pulse", "SubscriptionGroup")
-
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _TICK = 0.25

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.subscriptions.subscriber import SubscriberContext
 
-__all__ = ("TopicSelection", "TopicSubscriptions", "select_topics")
-
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _clock = time.monotonic

@@ -13,8 +13,6 @@ import orjson
 
 from nsqext.errors import InvalidBody, InvalidSetting
 
-__all__ = ("BodyDecoder", "body_decoder", "decode_body", "encode_body", "type_name")
-
 T = TypeVar("T")
 
 _DUMP = {"by_alias": True, "round_trip": True}  # round_trip: without computed fields, which validation may refuse

@@ -20,8 +20,6 @@ from nsqext.errors import InvalidSetting
 if TYPE_CHECKING:
     from nsqext.client.consumer.options import FailureOptions
 
-__all__ = ("CallPlan", "Depends", "Header", "Headers", "Key", "Tag", "message_handler", "plan_call")
-
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 Handler = Callable[[Message], Awaitable[object]]

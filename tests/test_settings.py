@@ -422,6 +422,7 @@ def _sample(setting: Setting) -> str:
 def _value(client: Any, setting: Setting) -> object:
     """Return the value that a client runs with."""
     inner = getattr(client, "_producer", None) or getattr(client, "_consumer", None) or client
+    inner = getattr(inner, "_original", inner)  # of a blocking client
     options = getattr(inner._options, setting.group) if setting.group else inner._options
     return getattr(options, setting.member)
 

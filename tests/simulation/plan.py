@@ -61,6 +61,8 @@ JOINS_SHARE = 0.4
 """Share of those without faults, in which consumers join and leave in order: see `Plan.features`."""
 _JOINS_SECONDS = 20.0
 FILTERS, LATE, PARTED = "filters", "late", "parted"
+_RETURNS = 0.75
+"""Share of the schedules with separated followers in which publishers go on after the separation."""
 SHARES = {FILTERS: 0.05, LATE: 0.02, PARTED: 0.03}
 """Shares of the schedules that have one of these besides: see `Plan.features`."""
 BANK = "bank"
@@ -331,6 +333,8 @@ def _with_parted(plan: Plan) -> Plan:
         "short": [evolve(fault, seconds=random.uniform(0.05, 0.25)) for fault in to_each],
         "last": [*to_each, evolve(to_each[0], kind=random.choice(("kill", "terminate")), at=at + 0.15)],
     }[random.choice(("long", "short", "last"))]
+    if random.random() < _RETURNS:  # then the others store records where the one that returns may have its own
+        faults = [evolve(fault, seconds=min(fault.seconds, 0.5 * (plan.seconds - at))) for fault in faults]
     disk = plan.disk if plan.disk is None or plan.disk.fsync == "always" else None
     return evolve(plan, faults=tuple(faults), replicas=random.choice((2, 3)), disk=disk)
 

@@ -119,11 +119,16 @@ async def test_answers_have_the_epoch_of_listlookup(nodes: LookupNodes) -> None:
     assert [(answer.source, answer.epoch) for answer in answers] == [(A, 3), (B, 7)]
 
 
-async def test_a_node_of_the_original_nsq_is_requested_directly(nodes: LookupNodes) -> None:
+async def test_a_node_of_the_original_nsq_is_requested_directly(
+    nodes: LookupNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsqext.lookup.client._RELIST_SOON", 0.0)  # after a list that failed
     recordings = {answer["path"]: answer for answer in recorded("original.json")}
+    asked: list[str] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
         path = request.url.raw_path.decode()
+        asked.append(path)
         return httpx.Response(recordings[path]["status"], text=recordings[path]["body"])
 
     nodes.route("a:4161", "/listlookup", answer)
@@ -133,6 +138,7 @@ async def test_a_node_of_the_original_nsq_is_requested_directly(nodes: LookupNod
     assert [str(node.tcp) for node in found.nodes] == ["127.0.0.1:14150"]
     (missing,) = await client.lookup("missing")
     assert isinstance(missing.error, TopicNotFound)
+    assert asked.count("/listlookup") == 1
 
 
 async def test_old_and_new_clusters_together(nodes: LookupNodes) -> None:

@@ -16,7 +16,7 @@ import pytest
 import trustme
 from anyio.streams.tls import TLSStream
 
-from nsqext.errors import InvalidState, LookupFailed, LookupUnreachable, NotLookupd
+from nsqext.errors import ConnectionFailed, InvalidState, LookupFailed, LookupUnreachable, NotLookupd
 from nsqext.lookup.http import LookupHttp
 from nsqext.lookup.options import LookupOptions, LookupUrl
 from nsqext.types import Address
@@ -273,3 +273,16 @@ async def test_a_response_that_is_not_http_is_quoted_in_part() -> None:
         with pytest.raises(LookupFailed, match="the response is not HTTP") as caught:
             await ask(address)
     assert len(str(caught.value)) < 1000
+
+
+async def test_the_http_side_of_a_node_that_does_not_respond(closed_address: Address) -> None:
+    client = LookupHttp(LookupOptions())
+    async with serving(answering(b"")) as silent:
+        for address, hint in (
+            (closed_address, "check that the node runs"),
+            (silent, "check that the node's HTTP side can be reached"),
+        ):
+            with pytest.raises(ConnectionFailed, match="no response to /stats: ") as caught:
+                await client.fetch_node(address, "/stats", {}, failure=ConnectionFailed)
+            assert (caught.value.node, caught.value.hint) == (str(address), hint)
+    await client.aclose()

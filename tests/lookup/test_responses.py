@@ -134,6 +134,7 @@ def test_producers_that_lead_nothing_are_nodes_without_partitions() -> None:
         (200, b'{"status_code":"x","status_txt":7}', "responded x 7"),
         (200, b"\xff\xfe\x00", "not a response of nsqlookupd"),
         (200, b"[" * 100_000, "not a response of nsqlookupd"),
+        (200, b'{"channels":["a"', "not a response of nsqlookupd: HTTP 200 with b'{"),
     ],
 )
 def test_unexpected_responses_are_refused_with_a_hint(status: int, body: bytes, text: str) -> None:
@@ -279,6 +280,13 @@ def test_the_list_of_lookup_nodes_is_capped_and_has_the_leader(count: int) -> No
     nodes = read_lookup_nodes({"lookupdnodes": listed, "lookupdleader": listed[-1]}, SOURCE)
     assert len(nodes) == 64
     assert [node.address.host for node in nodes if node.leader] == [f"l{count - 1}"]
+
+
+def test_a_list_of_lookup_nodes_keeps_its_order_up_to_the_cap() -> None:
+    listed = [{"ID": str(number), "NodeIP": f"l{number}", "HttpPort": "4161", "Epoch": 1} for number in range(4)]
+    data = {"lookupdnodes": listed, "lookupdleader": listed[-1]}
+    for most, hosts in ((5, ["l0", "l1", "l2", "l3"]), (4, ["l0", "l1", "l2", "l3"]), (3, ["l3", "l0", "l1"])):
+        assert [node.address.host for node in read_lookup_nodes(data, SOURCE, most)] == hosts
 
 
 def test_lookup_nodes_that_list_the_same_nodes_share_them() -> None:

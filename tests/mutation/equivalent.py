@@ -82,6 +82,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "both borders are equally far from the fair share",
     (
         "lookup/client.py",
+        "Lt to LtE",
+        "and anyio.current_time() < health.last + self.options.retry_failed",
+    ): "a pause that ends at this moment has ended, or ends a moment later",
+    (
+        "lookup/client.py",
         "Gt to GtE",
         "if node.epoch > known.epoch:",
     ): "descriptions of a node of the same epoch are equal",

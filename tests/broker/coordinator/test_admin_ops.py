@@ -363,3 +363,12 @@ def test_a_cluster_is_stable_while_every_node_is_alive_and_every_replica_in_sync
     assert not coordinator.stable
     state.in_sync.append(missing)
     assert coordinator.stable
+
+
+@pytest.mark.parametrize("registers", [False, True])
+def test_nodes_create_channels_unless_the_topic_registers_them(registers: bool) -> None:
+    coordinator = make_coordinator()
+    admin.create_topic(coordinator, "t", TopicSpec(1, 2, disable_channel_auto_create=registers))
+    assert {hosted(coordinator, name).auto_create_channels for name in roles(coordinator)} == {not registers}
+    admin.update_topic(coordinator, "t", disable_channel_auto_create=not registers)
+    assert {hosted(coordinator, name).auto_create_channels for name in roles(coordinator)} == {registers}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -18,6 +18,7 @@ from nsqext.protocol.server.request_error import RequestError
 from tests.support.coordinators import bodies, hosted, make_coordinator, publish, running, until, wrong_roles
 
 if TYPE_CHECKING:
+    from nsqext.broker.coordinator.members import Member
     from nsqext.broker.engine.partition import Partition
     from nsqext.protocol.messages import RawMessage
 
@@ -224,6 +225,40 @@ async def test_a_frozen_leader_loses_leadership_and_unreplicated_messages() -> N
         membership.thawed(coordinator, member)
         await until(coordinator, "sync=n1,n2,n3")
         assert bodies(coordinator, leader) == [b"one", b"two"]
+
+
+@pytest.mark.anyio
+async def test_a_leader_that_thaws_within_its_lease_leads_without_the_followers_that_left_meanwhile() -> None:
+    """Without them, a publish does not wait for replicas that do not answer."""
+    options = CoordinatorOptions(lease=3600.0)
+    async with running(options=options) as coordinator:
+        leader = create(coordinator, 3)
+        state = coordinator.replica_sets["t", 0].state
+        gone, stays = (name for name in state.replicas if name != leader)
+        member = coordinator.members[leader]
+        member.node.faults.freeze()
+        membership.silent(coordinator, member)
+        membership.left(coordinator, coordinator.members[gone])
+        assert set(state.in_sync) == {leader, gone, stays}
+        epoch = state.epoch
+        member.node.faults.thaw()
+        membership.thawed(coordinator, member)
+        assert (state.leader, state.epoch, set(state.in_sync)) == (leader, epoch, {leader, stays})
+        assert coordinator.leases == {}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("ends", [membership.left, membership.returned, membership.thawed])
+async def test_a_node_that_leaves_or_returns_has_no_lease_any_more(
+    ends: Callable[[Coordinator, Member], None],
+) -> None:
+    async with running(options=CoordinatorOptions(lease=3600.0)) as coordinator:
+        leader = create(coordinator, 2)
+        member = coordinator.members[leader]
+        membership.silent(coordinator, member)
+        assert set(coordinator.leases) == {leader}
+        ends(coordinator, member)
+        assert coordinator.leases == {}
 
 
 @pytest.mark.anyio

@@ -63,7 +63,8 @@ def worker(name: str, pool: str = "prefork") -> Iterator[subprocess.Popen[bytes]
             process.wait()
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+# each pool, and each generation
+@pytest.mark.parametrize(("cluster", "pool"), [("ha", "prefork"), ("nsq", "threads")], indirect=["cluster"])
 def test_a_worker_runs_tasks_answers_ping_and_drains(tasks: Any, pool: str) -> None:
     for number in range(50):
         tasks.note.delay(number)
@@ -75,7 +76,9 @@ def test_a_worker_runs_tasks_answers_ping_and_drains(tasks: Any, pool: str) -> N
         assert process.wait(25) == 0
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize(
+    ("cluster", "pool"), [("ha", "solo"), ("ha", "threads"), ("nsq", "prefork")], indirect=["cluster"]
+)
 def test_a_task_longer_than_msg_timeout_and_heartbeats_runs_once(tasks: Any, pool: str) -> None:
     tasks.note.delay(1, 4.5)  # msg_timeout is 3 s
     with worker("long", pool):
@@ -129,6 +132,7 @@ def test_late_acknowledged_tasks_survive_the_kill_of_a_worker(tasks: Any) -> Non
         eventually(lambda: notes() == set(range(100)), seconds=60.0)
 
 
+@pytest.mark.parametrize("cluster", ["ha"], indirect=True)
 def test_the_example_runs(cluster: Cluster) -> None:
     env = {**os.environ, "BROKER_URL": f"nsq://{cluster.lookupd[0]}", "PYTHONUNBUFFERED": "1"}
     python = [sys.executable, "-m"]

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """What channels do does not depend on the event loop of a client."""
+    return "asyncio"
+
+
 HOUR = 3600.0
 
 

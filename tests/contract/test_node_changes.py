@@ -24,6 +24,12 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """What nodes do does not depend on the event loop of a client."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
 def topic(cluster_under_test: ClusterUnderTest) -> Iterator[str]:
     """A topic of one partition for all tests: a real cluster takes up to two minutes until it accepts publishes."""
     name = f"contract_node_{token_hex(4)}"

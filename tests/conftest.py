@@ -106,21 +106,38 @@ def closed_address() -> Iterator[Address]:
 
 _ROOT = Path(__file__).parents[1]
 _LONG = (
+    "tests/transactions/test_failures.py",
+    "tests/integrations/celery/test_worker.py",
+    "tests/soak/test_tasks.py",
     "tests/docs/test_snippets.py",
+    "tests/cli/test_every_command.py",
+    "tests/stories/test_orders.py",
+    "tests/spark/test_exactly_once.py",
+    "tests/simulation/test_schedules.py",
+    "tests/contract/test_delays.py",
     "tests/docs/test_migration.py",
+    "tests/docs/test_examples.py",
+    "tests/soak/test_bank.py",
+    "tests/soak/test_soak.py",
     "tests/interop/test_clients.py",
     "tests/delays/test_kill.py",
-    "tests/stories/test_migrated_services.py",
     "tests/web/test_browser.py",
+    "tests/contract/test_key_tags_kills.py",
+    "tests/cli/messages/test_relay_and_trace.py",
+    "tests/cli/messages/test_client_commands.py",
+    "tests/cli/servers/test_programs.py",
+    "tests/cli/workers/test_run.py",
+    "tests/stories/test_migrated_services.py",
     "tests/testing/test_plugin.py",
-    "tests/test_conftest.py",
-    "tests/soak/test_soak.py",
     "tests/contract/test_consume.py",
     "tests/client/consumer/test_order_after_reconnect.py",
     "tests/client/consumer/subscriptions/test_topics.py",
-    "tests/broker/engine/test_partition_machine.py",
+    "tests/test_conftest.py",
 )
 """Files that take longest; one that was started last would be waited for."""
+
+_SPREAD = ("tests/docs/test_snippets.py", "tests/simulation/test_schedules.py")
+"""Files whose tests share nothing, and run in any worker."""
 
 
 @cache
@@ -155,20 +172,24 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Start three workers for each core, because tests wait for sockets and timers for more than half of their time."""
-    return min(3 * (os.cpu_count() or 1), 8)
+    """Start four workers for each core, because tests wait for sockets and timers for two thirds of their time."""
+    return min(4 * (os.cpu_count() or 1), 8)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Run each file in one worker, because its tests share a cluster; files with a Spark session share a worker."""
+    """Run a file in one worker, because its tests share a cluster; files with a Spark session share a worker."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
     files = LoadFileScheduling(config, log)
-    own = files._split_scope
-    files._split_scope = lambda nodeid: "tests/spark" if _uses_spark(_file_of(nodeid)) else own(nodeid)
+
+    def scope(nodeid: str) -> str:
+        file = _file_of(nodeid)
+        return "tests/spark" if _uses_spark(file) else nodeid if file in _SPREAD else file
+
+    files._split_scope = scope
     return files
 
 

@@ -139,13 +139,13 @@ def test_keys_that_are_shared_by_tags_keep_their_order(seed: int) -> None:
 
 
 def test_a_bucket_with_two_owners_is_found() -> None:
-    """With seed 40, consumers that do not look before they request messages share buckets."""
+    """Consumers that do not look before they request messages share buckets."""
 
     async def claim_all(self: KeyBuckets, tag: str) -> bool:
         return True
 
     with patch.object(KeyBuckets, "_is_alone", claim_all):
-        assert "keyed" in text_of(run_one(40, features=("key_tags",)).error)
+        assert any("keyed" in text_of(run_one(seed, features=("key_tags",)).error) for seed in range(1, 11))
 
 
 @pytest.mark.parametrize("features", [("joins",), ("joins", "key_tags")], ids=["command", "tags"])

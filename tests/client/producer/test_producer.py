@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
@@ -21,6 +21,7 @@ from nsqext.errors import (
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER, decompress_body
 from nsqext.protocol.headers import DUE_HEADER, TAG_HEADER, decode_headers
 from nsqext.protocol.trace_reply import encode_trace_reply
+from nsqext.transport.connection import Connection
 from tests.support.fake_lookupd import node_json
 from tests.support.fake_nsqd import PLAIN, Answer, error, obey, ok, scripted_lookup, scripted_node, until
 from tests.support.machine_pauses import unless_paused
@@ -382,3 +383,31 @@ async def test_a_publish_waits_for_a_leader_while_no_partition_has_one() -> None
         tasks.start_soon(lead)
         await producer.publish("t", b"late")
         assert bodies(node) == [b"late"]
+
+
+async def test_each_request_may_take_the_whole_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[float] = []
+    send = Connection.send_request
+
+    async def record(connection: Connection, command: Any, deadline: float, **settings: Any) -> bytes:
+        if bytes(command).startswith((b"PUB", b"MPUB")):
+            left.append(deadline - time.monotonic())
+        return await send(connection, command, deadline, **settings)
+
+    monkeypatch.setattr(Connection, "send_request", record)
+    async with producing({}, timeout=60.0) as (producer, _, _):
+        for key in (None, "k"):  # the first one connects
+            await producer.publish("t", b"x", key=key)
+            await producer.publish("t", b"x", key=key)
+            await producer.publish_many("t", [b"y", b"z"], key=key)
+    assert len(left) == 6
+    assert all(30.0 < seconds <= 60.0 for seconds in left)
+
+
+async def test_a_connected_producer_refuses_a_partition_that_is_no_number() -> None:
+    async with producing({}) as (producer, _, _):
+        for partition in (0, None):
+            await producer.publish("t", b"x", partition=partition)
+        for wrong in (True, 0.0, "0", -1, 1):
+            with pytest.raises(InvalidPartition):
+                await producer.publish("t", b"x", partition=wrong)  # type: ignore[arg-type]

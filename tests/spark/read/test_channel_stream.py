@@ -101,6 +101,35 @@ def test_a_batch_is_finished_when_spark_requests_the_next_one(original: Cluster,
         late.stop()
 
 
+def test_a_completed_batch_is_finished_when_the_query_ends(original: Cluster, topic: str) -> None:
+    publish(original, topic, 10)
+    source = reader(original, topic, maxOffsetsPerTrigger="5")
+    found, middle = read_on(source, source.initialOffset(), 5)
+    source.commit(middle)
+    source.stop()
+    late = reader(original, topic)
+    try:
+        others, _ = read_on(late, late.initialOffset(), 10 - len(found))
+        assert sorted(found + others) == list(range(10))
+    finally:
+        late.stop()
+
+
+def test_a_batch_is_read_as_soon_as_there_is_a_message(
+    original: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel_batches, "_WAIT", 3600.0)
+    source = reader(original, topic)
+    try:
+        start = source.initialOffset()
+        for number in range(3):
+            publish(original, topic, 1, number)
+            batches, start = source.read(start)
+            assert values(batches) == [number]
+    finally:
+        source.stop()
+
+
 def test_messages_of_an_incomplete_batch_are_delivered_again(original: Cluster, topic: str) -> None:
     publish(original, topic, 10)
     source = reader(original, topic, maxOffsetsPerTrigger="5")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsqext import OutgoingMessage
@@ -47,6 +47,11 @@ def test_a_batch_command_is_line_size_and_body(items: list[bytes]) -> None:
 
 
 @given(st.lists(st.integers(min_value=0, max_value=310), min_size=1, max_size=40))
+@example([300])
+@example([301])
+@example([245] * 4)  # 1000 bytes
+@example([1] * 8)
+@example([1] * 9)
 def test_only_values_that_servers_accept_use_the_fast_path(sizes: list[int]) -> None:
     bodies = [b"x" * size for size in sizes]
     target = _route().at(0)

@@ -106,6 +106,16 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         'if None in kinds or len({one["port"] is None for one in kinds if one is not None}) > 1:',
     ): "whether both have a port or both have none",
     (
+        "spark/read/anchor.py",
+        "number + 1",
+        "counts = {key: starts.get(key, existing.get(key, 0)) for key in keys}",
+    ): "each partition has an anchor or is started",
+    (
+        "spark/read/channel_batches.py",
+        "Gt to GtE",
+        "late = self._frozen_at is not None and message.timestamp > self._frozen_at",
+    ): "a message that is stored in the nanosecond in which a query freezes may belong to it or not",
+    (
         "spark/read/batch_plan.py",
         "Lt to LtE",
         "if since is not None and start < end:",

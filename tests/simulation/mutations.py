@@ -176,7 +176,7 @@ def _elect_any(right: Any, coordinator: Any, replicas: Any) -> bool:
 
 
 def _no_wait(right: Any, self: Any, message: Any) -> None:
-    """Lanes go on with later messages of a key while the server holds one of it."""
+    """Lanes continue with later messages of a key while the server holds one of it."""
     right(self, message)
     for (key, order), wait in list(self._waits.items()):
         if wait.message is message:

@@ -62,7 +62,7 @@ JOINS_SHARE = 0.4
 _JOINS_SECONDS = 20.0
 FILTERS, LATE, PARTED = "filters", "late", "parted"
 _RETURNS = 0.75
-"""Share of the schedules with separated followers in which publishers go on after the separation."""
+"""Share of the schedules with separated followers in which publishers continue after the separation."""
 SHARES = {FILTERS: 0.05, LATE: 0.02, PARTED: 0.03}
 """Shares of the schedules that have one of these besides: see `Plan.features`."""
 BANK = "bank"

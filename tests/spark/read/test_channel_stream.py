@@ -41,7 +41,7 @@ def original() -> Iterator[Cluster]:
 @pytest.fixture
 def topic(original: Cluster, request: pytest.FixtureRequest) -> str:
     """A topic with a channel."""
-    name: str = request.node.name[-40:]
+    name = "".join(letter if letter.isalnum() else "_" for letter in request.node.name)[-40:]
     original.create_topic(name, channels=["spark"])
     return name
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ from nsqext.protocol.tls_layer import TlsLayer
 from nsqext.types import TopicMeta
 
 if TYPE_CHECKING:
-    from nsqext.broker.nsqd.session import Handler, Session
+    from nsqext.broker.nsqd.session import Session
     from nsqext.protocol.server.command_parser import Command
 
 
@@ -86,26 +85,28 @@ def _create_topic(session: Session, command: Command) -> None:
     session.answer(OK)
 
 
-_COMMANDS: Mapping[bytes, Handler] = {
-    b"PUB": publish.publish,
-    b"PUB_TRACE": publish.publish,
-    b"PUB_EXT": publish.publish,
-    b"MPUB": publish.publish_batch,
-    b"MPUB_TRACE": publish.publish_batch,
-    b"MPUB_EXT": publish.publish_batch,
-    b"FIN": consume.fin,
-    b"REQ": consume.req,
-    b"TOUCH": consume.touch,
-    b"RDY": consume.rdy,
-    b"NOP": nop,
-    b"SUB": consume.sub,
-    b"SUB_ADVANCED": consume.sub_advanced,
-    b"SUB_ORDERED": consume.sub_ordered,
-    b"CLS": consume.cls,
-    b"IDENTIFY": identify,
-    b"AUTH": auth,
-    b"INTERNAL_CREATE_TOPIC": _create_topic,
-}
-
-REDESIGNED = Dialect(_COMMANDS, CommandValidator, missed_heartbeats=3)
+REDESIGNED = Dialect(
+    {
+        b"PUB": publish.publish,
+        b"PUB_TRACE": publish.publish,
+        b"PUB_EXT": publish.publish,
+        b"MPUB": publish.publish_batch,
+        b"MPUB_TRACE": publish.publish_batch,
+        b"MPUB_EXT": publish.publish_batch,
+        b"FIN": consume.fin,
+        b"REQ": consume.req,
+        b"TOUCH": consume.touch,
+        b"RDY": consume.rdy,
+        b"NOP": nop,
+        b"SUB": consume.sub,
+        b"SUB_ADVANCED": consume.sub_advanced,
+        b"SUB_ORDERED": consume.sub_ordered,
+        b"CLS": consume.cls,
+        b"IDENTIFY": identify,
+        b"AUTH": auth,
+        b"INTERNAL_CREATE_TOPIC": _create_topic,
+    },
+    CommandValidator,
+    missed_heartbeats=3,
+)
 """The redesigned generation."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
@@ -26,11 +26,14 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.channel.channel import Channel
     from nsqext.broker.engine.publish import Stored
     from nsqext.broker.nsqd.node import Hosted
-    from nsqext.broker.nsqd.session import Handler, Session
+    from nsqext.broker.nsqd.session import Session
     from nsqext.protocol.messages import RawMessage
     from nsqext.protocol.server.command_parser import Command
 
 _ID_SIZE = 16
+_VERBS = frozenset((b"PUB", b"MPUB", b"DPUB"))
+_SINGLE = frozenset((b"PUB", b"DPUB"))
+_MS = 1_000_000
 
 
 class ClassicSubscriber(SessionSubscriber):
@@ -140,26 +143,6 @@ def _acknowledge(session: Session, command: Command) -> None:
         raise RequestError(f"E_{verb}_FAILED", text, fatal=False) from None
 
 
-_COMMANDS: Mapping[bytes, Handler] = {
-    b"PUB": _publish,
-    b"MPUB": _publish,
-    b"DPUB": _publish,
-    b"FIN": _acknowledge,
-    b"REQ": _acknowledge,
-    b"TOUCH": _acknowledge,
-    b"RDY": rdy,
-    b"NOP": nop,
-    b"SUB": _sub,
-    b"CLS": cls,
-    b"IDENTIFY": identify,
-    b"AUTH": auth,
-}
-
-_VERBS = frozenset((b"PUB", b"MPUB", b"DPUB"))
-_SINGLE = frozenset((b"PUB", b"DPUB"))
-_MS = 1_000_000
-
-
 def parse_delay(word: bytes, text: str) -> int:
     """Return the milliseconds of REQ and DPUB; as nanoseconds in 64 bits, enormous delays turn into others."""
     return wrap(base10(word, text) * _MS) // _MS
@@ -206,4 +189,22 @@ class ClassicValidator(CommandValidator):
         return BatchReader(words[0], self._limits, Target(self.topic)) if words[0] in BATCH_VERBS else None
 
 
-CLASSIC = Dialect(_COMMANDS, ClassicValidator, missed_heartbeats=2)
+CLASSIC = Dialect(
+    {
+        b"PUB": _publish,
+        b"MPUB": _publish,
+        b"DPUB": _publish,
+        b"FIN": _acknowledge,
+        b"REQ": _acknowledge,
+        b"TOUCH": _acknowledge,
+        b"RDY": rdy,
+        b"NOP": nop,
+        b"SUB": _sub,
+        b"CLS": cls,
+        b"IDENTIFY": identify,
+        b"AUTH": auth,
+    },
+    ClassicValidator,
+    missed_heartbeats=2,
+)
+"""The original generation."""

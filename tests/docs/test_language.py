@@ -1,7 +1,6 @@
 """The language of documentation, docstrings, comments and messages: plain technical English.
 
-The phrases below belong to a private dialect that earlier texts were written in. Documentation and package are free of
-them. Other folders have a number of occurrences that may only decrease.
+The phrases below belong to a private dialect that earlier texts were written in. All folders are free of them.
 """
 
 from __future__ import annotations

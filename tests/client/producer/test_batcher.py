@@ -115,6 +115,22 @@ async def test_a_batch_is_published_as_soon_as_it_is_full() -> None:
             assert [len(body) for body in publisher.batches[-1]] == list(sizes)
 
 
+async def test_lingering_begins_with_the_first_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[float] = []
+    wait = anyio.move_on_after
+
+    def record(delay: float) -> anyio.CancelScope:
+        begun.append(delay)
+        return wait(delay)
+
+    monkeypatch.setattr(anyio, "move_on_after", record)
+    async with _batcher(_Publisher(), BatcherLimits(linger=59, max_count=2)) as batcher:
+        for count, body in enumerate((b"x", b"y", b"z"), 1):
+            await anyio.wait_all_tasks_blocked()
+            assert begun.count(59) == count // 2
+            await batcher.add(body)
+
+
 async def test_lingering_ends() -> None:
     publisher = _Publisher()
     async with _batcher(publisher, BatcherLimits(linger=0.01)) as batcher:

@@ -14,8 +14,6 @@ from nsqext.errors import InvalidSetting
 if TYPE_CHECKING:
     from nsqext.protocol.server.negotiate import ServerLimits
 
-__all__ = ("ClusterOptions",)
-
 MIB = 1024 * 1024
 _TIMES = ("lease", "join_pause", "replace_after", "inactive_producer_timeout", "tombstone_lifetime", "lookup_ping")
 
@@ -80,19 +78,12 @@ class ClusterOptions:
 
 @frozen
 class ClusterShape:
-    """Number of servers, generation and data path of a cluster.
+    """Number of servers, generation and data path of a cluster."""
 
-    Attributes:
-        nodes: number of nsqd.
-        lookupds: number of nsqlookupd.
-        generation: ``ha`` (redesigned) or ``nsq`` (original).
-        data_path: folder of messages and topics; None to keep them in memory.
-    """
-
-    nodes: int = 3
-    lookupds: int = 1
-    generation: str = "ha"
-    data_path: Path | None = None
+    nodes: int = 3  # number of nsqd
+    lookupds: int = 1  # number of nsqlookupd
+    generation: str = "ha"  # ``ha`` (redesigned) or ``nsq`` (original)
+    data_path: Path | None = None  # folder of messages and topics; None to keep them in memory
 
     def __attrs_post_init__(self) -> None:
         check_number("nodes", self.nodes, 1, 64)

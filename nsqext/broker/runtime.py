@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from nsqext.broker.options import ClusterOptions, ClusterShape
     from nsqext.protocol.server.negotiate import ServerLimits
 
-__all__ = ("NodeChange", "Runtime")
-
 
 class NodeChange(Enum):
     """What happened to an nsqd."""
@@ -44,16 +42,7 @@ class NodeChange(Enum):
 
 
 class Runtime(ABC):
-    """Nodes and lookup nodes; every method but `__init__` runs in the event loop.
-
-    Args:
-        shape: number of servers, generation and data path.
-        options: further settings.
-        limits: limits of the nodes.
-
-    Raises:
-        InvalidSetting: the limits are those of the other generation.
-    """
+    """Nodes and lookup nodes; every method but `__init__` runs in the event loop."""
 
     def __init__(self, shape: ClusterShape, options: ClusterOptions, limits: ServerLimits) -> None:
         if limits.generation != shape.generation:
@@ -61,8 +50,9 @@ class Runtime(ABC):
                 f"the limits are those of the generation {limits.generation!r}, the nodes of {shape.generation!r}",
                 hint="ServerLimits.original() has those of the original NSQ, ServerLimits() those of the redesigned",
             )
-        self.shape = shape
-        self.options = options
+        self.shape = shape  # number of servers, generation and data path
+        self.options = options  # further settings
+        # limits of the nodes
         self.limits: ServerLimits = evolve(
             limits, tls=limits.tls or options.tls is not None, auth=limits.auth or bool(options.auth_addresses)
         )
@@ -82,8 +72,7 @@ class Runtime(ABC):
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Run until `stop`, then close every socket and release every port.
 
-        Raises:
-            InvalidSetting: an address or the data path is in use or cannot be used.
+        Raises `InvalidSetting` if an address or the data path is in use or cannot be used.
         """
         with locked(self.shape.data_path, make=True):
             await self._run(task_status)

@@ -12,8 +12,6 @@ from nsqext.protocol.identify import DISPATCH_TYPES
 from nsqext.protocol.names import MAX_TAG_BYTES
 from nsqext.protocol.server.request_error import RequestError
 
-__all__ = ("ClientSettings", "Generation", "ServerLimits", "identify_reply", "negotiate")
-
 Generation = str
 """``ha`` (redesigned) or ``nsq`` (original)."""
 
@@ -139,8 +137,7 @@ def _decode(body: bytes, limits: ServerLimits) -> dict[str, Any]:
 def negotiate(body: bytes, limits: ServerLimits, settings: ClientSettings) -> None:
     """Apply the JSON body of IDENTIFY to a connection's settings, in the order in which servers check it.
 
-    Raises:
-        RequestError: with the server's text (captured: identify_bounds, identify_malformed); always fatal.
+    Raises `RequestError` with the server's text (captured: identify_bounds, identify_malformed); always fatal.
     """
     data = _decode(body, limits)
     settings.raw = data

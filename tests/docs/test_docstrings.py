@@ -9,9 +9,6 @@ import ast
 import re
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
-
-import pytest
 
 from tests.support.programs import ROOT
 
@@ -40,7 +37,11 @@ def described(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, str
                 yield f"{prefix}{name}", said.value
 
 
-@pytest.mark.parametrize("module", _MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_no_first_line_is_taken_for_a_type(module: Path) -> None:
-    found = described(ast.parse(module.read_text(encoding="utf-8")).body)
-    assert [name for name, said in found if ":" in _LITERAL.sub("", said.partition("\n")[0])] == []
+def test_no_first_line_is_taken_for_a_type() -> None:
+    found = [
+        (f"{module.relative_to(ROOT)}: {name}", said)
+        for module in _MODULES
+        for name, said in described(ast.parse(module.read_text(encoding="utf-8")).body)
+    ]
+    assert len(found) > 100
+    assert [where for where, said in found if ":" in _LITERAL.sub("", said.partition("\n")[0])] == []

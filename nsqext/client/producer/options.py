@@ -47,9 +47,9 @@ class ProducerSettings(ConnectionSettings, LookupSettings, total=False):
     """Settings of producers; times in seconds, sizes in bytes."""
 
     transport: Literal["tcp", "http"]
-    """How messages are sent. ``http`` is for places where TCP does not pass. It sends to the HTTP side of the nodes that
-    lookup lists (``address_map`` leads elsewhere), or with ``nsqd`` to these HTTP addresses, ``https://gateway/path``
-    too. A batch of messages with headers or trace ids is sent one by one.
+    """How messages are sent. ``http`` is for places where TCP does not pass. It sends to the HTTP side of the nodes
+    that lookup lists (``address_map`` leads elsewhere), or with ``nsqd`` to these HTTP addresses,
+    ``https://gateway/path`` too. A batch of messages with headers or trace ids is sent one by one.
     """
     timeout: float
     """For one publish with all its attempts."""

@@ -64,6 +64,14 @@ class Meter:
         self.seen |= {message.body[:6] for message in messages}
 
 
+async def test_a_message_waits_for_the_budget_unless_it_has_reserved_its_bytes() -> None:
+    owner, budget = RecordingOwner(), UnpackBudget(10)
+    one, two, free = (make_message(owner, number, b"x" * 9) for number in range(3))
+    one.budget = two.budget = budget
+    assert [one.try_unpack(), two.try_unpack(), one.try_unpack(), free.try_unpack()] == [True, False, True, True]
+    assert (budget.holds(one), budget.holds(two), budget.used) == (True, False, 9)
+
+
 @pytest.mark.parametrize("members", [{}, {"key": "##key"}, {"key": lambda message: message.body[:6]}])
 async def test_handlers_have_no_more_unpacked_bytes_than_the_bound(cluster: Cluster, members: dict[str, Any]) -> None:
     topic, meter = await fill(cluster), Meter()

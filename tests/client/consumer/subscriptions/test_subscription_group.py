@@ -198,6 +198,14 @@ async def test_rdy_is_shared_as_soon_as_connections_come_and_go() -> None:
     assert bench.group.opened == 3
 
 
+async def test_the_share_of_a_connection_is_two_messages_or_more() -> None:
+    bench, shares = Bench(9), [Bench(9).group.share]
+    for number in range(6):
+        bench.add(Connection(partition=number))
+        shares.append(bench.group.share)
+    assert shares == [9, 9, 4, 3, 2, 2, 2]
+
+
 async def test_a_paused_topic_gets_no_messages_on_connections_of_now_and_later() -> None:
     bench, other = Bench(), Connection("u")
     before, after = Connection("t", 0), Connection("t", 1)

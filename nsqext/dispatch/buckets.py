@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from nsqext.arguments import is_whole
 from nsqext.dispatch.ranges import position_of
 from nsqext.errors import InvalidSetting
 
@@ -19,7 +20,7 @@ _MOST = 1024
 
 def check_key_tags(count: int) -> None:
     """Raise `InvalidSetting` for an invalid number of buckets."""
-    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= _MOST:
+    if not is_whole(count, 0, _MOST):
         raise InvalidSetting(f"key_tags={count!r} is not a number of buckets, 0 to {_MOST}")
 
 

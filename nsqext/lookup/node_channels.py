@@ -62,17 +62,7 @@ class NodeChannels:
         self._http = http
 
     async def exists(self, node: Address, topic: str, partition: int, channel: str) -> bool:
-        """Return whether a node has a channel at a partition that it leads.
-
-        Args:
-            node: HTTP address of the node.
-            topic: name of the topic.
-            partition: the partition.
-            channel: name of the channel.
-
-        Raises:
-            PartitionUnavailable: the node does not respond.
-        """
+        """Return whether a node has a channel at a partition that it leads; raises PartitionUnavailable."""
         return any(found.get("channel_name") == channel for found in await self._channels(node, topic, partition))
 
     async def _channels(self, node: Address, topic: str, partition: int) -> list[dict[str, Any]]:
@@ -94,13 +84,9 @@ class NodeChannels:
         """Return how many connections are subscribed to a channel at a partition; 0 where there is no such channel.
 
         Args:
-            node: HTTP address of the node.
-            topic: name of the topic.
             partition: the partition; negative at the original NSQ.
-            channel: name of the channel.
 
-        Raises:
-            PartitionUnavailable: the node does not respond.
+        Raises PartitionUnavailable.
         """
         for found in await self._channels(node, topic, partition):
             if found.get("channel_name") == channel:
@@ -123,13 +109,9 @@ class NodeChannels:
         """Return where the log of a partition begins and ends, and where a channel is.
 
         Args:
-            node: HTTP address of the node that leads the partition.
-            topic: name of the topic.
-            partition: the partition.
             channel: name of the channel; may be missing.
 
-        Raises:
-            PartitionUnavailable: the node does not respond, or does not lead the partition.
+        Raises PartitionUnavailable.
         """
         for found in await self._partitions(node, topic, partition):
             start, end = found.get("backend_start"), found.get("backend_depth")
@@ -147,14 +129,10 @@ class NodeChannels:
         moved before RDY is sent.
 
         Args:
-            node: HTTP address of the partition's leader.
-            topic: name of the topic.
-            partition: the partition.
             channel: name of the channel; it has to exist.
             position: ``kind:number``, in the words of the protocol.
 
-        Raises:
-            PartitionUnavailable: the node cannot be reached, or refuses.
+        Raises PartitionUnavailable.
         """
         try:
             params, body = {"channel": channel}, position.encode()
@@ -178,32 +156,17 @@ async def ask_node(
     """Send a request about a partition, a topic or the whole node; return the body of its response.
 
     Args:
-        http: sends the request.
-        method: HTTP method.
-        node: HTTP address of the node.
-        path: path of the URL.
         topic: name of the topic; None for all topics of the node.
         partition: the partition; None for all of them, negative at the original NSQ.
-        params: further parameters of the URL.
-        body: body of the request.
 
-    Raises:
-        ChannelNotRegistered: the topic accepts registered channels only.
-        PartitionUnavailable: no usable response, or an error status.
+    Raises ChannelNotRegistered or PartitionUnavailable.
     """
     where: dict[str, str | int] = {} if topic is None else {"topic": topic}
     if partition is not None and partition >= 0:
         where["partition"] = partition
-    try:
-        status, answer = await http.fetch(node, path, {**where, **params}, method, body)
-    except LookupFailed as error:
-        raise PartitionUnavailable(
-            f"no response to {path}: {error.message}",
-            topic=topic,
-            partition=partition,
-            node=error.node,
-            hint=error.hint or "is the node's HTTP side up?",
-        ) from error
+    status, answer = await http.fetch_node(
+        node, path, {**where, **params}, method, body, topic=topic, partition=partition
+    )
     if status == 200:
         return answer
     shown = answer[:_SHOWN].decode("utf-8", "replace")

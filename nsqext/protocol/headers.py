@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from math import inf
 from typing import Any
 
 import orjson
 
+from nsqext.arguments import is_whole
 from nsqext.errors import InvalidHeader, ProtocolError
 from nsqext.protocol.extjson import UnreadableHeader, encodable, read_leniently
 from nsqext.protocol.names import check_tag, check_trace_id
@@ -161,7 +163,7 @@ def decode_headers(encoded: bytes) -> dict[str, Any]:
 def header_text(headers: Mapping[str, Any], name: str) -> str | None:
     """Return a header as text; None unless it is text that is not empty, or a whole number."""
     value = headers.get(name)
-    return str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "" else None
+    return str(value) if (isinstance(value, str) and value) or is_whole(value, -inf) else None
 
 
 def tag_of(headers: Mapping[str, Any]) -> str | None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from nsqext import OutgoingMessage, Position
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.subscriptions import seek as seeking
-from nsqext.client.consumer.subscriptions.assignment import Assignment, SubscriptionSpec
+from nsqext.client.consumer.subscriptions.assignment import Assignment
 from nsqext.client.events import ClientEvents
 from nsqext.client.producer import connection_pool as pool_module
 from nsqext.client.producer.batcher import Batcher, BatcherLimits
@@ -337,8 +337,9 @@ def test_all_seeks_end_and_the_last_one_decides_the_position(
             raise PartitionUnavailable("not now")
         moved.append(position)
 
-    channels: Any = SimpleNamespace(move=move_channel)
-    seeker = seeking.ChannelSeeker("t", SubscriptionSpec("ch", ConsumerOptions()), {0: place}, live, lambda: channels)
+    metadata = SimpleNamespace(channels=SimpleNamespace(move=move_channel))
+    context: Any = SimpleNamespace(channel="ch", options=ConsumerOptions(), metadata=metadata)
+    seeker = seeking.ChannelSeeker("t", context, {0: place}, live)
 
     async def keep() -> None:
         while True:

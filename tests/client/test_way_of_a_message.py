@@ -24,6 +24,10 @@ WAYS = {
 }
 _TIMERS = {"client/tasks.py"}
 """Files of tasks that run beside the message."""
+_WARM = 2000
+"""Messages before the traced ones: RDY does not limit the consumer any more, as in one that has run for a while."""
+_TRACED = 5
+"""Messages that are traced one after the other; the shortest way counts, because timers run beside some of them."""
 
 
 class Trace:
@@ -54,36 +58,44 @@ class Trace:
 
 
 async def traced() -> dict[str, list[str]]:
-    """Publish, handle and finish a message on open connections; return the files of each stage."""
-    trace = Trace()
-    handled, ended = anyio.Event(), anyio.Event()
+    """Publish, handle and finish messages on open connections; return the files of each stage."""
+    traces: list[Trace] = []
+    warm, ended = 0, anyio.Event()
     with Cluster(nodes=1) as cluster:
         cluster.create_topic("t", channels=["ch"])
         consumer = Consumer("t", "ch", lookupd=cluster.lookupd)
 
         @consumer.handler
         async def handle(message: nsqext.Message) -> None:
+            nonlocal warm
             if message.body == b"warm":
-                handled.set()
+                warm += 1
             else:
-                trace.stage = "finish"
+                traces[-1].stage = "finish"
                 ended.set()
 
         async with Producer(cluster.lookupd) as producer, consumer:
             await producer.publish("t", b"warm")
-            await handled.wait()
+            await producer.publish_many("t", [b"warm"] * _WARM)
+            await eventually(lambda: warm > _WARM)
             await anyio.sleep(0.1)
-            sys.setprofile(trace)
-            try:
-                trace.stage = "publish"
-                await producer.publish("t", b"traced")
-                trace.stage = trace.stage or "receive"
-                with anyio.fail_after(25):
-                    await ended.wait()
-                    await eventually(lambda: trace.stage is None)
-            finally:
-                sys.setprofile(None)
-    return {stage: [name for name in names if name not in _TIMERS] for stage, names in trace.files.items()}
+            for _ in range(_TRACED):
+                traces.append(trace := Trace())
+                ended = anyio.Event()
+                sys.setprofile(trace)
+                try:
+                    trace.stage = "publish"
+                    await producer.publish("t", b"traced")
+                    trace.stage = trace.stage or "receive"
+                    with anyio.fail_after(25):
+                        await ended.wait()
+                        await eventually(lambda: traces[-1].stage is None)
+                finally:
+                    sys.setprofile(None)
+    return {
+        stage: min(([name for name in one.files[stage] if name not in _TIMERS] for one in traces), key=len)
+        for stage in WAYS
+    }
 
 
 def drawn(title: str) -> list[str]:
@@ -100,6 +112,6 @@ def test_the_drawings_show_the_files_that_a_message_passes() -> None:
     }
 
 
-@pytest.mark.parametrize(("stage", "most"), [("publish", 6), ("receive", 10), ("finish", 6)])
+@pytest.mark.parametrize(("stage", "most"), [("publish", 6), ("receive", 8), ("finish", 6)])
 def test_no_file_joins_the_way(stage: str, most: int) -> None:
     assert len(drawn(WAYS[stage])) <= most

@@ -17,10 +17,9 @@ from nsqext.client.consumer.handlers.workers import MessageHandler
 from nsqext.client.consumer.options import ConsumerOptions, ConsumerSettings
 from nsqext.client.consumer.position import check_position
 from nsqext.client.consumer.statistics import connections_of, statistics_of
-from nsqext.client.consumer.subscriptions.assignment import SubscriptionSpec
+from nsqext.client.consumer.subscriptions.assignment import SubscriberContext
 from nsqext.client.consumer.subscriptions.backoff import Backoff
 from nsqext.client.consumer.subscriptions.rdy_distributor import RdyDistributor
-from nsqext.client.consumer.subscriptions.subscriber import SubscriberContext
 from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
 from nsqext.client.consumer.subscriptions.topics import TopicSubscriptions, select_topics
 from nsqext.client.consumer.typed.parameters import message_handler
@@ -132,11 +131,11 @@ class Consumer:
             self._tasks.check_event_loop,
             self._metadata,
         )
-        spec = SubscriptionSpec(self.channel, self._options)
         self._topics = TopicSubscriptions(
             select_topics(topics, self._options, has_lookup=self._metadata.has_lookup),
             SubscriberContext(
-                spec,
+                self.channel,
+                self._options,
                 self._group,
                 self._metadata,
                 self._dispatcher.dispatch,

@@ -6,8 +6,6 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-import anyio
-
 from nsqext.client.consumer.handler_signals import check_delay
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, MessageNotInFlight, ProtocolError
 from nsqext.protocol.client.body_compression import (
@@ -20,6 +18,7 @@ from nsqext.protocol.client.body_compression import (
 from nsqext.protocol.headers import KEY_HEADER, RESERVED_PREFIX, decode_headers, header_text, tag_of
 from nsqext.protocol.messages import EXT_JSON, EXT_TAG, RawMessage
 from nsqext.protocol.names import topic_and_partition
+from nsqext.waits import Waiters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,7 +104,7 @@ class UnpackBudget:
         self.used: int = 0
         self._limit = limit
         self._messages: dict[Message, int] = {}
-        self._freed = anyio.Event()
+        self._freed = Waiters()
 
     def reserve(self, message: Message, size: int) -> bool:
         """Reserve bytes for a message, or change its reservation; return False if they are not available."""
@@ -119,7 +118,7 @@ class UnpackBudget:
     def release(self, message: Message) -> None:
         """Release the bytes of a message that was answered."""
         self.used -= self._messages.pop(message, 0)
-        self._freed.set()
+        self._freed.wake()
 
     def release_expired(self) -> None:
         """Release the bytes of messages that are not in flight any more."""
@@ -132,12 +131,10 @@ class UnpackBudget:
 
     def wake(self) -> None:
         """Wake all waiting tasks."""
-        self._freed.set()
+        self._freed.wake()
 
     async def wait(self) -> None:
-        """Wait for the next call of `release` or `wake`; return immediately if there was one since the last wait."""
-        if self._freed.is_set():
-            self._freed = anyio.Event()
+        """Wait for the next call of `release` or `wake`."""
         await self._freed.wait()
 
 

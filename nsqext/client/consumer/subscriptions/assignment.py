@@ -1,4 +1,4 @@
-"""Settings of subscriptions, and the state of each partition, which outlives its subscriptions."""
+"""What the subscribers of a consumer share, and the state of each partition, which outlives its subscriptions."""
 
 from __future__ import annotations
 
@@ -10,24 +10,44 @@ from attrs import define, field, frozen
 from nsqext.types import Address
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.options import ConsumerOptions
     from nsqext.client.consumer.position import Position
+    from nsqext.client.consumer.subscriptions.subscription import Subscription
+    from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
+    from nsqext.client.events import ClientEvents
+    from nsqext.client.tasks import BackgroundTasks
+    from nsqext.lookup.metadata import MetadataCache
 
 Key = int | Address
 """A partition; on the original NSQ, which has no partitions, the address of a node."""
 
 
-@frozen
-class SubscriptionSpec:
-    """Settings of a consumer's subscriptions.
+@frozen(eq=False)
+class SubscriberContext:
+    """What all subscribers of a consumer share.
 
     Attributes:
         channel: name of the channel.
         options: the consumer's options.
+        group: the open subscriptions.
+        metadata: where topics and the leaders of partitions are looked up.
+        deliver: called with the messages of each read.
+        forget: called with the subscription of a bucket that ended: its messages are redelivered to the next owner.
+        events: receives connections that open and end, and leaders that move.
+        tasks: where the tasks of topics and partitions run.
     """
 
     channel: str
     options: ConsumerOptions
+    group: SubscriptionGroup
+    metadata: MetadataCache
+    deliver: Callable[[list[Message]], None]
+    forget: Callable[[Subscription], None]
+    events: ClientEvents
+    tasks: BackgroundTasks
 
     def wants(self, key: Key) -> bool:
         """Return whether a partition is consumed."""

@@ -18,22 +18,20 @@ from typing import TYPE_CHECKING
 import anyio
 from attrs import evolve, field, frozen
 
+from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
 from nsqext.client.consumer.subscriptions.subscription import Subscription
 from nsqext.dispatch.buckets import bucket_tags, plan_moves, shared_tag
 from nsqext.errors import InvalidSetting, NsqError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from anyio.abc import TaskGroup
 
-    from nsqext.client.consumer.message import Message
+    from nsqext.client.consumer.subscriptions.assignment import SubscriberContext
     from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
-    from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
-    from nsqext.lookup.node_channels import ChannelConnections, NodeChannels
+    from nsqext.lookup.node_channels import ChannelConnections
     from nsqext.types import Address
 
-__all__ = ("BucketContext", "KeyBuckets")
+__all__ = ("KeyBuckets",)
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
@@ -55,23 +53,6 @@ _clock = time.monotonic
 
 
 @frozen(eq=False)
-class BucketContext:
-    """What the buckets of all partitions share.
-
-    Attributes:
-        channels: reads the statistics of nodes.
-        group: the open subscriptions of the consumer.
-        deliver: called with the messages of each read.
-        forget: called with a subscription that ended: its messages are redelivered to the bucket's next owner.
-    """
-
-    channels: NodeChannels
-    group: SubscriptionGroup
-    deliver: Callable[[list[Message]], None]
-    forget: Callable[[Subscription], None]
-
-
-@frozen(eq=False)
 class _Bucket:
     """A bucket that this consumer owns.
 
@@ -90,10 +71,10 @@ class KeyBuckets:
     Args:
         member: the open subscription for messages without a key; it shows the other consumers that this one exists.
         node: HTTP address of the partition's leader; None if lookup does not tell it.
-        context: what all partitions share.
+        context: what all subscribers of the consumer share.
     """
 
-    def __init__(self, member: Subscription, node: Address | None, context: BucketContext) -> None:
+    def __init__(self, member: Subscription, node: Address | None, context: SubscriberContext) -> None:
         self._member = member
         self._request: SubscribeRequest = member.request
         self._context = context
@@ -149,7 +130,7 @@ class KeyBuckets:
         request = self._request
         self._looked = _clock()
         try:
-            found = await self._context.channels.connections(
+            found = await self._context.metadata.channels.connections(
                 self._node, request.topic, request.partition, request.channel
             )
         except NsqError as error:
@@ -203,9 +184,10 @@ class KeyBuckets:
         """Own a bucket until its connection ends or it is released; return at once if another consumer has it."""
         request = evolve(self._request, tag=tag)
         group = self._context.group
-        subscription = Subscription(request, self._context.deliver, group, group.backoff)
+        subscription: Subscription | None = None
         try:
-            await subscription.open()
+            reader = await PartitionReader.open(request)
+            subscription = Subscription(reader, self._context.deliver, group, group.backoff)
             if await self._is_alone(tag):
                 self._claiming.discard(tag)
                 self._owned[tag] = bucket = _Bucket(subscription)
@@ -217,9 +199,10 @@ class KeyBuckets:
         finally:
             self._claiming.discard(tag)
             self._owned.pop(tag, None)
-            subscription.end()
-            group.remove(subscription)
-            self._context.forget(subscription)
+            if subscription is not None:
+                subscription.end()
+                group.remove(subscription)
+                self._context.forget(subscription)
 
     async def _is_alone(self, tag: str) -> bool:
         """Return whether the connection of this consumer is the only one with a tag."""

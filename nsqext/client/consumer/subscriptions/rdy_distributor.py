@@ -149,14 +149,14 @@ class RdyDistributor(Generic[K]):
         self._extra = min(held, self.max_in_flight)
 
     def received(self, member: K, count: int, size: int, in_flight: int, now: float) -> bool:
-        """Record the messages of one read; return whether the counts change.
+        """Record messages since the last call; return whether the counts change.
 
         Args:
             member: the connection.
-            count: messages received.
+            count: messages received, 1 or more.
             size: their bytes.
             in_flight: messages of this connection that are not answered, these included.
-            now: the time.
+            now: the time of the last read.
         """
         found = self._members.get(member)
         if found is None:
@@ -165,7 +165,7 @@ class RdyDistributor(Generic[K]):
         found.received = now
         mean = size / count
         found.size = max(mean, found.size + (mean - found.size) / 16)
-        if found.window >= found.limit or found.share < found.window or self._backoff.level or found.backoff.level:
+        if not self._limits(found):
             return changed
         if now - found.recent_since > _TURNOVER:
             found.recent, found.recent_since = 0, now
@@ -177,6 +177,15 @@ class RdyDistributor(Generic[K]):
             return True
         self.exhausted[found] = None
         return changed
+
+    def limits(self, member: K) -> bool:
+        """Return whether the window of a connection limits the consumer, so that each read has to be recorded."""
+        return self._limits(self._members[member])
+
+    def _limits(self, member: _Member) -> bool:
+        if self._backoff.level or member.backoff.level:
+            return False
+        return member.share >= member.window < member.limit
 
     def grow(self) -> None:
         """Double the windows that were exhausted, because a handler or the caller waits."""

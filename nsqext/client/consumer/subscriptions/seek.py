@@ -10,12 +10,11 @@ from nsqext.errors import InvalidPartition, InvalidSetting, InvalidState, Partit
 from nsqext.types import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from nsqext.client.consumer.position import Position
-    from nsqext.client.consumer.subscriptions.assignment import Assignment, Key, SubscriptionSpec
+    from nsqext.client.consumer.subscriptions.assignment import Assignment, Key, SubscriberContext
     from nsqext.client.consumer.subscriptions.subscription import Subscription
-    from nsqext.lookup.node_channels import NodeChannels
     from nsqext.lookup.partition_map import PartitionMap
 
 
@@ -23,42 +22,36 @@ class ChannelSeeker:
     """Records the position that the channel has to be moved to at each partition, and moves it before RDY is sent.
 
     Args:
-        topic: name of the topic.
-        spec: how it is consumed.
+        context: what all subscribers of the consumer share.
         assignments: the assignments by their keys; maintained by the subscriber.
         live: the open subscriptions by their keys; maintained by the subscriber.
-        channels: requests about channels.
     """
 
     def __init__(
         self,
         topic: str,
-        spec: SubscriptionSpec,
+        context: SubscriberContext,
         assignments: Mapping[Key, Assignment],
         live: Mapping[Key, Subscription],
-        channels: Callable[[], NodeChannels],
     ) -> None:
         self._topic = topic
-        self._channel = spec.channel
-        self._options = spec.options
+        self._channel = context.channel
+        self._options = context.options
+        self._metadata = context.metadata
         self._assignments = assignments
         self._live = live
-        self._channels = channels
 
     async def apply_start(self, assignment: Assignment, view: PartitionMap, address: Address) -> None:
         """Record the start position of the options, before the first subscription to a partition.
 
         Positions that are looked up are recorded before each one.
 
-        Raises:
-            DataLoss: the log does not contain the position.
-            InvalidSetting: the original NSQ has no start positions.
-            PartitionUnavailable: the request whether the channel exists failed, or the position is not known.
+        Raises DataLoss, InvalidSetting or PartitionUnavailable.
         """
         positions = self._options.start_positions
         if positions is not None:
             http, partition = _http(view, assignment.partition, address), assignment.partition
-            log = await self._channels().log_bounds(http, self._topic, partition, self._channel)
+            log = await self._metadata.channels.log_bounds(http, self._topic, partition, self._channel)
             found = await positions.start_of(self._topic, self._channel, partition, log)
             if found is not None and assignment.pending is None:
                 assignment.pending = found
@@ -67,7 +60,7 @@ class ChannelSeeker:
         if assignment.start_applied or start is None:
             return
         http = _http(view, assignment.partition, address)
-        wanted = self._options.start_existing or not await self._channels().exists(
+        wanted = self._options.start_existing or not await self._metadata.channels.exists(
             http, self._topic, assignment.partition, self._channel
         )
         if wanted and assignment.pending is None:  # the user may have called seek meanwhile
@@ -77,14 +70,13 @@ class ChannelSeeker:
     async def move(self, assignment: Assignment, subscription: Subscription, view: PartitionMap) -> None:
         """Move the channel to the pending position, if there is one, before the subscription sends RDY.
 
-        Raises:
-            PartitionUnavailable: the node cannot be reached, or refuses.
+        Raises PartitionUnavailable.
         """
         while assignment.pending is not None:
             http = _http(view, assignment.partition, subscription.request.address)
             position = assignment.pending
             subscription.skip_to(position)
-            await self._channels().move(http, self._topic, assignment.partition, self._channel, str(position))
+            await self._metadata.channels.move(http, self._topic, assignment.partition, self._channel, str(position))
             if assignment.pending is position:  # otherwise the user called seek meanwhile
                 assignment.pending = None
                 assignment.moved.set()
@@ -94,10 +86,7 @@ class ChannelSeeker:
 
         Of concurrent calls the last one wins, and all return then. Cancellation does not revoke the move.
 
-        Raises:
-            InvalidPartition: a partition is not consumed by this consumer.
-            InvalidSetting: the original NSQ cannot seek.
-            InvalidState: the consumer was closed meanwhile, or the topic lost the partition.
+        Raises InvalidPartition, InvalidSetting or InvalidState.
         """
         assignments = self._chosen(self._assignments if partitions is None else partitions)
         for assignment in assignments:

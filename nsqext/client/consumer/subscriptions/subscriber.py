@@ -9,11 +9,12 @@ from socket import gethostname
 from typing import TYPE_CHECKING, Final
 
 import anyio
-from attrs import evolve, frozen
+from attrs import evolve
 
-from nsqext.client.consumer.subscriptions.assignment import Assignment, Key, SubscriptionSpec
+from nsqext.client.consumer.subscriptions.assignment import Assignment, Key, SubscriberContext
 from nsqext.client.consumer.subscriptions.backoff import Backoff
-from nsqext.client.consumer.subscriptions.key_buckets import BucketContext, KeyBuckets
+from nsqext.client.consumer.subscriptions.key_buckets import KeyBuckets
+from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
 from nsqext.client.consumer.subscriptions.seek import ChannelSeeker
 from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
 from nsqext.client.consumer.subscriptions.subscription import Subscription
@@ -46,20 +47,15 @@ from nsqext.errors.server import (
     Unauthorized,
 )
 from nsqext.types import Address
-from nsqext.waits import pause_after
+from nsqext.waits import Wakeup, pause_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nsqext.client.consumer.message import Message
-    from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
-    from nsqext.client.events import ClientEvents
-    from nsqext.client.tasks import BackgroundTasks
-    from nsqext.lookup.metadata import MetadataCache
     from nsqext.lookup.partition_map import PartitionMap
     from nsqext.types import TopicMeta
 
-__all__ = ("LONGEST_POLL", "Subscriber", "SubscriberContext", "is_fatal", "is_not_leader", "is_stale_meta")
+__all__ = ("LONGEST_POLL", "Subscriber", "is_fatal", "is_not_leader", "is_stale_meta")
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
@@ -104,29 +100,6 @@ def is_stale_meta(error: NsqError | None) -> bool:
     return isinstance(error, _STALE_META)
 
 
-@frozen(eq=False)
-class SubscriberContext:
-    """What all subscribers of a consumer share.
-
-    Attributes:
-        spec: how topics are consumed.
-        group: the open subscriptions.
-        metadata: where topics and the leaders of partitions are looked up.
-        deliver: called with the messages of each read.
-        forget: called with the subscription of a bucket that ended.
-        events: receives connections that open and end, and leaders that move.
-        tasks: where the tasks of topics and partitions run.
-    """
-
-    spec: SubscriptionSpec
-    group: SubscriptionGroup
-    metadata: MetadataCache
-    deliver: Callable[[list[Message]], None]
-    forget: Callable[[Subscription], None]
-    events: ClientEvents
-    tasks: BackgroundTasks
-
-
 class Subscriber:
     """The subscriptions of a consumer to the partitions of one topic.
 
@@ -153,12 +126,11 @@ class Subscriber:
         discovered: bool = False,
     ) -> None:
         self._topic = topic
-        self._spec = context.spec
-        self._options = context.spec.options
+        self._context = context
+        self._channel = context.channel
+        self._options = context.options
         self._group = context.group
         self._metadata = context.metadata
-        self._deliver = context.deliver
-        self._forget = context.forget
         self._events = context.events
         self._tasks = context.tasks
         self._fail = fail
@@ -166,7 +138,7 @@ class Subscriber:
         self._assignments: dict[Key, Assignment] = {}
         self._live: dict[Key, Subscription] = {}
         self._buckets: dict[Key, KeyBuckets] = {}
-        self._changed = anyio.Event()
+        self._changed = Wakeup()
         self._unwatch: Callable[[], None] | None = None
         self._expected: int | None = None
         self._misconfigured: set[Key] | None = set()
@@ -176,9 +148,7 @@ class Subscriber:
         self._tag = shared_tag(count) if count else self._options.tag
         self._client_id = f"{gethostname().partition('.')[0]}-{os.urandom(4).hex()}" if count else ""
         self._demands: dict[str, bool] = {}  # what servers required of subscriptions, against what lookup says
-        self.seeker: ChannelSeeker = ChannelSeeker(
-            topic, context.spec, self._assignments, self._live, lambda: context.metadata.channels
-        )
+        self.seeker: ChannelSeeker = ChannelSeeker(topic, context, self._assignments, self._live)
         self.started: anyio.Event = anyio.Event()
         self.closing: bool = False
         self.vanished: bool = False
@@ -199,19 +169,18 @@ class Subscriber:
             return
         self._unwatch = self._metadata.watch(self._topic, "r", self._view_changed)
         while not self.closing:
-            changed = self._changed
             view = await self._first_view()
             if view is None:
                 return
             self._check_partitions(view)
             keys: list[Key] = [*view.leaders, *view.nodes]
             for key in keys:
-                if key not in self._assignments and self._spec.wants(key):
+                if key not in self._assignments and self._context.wants(key):
                     assignment = self._assignments[key] = Assignment(key)
                     self._tasks.start_soon(self._keep, assignment)
             if self._expected is None:
                 self._expected = len(self._assignments)
-            await changed.wait()
+            await self._changed.wait()
 
     def _check_partitions(self, view: PartitionMap) -> None:
         chosen = self._options.partitions
@@ -260,8 +229,7 @@ class Subscriber:
         return None
 
     def _view_changed(self, view: PartitionMap) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
+        self._changed.wake()
         if self.closing:
             return
         for key, subscription in list(self._live.items()):
@@ -286,11 +254,11 @@ class Subscriber:
             level,
             "%s/%s %s at %s: %s",
             self._topic,
-            self._spec.channel,
+            self._channel,
             assignment,
             node,
             text,
-            extra={"topic": self._topic, "channel": self._spec.channel, "node": node},
+            extra={"topic": self._topic, "channel": self._channel, "node": node},
         )
 
     # One partition
@@ -358,15 +326,15 @@ class Subscriber:
 
     async def _subscribe(self, assignment: Assignment, address: Address, view: PartitionMap) -> NsqError | None:
         """Subscribe and read until the connection ends; return why."""
-        spec, group = self._spec, self._group
+        options, group = self._options, self._group
         meta = self._meta_of(view)
         request = SubscribeRequest(
-            self._topic, spec.channel, assignment.partition, address, meta, self._tag, self._options, self._client_id
+            self._topic, self._channel, assignment.partition, address, meta, self._tag, self._options, self._client_id
         )
-        if spec.options.tag is not None and not meta.extend_support and not assignment.opened:
+        if options.tag is not None and not meta.extend_support and not assignment.opened:
             logger.warning(
                 "the topic does not support tags: all messages are received",
-                extra={"topic": self._topic, "tag": spec.options.tag},
+                extra={"topic": self._topic, "tag": options.tag},
             )
         failure = self._options.failure
         if failure.max_attempts and not failure.reject_ordered and meta.ordered and not self._ordered_warned:
@@ -378,11 +346,12 @@ class Subscriber:
                 extra={"topic": self._topic},
             )
         backoff = Backoff(self._options.backoff) if self._options.backoff.mode == "connection" else group.backoff
-        subscription = Subscription(request, self._deliver, group, backoff)
+        subscription: Subscription | None = None
         reason: NsqError | None = None
         try:
             await self.seeker.apply_start(assignment, view, address)
-            await subscription.open()
+            reader = await PartitionReader.open(request)
+            subscription = Subscription(reader, self._context.deliver, group, backoff)
             assignment.opened += 1
             subscription.number = assignment.opened
             await self.seeker.move(assignment, subscription, view)
@@ -399,16 +368,16 @@ class Subscriber:
             else:
                 await subscription.read()
         except NsqError as error:
-            reason = None if subscription.stopped else self._heeded(error, request)
+            stopped = subscription is not None and subscription.stopped
+            reason = None if stopped else self._heeded(error, request)
         finally:
-            self._disconnected(assignment, subscription, reason)
+            if subscription is not None:
+                self._disconnected(assignment, subscription, reason)
         return reason
 
     async def _share_keys(self, assignment: Assignment, subscription: Subscription, view: PartitionMap) -> None:
-        context = BucketContext(self._metadata.channels, self._group, self._deliver, self._forget)
-        self._buckets[assignment.key] = buckets = KeyBuckets(
-            subscription, view.http.get(subscription.request.address), context
-        )
+        http = view.http.get(subscription.request.address)
+        self._buckets[assignment.key] = buckets = KeyBuckets(subscription, http, self._context)
         try:
             await buckets.read()
         finally:
@@ -424,7 +393,7 @@ class Subscriber:
         if http is None:
             return
         try:
-            count = await self._metadata.channels.clients(http, self._topic, subscription.partition, self._spec.channel)
+            count = await self._metadata.channels.clients(http, self._topic, subscription.partition, self._channel)
         except NsqError as error:
             logger.debug("statistics of the channel: %s", error, extra={"topic": self._topic})
             return
@@ -434,8 +403,8 @@ class Subscriber:
                 "consumer, an ordered topic, or dispatch='key_failover' with key_tags on the redesigned NSQ",
                 count - 1,
                 self._topic,
-                self._spec.channel,
-                extra={"topic": self._topic, "channel": self._spec.channel},
+                self._channel,
+                extra={"topic": self._topic, "channel": self._channel},
             )
 
     def _heeded(self, error: NsqError, request: SubscribeRequest) -> NsqError:
@@ -483,8 +452,8 @@ class Subscriber:
             node if partitions == ["-1"] else f"{node} (partitions {', '.join(partitions)})"
             for node, partitions in by_node.items()
         )
-        extra = {"topic": self._topic, "channel": self._spec.channel}
-        logger.info("subscribed to %s/%s at %s", self._topic, self._spec.channel, text or "no node", extra=extra)
+        extra = {"topic": self._topic, "channel": self._channel}
+        logger.info("subscribed to %s/%s at %s", self._topic, self._channel, text or "no node", extra=extra)
 
     def _disconnected(self, assignment: Assignment, subscription: Subscription, reason: NsqError | None) -> None:
         subscription.end()
@@ -520,7 +489,7 @@ class Subscriber:
     def _begin_close(self) -> None:
         self.closing = True
         self.started.set()
-        self._changed.set()
+        self._changed.wake()
         for assignment in self._assignments.values():
             assignment.moved.set()
 

@@ -13,9 +13,8 @@ from nsqext.client.consumer.handler_signals import MAX_DELAY
 from nsqext.client.consumer.message import InFlightCount, Message
 from nsqext.client.consumer.subscriptions.early_messages import DELAYED_MARK
 from nsqext.client.consumer.subscriptions.order_check import OrderCheck
-from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
 from nsqext.client.trace_log import trace_log
-from nsqext.errors import ConnectionLost, InvalidState, MessageNotInFlight, NsqError
+from nsqext.errors import ConnectionLost, MessageNotInFlight, NsqError
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER
 from nsqext.protocol.client.commands import req, touch
 from nsqext.protocol.messages import decode_into
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.subscriptions.backoff import Backoff
     from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
+    from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
     from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
 
 __all__ = ("Subscription", "SubscriptionMonitor")
@@ -45,17 +45,21 @@ class SubscriptionMonitor(Protocol):
     Attributes:
         unpack_budget: bounds the unpacked bytes of compressed messages.
         early: requeues messages that are not due.
+        idle: whether it has to hear of the next read.
+        on_time_until: messages that are read before this time arrived when they were read.
     """
 
     unpack_budget: UnpackBudget
     early: EarlyMessages
+    idle: bool
+    on_time_until: float
 
     @property
     def share(self) -> int:
         """Messages that each connection may have in flight if all receive equally many; 2 or more."""
 
-    def received(self, subscription: Subscription, count: int, size: int, now: float) -> None:
-        """Record the number and the bytes of the messages of one read, after they were queued."""
+    def received(self, subscription: Subscription) -> None:
+        """Record a read, after its messages were queued: while this is idle, or the subscription is limited."""
 
     def earliest_receipt(self, now: float) -> float:
         """Return since when bytes that are read at a time may have been in the socket."""
@@ -74,7 +78,7 @@ class Subscription:
     """A subscription to one partition, for as long as its connection lasts; the owner of the messages received over it.
 
     Args:
-        request: what to subscribe to.
+        reader: the connection.
         deliver: called with the messages of each read.
         monitor: what it reports to.
         backoff: of the consumer, or of this connection alone.
@@ -88,11 +92,13 @@ class Subscription:
         "_order",
         "_pending",
         "_reader",
+        "_recorded",
         "backoff",
         "horizon",
         "ignore_lost",
         "in_flight",
         "in_order",
+        "limited",
         "live",
         "max_msg_timeout",
         "max_ready",
@@ -103,6 +109,7 @@ class Subscription:
         "partition",
         "ready",
         "received",
+        "received_at",
         "received_bytes",
         "request",
         "requeued",
@@ -115,33 +122,38 @@ class Subscription:
 
     def __init__(
         self,
-        request: SubscribeRequest,
+        reader: PartitionReader,
         deliver: Callable[[list[Message]], None],
         monitor: SubscriptionMonitor,
         backoff: Backoff,
     ) -> None:
-        self.request: SubscribeRequest = request
+        self.request: SubscribeRequest = reader.request
+        request = reader.request
         self.topic: str = request.topic
         self.partition: int = request.partition
-        self.node: str = str(request.address)
+        self.node: str = reader.node
         self.in_order: bool = request.ordered
         self.backoff: Backoff = backoff
         self.in_flight: int = 0
         """Messages that were received and neither answered nor timed out."""
         self.received: int = 0
         self.received_bytes: int = 0
+        self.received_at: float = _clock()
+        """Time of the last read; at first, when it was opened."""
+        self.limited: bool = True
+        """Whether its RDY count limits the consumer, so that each read is reported at once."""
         self.requeued: int = 0
         self.timed_out: int = 0
-        self.live: bool = False
-        """Whether it is subscribed, and the connection open."""
+        self.live: bool = True
+        """Whether the connection is open."""
         self.stopped: bool = False
         """Whether this client ended it, so that its end is not an error."""
         self.horizon: float = float("-inf")
         """Messages received before this time are not in flight any more: timed out, or the connection was closed."""
         self.ignore_lost: bool = request.options.delivery.on_lost == "ignore"
-        self.max_ready: int = 1
-        self.msg_timeout: float = 60.0
-        self.max_msg_timeout: float = 900.0
+        self.max_ready: int = reader.max_ready
+        self.msg_timeout: float = reader.msg_timeout
+        self.max_msg_timeout: float = reader.max_msg_timeout
         self.ready: int = 0
         self.number: int = 1
         """Which of the subscriptions to its partition that were opened, counted from 1."""
@@ -154,35 +166,18 @@ class Subscription:
         self._deliver = deliver
         self._monitor = monitor
         self._order = OrderCheck(request.options.failure.report_attempts) if request.ordered else None
-        self._pending: list[bytes] = []
-        self._reader: PartitionReader | None = None
-        self._keeps_early = False
+        self._recorded = (0, 0)
+        """What `take_unrecorded` has returned so far."""
+        self._pending: list[bytes] = reader.pending
+        self._reader = reader
+        # on a key_failover channel, later messages of its key wait for a message that was requeued
+        self._keeps_early = self.partition >= 0 and not request.options.keys_ordered_by_server
         """Whether messages that are due soon stay in flight."""
         self._counts: deque[InFlightCount] = deque()
         """Of the messages in flight, oldest first."""
 
-    async def open(self) -> None:
-        """Connect and subscribe.
-
-        Raises:
-            NsqError: why it failed; nothing stays open.
-        """
-        self._reader = reader = await PartitionReader.open(self.request)
-        self._pending = reader.pending
-        self.max_ready = reader.max_ready
-        self.msg_timeout = reader.msg_timeout
-        self.max_msg_timeout = reader.max_msg_timeout
-        # on a key_failover channel, later messages of its key wait for a message that was requeued
-        self._keeps_early = self.partition >= 0 and not self.request.options.keys_ordered_by_server
-        self.live = True
-
     def skip_to(self, position: Position) -> None:
-        """Skip messages before a position, which the server had read ahead before a move (captured: channel_setoffset).
-
-        Raises:
-            InvalidState: the subscription is not open.
-        """
-        self._opened()
+        """Skip messages before a position, which the server had read before the move (captured: channel_setoffset)."""
         self.start = position
         self.moved = True
 
@@ -193,34 +188,30 @@ class Subscription:
             NsqError: why it ended.
         """
         try:
-            await self._opened().read(self._receive)
+            await self._reader.read(self._receive)
         finally:
             self.end()
-
-    def _opened(self) -> PartitionReader:
-        if self._reader is None:
-            raise InvalidState("the subscription is not open", topic=self.topic, partition=self.partition)
-        return self._reader
 
     @property
     def busy(self) -> bool:
         """Whether messages are in flight or commands unsent, so that `tick` is due several times a second."""
-        return self.in_flight > 0 or (self._reader is not None and self._reader.busy)
+        return self.in_flight > 0 or self._reader.busy
 
     # Receiving
 
     def _receive(self, frames: list[bytes]) -> None:
         if not self.live:
             return  # read before the connection was closed: the server delivers them again
-        reader = self._opened()
+        reader = self._reader
         now = _clock()
         self._expire(now)
+        monitor = self._monitor
         extend, detail, order, request = reader.extend, reader.detail, self._order, self.request
-        unpack, budget = extend and request.options.delivery.decompress, self._monitor.unpack_budget
+        unpack, budget = extend and request.options.delivery.decompress, monitor.unpack_budget
         messages: list[Message] = []
         delayed = keep = False
         failure: NsqError | None = None
-        counted = InFlightCount(self._monitor.earliest_receipt(now))
+        counted = InFlightCount(now if now < monitor.on_time_until else monitor.earliest_receipt(now))
         try:
             for data in frames:
                 message = Message(self, counted)
@@ -238,15 +229,15 @@ class Subscription:
         counted.count = count
         self._count(counted)
         self.received += count
-        size = sum(map(len, frames))
-        self.received_bytes += size
+        self.received_bytes += sum(map(len, frames))
+        self.received_at = now
         if self.start is not None:
             messages = self._skip(self.start, messages)
         if trace_log.active and trace_log.wants(self.topic):
             trace_log.consumed(messages, request.channel, reader.local_address)
-        early = self._monitor.early
+        early = monitor.early
         if delayed or early.postponed:
-            keep = self._keeps_early and 2 * self.in_flight <= self._monitor.share
+            keep = self._keeps_early and 2 * self.in_flight <= monitor.share
             messages = early.without_early(messages, self.defer, keep=keep)
             if request.options.keys_ordered_by_server:
                 self.flush()  # before a higher RDY, with which the server would send later messages of the key
@@ -256,9 +247,15 @@ class Subscription:
             return
         if self.in_flight > reader.most_in_flight:
             reader.flooded(self.in_flight)
-        self._monitor.received(self, count, size, now)
+        if self.limited or monitor.idle:
+            monitor.received(self)
         if keep and not messages:
-            self._monitor.grow()
+            monitor.grow()
+
+    def take_unrecorded(self) -> tuple[int, int]:
+        """Return how many messages and bytes were received since the last call."""
+        (count, size), self._recorded = self._recorded, (self.received, self.received_bytes)
+        return self.received - count, self.received_bytes - size
 
     def _skip(self, start: Position, messages: list[Message]) -> list[Message]:
         """Finish messages that precede the start position: the server had read them before the channel was moved."""
@@ -370,17 +367,17 @@ class Subscription:
         if message.received < max(self.horizon, now - self.msg_timeout):
             return True
         # the server may have ended the connection of a process that hung, and given its keys to another consumer
-        return self.request.options.key_tags > 0 and self._reader is not None and self._reader.may_be_ended(now)
+        return self.request.options.key_tags > 0 and self._reader.may_be_ended(now)
 
     def reset(self, reason: str) -> None:
         """End the connection, so that the server redelivers its messages in order; the consumer connects again."""
-        if self._reader is not None and self.live:
+        if self.live:
             self._reader.fail(ConnectionLost(f"ended by the client: {reason}", topic=self.topic, node=self.node))
 
     def set_ready(self, count: int) -> None:
         """Set the RDY count, to be sent with the next flush."""
         reader = self._reader
-        if reader is None or not self.live:
+        if not self.live:
             return
         pending = reader.has_pending
         if reader.set_ready(count):
@@ -390,14 +387,14 @@ class Subscription:
 
     def flush(self) -> None:
         """Send RDY and all answers as one piece."""
-        if self._reader is not None and self.live:
+        if self.live:
             self._reader.flush()
 
     # Timers and closing
 
     def tick(self, now: float) -> None:
         """Answer heartbeats, detect a silent server, and log answers that the server rejected."""
-        if self._reader is None or not self.live:
+        if not self.live:
             return
         self._expire(now)
         for notice in self._reader.tick():
@@ -410,7 +407,7 @@ class Subscription:
     @property
     def silence_due(self) -> float:
         """When it has to be ticked, unless anything is received until then; infinity without heartbeats."""
-        return self._reader.silence_due if self._reader is not None and self.live else inf
+        return self._reader.silence_due if self.live else inf
 
     @property
     def upgradable(self) -> bool:
@@ -423,12 +420,12 @@ class Subscription:
         A topic that was upgraded to extend sends neither messages nor heartbeats to old consumers (captured:
         upgrade_ext).
         """
-        return self._reader is not None and self.live and self._reader.misses_heartbeat(now)
+        return self.live and self._reader.misses_heartbeat(now)
 
     async def stop(self) -> None:
         """Wait until the server sends no more messages; those that were received are still answered. Does not raise."""
         self.stopped = True
-        if self._reader is not None and self.live:
+        if self.live:
             await self._reader.stop()
 
     async def close(self, timeout: float = 2.0) -> None:
@@ -441,7 +438,7 @@ class Subscription:
         """
         self.stopped = True
         try:
-            if self._reader is not None and self.live:
+            if self.live:
                 await self._reader.close(timeout)
         finally:
             self.end()
@@ -450,5 +447,4 @@ class Subscription:
         """Close the connection at once; its messages are not in flight any more."""
         self.live = False
         self.horizon = inf
-        if self._reader is not None:
-            self._reader.abort()
+        self._reader.abort()

@@ -127,6 +127,9 @@ class SubscriptionGroup:
         opened: how many subscriptions were opened.
         reconnects: how many of them replaced one whose connection had ended.
         closed_counts: messages received, requeued and lost, and bytes received, of the subscriptions that ended.
+        idle: whether the timer rests until something is due, and has to be woken by the next read.
+        on_time_until: messages that are read before this time arrived when they were read; for later ones ask
+            `earliest_receipt`.
     """
 
     def __init__(
@@ -160,9 +163,9 @@ class SubscriptionGroup:
         self._due_at = inf
         self._pulse = Pulse()
         self._all_due = 0.0
-        self._idle = False
+        self.idle: bool = False
+        self.on_time_until: float = -inf
         self._received_at = 0.0
-        self._received_by_topic: dict[str, float] = {}
         self._levels: dict[Backoff, int] = {}
 
     @property
@@ -179,9 +182,7 @@ class SubscriptionGroup:
         self.rebalance()
         self._all_due = 0.0  # its message timeout may be shorter than the current pause
         self.wake_timer()
-        now = _clock()
-        self._received_by_topic[subscription.topic] = now
-        self._pulse.watch(subscription, now)
+        self._pulse.watch(subscription, _clock())
 
     def remove(self, subscription: Subscription) -> bool:
         """Remove a subscription that ended; return whether it had been added."""
@@ -208,7 +209,7 @@ class SubscriptionGroup:
 
     def received_at(self, topic: str) -> float:
         """Return when messages of an open subscription to a topic were received last, or when it was opened."""
-        return self._received_by_topic.get(topic, 0.0)
+        return max((one.received_at for one in self.live if one.topic == topic), default=0.0)
 
     # RDY
 
@@ -225,14 +226,22 @@ class SubscriptionGroup:
         """Messages that each connection may have in flight if all receive equally many; 2 or more."""
         return max(2, self.flow.max_in_flight // max(1, len(self.live)))
 
-    def received(self, subscription: Subscription, count: int, size: int, now: float) -> None:
-        """Record the messages of one read."""
-        self._received_at = self._received_by_topic[subscription.topic] = now
-        if self._idle:
-            self._idle = False
+    def received(self, subscription: Subscription) -> None:
+        """Record a read while the timer rests, or while the RDY count of the connection limits the consumer."""
+        if self.idle:
+            self.idle = False
             self.wake_timer()
-        if count and self.flow.received(subscription, count, size, subscription.in_flight, now):
+        if self._record(subscription):
             self.rebalance()
+
+    def _record(self, subscription: Subscription) -> bool:
+        """Tell the distributor what was received since the last call; return whether RDY counts change."""
+        count, size = subscription.take_unrecorded()
+        if not count:
+            return False
+        now = subscription.received_at
+        self._received_at = max(self._received_at, now)
+        return self.flow.received(subscription, count, size, subscription.in_flight, now)
 
     def grow(self) -> None:
         """Raise the RDY counts that limit the consumer, because a handler or the caller waits for messages."""
@@ -249,8 +258,11 @@ class SubscriptionGroup:
     def rebalance(self) -> None:
         """Set the RDY count of every connection."""
         now = _clock()
+        for subscription in self.live:
+            self._record(subscription)
         for subscription, share in self.flow.shares(now).items():
             subscription.set_ready(share)
+            subscription.limited = self.flow.limits(subscription)
         if self._note_backoffs() and self._until_probe(now) < _TICK:
             self.wake_timer()
 
@@ -280,7 +292,10 @@ class SubscriptionGroup:
             return pulse.stood_since
         if now - self._due_at >= _TICK:
             return self._ticked_at
-        return now if now - pulse.due_at < _TICK else pulse.ticked_at
+        if now - pulse.due_at >= _TICK:
+            return pulse.ticked_at
+        self.on_time_until = now + _TICK  # a shorter stall is not noticed anyway
+        return now
 
     # Sending
 
@@ -359,8 +374,8 @@ class SubscriptionGroup:
         wakes the timer.
         """
         busy = now - self._received_at < _TICK or any(subscription.busy for subscription in self.live)
-        self._idle = not (busy or any(backoff.level for backoff in self._backoffs()))
-        return self._rest(now) if self._idle else _TICK
+        self.idle = not (busy or any(backoff.level for backoff in self._backoffs()))
+        return self._rest(now) if self.idle else _TICK
 
     def _rest(self, now: float) -> float:
         """Return the seconds until an idle consumer ticks: turns end, windows are reset, a heartbeat is missing."""

@@ -15,14 +15,14 @@ from nsqext.client.consumer.subscriptions.subscriber import LONGEST_POLL, Subscr
 from nsqext.client.tasks import first_error
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, LookupFailed, LookupUnreachable, NsqError
 from nsqext.protocol.names import check_topic, check_topic_pattern, is_topic_pattern
-from nsqext.waits import pause_after
+from nsqext.waits import Wakeup, pause_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from nsqext.client.consumer.options import ConsumerOptions
     from nsqext.client.consumer.position import Position
-    from nsqext.client.consumer.subscriptions.subscriber import SubscriberContext
+    from nsqext.client.consumer.subscriptions.assignment import SubscriberContext
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
@@ -42,9 +42,7 @@ class TopicSelection:
         names: the names among them.
         patterns: the patterns among them.
 
-    Raises:
-        InvalidName: a name that servers refuse, or a pattern that no name can match.
-        InvalidSetting: no topic is given, or it is not text.
+    Raises InvalidName or InvalidSetting.
     """
 
     def __init__(self, topics: str | Iterable[str], excluded: str | None = None) -> None:
@@ -74,11 +72,7 @@ class TopicSelection:
 
 
 def select_topics(topics: str | Iterable[str], options: ConsumerOptions, *, has_lookup: bool) -> TopicSelection:
-    """Return the topics of a consumer.
-
-    Raises:
-        InvalidName, InvalidSetting: as for `TopicSelection`; a pattern without lookup; partitions of several topics.
-    """
+    """Return the topics of a consumer; raises InvalidName or InvalidSetting."""
     dead_letter = options.failure.dead_letter
     selection = TopicSelection(topics, dead_letter if isinstance(dead_letter, str) else None)
     if selection.patterns and not has_lookup:
@@ -101,7 +95,6 @@ class TopicSubscriptions:
     the next poll; such an error of a topic that was given by its name ends the consumer.
 
     Args:
-        selection: the topics.
         context: what the subscribers share.
         fail: called with an error after which the consumer cannot continue.
 
@@ -114,14 +107,15 @@ class TopicSubscriptions:
         self.selection: TopicSelection = selection
         self.started: anyio.Event = anyio.Event()
         self._context = context
-        self._spec = context.spec
+        self._channel = context.channel
+        self._options = context.options
         self._group = context.group
         self._metadata = context.metadata
         self._tasks = context.tasks
         self._fail = fail
         self._subscribers: dict[str, Subscriber] = {}
         self._leaving: dict[Subscriber, None] = {}
-        self._changed = anyio.Event()
+        self._changed = Wakeup()
         self._listed = self._list_failed = False
         self._starting = False
         self._closing = False
@@ -131,18 +125,13 @@ class TopicSubscriptions:
     def select(self, selection: TopicSelection) -> None:
         """Consume other topics from now on."""
         self.selection = selection
-        self._changed.set()
+        self._changed.wake()
 
     async def run(self) -> None:
-        """Subscribe to the selected topics, those that appear later included.
-
-        Raises:
-            LookupFailed: no lookup node returned a usable list of topics at the start.
-        """
-        deadline = _clock() + self._spec.options.lookup_timeout
+        """Subscribe to the selected topics, those that appear later included; raises LookupFailed."""
+        deadline = _clock() + self._options.lookup_timeout
         failures = 0
         while not self._closing:
-            self._changed = anyio.Event()
             listed = await self._list(deadline)
             if self._closing:
                 return
@@ -151,7 +140,7 @@ class TopicSubscriptions:
                 pause = float("inf")
             elif listed is None and not self._listed:
                 failures += 1
-                pause = pause_after(self._spec.options.reconnect_wait, LONGEST_POLL, failures)
+                pause = pause_after(self._options.reconnect_wait, LONGEST_POLL, failures)
             else:
                 lookup = self._metadata.options
                 pause = lookup.poll_interval * (1 + lookup.poll_jitter * random.uniform(-1, 1))
@@ -201,7 +190,7 @@ class TopicSubscriptions:
         self._tasks.start_soon(self._run, subscriber, fail)
 
     def _leave(self, topic: str) -> None:
-        logger.info("left %s/%s", topic, self._spec.channel, extra={"topic": topic, "channel": self._spec.channel})
+        logger.info("left %s/%s", topic, self._channel, extra={"topic": topic, "channel": self._channel})
         subscriber = self._subscribers.pop(topic)
         self._leaving[subscriber] = None
         self._tasks.start_soon(self._end, subscriber)
@@ -210,8 +199,8 @@ class TopicSubscriptions:
         """Leave a topic until the next poll; fail if no topic was ever subscribed, because the settings are wrong."""
         if topic not in self._subscribers:
             return
-        extra = {"topic": topic, "channel": self._spec.channel}
-        logger.warning("%s/%s cannot be consumed: %s", topic, self._spec.channel, error, extra=extra)
+        extra = {"topic": topic, "channel": self._channel}
+        logger.warning("%s/%s cannot be consumed: %s", topic, self._channel, error, extra=extra)
         self._leave(topic)
         if not self._subscribers and not self._group.opened:
             self._fail(error)
@@ -254,7 +243,7 @@ class TopicSubscriptions:
     async def close(self) -> None:
         """Close all subscriptions, concurrently."""
         self._closing = True
-        self._changed.set()
+        self._changed.wake()
         async with anyio.create_task_group() as tasks:
             for subscriber in (*self._subscribers.values(), *self._leaving):
                 tasks.start_soon(subscriber.close)

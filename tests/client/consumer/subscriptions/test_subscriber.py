@@ -13,8 +13,8 @@ from tenacity.wait import wait_base
 from nsqext import Consumer, ExtFilter, Position
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.subscriptions import subscriber as subscriber_module
-from nsqext.client.consumer.subscriptions.assignment import Assignment, SubscriptionSpec
-from nsqext.client.consumer.subscriptions.subscriber import Subscriber, SubscriberContext
+from nsqext.client.consumer.subscriptions.assignment import Assignment, SubscriberContext
+from nsqext.client.consumer.subscriptions.subscriber import Subscriber
 from nsqext.errors import InvalidPartition, InvalidSetting, InvalidState
 from nsqext.errors.server import BadTopic, InvalidCommand
 from nsqext.lookup.partition_map import PartitionMap
@@ -421,8 +421,7 @@ class _ClosingMetadata:
 async def test_metadata_that_is_closed_with_the_consumer_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
     consumer = Consumer("t", "ch", lookupd="127.0.0.1:1", **QUICK)
     metadata = _ClosingMetadata()
-    spec = SubscriptionSpec("ch", ConsumerOptions())
-    shared: Any = (spec, consumer._group, metadata, list, list, consumer._events, consumer._tasks)
+    shared: Any = ("ch", ConsumerOptions(), consumer._group, metadata, list, list, consumer._events, consumer._tasks)
     metadata.subscriber = subscriber = Subscriber("t", SubscriberContext(*shared), consumer._fail)
     await subscriber.run()
     subscriber.closing = False

@@ -125,11 +125,15 @@ class Connection:
         self.live, self.busy, self.upgradable, self.silent = True, False, False, False
         self.in_flight = self.received = self.requeued = self.timed_out = self.received_bytes = 0
         self.ready = self.flushes = 0
+        self.received_at, self.limited = 0.0, True
         self.silence_due = inf
         self.ticks: list[float] = []
 
     def set_ready(self, count: int) -> None:
         self.ready = count
+
+    def take_unrecorded(self) -> tuple[int, int]:
+        return 0, 0
 
     def flush(self) -> None:
         self.flushes += 1

@@ -16,8 +16,6 @@ from nsqext.protocol.names import check_channel
 if TYPE_CHECKING:
     from nsqext.admin.results import StoredMessage, TopicStats
 
-__all__ = ("Admin",)
-
 
 class Admin(TopicAdmin, NodeAdmin):
     """Lists and changes topics, channels and nodes of a cluster of either generation.

@@ -13,8 +13,6 @@ from nsqext.errors import InvalidState
 from nsqext.lookup.client import LookupClient
 from nsqext.settings import build
 
-__all__ = ("AdminBase",)
-
 _REQUEST_TIMEOUT = 15.0
 """Default of ``lookup_request_timeout``, in seconds."""
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from nsqext.admin.requests import ClusterRequests
     from nsqext.lookup.partition_map import PartitionMap
 
-__all__ = ("create_dispatched_channel",)
-
 _HINT = f"without the extension, consumers share keys by tags: dispatch={KEY_FAILOVER!r} with key_tags"
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from nsqext.lookup.partition_map import PartitionMap
     from nsqext.types import Address
 
-__all__ = ("ChannelAdmin",)
-
 _MAX_RATE = 100 * 1024 * 1024  # KiB a second
 _MAX_HOURS = 365 * 24
 _MAX_READY = 50_000  # the servers' own limit

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from nsqext.lookup.responses import NodeInfo
     from nsqext.types import Address
 
-__all__ = ("change_everywhere", "move_partition", "node_id", "node_info", "option")
-
 _PAUSE = 0.2  # seconds between two looks at a partition that is being moved
 _LATER = ("cluster is unstable", "another balance is running")  # refusals that pass
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from nsqext.admin.requests import ClusterRequests
     from nsqext.admin.results import NodeStatus
 
-__all__ = ("NodeAdmin",)
-
 # both generations have these; the redesigned one numbers them
 _LEVELS = {"error": 0, "warning": 1, "info": 2, "debug": 3}
 _ORIGINAL_LEVELS = {"warning": "warn"}

@@ -13,8 +13,6 @@ from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import LookupOptions, LookupSettings
 from nsqext.settings import Schema, Setting, settings_of
 
-__all__ = ("AdminOptions", "AdminSettings", "admin_schema", "admin_settings")
-
 
 class AdminSettings(LookupSettings, total=False):
     """Settings of the administration client; times in seconds. ``lookup_request_timeout`` is 15 by default."""

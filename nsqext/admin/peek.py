@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from nsqext.admin.requests import ClusterRequests
     from nsqext.types import Address
 
-__all__ = ("newest_messages", "read_message")
-
 
 async def newest_messages(
     requests: ClusterRequests, topic: str, partitions: Sequence[tuple[int, Address, int]], count: int

@@ -29,17 +29,6 @@ if TYPE_CHECKING:
     from nsqext.lookup.responses import NodeInfo
     from nsqext.types import Address
 
-__all__ = (
-    "ClusterRequests",
-    "ask_all",
-    "cluster_generation",
-    "generation_of",
-    "generation_of_node",
-    "http_address",
-    "http_of",
-    "unsupported",
-)
-
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 

@@ -10,19 +10,6 @@ from attrs import field, frozen
 if TYPE_CHECKING:
     from nsqext.types import Address, TopicMeta
 
-__all__ = (
-    "ChannelStats",
-    "ClientStats",
-    "Generation",
-    "KeyRange",
-    "NodeStatus",
-    "PartitionChannelStats",
-    "PartitionStats",
-    "StoredMessage",
-    "TopicInfo",
-    "TopicStats",
-)
-
 Generation = Literal["ha", "nsq"]
 """``ha`` is the redesigned NSQ, ``nsq`` the original one."""
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from nsqext.admin.requests import ClusterRequests
     from nsqext.lookup.partition_map import PartitionMap
 
-__all__ = ("cluster_stats", "in_sync_replicas", "node_statuses", "read_stats", "sum_up", "topic_stats")
-
 
 def read_stats(data: Any, node: Address) -> dict[str, list[PartitionStats]]:
     """Read a node's statistics: the partitions that it leads, by topic."""

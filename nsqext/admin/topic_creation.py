@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from nsqext.admin.requests import ClusterRequests
     from nsqext.types import Address
 
-__all__ = ("create_topic", "expand_topic", "wait_offered", "wait_writable")
-
 _PAUSE = 0.2  # seconds between two attempts while a topic is created
 
 

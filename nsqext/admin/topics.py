@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from nsqext.lookup.partition_map import PartitionMap
     from nsqext.types import Address
 
-__all__ = ("TopicAdmin",)
-
 _MAX_RETENTION_DAYS = 60  # limits of the server
 _MAX_SYNC_EVERY = 4000
 

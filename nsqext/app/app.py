@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
     from nsqext.types import Receipt
 
-__all__ = ("App",)
-
 logger: logging.Logger = logging.getLogger("nsqext.app")
 
 _CHECK_TIMEOUT = 2.0

@@ -8,8 +8,6 @@ from typing import Any
 import orjson
 from attrs import frozen
 
-__all__ = ("Health", "HealthEndpoint", "respond")
-
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 _Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]

@@ -22,8 +22,6 @@ from nsqext.settings import unknown_setting
 if TYPE_CHECKING:
     from nsqext.client.consumer.options import HandlerSettings
 
-__all__ = ("HandlerSpec", "LifespanManager", "Router")
-
 HandlerFunction = Callable[..., Awaitable[object]]
 F = TypeVar("F", bound=HandlerFunction)
 B = TypeVar("B", bound=Callable[[MessageBatch], Awaitable[object]])

@@ -5,8 +5,6 @@ from __future__ import annotations
 from nsqext.client.consumer.options import ConsumerSettings
 from nsqext.client.producer.options import ProducerSettings
 
-__all__ = ("AppSettings",)
-
 
 class AppSettings(ProducerSettings, ConsumerSettings, total=False):
     """Settings of an app: those of its producer and of its consumers. One that both have applies to both."""

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.workers import Handler
     from nsqext.client.producer.request import OutgoingMessage
 
-__all__ = ("AppTest", "Published")
-
 T = TypeVar("T")
 
 _OPTIONS = ProducerOptions()

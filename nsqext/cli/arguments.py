@@ -15,8 +15,6 @@ from nsqext.errors import InvalidSetting
 if TYPE_CHECKING:
     from nsqext import Position
 
-__all__ = ("Channel", "Topic", "UntilEnd", "Yes", "parse_headers", "parse_message_id", "parse_position", "parse_time")
-
 _MESSAGE_ID = re.compile("[0-9A-Fa-f]{32}")
 
 Topic = Annotated[str, typer.Argument(help="The topic.")]

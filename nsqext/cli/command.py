@@ -17,8 +17,6 @@ import typer
 from nsqext.cli.output import printable
 from nsqext.errors import NsqError
 
-__all__ = ("BRACKET", "examples", "option_objects", "perform")
-
 BRACKET = r"\["
 """A literal bracket in a help text; rich parses other brackets as markup."""
 

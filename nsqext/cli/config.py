@@ -14,8 +14,6 @@ from nsqext.client.settings import app_schema
 from nsqext.errors import InvalidSetting
 from nsqext.errors.redaction import redact_url
 
-__all__ = ("app",)
-
 app: typer.Typer = typer.Typer()
 
 Name = Annotated[str, typer.Argument(help="Name of the context.")]

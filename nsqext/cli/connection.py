@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from nsqext.client.producer.options import ProducerSettings
     from nsqext.settings import Given
 
-__all__ = ("Connection", "Context", "Json", "Lookupd", "Nsqd", "Url", "connected", "load_settings")
-
 _PANEL = "Connection and output"
 _STARTUP = 60.0  # seconds that a lookup service may take to start
 _PATIENT = 15.0  # seconds: nsqlookupd forwards a change to the nodes before it responds

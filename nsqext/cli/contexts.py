@@ -16,8 +16,6 @@ from attrs import evolve, field, frozen
 
 from nsqext.errors import InvalidSetting
 
-__all__ = ("Contexts", "contexts_file", "load_contexts", "save_contexts")
-
 FILE_VARIABLE = "NSQEXT_CONTEXTS_FILE"
 
 

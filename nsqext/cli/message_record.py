@@ -13,8 +13,6 @@ from nsqext.errors import InvalidInput, ProtocolError
 if TYPE_CHECKING:
     from nsqext import Message
 
-__all__ = ("message_record", "outgoing_message")
-
 
 def message_record(message: Message) -> dict[str, Any]:
     """Return a message as a record: position, time, body and all properties of the publish."""

@@ -12,8 +12,6 @@ import typer
 
 from nsqext.arguments import is_number
 
-__all__ = ("confirm", "counted", "make_table", "print_record", "printable", "show")
-
 
 def show(record: Mapping[str, Any], text: str) -> None:
     """Print a result: text at a terminal, a line of JSON elsewhere."""

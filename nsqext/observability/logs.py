@@ -13,8 +13,6 @@ from nsqext.observability.observer import Observer, failure
 if TYPE_CHECKING:
     from nsqext.client.middleware import Handling, Publishing
 
-__all__ = ("LogObserver",)
-
 
 class LogObserver(Observer):
     """Logs a record for every publish and every handled message or batch, without bodies and header values.

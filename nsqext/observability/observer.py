@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from nsqext.types import Receipt
 
-__all__ = ("Observer", "failure")
-
 logger: logging.Logger = logging.getLogger("nsqext.observability")
 
 

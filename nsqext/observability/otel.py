@@ -121,7 +121,7 @@ class OpenTelemetry(Observer):
         if publishing.batch:
             attributes[BATCH_COUNT] = len(publishing.messages)
         else:
-            attributes |= self._of_outgoing(publishing.messages[0])
+            attributes |= self._details(publishing.messages[0])
         kind = SpanKind.CLIENT if creates else SpanKind.PRODUCER
         name = f"publish {topic}"
         with (
@@ -142,7 +142,7 @@ class OpenTelemetry(Observer):
             DESTINATION: publishing.topic,
         }
         for message in publishing.messages:
-            attributes = base | self._of_outgoing(message)
+            attributes = base | self._details(message)
             span = self._tracer.start_span(f"create {publishing.topic}", kind=SpanKind.PRODUCER, attributes=attributes)
             contexts.append(trace.set_span_in_context(span))
             links.append(Link(span.get_span_context()))
@@ -162,9 +162,9 @@ class OpenTelemetry(Observer):
 
         publishing.on_topic.append(inject)
 
-    def _of_outgoing(self, message: OutgoingMessage) -> Attributes:
+    def _details(self, message: OutgoingMessage | Message) -> Attributes:
         attributes: Attributes = {}
-        if message.trace_id is not None:
+        if message.trace_id:
             attributes[TRACE_ID] = str(message.trace_id)
         if message.tag is not None:
             attributes[TAG] = message.tag
@@ -241,19 +241,13 @@ class OpenTelemetry(Observer):
             self._process.record(time.monotonic() - started, {**base, **error_type})
 
     def _of_message(self, message: Message) -> Attributes:
-        attributes: Attributes = {
+        return {
             OPERATION_TYPE: "process",
             MESSAGE_ID: str(message.internal_id),
             ATTEMPTS: message.attempts,
             **_place(message.partition, message.node),
+            **self._details(message),
         }
-        if message.trace_id:
-            attributes[TRACE_ID] = str(message.trace_id)
-        if message.tag is not None:
-            attributes[TAG] = message.tag
-        if self._body_size:
-            attributes[BODY_SIZE] = len(message.body)
-        return attributes
 
     def _of_batch(self, messages: Sequence[Message]) -> Attributes:
         attributes: Attributes = {OPERATION_TYPE: "process", BATCH_COUNT: len(messages)}

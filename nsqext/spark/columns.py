@@ -10,8 +10,6 @@ import pyarrow as pa
 from nsqext.errors import InvalidSetting
 from nsqext.spark.option_values import ALL_COLUMNS, BASE_COLUMNS, Columns
 
-__all__ = ("ONLY_READ", "WRITABLE", "arrow_schema", "check_written")
-
 _TYPES: dict[str, pa.DataType] = {
     "value": pa.binary(),
     "topic": pa.string(),

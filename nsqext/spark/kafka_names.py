@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ("kafka_hint",)
-
 _USE = {
     "kafka.bootstrap.servers": "use lookupd: the HTTP addresses of nsqlookupd, host:port",
     "kafka.group.id": "use channel",

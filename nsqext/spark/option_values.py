@@ -10,24 +10,6 @@ import orjson
 from nsqext.protocol.headers import encode_headers
 from nsqext.protocol.names import check_channel, check_partition, check_topic
 
-__all__ = (
-    "ALL_COLUMNS",
-    "BASE_COLUMNS",
-    "Columns",
-    "read_assignment",
-    "read_bool",
-    "read_channel",
-    "read_choice",
-    "read_columns",
-    "read_duration",
-    "read_header",
-    "read_number",
-    "read_pattern",
-    "read_seconds",
-    "read_text",
-    "read_topics",
-)
-
 Columns = tuple[str, ...]
 """Names of columns, in the order of `ALL_COLUMNS`."""
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-__all__ = ("link_for_streams", "share_with_streams")
-
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 _FOLDER = "streaming_job"

@@ -27,16 +27,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.datasource import DataSource
 
-__all__ = (
-    "WorkerVersions",
-    "check_pyspark",
-    "check_workers",
-    "default_source",
-    "driver_python",
-    "register",
-    "root_cause",
-)
-
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 _OLDEST = (4, 0)

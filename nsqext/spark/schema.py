@@ -26,8 +26,6 @@ from nsqext.spark.option_values import ALL_COLUMNS, BASE_COLUMNS, Columns
 if TYPE_CHECKING:
     from nsqext.spark.options import SinkOptions
 
-__all__ = ("check_write_schema", "chosen_columns", "read_schema")
-
 _HEADER = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 
 _TEXT = (StringType, BinaryType)

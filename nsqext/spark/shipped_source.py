@@ -31,8 +31,6 @@ from pyspark.sql.datasource import (
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ("ShippedSource", "shipped_source")
-
 T = TypeVar("T")
 
 _SOURCE = "nsqext.spark.source"

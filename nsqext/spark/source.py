@@ -33,8 +33,6 @@ if TYPE_CHECKING:
         SimpleDataSourceStreamReader,
     )
 
-__all__ = ("FORMAT", "InvalidStreamReader", "NsqDataSource")
-
 FORMAT = "nsqext"
 """Argument of ``format()``."""
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
     from nsqext.transactions.statements import SqlConnection
 
-__all__ = ("HandledRange", "HandledRanges", "Key", "merged")
-
 logger: logging.Logger = logging.getLogger("nsqext.transactions")
 
 _WHERE = "topic = :topic AND channel = :channel AND partition = :partition"

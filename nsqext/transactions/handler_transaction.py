@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
     from nsqext.client.middleware import CallNext, Handling
 
-__all__ = ("Begin", "HandlerTransaction")
-
 S = TypeVar("S", bound=SqlConnection)
 
 Begin = Callable[[], AbstractAsyncContextManager[S] | AbstractContextManager[S]]

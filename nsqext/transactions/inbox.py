@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
     from nsqext.client.middleware import CallNext, Handling
 
-__all__ = ("Inbox",)
-
 _INSERT = """
 INSERT INTO nsqext_inbox (channel, identity, handled) VALUES (:channel, :identity, :handled) ON CONFLICT DO NOTHING
 """

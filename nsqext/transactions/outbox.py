@@ -21,8 +21,6 @@ from nsqext.transactions.statements import is_postgresql, prepared
 if TYPE_CHECKING:
     from nsqext.transactions.statements import SqlConnection
 
-__all__ = ("Outbox",)
-
 _INSERT = """
 INSERT INTO nsqext_outbox (identity, topic, key, tag, headers, body, shard, added)
 VALUES (:identity, :topic, :key, :tag, :headers, :body, :shard, :added)

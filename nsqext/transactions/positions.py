@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from nsqext.client.middleware import Client
     from nsqext.lookup.node_channels import LogBounds
 
-__all__ = ("Positions",)
-
 _WHERE = "topic = :topic AND channel = :channel AND partition = :partition"
 _ADVANCE = f"""
 UPDATE nsqext_position SET last = :last, next = :next, identity = :identity, stored = :stored

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from nsqext.app import App
     from nsqext.transactions.store import OutboxRow, OutboxStore, OutboxSummary
 
-__all__ = ("OutboxRelay", "RelayStatistics")
-
 logger: logging.Logger = logging.getLogger("nsqext.transactions")
 
 _LEASE = 5.0

@@ -7,8 +7,6 @@ from typing import Any, Final, Literal, Protocol
 
 from nsqext.errors import InvalidSetting
 
-__all__ = ("CHANNEL", "SHARDS", "Dialect", "create_tables", "drop_tables", "schema_sql", "statements_of")
-
 Dialect = Literal["postgresql", "sqlite"]
 
 SHARDS: Final = 16

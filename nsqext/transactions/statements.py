@@ -11,8 +11,6 @@ from anyio import to_thread
 
 from nsqext.errors import InvalidInput
 
-__all__ = ("SqlConnection", "execute", "fetched", "is_postgresql", "prepared")
-
 _PARAMETER = re.compile(r":([a-z]+)")
 _PACKAGES = ("sqlalchemy", "psycopg", "sqlite3", "aiosqlite")
 

@@ -18,8 +18,6 @@ from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.transactions.schema import CHANNEL, SHARDS, Dialect, statements_of
 from nsqext.transactions.statements import prepared
 
-__all__ = ("OutboxListener", "OutboxRow", "OutboxStore", "OutboxSummary")
-
 _BUSY = 30.0
 """Seconds that a transaction of SQLite waits for those of other processes."""
 _FREE = "SELECT shard FROM nsqext_outbox_shard WHERE until < :now ORDER BY shard LIMIT :count"

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from nsqext.broker import Cluster
     from nsqext.client.producer.producer import Producer
 
-__all__ = ("ACTIONS", "Action", "Form", "Target", "topic_page")
-
 _EXPANDED_WITHIN = 60.0  # seconds
 
 _TOPIC_WAIT = 30.0  # seconds until a new topic has to accept publishes

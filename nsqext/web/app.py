@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from nsqext.broker import Cluster
 
-__all__ = ("WebPage",)
-
 _HERE = Path(__file__).parent
 _MOST_STREAMS = 64
 _MOST_WATCHES = 8

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from nsqext.admin import KeyRange
     from nsqext.web.monitor import Rate
 
-__all__ = ("age", "count", "key_ranges", "moment", "per_second", "size", "sparkline")
-
 _WIDTH, _HEIGHT = 96, 22
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _SHADES = 6

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from nsqext.admin import ChannelStats
 
-__all__ = ("Monitor", "Rate", "Snapshot")
-
 _KEPT = 60  # points of a sparkline
 _AVERAGED = 5  # points of the rate that is shown as a number
 _WATCHED = 30.0  # seconds after the last request for which sampling continues

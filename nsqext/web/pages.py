@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from nsqext.web.monitor import Monitor, Snapshot
     from nsqext.web.security import WebOptions
 
-__all__ = ("NodeRow", "Page", "Pages", "PartitionRow")
-
 _PEEKED = 20
 _MOST_PEEKED = 200
 _WATCHED = 5  # seconds to wait for messages of the original NSQ

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from nsqext.delays import DelayStore
 
-__all__ = ("Refused", "Security", "WebOptions")
-
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": (

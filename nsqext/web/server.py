@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from nsqext.web.app import WebPage
 
-__all__ = ("serve", "served")
-
 
 async def serve(
     page: WebPage, listener: socket.socket, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED

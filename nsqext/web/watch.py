@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from nsqext.admin import Admin
     from nsqext.client.consumer.options import ConsumerSettings
 
-__all__ = ("WatchedMessage", "watch")
-
 
 @frozen
 class WatchedMessage:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from nsqext import Admin
     from nsqext.admin import ChannelStats
 
-__all__ = ("app", "channel_record")
-
 app: typer.Typer = typer.Typer()
 
 

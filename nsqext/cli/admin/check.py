@@ -14,8 +14,6 @@ from nsqext.errors import InvalidSetting, NsqError
 if TYPE_CHECKING:
     from nsqext.admin import Admin
 
-__all__ = ("run",)
-
 
 @examples("nsqext check", "nsqext check orders billing --max-lag 1000 --min-consumers 2 --timeout 3")
 @connected

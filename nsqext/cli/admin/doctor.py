@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from nsqext.admin import Admin, NodeStatus, TopicStats
     from nsqext.types import Address
 
-__all__ = ("Finding", "examine", "run")
-
 T = TypeVar("T")
 
 _TIMEOUT = 5.0

@@ -23,8 +23,6 @@ from nsqext.errors import ConnectionFailed, InvalidSetting, LookupFailed
 from nsqext.errors.server import BadChannel
 from nsqext.protocol.names import check_channel, check_topic
 
-__all__ = ("PartitionRanges", "look", "make_table", "run")
-
 _BARS = 10, 40
 _OTHERS = 66  # terminal columns of everything except the bar
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")

@@ -13,8 +13,6 @@ from nsqext.cli.connection import Connection, connected
 from nsqext.lookup.client import LookupClient
 from nsqext.lookup.partition_map import PartitionMap, merged
 
-__all__ = ("run",)
-
 
 def _show_map(connection: Connection, found: PartitionMap) -> None:
     meta = found.meta

@@ -16,8 +16,6 @@ from nsqext.cli.output import confirm
 if TYPE_CHECKING:
     from nsqext.admin import NodeStatus
 
-__all__ = ("app",)
-
 app: typer.Typer = typer.Typer()
 
 Node = Annotated[str, typer.Argument(help="HOST:PORT of the node's TCP side.")]

@@ -18,8 +18,6 @@ from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.spark.cluster.ephemeral_channel import MARK
 from nsqext.spark.cluster.node_http import ChannelStats
 
-__all__ = ("Action", "Subject", "run")
-
 _TIMEOUT = 10.0
 
 

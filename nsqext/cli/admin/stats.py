@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from nsqext.admin import Admin, TopicStats
 
-__all__ = ("COLUMNS", "Rates", "look", "run", "stats_records")
-
 COLUMNS = (
     "topic",
     "channel",

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from nsqext.admin import Admin
 
-__all__ = ("View", "run")
-
 KEYS = {
     "t": "topic",
     "c": "channel",

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from nsqext.admin import TopicInfo
     from nsqext.types import TopicMeta
 
-__all__ = ("app", "describe_meta", "topic_record")
-
 app: typer.Typer = typer.Typer()
 
 RetentionDays = Annotated[int | None, typer.Option(help="Days for which consumed messages are kept.")]

@@ -21,8 +21,6 @@ from nsqext.cli.demo.flights import CANARY, FlightCheck, read_flights
 from nsqext.client.tasks import first_error
 from nsqext.errors import InvalidSetting, MessageNotInFlight
 
-__all__ = ("run",)
-
 _CHANNEL = "departures"
 _PUBLISHERS = 64
 _IDLE_TIMEOUT = 20.0

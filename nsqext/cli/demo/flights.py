@@ -17,8 +17,6 @@ from nsqext.types import Receipt
 if TYPE_CHECKING:
     from nsqext import Message
 
-__all__ = ("CANARY", "Flight", "FlightCheck", "read_flights")
-
 CANARY = "canary"
 """Tag of the flights of American Airlines."""
 

@@ -21,8 +21,6 @@ from attrs import frozen
 
 from nsqext.errors import InvalidInput
 
-__all__ = ("Entry", "MessageFiles", "files_in", "read_entries")
-
 SUFFIX = ".jsonl.gz"
 _CHUNK = 1 << 18
 _MOST_UNPACKED = 1 << 30

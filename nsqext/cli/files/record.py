@@ -21,8 +21,6 @@ from nsqext.cli.output import counted
 from nsqext.client.tasks import stop_on_signals
 from nsqext.errors import MessageNotInFlight
 
-__all__ = ("run",)
-
 logger: logging.Logger = logging.getLogger("nsqext.record")
 
 _MEGABYTE = 1 << 20

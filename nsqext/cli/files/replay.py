@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from nsqext import Producer
 
-__all__ = ("Progress", "run")
-
 
 @define
 class Progress:

@@ -17,8 +17,6 @@ from nsqext.cli.connection import Connection, connected
 from nsqext.cli.output import show
 from nsqext.errors import InvalidSetting
 
-__all__ = ("run",)
-
 _clock = time.perf_counter
 
 

@@ -10,8 +10,6 @@ from nsqext.cli.command import examples
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.output import counted
 
-__all__ = ("app",)
-
 app: typer.Typer = typer.Typer()
 
 

@@ -13,8 +13,6 @@ from nsqext.cli.command import examples
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.output import counted
 
-__all__ = ("app",)
-
 _STORE = "delayed.sqlite"
 
 Store = Annotated[Path, typer.Option(help="File of the store; relays of one machine share it.")]

@@ -12,8 +12,6 @@ from nsqext.cli.command import examples
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.output import counted
 
-__all__ = ("app",)
-
 Database = Annotated[
     str,
     typer.Option(envvar="NSQEXT_OUTBOX", help="postgresql://user@host/name, or sqlite:///path."),

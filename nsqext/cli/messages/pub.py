@@ -31,8 +31,6 @@ from nsqext.protocol.names import topic_and_partition
 if TYPE_CHECKING:
     from nsqext import Batcher, Producer
 
-__all__ = ("Format", "Pace", "read_lines", "read_rows", "run")
-
 _CHUNK = 1 << 16
 _LONGEST_LINE = 64 << 20  # bytes; servers accept messages of a few MiB
 

@@ -22,8 +22,6 @@ from nsqext.protocol.headers import KEY_HEADER
 if TYPE_CHECKING:
     from nsqext import Consumer, Message, Producer
 
-__all__ = ("run",)
-
 _KEPT = 32  # idle connections
 _LONGEST_ANSWER = 1 << 16  # bytes
 

@@ -23,8 +23,6 @@ from nsqext.protocol.names import topic_and_partition
 if TYPE_CHECKING:
     from nsqext import Message
 
-__all__ = ("Filter", "Output", "Reading", "run")
-
 _NAMES = ("topic", "partition", "id", "attempts", "timestamp", "trace_id", "offset", "tag", "key", "body")
 """Members of a record that a template may contain, besides ``headers``."""
 

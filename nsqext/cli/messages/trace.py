@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from nsqext import Message
     from nsqext.admin import PartitionStats
 
-__all__ = ("run",)
-
 _MESSAGE_ID = re.compile("[0-9A-Fa-f]{32}")
 
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from nsqext.broker import Cluster, ClusterOptions
     from nsqext.web import WebOptions
 
-__all__ = ("banner_of", "parse_topic", "run")
-
 _FLAGS = ("extend", "ordered")
 _NUMBERS = ("partitions", "replicas")
 _GENERATIONS = {"ha": "redesigned NSQ", "nsq": "original NSQ"}

@@ -13,8 +13,6 @@ from typing import Any
 
 from nsqext.errors import InvalidSetting
 
-__all__ = ("FlagError", "parse_flags", "parse_value", "read_flags", "with_config_file")
-
 _DURATION = re.compile(r"([0-9]*\.?[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _INTERVALS = {"minutes": 60.0, "fives": 5.0}

@@ -12,8 +12,6 @@ from nsqext.cli.servers import redesigned_flags
 from nsqext.cli.servers.program import read_program, run_program
 from nsqext.cli.servers.startup_checks import check_nsqd, check_values
 
-__all__ = ("FLAGS", "main", "reported")
-
 _LIMIT, _REPORTED = "limit", "reported"
 _FLAGS: dict[str, tuple[str, ...]] = {
     "version": ("bool",),

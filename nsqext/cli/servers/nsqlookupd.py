@@ -10,8 +10,6 @@ from nsqext.cli.servers import redesigned_flags
 from nsqext.cli.servers.program import read_program, run_program
 from nsqext.cli.servers.startup_checks import check_nsqlookupd
 
-__all__ = ("FLAGS", "main")
-
 FLAGS = {
     "version": "bool",
     "config": "str",

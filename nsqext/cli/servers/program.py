@@ -12,8 +12,6 @@ from typing import Any
 from nsqext.cli.servers.flags import FlagError, read_flags, with_config_file
 from nsqext.cli.servers.redesigned_flags import given_without_effect, with_new_names, without_old_names
 
-__all__ = ("read_program", "run_program")
-
 _LEVELS = {"debug": 10, "info": 20, "warn": 30, "error": 40, "fatal": 50}
 _NAMES = {logging.WARNING: "WARN", logging.CRITICAL: "FATAL"}
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)

@@ -7,16 +7,6 @@ from typing import Any
 
 from nsqext.cli.servers.flags import FlagError
 
-__all__ = (
-    "NSQD",
-    "NSQLOOKUPD",
-    "WITHOUT_EFFECT",
-    "check_alone",
-    "given_without_effect",
-    "with_new_names",
-    "without_old_names",
-)
-
 _BOTH = {
     "alsologtostderr": "bool",
     "broadcast-interface": "str",

@@ -9,8 +9,6 @@ from nsqext.cli.servers.flags import FlagError, parse_value
 from nsqext.cli.servers.redesigned_flags import check_alone
 from nsqext.errors import InvalidSetting
 
-__all__ = ("check_nsqd", "check_nsqlookupd", "check_values")
-
 _LEVELS = ("debug", "info", "warn", "error", "fatal")
 _TLS_VERSIONS = ("", "tls1.0", "tls1.1", "tls1.2", "tls1.3")
 

@@ -21,8 +21,6 @@ from nsqext.types import Address
 if TYPE_CHECKING:
     from nsqext.web import WebOptions
 
-__all__ = ("AUTH_VARIABLE", "WEB_PORT", "run", "web_options")
-
 logger: logging.Logger = logging.getLogger("nsqext.web")
 
 WEB_PORT = 8171

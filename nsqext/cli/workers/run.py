@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from anyio.abc import Process
 
-__all__ = ("Supervisor", "run")
-
 logger: logging.Logger = logging.getLogger("nsqext.run")
 
 _FIRST_PAUSE = 0.5

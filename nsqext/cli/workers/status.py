@@ -9,8 +9,6 @@ from attrs import frozen
 
 from nsqext.app.health import Health, HealthEndpoint, respond
 
-__all__ = ("StatusPage", "WorkerStatus", "combined_health", "combined_metrics")
-
 _LABEL = "worker"
 
 

@@ -20,8 +20,6 @@ from nsqext import App, Consumer, Producer
 from nsqext.client.tasks import stop_on_signals
 from nsqext.errors import InvalidSetting, NsqError
 
-__all__ = ("CANNOT_START", "LOG_FORMAT", "check_order", "load_app", "main")
-
 logger: logging.Logger = logging.getLogger("nsqext.run")
 
 CANNOT_START = 3

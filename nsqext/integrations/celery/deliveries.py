@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from nsqext.integrations.celery.queue_consumer import QueueConsumer
     from nsqext.sync.message import Message
 
-__all__ = ("Deliveries",)
-
 logger: logging.Logger = logging.getLogger("nsqext.celery")
 
 

@@ -14,8 +14,6 @@ from typing import Any
 
 import orjson
 
-__all__ = ("decode_message", "due_time", "encode_message", "expires_after", "foreign_message")
-
 _HEADER = "kombu"
 _MARK = "kombu"
 """Name of the member that tells an envelope from a body of another publisher; its value is the version."""

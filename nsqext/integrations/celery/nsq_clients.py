@@ -21,8 +21,6 @@ from nsqext.integrations import kept_delay
 from nsqext.lookup.lookup import share_lookup
 from nsqext.settings import Given, build
 
-__all__ = ("NsqClients", "TopicOptions")
-
 _KOMBU = frozenset(
     {
         "callback",

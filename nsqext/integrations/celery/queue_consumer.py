@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from nsqext.integrations.celery.routing import QueueSpec
     from nsqext.sync.message import Message
 
-__all__ = ("DEFAULT_PREFETCH", "QueueConsumer")
-
 DEFAULT_PREFETCH = 200
 """Messages in flight without a prefetch count."""
 

@@ -18,8 +18,6 @@ from collections.abc import Sequence
 
 from attrs import define, field, frozen
 
-__all__ = ("Binding", "Exchange", "QueueSpec", "channel_name", "nsq_name", "topic_of")
-
 _NAME = re.compile(r"[.a-zA-Z0-9_-]{1,64}")
 _INVALID = re.compile(r"[^.a-zA-Z0-9_-]")
 _DIGEST = 12

@@ -35,8 +35,6 @@ from nsqext.integrations.celery.routing import Binding, Exchange, QueueSpec, nsq
 if TYPE_CHECKING:
     from nsqext.sync.message import Message
 
-__all__ = ("Channel", "DirectTransport", "Transport")
-
 
 def _with_subclasses(base: type[NsqError]) -> Iterator[type[NsqError]]:
     yield base

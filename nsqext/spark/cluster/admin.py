@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from nsqext.spark.cluster.client_config import ClientConfig
     from nsqext.spark.cluster.node_http import ChannelPosition, Leader
 
-__all__ = ("Admin",)
-
 _MOVE = 2.0
 """Seconds after which a move that has not happened is requested again."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from nsqext.spark.cluster.leader_locator import LeaderLocator
     from nsqext.spark.cluster.node_http import Leader, MessagePosition, PartitionStats
 
-__all__ = ("Bounds", "PartitionBounds")
-
 _SETTLE = 8.0
 """Seconds to wait until messages that are written become readable.
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from nsqext.client.producer.options import ProducerSettings
     from nsqext.settings import Setting
 
-__all__ = ("PREFIX", "ClientConfig", "client_settings", "misplaced", "unknown")
-
 PREFIX = "nsqext."
 """Prefix of options that are settings of the client."""
 

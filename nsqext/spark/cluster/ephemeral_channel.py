@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from nsqext.transport.options import ConnectionOptions
     from nsqext.types import TopicMeta
 
-__all__ = ("MARK", "ephemeral_name", "open_ephemeral", "setup_mark")
-
 MARK = ".setup"
 """Suffix of the channel that exists while an anchor channel is being created."""
 _DIGEST = 8

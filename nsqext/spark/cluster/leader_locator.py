@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from nsqext.transport.options import ConnectionOptions
     from nsqext.types import TopicMeta
 
-__all__ = ("FIRST_CONTACT", "LeaderLocator")
-
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 P = ParamSpec("P")

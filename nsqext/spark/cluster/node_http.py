@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from nsqext.lookup.http import LookupHttp
     from nsqext.types import Address
 
-__all__ = ("ChannelPosition", "ChannelStats", "Leader", "MessagePosition", "Nodes", "PartitionStats", "read_position")
-
 _SHOWN = 200
 _POSITION = r"&\{\{\{\d+ \d+\} (\d+)\} (\d+)\}"
 _POSITIONS = re.compile(rf"channel end : {_POSITION},current read:.*?, current confirm {_POSITION},", re.DOTALL)

@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 
 from nsqext.sync import loop
 
-__all__ = ("call", "iterate", "readers_loop")
-
 T = TypeVar("T")
 
 readers_loop: loop.SharedLoop = loop.SharedLoop()

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from nsqext.spark.options import SourceOptions
     from nsqext.spark.read.offsets import Key, Offsets
 
-__all__ = ("Anchors", "start_of")
-
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 _QUICK = 0.2

@@ -20,8 +20,6 @@ from nsqext.spark.option_values import BASE_COLUMNS, Columns
 if TYPE_CHECKING:
     from nsqext.spark.read.frames import MessageColumns
 
-__all__ = ("RowFormat", "to_batches")
-
 _BATCH_BYTES = 64 << 20
 """Bytes of bodies in one batch: Arrow's limit is 2 GiB, and bodies grow when they are decompressed."""
 _FIRST_DIGIT = ord("0")

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from nsqext.spark.options import SourceOptions
 
-__all__ = ("NsqPushdownReader", "NsqReader", "TaskRanges", "tasks_of")
-
 
 class TaskRanges(InputPartition):
     """The ranges that one task reads."""

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from nsqext.spark.options import SourceOptions
     from nsqext.spark.read.offsets import Key
 
-__all__ = ("Pruning", "plan", "read_ranges", "read_within")
-
 _SKEW_MS = 5000
 """Largest expected difference between the clocks of successive leaders of a partition, in milliseconds."""
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from nsqext.protocol.messages import RawMessage
     from nsqext.spark.options import SourceOptions
 
-__all__ = ("ChannelBatches", "ChannelReader", "rows_of", "unfinished_count")
-
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 _clock = time.monotonic

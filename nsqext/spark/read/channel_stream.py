@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from nsqext.spark.options import SourceOptions
 
-__all__ = ("NsqChannelReader",)
-
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 _VERSION = 1

@@ -19,8 +19,6 @@ from nsqext.protocol.messages import EXT_NONE, MESSAGE_HEAD_SIZE
 if TYPE_CHECKING:
     from nsqext.protocol.messages import RawMessage
 
-__all__ = ("MessageColumns", "decode_frames", "finish_commands", "from_messages")
-
 Array = np.ndarray[Any, Any]
 
 _HEAD = np.dtype([("timestamp", ">i8"), ("attempts", ">u2"), ("id", "V16"), ("offset", ">i8"), ("size", ">u4")])

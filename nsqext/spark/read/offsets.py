@@ -15,23 +15,6 @@ from nsqext.arguments import is_whole
 from nsqext.errors import InvalidInput, InvalidName, InvalidSetting
 from nsqext.protocol.names import MAX_PARTITION, check_topic
 
-__all__ = (
-    "EARLIEST",
-    "LATEST",
-    "VERSION",
-    "Key",
-    "OffsetSpec",
-    "Offsets",
-    "Range",
-    "by_partition",
-    "dump",
-    "load",
-    "parse_ending",
-    "parse_starting",
-    "parse_times",
-    "plan_tasks",
-)
-
 Key = tuple[str, int]
 """Topic and partition."""
 Offsets = dict[Key, int]

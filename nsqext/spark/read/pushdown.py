@@ -11,8 +11,6 @@ from pyspark.sql import datasource as spark
 
 from nsqext.spark.read.batch_plan import Pruning
 
-__all__ = ("FilterPruning",)
-
 _ALWAYS = (("topic",), ("partition",), ("offset",), ("timestamp",))
 """Columns that are never null."""
 

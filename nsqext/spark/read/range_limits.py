@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from nsqext.spark.cluster.bounds import Bounds
     from nsqext.spark.options import SourceOptions
 
-__all__ = ("RangeLimit", "RangeLimits")
-
 
 @frozen
 class RangeLimit:

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from nsqext.spark.cluster.admin import Admin
     from nsqext.spark.read.offsets import Key
 
-__all__ = ("within_bytes", "within_rows")
-
 
 def _turn(lags: Mapping[Key, Lag]) -> int:
     return sum(lag.begin for lag in lags.values())

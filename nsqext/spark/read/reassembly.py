@@ -15,8 +15,6 @@ from attrs import define, field
 from nsqext.errors import ProtocolError, RangeIncomplete
 from nsqext.spark.read.frames import MessageColumns
 
-__all__ = ("Block", "Blocks", "Reassembler")
-
 
 @define(eq=False)
 class Block:

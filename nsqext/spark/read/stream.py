@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from nsqext.spark.options import SourceOptions
     from nsqext.spark.read.offsets import Offsets
 
-__all__ = ("NsqStreamReader",)
-
 T = TypeVar("T")
 
 

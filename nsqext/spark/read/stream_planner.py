@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from nsqext.spark.options import SourceOptions
     from nsqext.spark.read.offsets import Key, Offsets, Range
 
-__all__ = ("StreamPlanner",)
-
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 _PAUSE = 0.2

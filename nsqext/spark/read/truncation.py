@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from nsqext.spark.cluster.admin import Admin
     from nsqext.spark.read.offsets import Offsets
 
-__all__ = ("LastMessages", "TruncationCheck", "dump_last", "load_last")
-
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 LastMessages = Mapping[Key, MessagePosition]

@@ -11,8 +11,6 @@ import orjson
 if TYPE_CHECKING:
     from nsqext.errors import NsqError
 
-__all__ = ("describe_row",)
-
 
 def describe_row(row: int, task: int, error: NsqError, fields: Mapping[str, Any], max_size: int) -> bytes:
     """Return why a row cannot be published, and what it contains, as a JSON object.

@@ -13,8 +13,6 @@ from nsqext.spark.options import ID_HEADER
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ("dedupe",)
-
 _ID = "__nsqext_id"
 _WATERMARK = "spark.watermarkDelayMs"
 _NEEDED = ("topic", "partition", "offset", "trace_id")

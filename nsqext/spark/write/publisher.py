@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from nsqext.spark.write.row_mapper import Chunk, Target
     from nsqext.types import Receipt, TopicMeta
 
-__all__ = ("Publisher", "Tallies", "publish_chunks", "wait_logging")
-
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 Tallies = Counter[tuple[str, int]]

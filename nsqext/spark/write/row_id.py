@@ -13,8 +13,6 @@ from typing import Self
 import numpy as np
 from attrs import frozen
 
-__all__ = ("Origin",)
-
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 

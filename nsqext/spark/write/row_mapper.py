@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from nsqext.spark.write.row_id import Origin
     from nsqext.types import TopicMeta
 
-__all__ = ("Chunk", "Group", "RowMapper", "RowRules", "Target")
-
 _U64 = (1 << 64) - 1
 _MESSAGE = 64
 """Approximate bytes of a message besides its body and headers."""

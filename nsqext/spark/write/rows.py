@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from nsqext.spark.write.row_mapper import Chunk, Target
     from nsqext.types import TopicMeta
 
-__all__ = ("paced", "publish_rows")
-
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from nsqext.spark.options import SinkOptions
 
-__all__ = ("NsqStreamWriter", "NsqWriter", "Written")
-
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 

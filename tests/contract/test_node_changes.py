@@ -134,7 +134,7 @@ async def test_options_of_a_node_are_read_and_changed(cluster_under_test: Cluste
             await admin.set_node_option(node, "msg_timeout", 1)
         with pytest.raises(InvalidInput, match="has no option"):
             await admin.node_option(node, "no_such_option")
-        with pytest.raises(InvalidInput, match="no name of an option"):
+        with pytest.raises(InvalidInput, match="not the name of an option"):
             await admin.node_option(node, "../stats")
 
 

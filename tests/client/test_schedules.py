@@ -207,7 +207,7 @@ class _Connection:
     """A connection that can be closed."""
 
     in_flight = 0
-    protocol = SimpleNamespace(error=None)
+    error = None
 
     def __init__(self) -> None:
         self.closed = False

@@ -125,11 +125,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "Lt to LtE",
         "if until is not None and start < end:",
     ): "an empty range stays empty",
-    (
-        "lookup/partition_map.py",
-        "other bool",
-        "return any(astuple(self, recurse=False))",
-    ): "with and without recursion a difference has the same truth",
 }
 """Module, operator and line of code -> why nothing differs."""
 

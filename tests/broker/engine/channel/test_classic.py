@@ -212,3 +212,15 @@ def test_depth_counts_waiting_messages() -> None:
     assert channel.stats().depth == 2
     bench.channel().requeue(consumer, 2, 0)
     assert (channel.stats().depth, channel.stats().in_flight_count) == (2, 1)
+
+
+def test_messages_of_a_client_are_counted_by_what_became_of_them() -> None:
+    bench = original()
+    consumer = bench.consume(ready=10)
+    bench.publish(*(f"m{number}" for number in range(4)))
+    ids = [message.internal_id for message in consumer.take()]
+    for internal_id in ids[:2]:
+        bench.channel().finish(consumer, internal_id)
+    bench.channel().requeue(consumer, ids[2], 60)
+    (client,) = bench.channel().clients.values()
+    assert (client.finished, client.requeued, client.in_flight) == (2, 1, 1)

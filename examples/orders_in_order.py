@@ -23,14 +23,13 @@ import anyio
 import nsqext
 from nsqext.broker import Cluster
 
-KEY_TAGS = 12
 EVENTS = ("created", "paid", "packed", "sent")
 ORDERS = 30
 
 app = nsqext.App(os.environ.get("NSQEXT_LOOKUPD", "127.0.0.1:4161"))
 
 
-@app.handler("orders", "billing", dispatch="key_failover", key_tags=KEY_TAGS, concurrency=8)
+@app.handler("orders", "billing", dispatch="key_failover", concurrency=8)
 async def bill(message: nsqext.Message) -> None:
     """Handle an event of an order, and note it."""
     await anyio.sleep(0.01)
@@ -40,7 +39,7 @@ async def bill(message: nsqext.Message) -> None:
 
 async def publish(lookupd: str, run: str) -> None:
     """Publish all events, those of one order one after the other."""
-    async with nsqext.Producer(lookupd=lookupd, key_tags=KEY_TAGS) as producer:
+    async with nsqext.Producer(lookupd=lookupd, key_tags=16) as producer:
         for event in EVENTS:
             for order in range(ORDERS):
                 await producer.publish("orders", event.encode(), key=f"{run}-{order}")

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from nsqext.admin.requests import ClusterRequests
     from nsqext.lookup.partition_map import PartitionMap
 
-_HINT = f"without the extension, consumers share keys by tags: dispatch={KEY_FAILOVER!r} with key_tags"
+_HINT = (
+    "create the channel without a dispatch: consumers with dispatch='key_failover' share the keys by the tags of "
+    "producers with key_tags"
+)
 
 
 async def create_dispatched_channel(

@@ -30,6 +30,7 @@ from nsqext.client.settings import (
 from nsqext.client.tasks import BackgroundTasks, first_error, run_blocking, stop_on_signals, takes_signals
 from nsqext.errors import InvalidSetting, InvalidState, NsqError, TopicNotFound, TopicNotReady
 from nsqext.lookup.lookup import Lookup, share_lookup
+from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.settings import build
 from nsqext.transport.event_loop import call_in_loop
 
@@ -158,7 +159,10 @@ class App(Router):
         if handler.get("max_attempts") == 0:
             # a handler that never rejects has no use for what the app does with rejected messages
             values = {name: value for name, value in values.items() if name not in ("dead_letter", "reject_ordered")}
-        return {**values, **handler}
+        values = {**values, **handler}
+        if values.get("dispatch") != KEY_FAILOVER and "key_tags" not in handler:
+            values.pop("key_tags", None)  # the app's producer has it for the handlers that share keys
+        return values
 
     def _consumer_options(self, handler: Mapping[str, Any]) -> ConsumerOptions:
         return build(ConsumerOptions, consumer_settings(), self._consumer_values(self._given.values, handler))

@@ -17,6 +17,7 @@ from nsqext.client.consumer.typed.body import decode_body, encode_body
 from nsqext.client.middleware import Middleware, Publishing, SendNext
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.request import MessageRequest
+from nsqext.dispatch.buckets import KeySharing
 from nsqext.errors import InvalidInput, InvalidState
 from nsqext.protocol.headers import KEY_HEADER, encode_headers
 from nsqext.protocol.messages import EXT_JSON, EXT_NONE
@@ -236,6 +237,7 @@ class _TestOwner:
     max_msg_timeout = 900.0
     ignore_lost = False
     taking_over = False
+    key_sharing = KeySharing.NONE
 
     def __init__(self, topic: str) -> None:
         self.topic = topic

@@ -7,15 +7,40 @@ is delivered to the wrong bucket.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from enum import Enum
+from typing import Final, NamedTuple
 
 from nsqext.arguments import is_whole
 from nsqext.dispatch.ranges import position_of
 from nsqext.errors import InvalidSetting
 
-__all__ = ("Moves", "bucket_tag", "bucket_tags", "check_key_tags", "plan_moves", "shared_tag")
+__all__ = (
+    "DEFAULT_KEY_TAGS",
+    "KeySharing",
+    "Moves",
+    "bucket_tag",
+    "bucket_tags",
+    "check_key_tags",
+    "count_of_tag",
+    "plan_moves",
+    "shared_tag",
+)
 
+DEFAULT_KEY_TAGS: Final = 16
+"""Buckets of consumers that share keys by tags, where no number is given."""
 _MOST = 1024
+_PREFIX = "keys-"
+
+
+class KeySharing(Enum):
+    """How the keys of a partition are shared by the consumers of a channel."""
+
+    NONE = "none"
+    """Not at all, because one consumer has all of them, or the order of keys does not count."""
+    SERVER = "server"
+    """By the server, in a channel of type key_failover."""
+    TAGS = "tags"
+    """By the tags of messages. Each bucket has one consumer, on a connection of its own."""
 
 
 def check_key_tags(count: int) -> None:
@@ -40,11 +65,17 @@ def bucket_tags(count: int) -> tuple[str, ...]:
 
 def shared_tag(count: int) -> str:
     """Return the tag of messages without a key, which any consumer of the channel may receive."""
-    return f"keys-{count}-none"
+    return f"{_PREFIX}{count}-none"
 
 
 def _tag(count: int, number: int) -> str:
-    return f"keys-{count}-{number}"
+    return f"{_PREFIX}{count}-{number}"
+
+
+def count_of_tag(tag: str) -> int:
+    """Return the number of buckets that the tag of a bucket, or of messages without a key, names; 0 for other tags."""
+    count, _, number = tag.removeprefix(_PREFIX).partition("-")
+    return int(count) if tag.startswith(_PREFIX) and number and count.isascii() and count.isdigit() else 0
 
 
 class Moves(NamedTuple):

@@ -16,10 +16,26 @@ if TYPE_CHECKING:
     from nsqext.lookup.http import LookupHttp
     from nsqext.types import Address
 
-__all__ = ("ChannelConnections", "LogBounds", "NodeChannels", "ask_node")
+__all__ = ("ChannelClient", "ChannelConnections", "LogBounds", "NodeChannels", "ask_node")
 
 _EMPTY = "commit log end of file"
 _SHOWN = 200
+
+
+class ChannelClient(NamedTuple):
+    """A connection that is subscribed to a channel.
+
+    Attributes:
+        client_id: the name that it has given.
+        tag: its dispatch tag; empty without one.
+        ready: its RDY count.
+        delivered: messages that were sent to it.
+    """
+
+    client_id: str
+    tag: str
+    ready: int = 0
+    delivered: int = 0
 
 
 @frozen
@@ -27,14 +43,16 @@ class ChannelConnections:
     """Who is subscribed to a channel at a partition, and what waits there.
 
     Attributes:
-        clients: client id and dispatch tag of each connection; the tag is empty without one.
+        clients: the connections.
         depth: messages that are not finished.
-        in_flight: messages in flight.
+        in_flight: messages in flight, and requeued ones that are not due.
+        paused: whether the channel delivers nothing because an administrator has paused it.
     """
 
-    clients: tuple[tuple[str, str], ...] = ()
+    clients: tuple[ChannelClient, ...] = ()
     depth: int = 0
     in_flight: int = 0
+    paused: bool = False
 
 
 class LogBounds(NamedTuple):
@@ -97,11 +115,11 @@ class NodeChannels:
         """Return the connections of a channel; see `clients`."""
         for found in await self._channels(node, topic, partition):
             if found.get("channel_name") == channel:
-                clients = found.get("clients") or ()
                 return ChannelConnections(
-                    tuple((str(client.get("client_id")), str(client.get("desired_tag") or "")) for client in clients),
+                    tuple(map(_client, found.get("clients") or ())),
                     int(found.get("depth") or 0),
-                    int(found.get("in_flight_count") or 0),
+                    int(found.get("in_flight_count") or 0) + int(found.get("deferred_count") or 0),
+                    bool(found.get("paused")),
                 )
         return ChannelConnections()
 
@@ -141,6 +159,12 @@ class NodeChannels:
             # the real server refuses to move a channel of an empty queue, which has only one position
             if _EMPTY not in error.message:
                 raise
+
+
+def _client(found: Mapping[str, Any]) -> ChannelClient:
+    tag = str(found.get("desired_tag") or "")
+    ready, delivered = int(found.get("ready_count") or 0), int(found.get("message_count") or 0)
+    return ChannelClient(str(found.get("client_id")), tag, ready, delivered)
 
 
 async def ask_node(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from nsqext.client.consumer.handler_signals import Requeue
 from nsqext.client.consumer.position import Position
 from nsqext.errors import DataLoss, InvalidInput, InvalidSetting, PartitionUnavailable
+from nsqext.protocol.identify import SHARED
 from nsqext.transactions.handler_transaction import Begin, HandlerTransaction, S
 from nsqext.transactions.statements import execute, fetched
 
@@ -28,7 +29,13 @@ VALUES (:topic, :channel, :partition, :last, :next, :identity, :stored) ON CONFL
 """
 _SELECT = f"SELECT last, next, identity, stored FROM nsqext_position WHERE {_WHERE}"  # noqa: S608
 _FORGET = "DELETE FROM nsqext_position WHERE topic = :topic AND channel = :channel"
-_REFUSED = {"tag": None, "ext_filter": None, "sample_rate": 0, "max_attempts": 0, "key_tags": 0}
+_ALLOWED = {
+    "tag": (None,),
+    "ext_filter": (None,),
+    "sample_rate": (0,),
+    "max_attempts": (0,),
+    "dispatch": (None, SHARED),
+}
 """Settings with other values than these leave messages out, which look like lost ones."""
 
 _MOVES = 3
@@ -98,8 +105,8 @@ class Positions(HandlerTransaction[S]):
         settings = client.settings
         if "start" not in settings:
             return  # a producer
-        for name, value in _REFUSED.items():
-            if settings[name] != value:
+        for name, allowed in _ALLOWED.items():
+            if settings[name] not in allowed:
                 raise InvalidSetting(
                     f"{name}={settings[name]!r} leaves messages out, and Positions does not",
                     hint="use an Inbox, which keeps an identity for each message",

@@ -19,6 +19,7 @@ __all__ = (
     "disk_records",
     "edge_conversations",
     "odd_conversations",
+    "owner_conversations",
     "recorded_filters",
 )
 
@@ -105,9 +106,18 @@ def edge_conversations() -> tuple[Conversation, ...]:
     return _read("edges.json")
 
 
-@lru_cache(maxsize=1)
 def odd_conversations() -> tuple[OddConversation, ...]:
     """Return recorded conversations with nodes without a cluster, which try odd commands and numbers at limits."""
+    return _read_odd("odd.json")
+
+
+def owner_conversations() -> tuple[OddConversation, ...]:
+    """Return recorded conversations of consumers that own buckets of keys by their tags, and lose or release them."""
+    return _read_odd("owners.json")
+
+
+@lru_cache(maxsize=2)
+def _read_odd(name: str) -> tuple[OddConversation, ...]:
     return tuple(
         OddConversation(
             one["generation"],
@@ -115,7 +125,7 @@ def odd_conversations() -> tuple[OddConversation, ...]:
             [OddTopic(*topic) for topic in one["topics"]],
             [Step(number, what, _bytes(text)) for number, what, text in one["steps"]],
         )
-        for one in json.loads((DATA / "odd.json").read_text(encoding="utf-8"))
+        for one in json.loads((DATA / name).read_text(encoding="utf-8"))
     )
 
 

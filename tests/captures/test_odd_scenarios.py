@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL, Popen
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import pytest
 
+from nsqext.broker.nsqd.http.stats import StatsRoutes
 from nsqext.protocol.frames import FrameType
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.types import TopicMeta
-from tests.captures import OddConversation, odd_conversations
+from tests.captures import OddConversation, OddTopic, odd_conversations, owner_conversations
 from tests.captures.test_replay_tcp import comparable
 from tests.soak.clusters import free_ports
+from tests.support import plain_http
 from tests.support.nsqd_sessions import Client, Clock, make_node
 from tests.support.plain_http import post
 
@@ -34,6 +38,8 @@ _STEP = 0.25
 _CALM = 0.3
 _THOUGHT = 0.01  # seconds before a client sends
 _ID = slice(18, 34)  # of a message, in its frame
+_TOLERANCE = 1.0  # seconds within which the end of a connection that stands still is that of the recording
+ALL = (*odd_conversations(), *owner_conversations())
 
 
 class Talker(Protocol):
@@ -50,6 +56,9 @@ class Talker(Protocol):
 
     def close(self) -> None:
         """Close the connection."""
+
+    def now(self) -> float:
+        """Return the seconds of its clock."""
 
 
 class _Embedded:
@@ -84,6 +93,9 @@ class _Embedded:
 
     def close(self) -> None:
         self._client.session.end()
+
+    def now(self) -> float:
+        return self._clock.seconds
 
 
 class _Real:
@@ -125,6 +137,9 @@ class _Real:
     def close(self) -> None:
         self._socket.close()
 
+    def now(self) -> float:
+        return time.monotonic()
+
 
 class _Ids:
     """Ids of messages: those of the original NSQ are random, and numbered in the recording."""
@@ -143,10 +158,27 @@ class _Ids:
 
 
 class Server(NamedTuple):
-    """How to connect to a node with the topics of a scenario."""
+    """How to connect to a node with the topics of a scenario, and how to ask it for the clients of a channel."""
 
     connect: Any
     ids: _Ids
+    clients: Callable[[OddTopic], list[dict[str, Any]]]
+
+
+def _clients_at(http: int, topic: OddTopic) -> list[dict[str, Any]]:
+    """Return the clients of a topic's first channel by the statistics of a running program."""
+    time.sleep(_CALM)
+    page = plain_http.get(f"http://127.0.0.1:{http}/stats?format=json&topic={topic.name}").json()
+    found: list[dict[str, Any]] = page.get("data", page)["topics"][0]["channels"][0]["clients"]
+    return found or []
+
+
+def _clients_of(node: Node, topic: OddTopic) -> list[dict[str, Any]]:
+    """Return the same for a node without sockets."""
+    (hosted,) = (one for one in node.hosted.values() if one.partition.topic == topic.name)
+    routes = StatsRoutes(node, {})
+    found: list[dict[str, Any]] = routes._topic(hosted, "", with_clients=True)["channels"][0]["clients"]
+    return found
 
 
 def _replay(recorded: OddConversation, server: Server) -> None:
@@ -160,6 +192,11 @@ def _replay(recorded: OddConversation, server: Server) -> None:
 
 def _play(recorded: OddConversation, server: Server, talkers: dict[int, Talker]) -> None:
     for step in recorded.steps:
+        if step.what == "clients":
+            found = server.clients(recorded.topics[0])
+            names = ("client_id", "desired_tag", "ready_count", "in_flight_count")
+            assert sorted([client[name] for name in names] for client in found) == json.loads(step.data)
+            continue
         if step.connection not in talkers:
             talkers[step.connection] = server.connect(step.connection)
         talker, where = talkers[step.connection], f"connection {step.connection}, {step.data[:60]!r}"
@@ -174,13 +211,24 @@ def _play(recorded: OddConversation, server: Server, talkers: dict[int, Talker])
             assert talker.frame(_CALM) is None, where
         elif step.what == "closed":
             assert talker.ended(), where
+        elif step.what == "stopped":
+            assert abs(_seconds_until_closed(talker) - float(step.data)) < _TOLERANCE, where
         else:
             talker.close()
 
 
-@pytest.mark.parametrize(
-    "recorded", [pytest.param(one, id=f"{one.generation}-{one.name}") for one in odd_conversations()]
-)
+def _seconds_until_closed(talker: Talker) -> float:
+    """Read heartbeats and answer none until the node closes the connection; return how long that took."""
+    began = talker.now()
+    while (frame := talker.frame(_PATIENCE)) is not None:
+        assert b"_heartbeat_" in frame
+    assert talker.ended()
+    seconds = talker.now() - began
+    talker.close()
+    return seconds
+
+
+@pytest.mark.parametrize("recorded", [pytest.param(one, id=f"{one.generation}-{one.name}") for one in ALL])
 def test_an_embedded_node_answers_as_the_real_one_did(recorded: OddConversation) -> None:
     clock = Clock()
     limits = ServerLimits() if recorded.generation == "ha" else ServerLimits.original()
@@ -191,7 +239,7 @@ def test_an_embedded_node_answers_as_the_real_one_did(recorded: OddConversation)
             for channel in topic.channels:
                 node.channel(hosted, channel)
     node.tick()
-    _replay(recorded, Server(lambda number: _Embedded(node, clock, number), _Ids()))
+    _replay(recorded, Server(lambda number: _Embedded(node, clock, number), _Ids(), partial(_clients_of, node)))
 
 
 @contextmanager
@@ -218,10 +266,10 @@ def test_the_real_node_still_answers_so(generation: str, tmp_path: Path) -> None
         pytest.skip(f"NSQEXT_TEST_{generation.upper()}_PROGRAMS does not name the folder of the real nsqd")
     wrong = []
     with _program(generation, tmp_path) as (tcp, http):
-        for recorded in [one for one in odd_conversations() if one.generation == generation]:
+        for recorded in [one for one in ALL if one.generation == generation]:
             _prepare(recorded, tcp, http)
             try:
-                _replay(recorded, Server(lambda _: _Real(tcp), _Ids()))
+                _replay(recorded, Server(lambda _: _Real(tcp), _Ids(), partial(_clients_at, http)))
             except AssertionError as error:
                 wrong.append(f"{recorded.name}: {error}")
     assert wrong == []

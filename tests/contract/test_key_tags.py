@@ -25,9 +25,13 @@ PATIENCE = 60.0
 
 
 class Service:
-    """Consumers of a channel that share the keys, with a check of every handled message."""
+    """Consumers of a channel that share the keys, with a check of every handled message.
 
-    def __init__(self, lookupd: list[str], topic: str, channel: str) -> None:
+    Without ``tags`` they share them as the server supports it.
+    """
+
+    def __init__(self, lookupd: list[str], topic: str, channel: str, tags: int | None = TAGS) -> None:
+        self.tags = tags
         self.lookupd = lookupd
         self.topic = topic
         self.channel = channel
@@ -45,7 +49,7 @@ class Service:
             self.channel,
             lookupd=self.lookupd,
             dispatch="key_failover",
-            key_tags=TAGS,
+            key_tags=self.tags,
             concurrency=8,
             max_in_flight=200,
             close_timeout=5.0,
@@ -77,15 +81,16 @@ def drafts(first: int, count: int, numbers: dict[str, list[int]]) -> list[Outgoi
     return made
 
 
+@pytest.mark.parametrize("tags", [TAGS, None], ids=["tags", "as the server can"])
 async def test_consumers_share_the_keys_and_keep_their_order(
-    cluster_under_test: ClusterUnderTest, channel: str
+    cluster_under_test: ClusterUnderTest, channel: str, tags: int | None
 ) -> None:
     """Two consumers start, a third one joins, and one leaves, while messages flow."""
     topic, lookupd = cluster_under_test.extend, cluster_under_test.lookupd
     await cluster_under_test.make_named_channel(topic, channel)
-    service = Service(lookupd, topic, channel)
+    service = Service(lookupd, topic, channel, tags)
     numbers: dict[str, list[int]] = defaultdict(list)
-    async with create_task_group() as tasks, Producer(lookupd, key_tags=TAGS) as producer:
+    async with create_task_group() as tasks, Producer(lookupd, key_tags=tags or 16) as producer:
         consumers = [service.consumer(number) for number in range(3)]
         for consumer in consumers[:2]:
             tasks.start_soon(consumer.serve)
@@ -171,3 +176,13 @@ async def test_a_topic_without_extend_support_is_refused(cluster_under_test: Clu
     async with Producer(lookupd, key_tags=TAGS) as producer:
         with pytest.raises(ExtendNotSupported):
             await producer.publish(topic, b"x", key="a")
+
+
+async def test_producers_without_tags_are_named(cluster_under_test: ClusterUnderTest, channel: str) -> None:
+    topic, lookupd = cluster_under_test.extend, cluster_under_test.lookupd
+    await cluster_under_test.make_named_channel(topic, channel)
+    service = Service(lookupd, topic, channel)
+    async with Producer(lookupd) as producer:
+        await producer.publish(topic, b"1", key="a")
+    with pytest.raises(InvalidSetting, match=f"the next one has no tag of key_tags={TAGS}"):
+        await service.consumer(0).serve()

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 import pytest
+from anyio.to_thread import run_sync
 
-from nsqext import OutgoingMessage, Producer
+from nsqext import Admin, OutgoingMessage, Producer
 from tests.support.cluster import PARTITIONS, REAL
 from tests.support.consumers import eventually
 from tests.support.tcp_relay import relaying
@@ -23,7 +24,7 @@ from tests.support.tcp_relay import relaying
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.cluster import ClusterUnderTest
+    from tests.support.cluster import ClusterUnderTest, Killable
     from tests.support.tcp_relay import Relay
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
@@ -173,6 +174,34 @@ async def test_keys_keep_their_order_while_connections_are_cut(
     assert len(handled) < MESSAGES + cuts * 3 * 200
 
 
+@pytest.mark.parametrize("killable", [True], indirect=True, ids=["extend"])
+async def test_keys_keep_their_order_while_the_leader_is_killed(
+    killable: Killable, channel: str, tmp_path: Path
+) -> None:
+    topic, lookupd = killable.topic, killable.lookupd
+    async with Admin(lookupd) as admin:
+        await admin.create_channel(topic, channel)
+    workers = Workers(lookupd, topic, channel, tmp_path)
+    numbers: dict[str, list[int]] = defaultdict(list)
+    try:
+        for _ in range(3):
+            workers.start()
+        async with Producer(lookupd, key_tags=TAGS, timeout=90.0) as producer:
+            for first in range(0, MESSAGES, BATCH):
+                await producer.publish_many(topic, drafts(first, numbers))
+                await anyio.sleep(0.08)
+                if first == MESSAGES // 4:
+                    numbers["key-0"].append(MESSAGES)
+                    receipt = await producer.publish(topic, b"%d" % MESSAGES, key="key-0")
+                    await run_sync(killable.kill, receipt.node)
+            handled = await all_handled(workers, numbers)
+    finally:
+        workers.end()
+    assert two_at_once(handled, float("inf")) == []
+    assert {one.worker for one in handled} == {0, 1, 2}
+    assert len(handled) - MESSAGES < 3 * 200
+
+
 def drafts(first: int, numbers: dict[str, list[int]]) -> list[OutgoingMessage]:
     """Return a batch of messages whose bodies are their numbers, and note the numbers of each key."""
     made = []
@@ -185,7 +214,8 @@ def drafts(first: int, numbers: dict[str, list[int]]) -> list[OutgoingMessage]:
 
 async def all_handled(workers: Workers, numbers: dict[str, list[int]]) -> list[Handled]:
     """Wait until every message was handled, check that each key was first handled in order, and return the calls."""
-    await eventually(lambda: len(workers.finished()) == MESSAGES, patience=150.0)
+    count = sum(map(len, numbers.values()))
+    await eventually(lambda: len(workers.finished()) == count, patience=150.0)
     handled = workers.handled()
     begun: dict[str, dict[int, None]] = defaultdict(dict)
     for one in handled:

@@ -9,7 +9,7 @@ import pytest
 
 from nsqext.errors import PartitionUnavailable
 from nsqext.lookup.http import LookupHttp
-from nsqext.lookup.node_channels import ChannelConnections, LogBounds, NodeChannels
+from nsqext.lookup.node_channels import ChannelClient, ChannelConnections, LogBounds, NodeChannels
 from nsqext.lookup.options import LookupOptions
 from nsqext.types import Address
 from tests.support.fake_nsqd import scripted_lookup
@@ -45,8 +45,10 @@ async def test_refusals_and_invalid_responses_of_nodes() -> None:
 
 
 async def test_what_the_statistics_of_a_channel_say() -> None:
-    clients = [{"client_id": "one", "desired_tag": "red"}, {"client_id": "two"}]
+    one = {"client_id": "one", "desired_tag": "red", "ready_count": 9, "message_count": 40}
+    clients = [one, {"client_id": "two"}]
     full = {"channel_name": "full", "clients": clients, "client_num": 7, "depth": 5, "in_flight_count": 3}
+    full |= {"deferred_count": 1, "paused": True}
     listed = {"channel_name": "listed", "clients": clients, "depth_size": 40}
     counted = {"channel_name": "counted", "client_count": 4}
     bare = {"channel_name": "bare"}
@@ -58,10 +60,10 @@ async def test_what_the_statistics_of_a_channel_say() -> None:
         where = node.address, "t", 3
         names = ("full", "listed", "counted", "bare", "none")
         assert [await channels.clients(*where, name) for name in names] == [7, 2, 4, 0, 0]
-        pairs = (("one", "red"), ("two", ""))
+        found = (ChannelClient("one", "red", 9, 40), ChannelClient("two", ""))
         assert [await channels.connections(*where, name) for name in names] == [
-            ChannelConnections(pairs, 5, 3),
-            ChannelConnections(pairs, 0, 0),
+            ChannelConnections(found, 5, 4, True),
+            ChannelConnections(found, 0, 0),
             ChannelConnections((), 0, 0),
             ChannelConnections((), 0, 0),
             ChannelConnections(),

@@ -79,9 +79,11 @@ def test_murmur3_partitions_are_the_go_clients(key: str, murmur: int, partitions
         ("hello", 99162322, (0, 1, 2, 2, 2)),
         ("polygenelubricants", -2147483648, (0, 2, 0, 0, 0)),
         ("订单-1", 1085411543, (1, 2, 3, 7, 7)),
+        ("😀", 1772899, (1, 1, 3, 3, 3)),
     ],
 )
 def test_java_partitions_are_the_java_clients(key: str, code: int, partitions: tuple[int, ...]) -> None:
+    """Values of ``String.hashCode()`` and of the absolute ``hash % count``, printed by Java 17."""
     assert java_string_hash(key) == code
     assert tuple(java_string_partition(key.encode(), count) for count in _COUNTS) == partitions
 

@@ -132,7 +132,8 @@ def overtaken_while_it_failed(history: History) -> Iterator[str]:
             ended = [found for found in row.values() if found.outcome == "returned" and found.end <= delivery.begin]
             for earlier in ended:
                 del row[earlier.message_id]
-            blocking = min((number for number in row if number < delivery.message_id), default=None)
+            earlier_ones = (number for number in row if number < delivery.message_id)
+            blocking = min((number for number in earlier_ones if not _together(row[number], delivery)), default=None)
             if blocking is not None and not _disturbed(history, row[blocking].begin, delivery.begin):
                 yield (
                     f"{channel.topic}[{delivery.partition}]/{channel.name} key {key!r}: {delivery.body!r} began at "
@@ -140,6 +141,11 @@ def overtaken_while_it_failed(history: History) -> Iterator[str]:
                 )
                 break
             row[delivery.message_id] = delivery
+
+
+def _together(one: Delivery, other: Delivery) -> bool:
+    """Return whether two messages were handed out in the same batch, whose handler answers them in any order."""
+    return one.batch == other.batch > 0
 
 
 def _beginning(history: History, channel: Channel, partition: int) -> int:

@@ -54,6 +54,7 @@ class Client:
         way: how it receives messages.
         loops: tasks that loop over its batches.
         max_count: messages of a batch.
+        keeps_keys: whether it keeps the order of keys.
     """
 
     makers: Consumers
@@ -64,6 +65,7 @@ class Client:
     way: Way
     loops: int = 0
     max_count: int = 1
+    keeps_keys: bool = False
     _wanted: Wanted | None = None
 
     async def __aenter__(self) -> Self:
@@ -115,6 +117,7 @@ class Consumers:
         self._request_timeout = request_timeout
         self._extend = extend
         self._failing = 0.2 if "failing" in plan.habits else 0.05 if "delays" in plan.habits else 0.01
+        self._batches = 0
         self._random = Random(f"consumers {plan.seed}")  # for features: schedules without one stay as they are
 
     def every(self, topics: Sequence[str] = ()) -> list[Client]:
@@ -148,11 +151,11 @@ class Consumers:
         return self.make(topic, channel, {"concurrency": 2})
 
     def _way(self, topic: str, settings: dict[str, Any]) -> Way:
-        """Return how a consumer receives messages; batches keep no order of keys, and loops have no dead letters."""
+        """Return how a consumer receives messages; loops keep no order of keys, and have no dead letters."""
         ways: list[Way] = [way for way in ("batch_handler", "batches", "fetch") if way in self._plan.features]
-        if topic == "rejected":
+        if topic == "rejected" or "key" in settings or "dispatch" in settings:
             ways = [way for way in ways if way == "batch_handler"]
-        if not ways or "key" in settings or "dispatch" in settings:
+        if not ways:
             return "handler"
         return self._random.choice(ways)
 
@@ -174,7 +177,9 @@ class Consumers:
         if topic == "keyed" and KEY_TAGS in self._plan.features:
             settings = settings | {"key_tags": BUCKETS}
         if way != "handler":
-            settings = settings | {"max_in_flight": self._random.choice((4, 20, 200))}
+            in_flight = self._random.choice((4, 20, 200))
+            # a new owner of a bucket sorts what the last one had, unless batches of other buckets use up a low number
+            settings = settings | {"max_in_flight": 200 if "dispatch" in settings else in_flight}
         options: dict[str, Any] = {
             "close_timeout": 1.0 if hangs else close_timeout,
             "backoff": "off",
@@ -184,6 +189,7 @@ class Consumers:
         }
         consumer = Consumer(topic, channel, lookupd=lookupd or self._lookupd, **options, **settings)
         client = Client(self, consumer, name, (topic, channel), settings.get("tag", ""), way)
+        client.keeps_keys = "key" in settings or "dispatch" in settings
         history.concurrency[name] = settings["concurrency"]
         if client.tag:
             history.tags[name] = client.tag
@@ -322,12 +328,31 @@ class Consumers:
         @client.consumer.batch_handler(max_count=client.max_count, max_wait=self._random.choice((0.0, 0.05)))
         async def handle(batch: MessageBatch) -> None:
             deliveries = [self._begin(client, message) for message in batch]
+            self._batches += 1
+            for delivery in deliveries:
+                delivery.batch = self._batches
+            self._check_batch(client, deliveries)
             try:
                 await self._work()
                 if not await self._answer(client, batch, deliveries):
                     raise self._error(client)
             finally:
                 self._cancel(deliveries)
+
+    def _check_batch(self, client: Client, deliveries: Sequence[Delivery]) -> None:
+        """Check that the messages of a key are in order within a batch."""
+        if not client.keeps_keys:
+            return
+        latest: dict[tuple[int, str], Delivery] = {}
+        for delivery in deliveries:
+            place = delivery.partition, self._key(delivery)
+            before = latest.get(place)
+            if before is not None and before.message_id >= delivery.message_id:
+                self.history.changed.append(f"a batch has {delivery.body!r} behind {before.body!r}, of the same key")
+            latest[place] = delivery
+
+    def _key(self, delivery: Delivery) -> str:
+        return self.history.publishes[int(delivery.body.rsplit(b"/", 1)[1]) - 1].key
 
     async def loop(self, client: Client) -> None:
         """Loop over batches, or fetch them, until the consumer is closed."""
@@ -369,7 +394,8 @@ class Consumers:
         delay = random.choice((0.0, 0.3))
         if client.channel[0] == "ordered":
             delay = 0.0  # servers ignore a requeue with a delay
-        match random.choice(("up to", "requeue", "one", "leave")):
+        cases = ("up to", "requeue", "one", "leave", *(("hold",) if client.keeps_keys else ()))
+        match random.choice(cases):
             case "up to":
                 self._end(deliveries[: first + 1], "returned")
                 await self._answered_or_refused(batch.finish_up_to(random.choice((first, batch[first]))))
@@ -387,6 +413,13 @@ class Consumers:
                 if not await self._answered_or_refused(batch[first].finish()):
                     self.history.failed_after_all(deliveries[first])  # with the rest of the batch
                 self._end(deliveries[:first] + deliveries[first + 1 :], "raised")
+            case "hold":  # one is requeued, and the later ones of its key are not finished with the batch
+                key, place = self._key(deliveries[first]), deliveries[first].partition
+                kept = [one for one in deliveries[first + 1 :] if (self._key(one), one.partition) == (key, place)]
+                self._end([deliveries[first], *kept], "raised", delay)
+                self._end([one for one in deliveries if one.outcome == "running"], "returned")
+                await self._answered_or_refused(batch[first].requeue(delay))
+                return True
             case _:
                 self._end(deliveries, "raised")
         return False

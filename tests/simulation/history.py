@@ -74,6 +74,7 @@ class Delivery:
         outcome: how it ended.
         delay: seconds for which it was requeued.
         received: when the consumer received it.
+        batch: number of the batch in which it was handed out; 0 for none.
     """
 
     body: bytes
@@ -88,6 +89,7 @@ class Delivery:
     outcome: DeliveryOutcome = "running"
     delay: float = 0.0
     received: float = 0.0
+    batch: int = 0
 
 
 @define(eq=False)

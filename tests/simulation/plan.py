@@ -275,7 +275,7 @@ def _draw_features(seed: int) -> tuple[str, ...]:
 def _with_features(seed: int, topics: tuple[str, ...], features: tuple[str, ...]) -> tuple[str, ...]:
     """Return topics on which features have an effect; the number of topics is the same."""
     wanted = [topic for feature, topic in _TOPICS_OF.items() if feature in features]
-    if not wanted and set(features) & {"batches", "fetch", "batch_handler"} and set(topics) <= {"lanes", "keyed"}:
+    if not wanted and set(features) & {"batches", "fetch"} and set(topics) <= {"lanes", "keyed"}:
         wanted = [Random(f"topics {seed}").choice(("plain", "ordered", "upgraded", "recreated"))]
     return tuple(dict.fromkeys((*wanted, *topics)))[: max(len(topics), len(wanted))]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from nsqext.client.consumer.handlers.key_lanes import KeyLanes
 from nsqext.client.consumer.message import Message, key_reader
 from nsqext.client.consumer.options import DeliveryOptions
+from nsqext.dispatch.buckets import KeySharing
 from nsqext.errors import MessageNotInFlight
 
 __all__ = ("Bench", "Clock", "Owner", "at_place", "cut")
@@ -20,6 +21,7 @@ class Owner:
         self.horizon = 0.0
         self.partition = 0
         self.moved = self.taking_over = False
+        self.key_sharing = KeySharing.NONE
         self.number = 1
         self.ready = 20
         self.commands: list[tuple[str, bytes]] = []
@@ -71,13 +73,8 @@ class Bench:
         self.clock = Clock()
         self.owner = Owner()
         self.owner.clock = self.clock
-        self.lanes = KeyLanes(
-            count,
-            key_reader(lambda message: message.body[:1]),
-            self.clock,
-            DeliveryOptions(),
-            ordered_by_server=ordered_by_server,
-        )
+        self.owner.key_sharing = KeySharing.SERVER if ordered_by_server else KeySharing.NONE
+        self.lanes = KeyLanes(count, key_reader(lambda message: message.body[:1]), self.clock, DeliveryOptions())
 
     def put(self, *bodies: str, owner: Owner | None = None) -> list[Message]:
         """Receive messages."""

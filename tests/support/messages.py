@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from nsqext.client.consumer.message import Message
+from nsqext.dispatch.buckets import KeySharing
 from nsqext.protocol.headers import DUE_HEADER, KEY_HEADER, encode_headers
 from nsqext.protocol.messages import EXT_JSON, EXT_NONE
 
@@ -131,6 +132,7 @@ class RecordingOwner:
         self.in_order: bool = in_order
         self.moved: bool = False
         self.taking_over: bool = False
+        self.key_sharing: KeySharing = KeySharing.NONE
         self.number: int = 1
         self.ready: int = 1
         self.horizon: float = float("-inf")

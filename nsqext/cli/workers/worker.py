@@ -19,6 +19,7 @@ import orjson
 from nsqext import App, Consumer, Producer
 from nsqext.client.tasks import stop_on_signals
 from nsqext.errors import InvalidSetting, NsqError
+from nsqext.protocol.identify import KEY_FAILOVER
 
 logger: logging.Logger = logging.getLogger("nsqext.run")
 
@@ -108,13 +109,13 @@ def check_order(app: App, workers: int) -> None:
     """Check that several processes keep the order of keys."""
     for consumer in app.consumers if workers > 1 else ():
         settings = consumer.settings
-        if settings["key"] is not None and settings["dispatch"] is None and not settings["ordered"]:
+        if settings["key"] is not None and settings["dispatch"] != KEY_FAILOVER and not settings["ordered"]:
             raise InvalidSetting(
                 f"{workers} workers would handle the messages of one key at the same time: key= keeps their order "
                 f"within one process, and the server gives each message of {'/'.join(consumer.topics)}/"
                 f"{consumer.channel} to any of them",
                 hint="run one worker; or make the topic ordered, and give the handler ordered=True; or use "
-                'dispatch="key_failover" with key_tags=16 here and for producers (redesigned NSQ, topics with extend '
+                'dispatch="key_failover" here, and key_tags=16 for producers (redesigned NSQ, topics with extend '
                 "support)",
             )
 

@@ -118,7 +118,7 @@ class Consumer:
             self._options.max_in_flight,
             self.backoff,
             self._options.max_in_flight_bytes,
-            self._options.first_ready,
+            self._options.initial_ready,
         )
         self._dispatcher = MessageDispatcher(self._options, self._flow, self._fail)
         self._group = SubscriptionGroup(
@@ -225,15 +225,19 @@ class Consumer:
         message whose handler raised: requeued with a delay, or sent to the dead letters after too many attempts;
         `Finish`, `Requeue` and `Reject` decide about all of them.
 
+        With ``key`` or ``dispatch="key_failover"`` a batch has messages of the keys of one lane, in their order. One
+        that is requeued holds back the later ones of its key: those of the batch that the handler did not answer are
+        not finished when it returns, but handed out again, behind the requeued one and without an attempt more.
+
         Args:
             max_count: messages of a batch, at most; see `batches`.
             max_wait: seconds that the first message of a batch waits for further ones.
 
         Raises:
-            InvalidSetting: the function is not a coroutine function, the consumer has a handler already, a limit is
-                invalid, or the options require the order of keys.
+            InvalidSetting: the function is not a coroutine function, the consumer has a handler already, or a limit is
+                invalid.
         """
-        limits = self._batch_limits(max_count, max_wait)
+        limits = BatchLimits(max_count, max_wait)
 
         def register(function: B) -> B:
             self._check_handler(function)
@@ -253,9 +257,9 @@ class Consumer:
     def _batch_limits(self, max_count: int, max_wait: float) -> BatchLimits:
         if self._options.lanes is not None:
             raise InvalidSetting(
-                "batches do not keep the order of keys",
+                "a loop over batches does not keep the order of keys",
                 topic=self._name,
-                hint="leave out key and dispatch='key_failover', or use a handler of single messages",
+                hint="use batch_handler, or leave out key and dispatch='key_failover'",
             )
         return BatchLimits(max_count, max_wait)
 
@@ -385,7 +389,7 @@ class Consumer:
             hook = self._dead_letters.publish
         iteration = self._iteration
         self._dispatcher.start_workers(
-            self._tasks, handler, options.concurrency, hook, iteration.flush, iteration.collect
+            self._tasks, handler, options.concurrency, hook, iteration.flush, iteration.batches
         )
 
     async def _stop_on_signals(self) -> None:

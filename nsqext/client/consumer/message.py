@@ -23,6 +23,8 @@ from nsqext.waits import Waiters
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from nsqext.dispatch.buckets import KeySharing
+
 __all__ = ("InFlightCount", "KeyOf", "Message", "Owner", "UnpackBudget", "check_requeue_delay", "key_reader")
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
@@ -47,6 +49,7 @@ class Owner(Protocol):
         msg_timeout: seconds that a message may be in flight.
         max_msg_timeout: seconds that a message may be in flight, including touches.
         ignore_lost: answering a message that is no longer in flight is ignored instead of raising.
+        key_sharing: how the consumers of the channel share the keys of the partition.
     """
 
     topic: str
@@ -59,6 +62,7 @@ class Owner(Protocol):
     msg_timeout: float
     max_msg_timeout: float
     ignore_lost: bool
+    key_sharing: KeySharing
 
     @property
     def taking_over(self) -> bool:

@@ -9,7 +9,7 @@ from attrs import field, frozen
 
 from nsqext.arguments import check_groups, check_kinds, check_number, check_positive, check_time
 from nsqext.client.consumer.position import Position, StartPositions, read_position
-from nsqext.dispatch.buckets import check_key_tags
+from nsqext.dispatch.buckets import DEFAULT_KEY_TAGS, check_key_tags
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import LookupOptions, LookupSettings
 from nsqext.protocol.headers import KEY_HEADER
@@ -125,16 +125,18 @@ class HandlerSettings(TypedDict, total=False):
     """
     dispatch: str | None
     """Type of the channel. With ``key_failover`` all messages of a key go to one consumer; ``key`` names the header
-    that carries the key (``##key`` if it is a function or not given). A new channel is created with this type; a
-    channel of another type, and a server without this type, are errors. With ``shared`` a channel of
+    that carries the key (``##key`` if it is a function or not given). A new channel is created with this type, and a
+    channel of another type is an error. At servers that do not have this type, as all released ones, keys are shared by
+    tags, see ``key_tags``: the server of each partition is asked when it is subscribed to. With ``shared`` a channel of
     type ``key_failover`` is an error.
     """
-    key_tags: int
-    """Share the keys by tags, with ``dispatch="key_failover"`` on servers that do not have this dispatch.
+    key_tags: int | None
+    """Number of buckets by which ``dispatch="key_failover"`` shares the keys where the server does not. Producers write
+    them as tags (their ``key_tags``). None stands for 16.
 
-    It is the number of buckets that producers write as tags (their ``key_tags``). Each bucket is a connection to each
-    partition, and has one consumer at a time; messages without a key go to any consumer. Works on topics with extend
-    support of the redesigned NSQ; 0 uses the server's own dispatch.
+    Each bucket is a connection to each partition, and has one consumer at a time; messages without a key go to any
+    consumer. Works on topics with extend support of the redesigned NSQ. With a number, tags are used at servers that
+    have this dispatch too; 0 never uses tags, and a server without this dispatch is an error.
     """
     initial_ready: int
     """The RDY count of a new connection, and of one that was idle for 10 s. It doubles, up to the share of
@@ -316,7 +318,7 @@ class ConsumerOptions:
     ext_filter: ExtFilter | None = None
     key: str | KeyOf | None = None
     dispatch: str | None = None
-    key_tags: int = 0
+    key_tags: int | None = None
     initial_ready: int = 1
     max_in_flight_bytes: int = 64 << 20
     reconnect_wait: float | wait_base = 0.05
@@ -367,12 +369,12 @@ class ConsumerOptions:
         check_groups(self)
 
     def _check_key_tags(self) -> None:
-        check_key_tags(self.key_tags)
-        if not self.key_tags:
+        if self.key_tags is None:
             return
+        check_key_tags(self.key_tags)
         if self.dispatch != KEY_FAILOVER:
             raise InvalidSetting("key_tags has no effect without dispatch='key_failover'")
-        if self.tag is not None or self.ext_filter is not None:
+        if self.key_tags and (self.tag is not None or self.ext_filter is not None):
             name = "tag" if self.tag is not None else "ext_filter"
             raise InvalidSetting(f"{name} and key_tags contradict each other", hint="the tags are those of the keys")
 
@@ -417,19 +419,11 @@ class ConsumerOptions:
         return self.key is not None and self.dispatch != KEY_FAILOVER
 
     @property
-    def keys_ordered_by_server(self) -> bool:
-        """Whether the server redelivers the messages of a key in order."""
-        return self.dispatch == KEY_FAILOVER and not self.key_tags
-
-    @property
-    def first_ready(self) -> int:
-        """The first window of a connection; a bucket of keys has no other consumer that could handle its messages."""
-        return self.max_in_flight if self.key_tags else self.initial_ready
-
-    @property
-    def reports_position(self) -> bool:
-        """Whether messages report their offset, which lanes need to restore the order of a partition."""
-        return self.queue_position or (self.lanes is not None and not self.keys_ordered_by_server)
+    def bucket_count(self) -> int:
+        """Number of buckets of keys where a server does not share the keys itself; 0 if tags are not used."""
+        if self.dispatch != KEY_FAILOVER or self.tag is not None or self.ext_filter is not None:
+            return 0
+        return DEFAULT_KEY_TAGS if self.key_tags is None else self.key_tags
 
     def start_of(self, partition: int) -> Position | None:
         """Return the start position of a partition; None leaves it to the server, or to the `start_positions`."""

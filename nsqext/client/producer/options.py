@@ -70,10 +70,10 @@ class ProducerSettings(ConnectionSettings, LookupSettings, total=False):
     Java client does with ``setTopicShardingIDString`` and ``setTopicShardingIDLong``; for numbers, give ``key`` an
     int), or a function of key and number of partitions.
     """
-    key_tags: int
-    """Write the bucket of a message's key as its tag, of so many buckets, so that consumers with the same ``key_tags``
-    share the keys on any redesigned NSQ; topics have to support extend headers. All producers of a topic need the same
-    number. 0 writes no tags.
+    key_tags: int | None
+    """Write the bucket of a message's key as its tag, of so many buckets, so that consumers with
+    ``dispatch="key_failover"`` share the keys on any redesigned NSQ; topics have to support extend headers. All
+    producers of a topic need the same number, and its consumers: 16 where they have none. None and 0 write no tags.
     """
     compression: Codec | Mapping[str, Codec]
     """``gzip``, ``snappy`` or ``lz4`` compress bodies for topics with extend support, as the Go client does;
@@ -127,7 +127,7 @@ class ProducerOptions:
     settle_timeout: float = _SETTLE_TIMEOUT
     balance: Literal["round_robin", "least_pending"] = "round_robin"
     key_hash: str | KeyHash = "murmur3"
-    key_tags: int = 0
+    key_tags: int | None = None
     compression: Compression = "none"
     compression_min: int = 20_480
     max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE
@@ -147,7 +147,7 @@ class ProducerOptions:
 
     def __attrs_post_init__(self) -> None:
         key_hash(self.key_hash)
-        check_key_tags(self.key_tags)
+        check_key_tags(self.key_tags or 0)
         check_compression(self.compression)
         check_topic(self.delay_topic)
         for name, choices in _CHOICES.items():

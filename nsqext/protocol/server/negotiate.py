@@ -21,7 +21,8 @@ class ServerLimits:
     """What a server allows and offers; sizes in bytes, times in seconds.
 
     Defaults are the redesigned server's; `original` gives those of the original NSQ. ``max_channel_consumers`` and
-    ``max_connections`` are 0 for no limit.
+    ``max_connections`` are 0 for no limit. Without ``key_failover``, the dispatch type that a consumer asks for is
+    ignored, as released servers do.
     """
 
     generation: Generation = "ha"
@@ -49,6 +50,7 @@ class ServerLimits:
     max_connections: int = 0
     topology_region: str = ""
     topology_zone: str = ""
+    key_failover: bool = True
 
     @classmethod
     def original(cls, **changes: Any) -> ServerLimits:
@@ -166,7 +168,8 @@ def negotiate(body: bytes, limits: ServerLimits, settings: ClientSettings) -> No
         _tag(settings, data.get("desired_tag", ""))
         settings.extend_support = settings.extend_support or data.get("extend_support", False)
         settings.ext_filter = data.get("ext_filter", {})
-        _dispatch(settings, data.get("dispatch", ""), data.get("key_header", ""))
+        if limits.key_failover:
+            _dispatch(settings, data.get("dispatch", ""), data.get("key_header", ""))
     _layers(settings, limits, data)
 
 

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from nsqext.client.consumer.handlers.workers import CollectBatch, MessageHandler
+    from nsqext.client.consumer.handlers.batch_sources import BatchCollector
+    from nsqext.client.consumer.handlers.workers import MessageHandler
     from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.options import ConsumerOptions, DeadLetterHook
     from nsqext.client.consumer.subscriptions.rdy_distributor import RdyDistributor
@@ -132,8 +133,9 @@ class MessageDispatcher:
         return self._workers.running if self._workers is not None else []
 
     def count_in_flight(self) -> int:
-        """Return how many messages are queued, held, or handled at this time."""
-        return len(self.queue.messages) + len(self.held.unanswered()) + len(self._running())
+        """Return how many messages are queued, wait for their key, are held, or handled at this time."""
+        count = len(self.queue.messages) + len(self.held.unanswered()) + len(self._running())
+        return count if self._lanes is None else count + self._lanes.count_in_flight()
 
     def tick(self, now: float, late: float) -> None:
         """Requeue what is due, touch messages, and report handlers that block the event loop.
@@ -165,7 +167,7 @@ class MessageDispatcher:
         concurrency: int,
         dead_letters: DeadLetterHook | None,
         flush: Callable[[], None],
-        collect: CollectBatch,
+        batches: BatchCollector,
     ) -> None:
         """Start the workers.
 
@@ -175,7 +177,7 @@ class MessageDispatcher:
             concurrency: how many there are.
             dead_letters: receives rejected messages.
             flush: sends all answers.
-            collect: returns the messages of the next batch.
+            batches: what a batch handler takes messages from, without lanes.
         """
         options, function = self._options, handler.function
         name = getattr(function, "__qualname__", type(function).__qualname__)
@@ -183,13 +185,15 @@ class MessageDispatcher:
         policy = FailurePolicy(options.failure, dead_letters, self._delays)
         self._iterated.clear()  # the workers have the messages
         self._workers = Workers(policy, self._stall, self.held, flush, self._expired)
+        queues = self._queues(concurrency)
+        lanes = self._lanes
         if isinstance(handler, BatchHandler):
-            self._workers.start_batches(tasks, handler, collect, concurrency)
-        else:
-            queues = self._queues(concurrency)
-            if self._lanes is not None:
-                handler = evolve(handler, burst=None)  # only the event loop takes messages from lanes
-            self._workers.start(tasks, handler, queues)
+            sources = [batches if lanes is None else batches.of_lane(lanes, queue) for queue in queues]
+            self._workers.start_batches(tasks, handler, sources)
+            return
+        if lanes is not None:
+            handler = evolve(handler, burst=None)  # only the event loop takes messages from lanes
+        self._workers.start(tasks, handler, queues)
 
     def _expired(self, message: Message) -> None:
         if self._lanes is not None:
@@ -200,15 +204,7 @@ class MessageDispatcher:
         key = self._options.lanes
         if key is None:
             return [self.queue] * concurrency
-        options = self._options
-        self._lanes = lanes = KeyLanes(
-            concurrency,
-            key_reader(key),
-            _clock,
-            options.delivery,
-            ordered_by_server=options.keys_ordered_by_server,
-            owned_by_connection=options.key_tags > 0,
-        )
+        self._lanes = lanes = KeyLanes(concurrency, key_reader(key), _clock, self._options.delivery)
         received = list(self.queue.messages)
         self.queue.messages.clear()
         for message in received:  # of several subscriptions

@@ -28,7 +28,7 @@ _SPARE_HOLDINGS = 16
 """Holdings that are kept, beyond twice those with unanswered messages, until the others are forgotten."""
 
 
-def touch_due(messages: Iterable[Message], now: float) -> int:
+def touch_due(messages: Iterable[Message], now: float, *, requeued: bool = False) -> int:
     """Touch the messages of which half the timeout has passed; return how many.
 
     Call it `TOUCHES` times within the shortest timeout. A message is not touched beyond the total time that its server
@@ -37,10 +37,11 @@ def touch_due(messages: Iterable[Message], now: float) -> int:
     Args:
         messages: messages in flight; answered ones are skipped.
         now: the time.
+        requeued: they were requeued, and no REQ was sent: those that count as answered are touched too.
     """
     count = 0
     for message in messages:
-        if message.answered:
+        if message.answered and not requeued:
             continue
         owner = message.owner
         half = owner.msg_timeout / 2

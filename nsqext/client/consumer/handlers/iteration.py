@@ -10,6 +10,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 from attrs import define, field
 
+from nsqext.client.consumer.handlers.batch_sources import BatchCollector
 from nsqext.client.consumer.handlers.batches import MessageBatch
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
     from nsqext.client.consumer.handlers.batches import BatchLimits
     from nsqext.client.consumer.handlers.dispatcher import MessageDispatcher
-    from nsqext.client.consumer.handlers.workers import CollectBatch, MessageQueue
     from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
     from nsqext.client.tasks import BackgroundTasks
@@ -47,59 +47,6 @@ class ConsumerState:
     raises: bool = True
 
 
-class BatchCollector:
-    """Takes messages from a queue when they make a batch.
-
-    Messages stay in the queue until then: cancelling `collect` loses none.
-
-    Args:
-        queue: the queue.
-        ended: whether no further batch is handed out.
-        request_more: sends answers and raises RDY; returns for how many seconds to wait for more messages.
-    """
-
-    def __init__(self, queue: MessageQueue, ended: Callable[[], bool], request_more: Callable[[], float]) -> None:
-        self._queue = queue
-        self._ended = ended
-        self._request_more = request_more
-        self._turn = anyio.Lock()
-
-    async def collect(self, limits: BatchLimits, deadline: float = float("inf")) -> list[Message]:
-        """Return the next messages; none at the end of the consumer or at the deadline.
-
-        A batch is handed out early when all messages that may be in flight were received. Concurrent calls take turns.
-
-        Args:
-            limits: when the batch is complete.
-            deadline: time of the monotonic clock at which the messages received so far are returned.
-        """
-        queue, messages = self._queue, self._queue.messages
-        async with self._turn:
-            while not self._ended():
-                if len(messages) < limits.max_count and await self._wait(limits, deadline):
-                    continue
-                taken = queue.take(limits.max_count)
-                if taken or _clock() >= deadline:
-                    return taken
-                if messages and (budget := messages[0].budget) is not None:
-                    self._request_more()
-                    with anyio.move_on_after(deadline - _clock()):
-                        await budget.wait()
-        return []
-
-    async def _wait(self, limits: BatchLimits, deadline: float) -> bool:
-        """Wait for further messages; return False if the batch should not wait longer."""
-        patience, now, messages = self._request_more(), _clock(), self._queue.messages
-        pause = deadline - now
-        if messages:
-            pause = min(pause, messages[0].delivered + limits.max_wait - now, patience)
-        if pause <= 0:
-            return False
-        with anyio.move_on_after(pause) as scope:
-            await self._queue.wait()
-        return not scope.cancelled_caught
-
-
 class MessageIteration:
     """Source of messages for iteration over a consumer, for its batches, and for the workers of a batch handler.
 
@@ -110,7 +57,7 @@ class MessageIteration:
         group: the open subscriptions.
 
     Attributes:
-        collect: returns the messages of the next batch, for workers.
+        batches: what the caller and workers take batches from.
         flush: sends pending answers before a worker or the caller waits.
     """
 
@@ -123,8 +70,7 @@ class MessageIteration:
         self._queue = dispatcher.queue
         self._group = group
         self._given_at = 0.0
-        self._batches = BatchCollector(self._queue, state.ended.is_set, self._request_more)
-        self.collect: CollectBatch = self._batches.collect
+        self.batches: BatchCollector = BatchCollector(self._queue, state.ended.is_set, self._request_more)
         self.flush: Callable[[], None] = partial(group.flush_before_wait, self._queue.messages)
 
     async def next(self) -> Message:
@@ -175,7 +121,7 @@ class MessageIteration:
         self._tasks.check_event_loop()
         flow.concurrency = max(flow.concurrency, limits.max_count)
         state.raises = True
-        messages = await self._batches.collect(limits, float("inf") if timeout is None else _clock() + timeout)
+        messages = await self.batches.collect(limits, float("inf") if timeout is None else _clock() + timeout)
         if not messages:
             if state.error is not None:
                 raise state.error

@@ -17,6 +17,7 @@ from nsqext.client.consumer.handlers.in_flight import touch_due
 from nsqext.client.consumer.handlers.partition_order import KeyLaneOwner, PartitionOrder, is_lost, owner_of
 from nsqext.client.consumer.handlers.waiting_keys import Wait, WaitingKeys, WaitName
 from nsqext.client.consumer.handlers.workers import MessageQueue
+from nsqext.dispatch.buckets import KeySharing
 from nsqext.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -53,10 +54,6 @@ class KeyLanes:
         key: reads the key of a message.
         clock: gives the time.
         delivery: how long to wait for lost messages.
-        ordered_by_server: the channel is of type key_failover: lost messages are redelivered in order, and possibly to
-            another consumer.
-        owned_by_connection: a connection has all messages of its keys, and another one begins again: the server
-            redelivers lost messages to any consumer.
 
     Attributes:
         lanes: the queues.
@@ -68,28 +65,27 @@ class KeyLanes:
         key: Callable[[Message], bytes],
         clock: Callable[[], float],
         delivery: DeliveryOptions,
-        *,
-        ordered_by_server: bool = False,
-        owned_by_connection: bool = False,
     ) -> None:
         self.lanes: list[MessageQueue] = [MessageQueue() for _ in range(count)]
         self._key = key
         self._clock = clock
-        self._ordered_by_server = ordered_by_server
-        self._owned_by_connection = owned_by_connection
-        self._settle = _SETTLE_OWNED if owned_by_connection else _SETTLE
-        self._redelivery_wait = _FAILOVER_WAIT if ordered_by_server else delivery.redelivery_wait
+        self._redelivery_wait = delivery.redelivery_wait
         self._gap_wait = delivery.gap_wait
         self._orders: dict[tuple[str, int | str] | Owner, PartitionOrder] = {}
         self._owners: dict[PartitionOrder, KeyLaneOwner] = {}
         self._waiting = WaitingKeys(key)
         self._waits = self._waiting.waits
         self._unstarted: list[Message] = []
+        self._batches: dict[MessageQueue, _LaneBatch] = {}
 
     @property
     def waiting(self) -> int:
         """Number of messages in flight that wait for their key, or for unseen messages."""
         return sum(not is_lost(message) for message in self._blocked())
+
+    def count_in_flight(self) -> int:
+        """Return how many messages are in lanes, or wait for others."""
+        return sum(len(lane.messages) for lane in self.lanes) + self.waiting
 
     # Receiving
 
@@ -116,7 +112,8 @@ class KeyLanes:
             self._unstarted += received
             raise
         if order.early and order.gap_due is None:
-            order.gap_due = self._clock() + (self._settle if order.settling else self._gap_wait)
+            settle = _SETTLE_OWNED if order.key_sharing is KeySharing.TAGS else _SETTLE
+            order.gap_due = self._clock() + (settle if order.settling else self._gap_wait)
         for lane in woken:
             lane.wake()
 
@@ -145,12 +142,10 @@ class KeyLanes:
                 raise
 
     def _owner(self, owner: Owner) -> KeyLaneOwner:
-        name: tuple[str, int | str] | Owner = owner
-        if not self._owned_by_connection:
-            name = (owner.topic, owner.partition if owner.partition >= 0 else owner.node)
+        name = _name_of(owner)
         order = self._orders.get(name)
         if order is None:
-            order = self._orders[name] = PartitionOrder(ordered_by_server=self._ordered_by_server)
+            order = self._orders[name] = PartitionOrder(owner.key_sharing)
         found = self._owners.get(order)
         if found is None or found.owner is not owner:
             found = self._owners[order] = KeyLaneOwner(owner, order, self.delay)
@@ -164,7 +159,10 @@ class KeyLanes:
 
     def _redelivery_due(self, order: PartitionOrder) -> float:
         """Return when a wait that begins now for a lost message ends."""
-        return max(self._clock(), order.held_from) + self._redelivery_wait
+        return max(self._clock(), order.held_from) + self._wait_of(order)
+
+    def _wait_of(self, order: PartitionOrder) -> float:
+        return _FAILOVER_WAIT if order.ordered_by_server else self._redelivery_wait
 
     def _accept(self, order: PartitionOrder, message: Message, woken: dict[MessageQueue, None]) -> None:
         key = self._key(message)
@@ -190,8 +188,11 @@ class KeyLanes:
         """Continue a message that keeps its place, or whose handler runs, with its new delivery."""
         key = self._key(message)
         message.renew(delivery)
-        delayed = self._waits.get((key, None))
-        if message.answered and (delayed is None or delayed.message is not message):
+        delayed, batch = self._waits.get((key, None)), self._batches.get(self._lane(key))
+        requeued = (delayed is not None and delayed.message is message) or (
+            batch is not None and message in batch.requeued
+        )
+        if message.answered and not requeued:
             logger.info("finished again, its first FIN was lost: %r", message, extra={"topic": message.topic})
             message.finish_now()
             return
@@ -200,8 +201,11 @@ class KeyLanes:
             self._waiting.end((key, order))
 
     def forget(self, owner: Owner) -> None:
-        """Forget the messages of a connection that ended, except for those whose handlers run."""
-        order = self._orders.pop(owner, None)
+        """Forget the messages of a connection that ended, except for those whose handlers run.
+
+        The server redelivers them to any consumer, which handles them from the first unfinished one.
+        """
+        order = self._orders.pop(_name_of(owner), None)
         if order is not None:
             self._owners.pop(order, None)
             self._forget_lost(order)
@@ -210,9 +214,27 @@ class KeyLanes:
     # Waiting
 
     def delay(self, message: Message, delay: float) -> None:
-        """Handle a message again after a delay in seconds, and the later ones of its key after it."""
+        """Handle a message again after a delay in seconds, and the later ones of its key after it.
+
+        One of a batch waits from the end of its handler on: that may answer further messages of the key.
+        """
         key = self._key(message)
-        self._waiting.delay(key, message, self._lane(key), self._clock() + delay)
+        lane, due = self._lane(key), self._clock() + delay
+        batch = self._batches.get(lane)
+        if batch is not None and message in batch.keys:
+            batch.requeued[message] = due
+        else:
+            self._delay(key, [message], lane, due)
+
+    def _delay(self, key: bytes, messages: list[Message], lane: MessageQueue, due: float) -> None:
+        kept = [message for message in messages if not self._is_forgotten(message)]
+        if kept:
+            self._waiting.delay(key, kept, lane, due)
+
+    def _is_forgotten(self, message: Message) -> bool:
+        """Return whether the connection of a message has ended, and the server redelivers it to any consumer."""
+        order = owner_of(message).order
+        return order.key_sharing is KeySharing.TAGS and order not in self._owners
 
     def expired(self, message: Message) -> None:
         """Keep the place of a message that was lost before its handler was called."""
@@ -230,11 +252,13 @@ class KeyLanes:
             for order in self._orders.values():
                 self._watch(order, now)
         touch_due(self._blocked(), now)
+        for batch in self._batches.values():
+            touch_due(batch.requeued, now, requeued=True)
 
     def _end_wait(self, name: WaitName, wait: Wait) -> None:
         message = wait.message
         order = owner_of(message).order
-        if wait.lost and self._ordered_by_server:
+        if wait.lost and order.ordered_by_server:
             self._end_failover_wait(wait)
         elif wait.lost and not self._can_receive(order):
             wait.due = self._redelivery_due(order)
@@ -290,8 +314,8 @@ class KeyLanes:
         owner = order.owner
         if owner is None or owner.horizon == inf:
             return
-        order.forget_handled(now - self._redelivery_wait)
-        if self._ordered_by_server:
+        order.forget_handled(now - self._wait_of(order))
+        if order.ordered_by_server:
             self._bound_lost(order)
             return
         if order.gap_due is not None:
@@ -392,6 +416,54 @@ class KeyLanes:
         for order in self._orders.values():
             yield from order.early.values()
 
+    # Batches
+
+    def take_batch(self, lane: MessageQueue, count: int) -> list[Message]:
+        """Remove up to a number of messages from a lane and return those that are in flight, with unpacked bodies.
+
+        Those that do not fit into the budget for unpacked bytes stay. `end_batch` has to follow.
+        """
+        now, messages = self._clock(), lane.messages
+        batch = _LaneBatch()
+        while messages and len(batch.keys) < count:
+            message = messages.popleft()
+            if not message.may_begin(now):
+                self.expired(message)  # takes the later ones of its key out of the lane
+            elif message.budget is not None and not message.try_unpack():
+                messages.appendleft(message)
+                break
+            else:
+                batch.keys[message] = self._key(message)
+        if batch.keys:
+            self._batches[lane] = batch
+        return list(batch.keys)
+
+    def held_back(self, lane: MessageQueue) -> set[Message]:
+        """Return the messages of a batch that were not answered, behind a requeued one of their key."""
+        batch = self._batches.get(lane)
+        if batch is None or not batch.requeued:
+            return set()
+        return {message for row in batch.rows() for message in row if message not in batch.requeued}
+
+    def end_batch(self, lane: MessageQueue) -> None:
+        """Let the requeued messages of a batch, and those that are held back, wait for the longest delay of their key.
+
+        Those that were requeued are handed out with one attempt more.
+        """
+        batch = self._batches.pop(lane, None)
+        if batch is None or not batch.requeued:
+            return
+        for row in batch.rows():
+            for message in row:
+                if message in batch.requeued:
+                    message.answered = False
+                    if message is not row[0] and not is_lost(message):
+                        message.attempts += 1  # that of the first one is counted at the end of the wait
+                elif message.budget is not None:
+                    message.budget.release(message)
+            due = max(batch.requeued.get(message, 0.0) for message in row)
+            self._delay(batch.keys[row[0]], row, lane, due)
+
     # Closing
 
     def stop(self) -> None:
@@ -424,6 +496,38 @@ class KeyLanes:
         """Return the messages in the lanes, without those that wait for their key."""
         for lane in self.lanes:
             yield from lane.messages
+
+
+class _LaneBatch:
+    """A batch that a handler has.
+
+    Attributes:
+        keys: its messages, in their order, and their keys.
+        requeued: those that were requeued, and when each is due.
+    """
+
+    __slots__ = ("keys", "requeued")
+
+    def __init__(self) -> None:
+        self.keys: dict[Message, bytes] = {}
+        self.requeued: dict[Message, float] = {}
+
+    def rows(self) -> list[list[Message]]:
+        """Return the first requeued message of each key, and those behind it that are requeued or not answered."""
+        rows: dict[bytes, list[Message]] = {}
+        for message, key in self.keys.items():
+            if message in self.requeued:
+                rows.setdefault(key, []).append(message)
+            elif key in rows and not message.answered:
+                rows[key].append(message)
+        return list(rows.values())
+
+
+def _name_of(owner: Owner) -> tuple[str, int | str] | Owner:
+    """Return what an order belongs to: a partition, or one connection that has all messages of its keys."""
+    if owner.key_sharing is KeySharing.TAGS:
+        return owner
+    return (owner.topic, owner.partition if owner.partition >= 0 else owner.node)
 
 
 def _is_gone(message: Message) -> bool:

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from nsqext.dispatch.buckets import KeySharing
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -36,10 +38,11 @@ class PartitionOrder:
     finished messages as could be in flight; those of earlier subscriptions until `forget_handled`.
 
     Args:
-        ordered_by_server: the server keeps the order of a key across connections (a channel of type key_failover), so
-            that nothing is expected to return to this consumer.
+        key_sharing: how the keys are shared. The server of a channel of type key_failover keeps the order of a key
+            across connections, so that nothing is expected to return to this consumer.
 
     Attributes:
+        key_sharing: how the keys are shared.
         owner: the current subscription.
         unfinished: messages that were received and not finished, lost ones included, by id.
         early: messages received ahead of unseen ones, by offset.
@@ -56,13 +59,13 @@ class PartitionOrder:
         "_finished_before",
         "_frontier",
         "_last_end",
-        "_ordered_by_server",
         "_settling",
         "_unseen",
         "early",
         "full_since",
         "gap_due",
         "held_from",
+        "key_sharing",
         "most_ready",
         "owner",
         "returned",
@@ -70,7 +73,8 @@ class PartitionOrder:
         "unfinished",
     )
 
-    def __init__(self, *, ordered_by_server: bool = False) -> None:
+    def __init__(self, key_sharing: KeySharing = KeySharing.NONE) -> None:
+        self.key_sharing: KeySharing = key_sharing
         self.owner: Owner | None = None
         self.unfinished: dict[bytes, Message] = {}
         self.early: dict[int, Message] = {}
@@ -83,11 +87,15 @@ class PartitionOrder:
         self._finished: dict[bytes, int] = {}  # ids on this subscription, oldest first, and when they were stored
         # ids on earlier subscriptions, when they were stored, and from when on the server can redeliver them
         self._finished_before: dict[bytes, tuple[int, float]] = {}
-        self._ordered_by_server = ordered_by_server
         self._frontier = -1  # offset behind the last message that has no unseen one before it
         self._last_end = -1  # offset behind the last message ever received
         self._settling = False  # the first messages are collected, to be sorted
         self._unseen = 0  # messages behind the frontier that may be redelivered out of order
+
+    @property
+    def ordered_by_server(self) -> bool:
+        """Whether the server keeps the order of a key across connections."""
+        return self.key_sharing is KeySharing.SERVER
 
     def subscribe(self, owner: Owner, now: float) -> bool:
         """Continue with a new subscription.
@@ -113,9 +121,9 @@ class PartitionOrder:
         self._finished.clear()
         if owner.moved:
             self._finished_before.clear()
-        if first or owner.moved or self._ordered_by_server:
+        if first or owner.moved or self.ordered_by_server:
             self._frontier, self._last_end, self._unseen = -1, -1, 0
-            self._settling = first and not (owner.moved or self._ordered_by_server)
+            self._settling = first and not (owner.moved or self.ordered_by_server)
             return not first
         self._settling = self._frontier < 0 <= owner.partition  # the original NSQ has no offsets to sort by
         if self._frontier >= 0:
@@ -249,6 +257,7 @@ class KeyLaneOwner:
         "_delay",
         "ignore_lost",
         "in_order",
+        "key_sharing",
         "max_msg_timeout",
         "moved",
         "msg_timeout",
@@ -267,6 +276,7 @@ class KeyLaneOwner:
         self.partition: int = owner.partition
         self.node: str = owner.node
         self.in_order: bool = owner.in_order
+        self.key_sharing: KeySharing = owner.key_sharing
         self.moved: bool = owner.moved
         self.number: int = owner.number
         self.msg_timeout: float = owner.msg_timeout

@@ -75,10 +75,15 @@ class WaitingKeys:
             yield wait.message
             yield from wait.behind
 
-    def delay(self, key: bytes, message: Message, lane: MessageQueue, due: float) -> None:
-        """Let all messages of a key wait for a requeued one."""
-        wait = self.waits[key, None] = Wait(message, lane, due, lost=False)
-        wait.behind = take(lane, lambda other: self._key(other) == key)
+    def delay(self, key: bytes, messages: Sequence[Message], lane: MessageQueue, due: float) -> None:
+        """Let all messages of a key wait for a requeued one, the first of those that were handed out together."""
+        first, *behind = messages
+        behind += take(lane, lambda other: self._key(other) == key)
+        before = self.waits.get((key, None))
+        if before is not None:  # of another partition, whose messages do not wait for those of this one
+            behind += (before.message, *before.behind)
+            due = max(due, before.due)
+        self.waits[key, None] = Wait(first, lane, due, lost=False, behind=behind)
 
     def lose(self, key: bytes, message: Message, lane: MessageQueue, due: float) -> None:
         """Let the messages of a key and partition wait for a lost one."""

@@ -16,14 +16,17 @@ from anyio.lowlevel import checkpoint
 from attrs import frozen
 
 from nsqext.arguments import check_kinds
-from nsqext.client.consumer.handlers.batches import BatchHandler, BatchLimits, MessageBatch
+from nsqext.client.consumer.handlers.batches import BatchHandler, MessageBatch
 from nsqext.client.consumer.message import Message
 from nsqext.errors import InvalidState
 from nsqext.waits import Waiters
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from anyio.abc import TaskGroup
 
+    from nsqext.client.consumer.handlers.batches import BatchSource
     from nsqext.client.consumer.handlers.failure_policy import FailurePolicy
     from nsqext.client.consumer.handlers.in_flight import HeldMessages
     from nsqext.client.tasks import BackgroundTasks
@@ -31,8 +34,6 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 Handler = Callable[[Message], Awaitable[object]]
-CollectBatch = Callable[[BatchLimits], Awaitable[list[Message]]]
-"""Returns the messages of the next batch; none at the end of the consumer."""
 
 _clock = time.monotonic
 _SLICE = 0.02
@@ -240,11 +241,11 @@ class Workers:
             self._start(tasks, partial(self._work, handler=handler, queue=queue))
 
     def start_batches(
-        self, tasks: TaskGroup | BackgroundTasks, handler: BatchHandler, collect: CollectBatch, count: int
+        self, tasks: TaskGroup | BackgroundTasks, handler: BatchHandler, sources: Sequence[BatchSource]
     ) -> None:
-        """Start a number of workers that handle batches; only `cancel` ends them early."""
-        for _ in range(count):
-            self._start(tasks, partial(self._work_batches, handler=handler, collect=collect))
+        """Start a worker for each source, which handles batches; only `cancel` ends them early."""
+        for source in sources:
+            self._start(tasks, partial(self._work_batches, handler=handler, source=source))
 
     def _start(self, tasks: TaskGroup | BackgroundTasks, work: Callable[[Slot], Awaitable[None]]) -> None:
         slot = Slot()
@@ -347,17 +348,21 @@ class Workers:
             await message.budget.wait()
         return message.may_begin(_clock())
 
-    async def _work_batches(self, slot: Slot, handler: BatchHandler, collect: CollectBatch) -> None:
-        while messages := await collect(handler.limits):
+    async def _work_batches(self, slot: Slot, handler: BatchHandler, source: BatchSource) -> None:
+        while messages := await source.collect(handler.limits):
             slot.batch = messages
-            slot.batch = await self._without_exhausted(messages)
-            if slot.batch:
-                since = _clock()
-                await self._handle_batch(slot, handler, MessageBatch(slot.batch))
-                self._stall.took(slot.batch, _clock() - since)
+            try:
+                slot.batch = await self._without_exhausted(messages, source)
+                if slot.batch:
+                    since = _clock()
+                    await self._handle_batch(slot, handler, source)
+                    self._stall.took(slot.batch, _clock() - since)
+            finally:
+                slot.batch = _without_answer(slot.batch, source)  # if it was cancelled, they are requeued
+                source.end()
             slot.batch = ()
 
-    async def _without_exhausted(self, messages: list[Message]) -> list[Message]:
+    async def _without_exhausted(self, messages: list[Message], source: BatchSource) -> list[Message]:
         """Send messages whose attempts are used up to the dead letters; return the others."""
         exhausted: list[Message] = []
         others: list[Message] = []
@@ -366,17 +371,25 @@ class Workers:
             (exhausted if used_up else others).append(message)
         if exhausted:
             await self._policy.dead_letter_all(exhausted, None)
+            return _without_answer(others, source)
         return others
 
-    async def _handle_batch(self, slot: Slot, handler: BatchHandler, batch: MessageBatch) -> None:
+    async def _handle_batch(self, slot: Slot, handler: BatchHandler, source: BatchSource) -> None:
+        batch = MessageBatch(slot.batch)
         try:
             await handler.function(batch)
         except Exception as error:
-            await self._policy.batch_failed(batch.unanswered, error)
+            await self._policy.batch_failed(_without_answer(batch, source), error)
         except BaseException as error:
-            await self._policy.batch_failed(batch.unanswered, _interrupted(slot, error))
+            await self._policy.batch_failed(_without_answer(batch, source), _interrupted(slot, error))
         else:
-            batch.finish_now()
+            MessageBatch(_without_answer(batch, source)).finish_now()
+
+
+def _without_answer(messages: Iterable[Message], source: BatchSource) -> list[Message]:
+    """Return the messages of a batch that were not answered, and are not held back."""
+    held_back = source.held_back()
+    return [message for message in messages if not message.answered and message not in held_back]
 
 
 def _interrupted(slot: Slot, error: BaseException) -> InvalidState:

@@ -68,6 +68,7 @@ class Assignment:
         ended_at: end of the last subscription, in seconds of the monotonic clock.
         warned_at: time of the last logged failure.
         unreported: number of failures since then that were not logged.
+        last: its last subscription that was opened.
     """
 
     key: Key
@@ -78,6 +79,7 @@ class Assignment:
     ended_at: float = 0.0
     warned_at: float = float("-inf")
     unreported: int = 0
+    last: Subscription | None = None
 
     @property
     def partition(self) -> int:

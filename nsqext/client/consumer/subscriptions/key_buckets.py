@@ -16,11 +16,11 @@ from math import inf
 from typing import TYPE_CHECKING
 
 import anyio
-from attrs import evolve, field, frozen
+from attrs import define, evolve, field, frozen
 
 from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
 from nsqext.client.consumer.subscriptions.subscription import Subscription
-from nsqext.dispatch.buckets import bucket_tags, plan_moves, shared_tag
+from nsqext.dispatch.buckets import bucket_tags, count_of_tag, plan_moves, shared_tag
 from nsqext.errors import InvalidSetting, NsqError
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
     from nsqext.client.consumer.subscriptions.assignment import SubscriberContext
     from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
-    from nsqext.lookup.node_channels import ChannelConnections
+    from nsqext.lookup.node_channels import ChannelClient, ChannelConnections
     from nsqext.types import Address
 
-__all__ = ("KeyBuckets",)
+__all__ = ("BucketWatch", "KeyBuckets")
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
@@ -47,9 +47,24 @@ _TAKEOVER_POLL = 0.2
 _ANSWER_POLL = 0.02
 """Seconds between two checks whether the messages of a bucket were answered."""
 _BLOCKED = 5
-"""Looks in a row at a partition that delivers nothing, before that is logged."""
+"""Looks in a row at a partition that delivers nothing, before that is an error, or is logged."""
+_BLOCKED_AGAIN = 60
+"""Looks until it is logged again."""
 
 _clock = time.monotonic
+
+
+@define(eq=False)
+class BucketWatch:
+    """What a consumer has found out about the tags of a topic.
+
+    Attributes:
+        worked: whether a message of a bucket was delivered, to this consumer or another one.
+        others: numbers of buckets of other consumers that were logged.
+    """
+
+    worked: bool = False
+    others: set[int] = field(factory=set)
 
 
 @frozen(eq=False)
@@ -72,20 +87,26 @@ class KeyBuckets:
         member: the open subscription for messages without a key; it shows the other consumers that this one exists.
         node: HTTP address of the partition's leader; None if lookup does not tell it.
         context: what all subscribers of the consumer share.
+        watch: what is known about the tags of the topic.
     """
 
-    def __init__(self, member: Subscription, node: Address | None, context: SubscriberContext) -> None:
+    def __init__(
+        self, member: Subscription, node: Address | None, context: SubscriberContext, watch: BucketWatch
+    ) -> None:
         self._member = member
         self._request: SubscribeRequest = member.request
         self._context = context
-        count = member.request.options.key_tags
+        count = member.request.key_tags
         self._tags = bucket_tags(count)
         self._shared = shared_tag(count)
         self._owned: dict[str, _Bucket] = {}
         self._claiming: set[str] = set()
         self._looked = 0.0
         self._owned_since = inf  # since when each bucket has an owner
+        self._last_owners: dict[str, ChannelClient] = {}  # by tag, with the largest RDY count that was seen of each
         self._blocked = 0
+        self._refusal: InvalidSetting | None = None
+        self._tags_watch = watch
         if node is None:
             raise InvalidSetting(
                 "key_tags needs the HTTP addresses of nodes, to see the other consumers",
@@ -103,6 +124,7 @@ class KeyBuckets:
         """Share buckets while the member's connection is open.
 
         Raises:
+            InvalidSetting: the messages of the topic have no tags of these buckets.
             NsqError: why it ended.
         """
         reason: NsqError | None = None
@@ -113,6 +135,8 @@ class KeyBuckets:
             except NsqError as error:
                 reason = error
             tasks.cancel_scope.cancel()
+        if self._refusal is not None:
+            raise self._refusal
         if reason is not None:
             raise reason
 
@@ -123,6 +147,8 @@ class KeyBuckets:
             if found is not None:
                 self._move(tasks, found)
                 self._watch(found)
+            if self._refusal is not None:
+                tasks.cancel_scope.cancel()
             await anyio.sleep(_POLL * random.uniform(0.5, 1.5))
 
     async def _look(self) -> ChannelConnections | None:
@@ -136,14 +162,23 @@ class KeyBuckets:
         except NsqError as error:
             self._log(logging.WARNING, f"the other consumers are not known: {error}")
             return None
-        all_owned = {tag for _, tag in found.clients} >= set(self._tags)
+        self._note_owners(found)
+        all_owned = {client.tag for client in found.clients} >= set(self._tags)
         self._owned_since = min(self._owned_since, _clock()) if all_owned else inf
         return found
 
+    def _note_owners(self, found: ChannelConnections) -> None:
+        for client in found.clients:
+            before = self._last_owners.get(client.tag)
+            if client.client_id == self._request.client_id:
+                continue
+            if before is None or before.client_id != client.client_id or before.ready < client.ready:
+                self._last_owners[client.tag] = client
+
     def _move(self, tasks: TaskGroup, found: ChannelConnections) -> None:
-        owners = {tag: {client for client, other in found.clients if other == tag} for tag in self._tags}
+        owners = {tag: {one.client_id for one in found.clients if one.tag == tag} for tag in self._tags}
         known = {self._shared, *self._tags}
-        members = {client for client, tag in found.clients if tag in known}
+        members = {one.client_id for one in found.clients if one.tag in known}
         releasing = sum(bucket.release.is_set() for bucket in self._owned.values())
         moves = plan_moves(self._request.client_id, self._tags, owners, members, releasing)
         for tag in moves.release:
@@ -155,15 +190,39 @@ class KeyBuckets:
                 tasks.start_soon(self._claim, tag)
 
     def _watch(self, found: ChannelConnections) -> None:
-        """Log a partition whose next message is for no bucket: the server delivers nothing behind it."""
-        idle = found.depth > 0 and not found.in_flight and {tag for _, tag in found.clients} >= set(self._tags)
+        """Notice messages without a tag of these buckets: the server delivers nothing of the partition behind one.
+
+        If no message of a bucket was ever delivered, producers lack the setting, and the consumer ends. Later it
+        continues: other partitions are not concerned.
+        """
+        watch, count = self._tags_watch, len(self._tags)
+        buckets = [client for client in found.clients if client.tag in self._tags]
+        watch.worked = watch.worked or any(client.delivered for client in buckets)
+        all_ready = {client.tag for client in buckets if client.ready} >= set(self._tags)
+        idle = all_ready and found.depth > 0 and not found.in_flight and not found.paused
         self._blocked = self._blocked + 1 if idle else 0
-        if self._blocked == _BLOCKED:
+        if self._blocked == _BLOCKED and not watch.worked:
+            self._refusal = InvalidSetting(
+                f"no message was ever delivered, and {found.depth} wait: the next one has no tag of key_tags={count}",
+                topic=self._request.topic,
+                partition=self._request.partition,
+                node=str(self._request.address),
+                hint=f"give all producers of the topic key_tags={count}, and consume what they published before with a "
+                "consumer without dispatch",
+            )
+        elif self._blocked % _BLOCKED_AGAIN == _BLOCKED:
             self._log(
                 logging.WARNING,
-                f"no message is delivered, and {found.depth} wait: the next one has no tag of "
-                f"key_tags={len(self._tags)}; give all producers of the topic this setting, and consume what is left "
-                "of others without key_tags",
+                f"no message is delivered, and {found.depth} wait: the next one has no tag of key_tags={count}; give "
+                "all producers of the topic this setting, and consume what is left of others without dispatch",
+            )
+        others = {count_of_tag(client.tag) for client in found.clients} - {0, count} - watch.others
+        for other in others:
+            watch.others.add(other)
+            self._log(
+                logging.WARNING,
+                f"other consumers have key_tags={other}, and this one {count}: it receives what producers with "
+                f"key_tags={count} publish; give all producers and consumers the same number",
             )
 
     def _log(self, level: int, text: str) -> None:
@@ -207,7 +266,7 @@ class KeyBuckets:
     async def _is_alone(self, tag: str) -> bool:
         """Return whether the connection of this consumer is the only one with a tag."""
         found = await self._look()
-        return found is not None and [client for client, other in found.clients if other == tag] == [
+        return found is not None and [one.client_id for one in found.clients if one.tag == tag] == [
             self._request.client_id
         ]
 
@@ -243,7 +302,9 @@ class KeyBuckets:
         subscription, group = bucket.subscription, self._context.group
         if not group.flow.paused and subscription.topic not in group.paused_topics:
             # the last owner may have died with messages in flight, which are redelivered in any order
-            subscription.set_ready(min(subscription.max_ready, 2 * group.flow.max_in_flight))
+            before = self._last_owners.get(subscription.request.tag or "")
+            most = max(group.flow.max_in_flight, 0 if before is None else before.ready)
+            subscription.set_ready(min(subscription.max_ready, 2 * most))
             group.flush()
         subscription.taking_over = True
         with anyio.move_on_after(_LONGEST_TAKEOVER):

@@ -87,6 +87,8 @@ class PartitionReader:
         """Connect and subscribe.
 
         Args:
+            request: the partition, the channel, and how to subscribe; one that shares keys by the server's dispatch
+                becomes one by tags where the server does not have it.
             read_size: bytes that one read takes at most.
 
         Cancellation closes the connection.
@@ -94,8 +96,13 @@ class PartitionReader:
         connection: Connection | None = None
         try:
             options = request.options.connection
-            connection, negotiated = await open_connection(request.address, options, request.identify())
-            request.check(negotiated)
+            while True:
+                connection, negotiated = await open_connection(request.address, options, request.identify())
+                supported = request.supported_by(negotiated)
+                if supported is request:
+                    break
+                connection.close()
+                request = supported
             connection.read_size = read_size
             command = sub(request.topic, request.channel, request.partition, verb=request.verb)
             await subscribe(connection, command, options.request_timeout)

@@ -33,6 +33,8 @@ class _Member:
         backoff: its own, or that of the consumer.
         received: time of the last message.
         window: the RDY count that it has reached so far; it doubles when it is exhausted.
+        initial: its first window, and that after it was idle.
+        sole: no other consumer receives its messages, so it never has to wait for a turn.
         share: its current RDY count.
         size: bytes of a message: a moving average, which a larger message raises at once.
         recent: messages received since ``recent_since``.
@@ -45,6 +47,8 @@ class _Member:
     backoff: Backoff
     received: float
     window: int
+    initial: int
+    sole: bool
     share: int = 0
     size: float = 0.0
     recent: int = 0
@@ -71,7 +75,8 @@ class RdyDistributor(Generic[K]):
 
     Connections that have received nothing for a while give way to busier ones. With more connections than messages
     that may be in flight, and while a backoff allows only one message, they take turns, longest waiting first, so that
-    none starves; an idle connection ends its turn early.
+    none starves; an idle connection ends its turn early. Buckets of keys do not: the server delivers nothing of
+    a partition behind a message whose bucket requests none.
 
     Args:
         max_in_flight: messages over all connections.
@@ -98,6 +103,7 @@ class RdyDistributor(Generic[K]):
         """Connections whose window limits the consumer; `grow` doubles it."""
         self._turns = 0
         self._extra = 0
+        self._sole = 0  # connections whose messages no other consumer could handle
 
     @property
     def max_in_flight(self) -> int:
@@ -119,9 +125,9 @@ class RdyDistributor(Generic[K]):
     @property
     def takes_turns(self) -> bool:
         """Whether there are more connections than messages that may be in flight."""
-        return len(self._members) > self.max_in_flight
+        return len(self._members) > max(self.max_in_flight, self._sole)
 
-    def add(self, member: K, limit: int, backoff: Backoff, now: float) -> None:
+    def add(self, member: K, limit: int, backoff: Backoff, now: float, *, sole: bool = False) -> None:
         """Add a connection.
 
         Args:
@@ -129,8 +135,12 @@ class RdyDistributor(Generic[K]):
             limit: the largest RDY count that its server accepts.
             backoff: its own, or that of the consumer.
             now: the time.
+            sole: no other consumer could handle its messages: its first window is all that may be in flight, and it has
+                a count of 1 at least, even if there are more connections than messages that may be in flight.
         """
-        self._members[member] = _Member(limit, backoff, now, self._initial)
+        first = self.max_in_flight if sole else self._initial
+        self._members[member] = _Member(limit, backoff, now, first, first, sole)
+        self._sole += sole
 
     def pause(self, member: K, *, paused: bool) -> None:
         """Give a connection no messages, or messages again; one that is unknown is ignored."""
@@ -143,6 +153,7 @@ class RdyDistributor(Generic[K]):
         found = self._members.pop(member, None)
         if found is not None:
             self.exhausted.pop(found, None)
+            self._sole -= found.sole
 
     def widen(self, held: int) -> None:
         """Raise the total by the messages that wait for their key or their time, by ``max_in_flight`` at most."""
@@ -212,7 +223,7 @@ class RdyDistributor(Generic[K]):
         for key, member in self._members.items():
             member.turn = None
             if now - member.received > IDLE:
-                member.window = self._initial
+                member.window = member.initial
                 idle.append(key)
         idle = [key for key in idle if key in able]
         if len(idle) == len(able):
@@ -232,7 +243,7 @@ class RdyDistributor(Generic[K]):
         state = self._backoff.state
         if self.paused or state == "waiting":
             return 0
-        return self.max_in_flight + self._extra if state == "running" else 1
+        return max(self.max_in_flight + self._extra, self._sole) if state == "running" else 1
 
     def _take_turns(self, able: Mapping[K, _Member], most: int, now: float) -> None:
         for member in self._members.values():

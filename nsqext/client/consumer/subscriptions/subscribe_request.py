@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import evolve, frozen
 
+from nsqext.dispatch.buckets import KeySharing, shared_tag
 from nsqext.errors import InvalidSetting
 from nsqext.errors.server import InvalidCommand
+from nsqext.protocol.headers import KEY_HEADER
 from nsqext.protocol.identify import KEY_FAILOVER, SHARED, IdentifyRequest
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ _UNBUFFERED = -1
 _SHORTEST = 0.01
 _SHORTEST_ORIGINAL = 0.025
 """Shortest timeouts of the output buffer that the redesigned and the original server accept, in seconds."""
+_ALONE = "give one consumer key= instead of dispatch: its lanes keep the order on any server"
 
 
 @frozen
@@ -36,7 +39,8 @@ class SubscribeRequest:
         meta: the topic's meta; decides extend support and order.
         tag: the tag that messages must have; None without one.
         options: the consumer's options.
-        client_id: name of the consumer in the server's statistics; empty for that of the process.
+        client_id: name of a consumer that shares keys by tags in the server's statistics, where the others find it.
+        key_tags: number of buckets by whose tags keys are shared; 0 if they are shared in another way, or not.
     """
 
     topic: str
@@ -47,6 +51,14 @@ class SubscribeRequest:
     tag: str | None
     options: ConsumerOptions
     client_id: str = ""
+    key_tags: int = 0
+
+    @property
+    def key_sharing(self) -> KeySharing:
+        """How the consumers of the channel share the keys of the partition."""
+        if self.options.dispatch != KEY_FAILOVER:
+            return KeySharing.NONE
+        return KeySharing.TAGS if self.key_tags else KeySharing.SERVER
 
     @property
     def ordered(self) -> bool:
@@ -58,7 +70,10 @@ class SubscribeRequest:
         """The subscribe command (smart client note, ordered consumption)."""
         if self.ordered:
             return "SUB_ORDERED"
-        return "SUB_ADVANCED" if self.options.reports_position and self.partition >= 0 else "SUB"
+        options = self.options
+        # lanes restore the order of a partition by the offsets of its messages
+        sorts = options.lanes is not None and self.key_sharing is not KeySharing.SERVER
+        return "SUB_ADVANCED" if (options.queue_position or sorts) and self.partition >= 0 else "SUB"
 
     def identify(self) -> IdentifyRequest:
         """Return the body of IDENTIFY.
@@ -68,7 +83,7 @@ class SubscribeRequest:
         extend = self.meta.extend_support
         size, timeout = self._buffer()
         return IdentifyRequest(
-            client_id=self.client_id,
+            client_id=self.client_id if self.key_tags else "",
             msg_timeout=self.options.msg_timeout,
             sample_rate=self.options.sample_rate,
             output_buffer_size=size,
@@ -97,39 +112,64 @@ class SubscribeRequest:
         dispatch, key = self.options.dispatch, self.options.key
         if dispatch is None:
             return {}
-        if self.options.key_tags:
+        if self.key_tags:
             return {"dispatch": SHARED}
         return {"dispatch": dispatch} | ({"key_header": key} if isinstance(key, str) else {})
 
-    def check(self, negotiated: Negotiated) -> None:
-        """Check what the server granted.
+    def supported_by(self, negotiated: Negotiated) -> SubscribeRequest:
+        """Return the request that a server can serve: this one, or one by tags if it does not share keys itself.
+
+        What the server answered decides, and nothing that was known before: so all consumers of a channel share a
+        partition in the same way, also while servers are replaced by others. One that has key_failover lets no consumer
+        subscribe in another way than the first.
 
         Raises:
-            InvalidSetting: the server does not support the dispatch type, or the topic no tags.
+            InvalidSetting: keys cannot be shared at this server, or by the tags of this topic.
         """
-        if self.options.key_tags:
-            self._check_tags()
-            return
-        if self.options.dispatch == KEY_FAILOVER and negotiated.dispatch != KEY_FAILOVER:
-            raise InvalidSetting(
-                f"the server (version {negotiated.version or 'unknown'}) does not support dispatch by key_failover",
-                hint="give producers and consumers key_tags=16: tags divide the keys, on topics with extend support "
-                "of the redesigned NSQ; or one consumer key= instead: its lanes keep the order on any server",
-            )
+        if self.key_sharing is KeySharing.TAGS:
+            self._check_tags(negotiated)
+        elif self.key_sharing is KeySharing.SERVER and negotiated.dispatch != KEY_FAILOVER:
+            return self._by_tags(negotiated)
+        return self
 
-    def _check_tags(self) -> None:
+    def _by_tags(self, negotiated: Negotiated) -> SubscribeRequest:
+        count = self.options.bucket_count
+        if not count:
+            chosen = [name for name in ("tag", "ext_filter") if getattr(self.options, name) is not None]
+            given = chosen[0] if chosen else "key_tags=0"
+            raise InvalidSetting(
+                f"{_lacking(negotiated)}, and {given} leaves no tags to share the keys by",
+                topic=self.topic,
+                hint=f"leave out {given}, or {_ALONE}",
+            )
+        by_tags = evolve(self, key_tags=count, tag=shared_tag(count))
+        by_tags._check_tags(negotiated)
+        return by_tags
+
+    def _check_tags(self, negotiated: Negotiated) -> None:
+        lacks = _lacking(negotiated)
         if self.partition < 0:
             raise InvalidSetting(
-                "key_tags needs a redesigned NSQ with lookup: the original has no tags, and nsqd= tells no partitions",
+                f"{lacks}, and key_tags needs a redesigned NSQ with lookup: the original has no tags, and nsqd= tells "
+                "no partitions",
                 topic=self.topic,
-                hint="give one consumer key= instead of dispatch: its lanes keep the order on any server",
+                hint=_ALONE,
             )
         if not self.meta.extend_support:
             raise InvalidSetting(
-                "the topic does not support extend headers, which key_tags needs",
+                f"{lacks}, and the topic does not support extend headers, which key_tags needs",
                 topic=self.topic,
                 hint="create it with extend, or upgrade it: Admin.upgrade_topic",
             )
+        key = self.options.key
+        if isinstance(key, str) and key != KEY_HEADER:
+            raise InvalidSetting(
+                f"{lacks}, and tags cannot share the keys of the header {key!r}: they are those of publish(key=...)",
+                topic=self.topic,
+                hint=f"leave out key={key!r} and publish with key=, or {_ALONE}",
+            )
+        if negotiated.dispatch and self.options.key_tags is None:
+            raise InvalidSetting("the server supports dispatch by key_failover now", topic=self.topic)
 
     def explain(self, error: NsqError) -> NsqError:
         """Return the error of a subscription: `InvalidSetting`, not retried, if the channel is of another type."""
@@ -140,3 +180,10 @@ class SubscribeRequest:
     def fits(self, meta: TopicMeta) -> bool:
         """Return whether a topic with this meta can be consumed by this subscription."""
         return self.meta.extend_support == meta.extend_support and self.meta.ordered == meta.ordered
+
+
+def _lacking(negotiated: Negotiated) -> str:
+    """Return why an error demands something of a consumer that shares keys by tags."""
+    if negotiated.dispatch:
+        return "keys are shared by tags"
+    return f"the server (version {negotiated.version or 'unknown'}) does not support dispatch by key_failover"

@@ -13,12 +13,12 @@ from attrs import evolve
 
 from nsqext.client.consumer.subscriptions.assignment import Assignment, Key, SubscriberContext
 from nsqext.client.consumer.subscriptions.backoff import Backoff
-from nsqext.client.consumer.subscriptions.key_buckets import KeyBuckets
+from nsqext.client.consumer.subscriptions.key_buckets import BucketWatch, KeyBuckets
 from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
 from nsqext.client.consumer.subscriptions.seek import ChannelSeeker
 from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
 from nsqext.client.consumer.subscriptions.subscription import Subscription
-from nsqext.dispatch.buckets import shared_tag
+from nsqext.dispatch.buckets import KeySharing, shared_tag
 from nsqext.errors import (
     DataLoss,
     InvalidInput,
@@ -144,9 +144,11 @@ class Subscriber:
         self._misconfigured: set[Key] | None = set()
         self._ordered_warned = False
         self._shared_checked = False
-        count = self._options.key_tags
-        self._tag = shared_tag(count) if count else self._options.tag
-        self._client_id = f"{gethostname().partition('.')[0]}-{os.urandom(4).hex()}" if count else ""
+        self._key_tags = self._options.bucket_count if self._options.key_tags else 0  # chosen, whatever servers support
+        self._tag = shared_tag(self._key_tags) if self._key_tags else self._options.tag
+        self._client_id = f"{gethostname().partition('.')[0]}-{os.urandom(4).hex()}"
+        self._bucket_watch = BucketWatch()
+        self._key_sharing = KeySharing.NONE
         self._demands: dict[str, bool] = {}  # what servers required of subscriptions, against what lookup says
         self.seeker: ChannelSeeker = ChannelSeeker(topic, context, self._assignments, self._live)
         self.started: anyio.Event = anyio.Event()
@@ -328,9 +330,8 @@ class Subscriber:
         """Subscribe and read until the connection ends; return why."""
         options, group = self._options, self._group
         meta = self._meta_of(view)
-        request = SubscribeRequest(
-            self._topic, self._channel, assignment.partition, address, meta, self._tag, self._options, self._client_id
-        )
+        place = self._topic, self._channel, assignment.partition, address
+        request = SubscribeRequest(*place, meta, self._tag, self._options, self._client_id, self._key_tags)
         if options.tag is not None and not meta.extend_support and not assignment.opened:
             logger.warning(
                 "the topic does not support tags: all messages are received",
@@ -363,7 +364,8 @@ class Subscriber:
             if self._options.keeps_keys_alone and not request.ordered and not self._shared_checked:
                 self._shared_checked = True
                 self._tasks.start_soon(self._warn_of_others, view, subscription)
-            if self._options.key_tags:
+            self._note_sharing(assignment, subscription)
+            if subscription.key_sharing is KeySharing.TAGS:
                 await self._share_keys(assignment, subscription, view)
             else:
                 await subscription.read()
@@ -377,11 +379,24 @@ class Subscriber:
 
     async def _share_keys(self, assignment: Assignment, subscription: Subscription, view: PartitionMap) -> None:
         http = view.http.get(subscription.request.address)
-        self._buckets[assignment.key] = buckets = KeyBuckets(subscription, http, self._context)
+        self._buckets[assignment.key] = buckets = KeyBuckets(subscription, http, self._context, self._bucket_watch)
         try:
             await buckets.read()
         finally:
             del self._buckets[assignment.key]
+            self._context.forget(subscription)
+
+    def _note_sharing(self, assignment: Assignment, subscription: Subscription) -> None:
+        """Log how the keys are shared; forget the messages of a partition whose last leader did it in another way."""
+        sharing, before = subscription.key_sharing, assignment.last
+        assignment.last = subscription
+        if before is not None and before.key_sharing is not sharing:
+            self._context.forget(before)
+        if sharing is not self._key_sharing:
+            self._key_sharing = sharing
+            count = subscription.request.key_tags
+            how = f"by their tags, with key_tags={count}" if count else "by the server"
+            self._log(logging.INFO, assignment, f"consumers share the keys {how}", subscription.node)
 
     def _meta_of(self, view: PartitionMap) -> TopicMeta:
         """Return the topic's meta by lookup, corrected by what servers demanded."""
@@ -400,7 +415,7 @@ class Subscriber:
         if count > 1:
             logger.warning(
                 "%d further connections consume %s/%s: key= keeps the order of a key within this process only; use one "
-                "consumer, an ordered topic, or dispatch='key_failover' with key_tags on the redesigned NSQ",
+                "consumer, an ordered topic, or dispatch='key_failover' on the redesigned NSQ",
                 count - 1,
                 self._topic,
                 self._channel,

@@ -14,6 +14,7 @@ from nsqext.client.consumer.message import InFlightCount, Message
 from nsqext.client.consumer.subscriptions.early_messages import DELAYED_MARK
 from nsqext.client.consumer.subscriptions.order_check import OrderCheck
 from nsqext.client.trace_log import trace_log
+from nsqext.dispatch.buckets import KeySharing
 from nsqext.errors import ConnectionLost, MessageNotInFlight, NsqError
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER
 from nsqext.protocol.client.commands import req, touch
@@ -98,6 +99,7 @@ class Subscription:
         "ignore_lost",
         "in_flight",
         "in_order",
+        "key_sharing",
         "limited",
         "live",
         "max_msg_timeout",
@@ -129,6 +131,7 @@ class Subscription:
     ) -> None:
         self.request: SubscribeRequest = reader.request
         request = reader.request
+        self.key_sharing: KeySharing = request.key_sharing
         self.topic: str = request.topic
         self.partition: int = request.partition
         self.node: str = reader.node
@@ -171,7 +174,7 @@ class Subscription:
         self._pending: list[bytes] = reader.pending
         self._reader = reader
         # on a key_failover channel, later messages of its key wait for a message that was requeued
-        self._keeps_early = self.partition >= 0 and not request.options.keys_ordered_by_server
+        self._keeps_early = self.partition >= 0 and self.key_sharing is not KeySharing.SERVER
         """Whether messages that are due soon stay in flight."""
         self._counts: deque[InFlightCount] = deque()
         """Of the messages in flight, oldest first."""
@@ -239,7 +242,7 @@ class Subscription:
         if delayed or early.postponed:
             keep = self._keeps_early and 2 * self.in_flight <= monitor.share
             messages = early.without_early(messages, self.defer, keep=keep)
-            if request.options.keys_ordered_by_server:
+            if self.key_sharing is KeySharing.SERVER:
                 self.flush()  # before a higher RDY, with which the server would send later messages of the key
         self._deliver(messages)
         if failure is not None:
@@ -367,7 +370,7 @@ class Subscription:
         if message.received < max(self.horizon, now - self.msg_timeout):
             return True
         # the server may have ended the connection of a process that hung, and given its keys to another consumer
-        return self.request.options.key_tags > 0 and self._reader.may_be_ended(now)
+        return self.key_sharing is KeySharing.TAGS and self._reader.may_be_ended(now)
 
     def reset(self, reason: str) -> None:
         """End the connection, so that the server redelivers its messages in order; the consumer connects again."""

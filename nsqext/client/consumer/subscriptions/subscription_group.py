@@ -12,6 +12,7 @@ from anyio.lowlevel import RunVar
 
 from nsqext.client.consumer.subscriptions.rdy_distributor import IDLE, IDLE_TURN, RdyDistributor
 from nsqext.client.consumer.subscriptions.silence import SilenceWatch
+from nsqext.dispatch.buckets import KeySharing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sized
@@ -177,7 +178,8 @@ class SubscriptionGroup:
         """Add a subscription that was opened."""
         self.live[subscription] = None
         self.opened += 1
-        self.flow.add(subscription, subscription.max_ready, subscription.backoff, _clock())
+        sole = subscription.key_sharing is KeySharing.TAGS
+        self.flow.add(subscription, subscription.max_ready, subscription.backoff, _clock(), sole=sole)
         self.flow.pause(subscription, paused=subscription.topic in self.paused_topics)
         self.rebalance()
         self._all_due = 0.0  # its message timeout may be shorter than the current pause

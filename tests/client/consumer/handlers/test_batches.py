@@ -11,8 +11,8 @@ from anyio import create_task_group
 
 from nsqext import Consumer, MessageBatch, Position, Producer
 from nsqext.broker import Cluster
+from nsqext.client.consumer.handlers.batch_sources import BatchCollector
 from nsqext.client.consumer.handlers.batches import BatchLimits
-from nsqext.client.consumer.handlers.iteration import BatchCollector
 from nsqext.client.consumer.handlers.workers import MessageQueue
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, MessageNotInFlight
 from tests.support.consumers import QUICK, depth, eventually, in_batches, publish
@@ -126,12 +126,10 @@ async def test_invalid_limits_are_refused(limits: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("keys", [{"key": "user"}, {"dispatch": "key_failover"}])
-async def test_batches_do_not_promise_the_order_of_keys(keys: dict[str, Any]) -> None:
+async def test_loops_over_batches_do_not_promise_the_order_of_keys(keys: dict[str, Any]) -> None:
     consumer = Consumer("t", "ch", nsqd="127.0.0.1:4150", **keys)
     with pytest.raises(InvalidSetting, match="order of keys"):
         consumer.batches()
-    with pytest.raises(InvalidSetting, match="order of keys"):
-        consumer.batch_handler()
     with pytest.raises(InvalidSetting, match="order of keys"):
         await consumer.fetch(1)
 

@@ -26,6 +26,7 @@ from nsqext.client.consumer.handlers.in_flight import touch_due
 from nsqext.client.consumer.handlers.key_lanes import KeyLanes
 from nsqext.client.consumer.message import Message, key_reader
 from nsqext.client.consumer.options import DeliveryOptions
+from nsqext.dispatch.buckets import KeySharing
 from nsqext.errors import MessageNotInFlight
 from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.protocol.messages import EXT_JSON, RawMessage
@@ -45,6 +46,7 @@ class Link(Subscriber):
     topic, partition, node, in_order, moved, ignore_lost = "t", 0, "127.0.0.1:4150", False, False, False
     taking_over = False
     max_msg_timeout = 30.0
+    key_sharing = KeySharing.SERVER
 
     def __init__(self, walk: Walk, number: int) -> None:
         super().__init__(walk.next_id(), extend=True, msg_timeout=walk.msg_timeout)
@@ -139,7 +141,7 @@ class Client:
 
     def __init__(self, walk: Walk) -> None:
         self._walk = walk
-        self._lanes = KeyLanes(_LANES, key_reader("##key"), walk.clock, DeliveryOptions(), ordered_by_server=True)
+        self._lanes = KeyLanes(_LANES, key_reader("##key"), walk.clock, DeliveryOptions())
         self._running: list[Message | None] = [None] * _LANES
         self._connected = 0
         self.link: Link | None = None

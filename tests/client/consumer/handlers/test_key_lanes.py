@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from nsqext.client.consumer.handlers.key_lanes import KeyLanes
+from nsqext.client.consumer.handlers.key_lanes import KeyLanes, lane_number
 from nsqext.client.consumer.handlers.partition_order import is_lost
 from nsqext.client.consumer.message import key_reader
 from nsqext.client.consumer.options import DeliveryOptions
+from nsqext.dispatch.buckets import KeySharing
 from nsqext.errors import InvalidInput
 from tests.support.key_lanes import Bench, Owner, at_place, cut
 
@@ -245,9 +246,7 @@ def test_a_key_function_that_fails_is_an_error() -> None:
 def test_a_bucket_is_sorted_until_it_is_taken_over() -> None:
     """The server delivers the first message of the key long after the others: another bucket had no owner."""
     bench = Bench()
-    bench.lanes = KeyLanes(
-        2, key_reader(lambda message: message.body[:1]), bench.clock, DeliveryOptions(), owned_by_connection=True
-    )
+    bench.owner.key_sharing = KeySharing.TAGS
     bench.owner.taking_over = True
     bench.put_at(3, 5)
     bench.wait(2.0)
@@ -278,3 +277,75 @@ async def test_a_waiting_worker_wakes_when_its_key_is_free() -> None:
         bench.wait(0.1)
         with anyio.fail_after(25):
             await woken.wait()
+
+
+def _take(bench: Bench, *bodies: str) -> list[Message]:
+    """Receive messages of the key ``a`` and take them as a batch."""
+    bench.put(*bodies)
+    return bench.lanes.take_batch(bench.lanes.lanes[lane_number(b"a", 4)], 10)
+
+
+def _end(bench: Bench) -> None:
+    bench.lanes.end_batch(bench.lanes.lanes[lane_number(b"a", 4)])
+
+
+def test_the_messages_of_a_batch_behind_a_requeued_one_wait_for_it() -> None:
+    bench = Bench()
+    first, second, third, fourth = _take(bench, "a1", "a2", "a3", "a4")
+    first.finish_now()
+    second.requeue_now(30.0, backoff=False)
+    fourth.requeue_now(5.0, backoff=False)
+    lane = bench.lanes.lanes[lane_number(b"a", 4)]
+    assert bench.lanes.held_back(lane) == {third}
+    _end(bench)
+    bench.put("a5")
+    bench.wait(29.0)
+    assert (bench.rows(), bench.lanes.waiting) == ({}, 4)
+    bench.wait(2.0)
+    assert bench.rows() == {"a": ["a2", "a3", "a4", "a5"]}
+    assert [message.attempts for message in (second, third, fourth)] == [2, 1, 2]
+    assert [message.answered for message in (second, third, fourth)] == [False] * 3
+    assert bench.owner.commands == [("FIN", b"a1")]
+
+
+def test_a_requeued_message_of_a_batch_is_touched_and_survives_its_redelivery() -> None:
+    """It counts as answered, but no REQ was sent; while its handler runs, neither a tick nor a redelivery finish it."""
+    bench = Bench()
+    first, second = _take(bench, "a1", "a2")
+    first.requeue_now(1.0, backoff=False)
+    bench.wait(31.0)
+    assert ("TOUCH", b"a1") in bench.owner.commands
+    assert first.answered
+    bench.put("a1", "a2", owner=cut(bench))
+    assert bench.owner.commands == []
+    _end(bench)
+    bench.wait(2.0)
+    assert bench.rows() == {"a": ["a1", "a2"]}
+    assert not (first.answered or second.answered)
+
+
+def test_a_requeued_message_of_a_bucket_that_has_another_owner_is_forgotten() -> None:
+    bench = Bench()
+    bench.owner.key_sharing = KeySharing.TAGS
+    for in_batch in (True, False):
+        (message,) = _take(bench, "a1")
+        if not in_batch:
+            _end(bench)
+        bench.lanes.forget(bench.owner)
+        cut(bench).key_sharing = KeySharing.TAGS
+        message.requeue_now(1.0, backoff=False)
+        _end(bench)
+        bench.wait(100.0)
+        assert (bench.rows(), bench.lanes.waiting, dict(bench.lanes._waits)) == ({}, 0, {})
+
+
+def test_messages_of_one_key_in_two_partitions_that_are_requeued_one_after_the_other_are_kept() -> None:
+    """On ordered topics a delayed requeue reaches the lanes when the next partition's message was requeued as well."""
+    bench = Bench()
+    other = Owner()
+    other.partition = 1
+    (first,), (second,) = bench.put("a1"), bench.put("a2", owner=other)
+    for message in (bench.take(first), bench.take(second)):
+        message.requeue_now(1.0, backoff=False)
+    bench.wait(2.0)
+    assert sorted(bench.rows()["a"]) == ["a1", "a2"]

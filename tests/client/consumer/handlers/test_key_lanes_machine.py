@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from nsqext.client.consumer.handlers.batches import MessageBatch
 from nsqext.client.consumer.handlers.key_lanes import KeyLanes
 from nsqext.client.consumer.handlers.partition_order import is_lost
 from nsqext.client.consumer.message import Message, key_reader
 from nsqext.client.consumer.options import DeliveryOptions
+from nsqext.dispatch.buckets import KeySharing
 from nsqext.errors import MessageNotInFlight
 
 _TIMEOUT = 60.0
@@ -25,6 +29,7 @@ class _Connection:
     topic, partition, node, in_order = "t", 0, "127.0.0.1:4150", False
     msg_timeout, max_msg_timeout, ignore_lost, moved, ready = _TIMEOUT, 900.0, False, False, _READY
     taking_over = False
+    key_sharing = KeySharing.NONE
 
     def __init__(self, server: _Server) -> None:
         self.horizon = server.now - _TIMEOUT
@@ -35,6 +40,7 @@ class _Connection:
 
     def finish(self, message: Message) -> None:
         self._check(message)
+        self._server.finished.add(int(message.body))
         if not self.broken:
             del self._server.in_flight[int(message.body)]
 
@@ -73,6 +79,7 @@ class _Server:
         self.subscriptions = 0
         self.requeued: list[int] = []
         self.in_flight: dict[int, float] = {}
+        self.finished: set[int] = set()
         self.attempts: dict[int, int] = {}
         self.connection = _Connection(self)
 
@@ -120,7 +127,7 @@ class _Server:
         self.connection = _Connection(self)
 
 
-class LanesMachine(RuleBasedStateMachine):
+class _Model(RuleBasedStateMachine):
     """Two lanes, two keys; a body is a number, and its key is that number modulo two."""
 
     def __init__(self) -> None:
@@ -129,7 +136,6 @@ class LanesMachine(RuleBasedStateMachine):
         self.lanes = KeyLanes(
             2, key_reader(lambda message: b"%d" % (int(message.body) % _KEYS)), lambda: self.server.now, _FOREVER
         )
-        self.running: list[Message | None] = [None, None]
         self.done: set[int] = set()
         # the guarantee starts with the first message of the partition
         self.publish(1)
@@ -144,34 +150,6 @@ class LanesMachine(RuleBasedStateMachine):
     @rule(choices=st.lists(st.integers(0, 20), min_size=1, max_size=6))
     def deliver(self, choices: list[int]) -> None:
         self.lanes.put(self.server.send(choices))
-
-    @rule(lane=st.integers(0, 1))
-    def begin(self, lane: int) -> None:
-        """A worker takes the next message of its lane that is in flight, like `Workers`."""
-        messages = self.lanes.lanes[lane].messages
-        while self.running[lane] is None and messages:
-            message = messages.popleft()
-            if is_lost(message):
-                self.lanes.expired(message)
-                continue
-            number = int(message.body)
-            earlier = set(range(number % _KEYS, number, _KEYS))
-            assert earlier <= self.done, f"{number} is started before {min(earlier - self.done)} of its key"
-            assert number not in self.done, f"{number} is handled twice"
-            self.running[lane] = message
-
-    @rule(lane=st.integers(0, 1))
-    def succeed(self, lane: int) -> None:
-        message, self.running[lane] = self.running[lane], None
-        if message is not None:
-            self.done.add(int(message.body))
-            message.finish_now()
-
-    @rule(lane=st.integers(0, 1), delay=st.sampled_from([0.0, 5.0, 50.0]))
-    def fail(self, lane: int, delay: float) -> None:
-        message, self.running[lane] = self.running[lane], None
-        if message is not None:
-            message.requeue_now(delay, backoff=True)
 
     @rule(seconds=st.sampled_from([1.0, 35.0]))
     def pass_time(self, seconds: float) -> None:
@@ -199,7 +177,21 @@ class LanesMachine(RuleBasedStateMachine):
         for order in self.lanes._orders.values():
             assert len(order._finished) <= _READY
             assert len(order.early) <= _READY
-            assert len(order.unfinished) <= self.server.published - len(self.done) + len(self.running)
+            assert len(order.unfinished) <= self.server.published - len(self.done) + 2 * 4  # of two batches
+
+    @invariant()
+    def nothing_is_finished_that_was_not_handled(self) -> None:
+        assert self.server.finished <= self.done
+
+    def check_order(self, number: int, ahead: Collection[int] = ()) -> None:
+        """Check a message that is handed out, together with others ahead of it."""
+        earlier = set(range(number % _KEYS, number, _KEYS))
+        assert earlier <= {*self.done, *ahead}, f"{number} is started before {min(earlier - self.done)} of its key"
+        assert number not in self.done, f"{number} is handled twice"
+
+    def handle_one(self, lane: int) -> None:
+        """Handle the next message of a lane, or the next messages, with success."""
+        raise NotImplementedError
 
     def teardown(self) -> None:
         """All messages are handled after the last fault."""
@@ -210,11 +202,112 @@ class LanesMachine(RuleBasedStateMachine):
                 return
             self.lanes.put(self.server.send([1, 0, 3]))
             for lane in (0, 1):
-                self.begin(lane)
-                self.succeed(lane)
+                self.handle_one(lane)
             self.pass_time(1.0)
         raise AssertionError(f"not handled: {set(range(self.server.published)) - self.done}")
 
 
-LanesMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+class LanesMachine(_Model):
+    """A handler of single messages."""
+
+    def __init__(self) -> None:
+        self.running: list[Message | None] = [None, None]
+        super().__init__()
+
+    @rule(lane=st.integers(0, 1))
+    def begin(self, lane: int) -> None:
+        """A worker takes the next message of its lane that is in flight, like `Workers`."""
+        messages = self.lanes.lanes[lane].messages
+        while self.running[lane] is None and messages:
+            message = messages.popleft()
+            if is_lost(message):
+                self.lanes.expired(message)
+                continue
+            self.check_order(int(message.body))
+            self.running[lane] = message
+
+    @rule(lane=st.integers(0, 1))
+    def succeed(self, lane: int) -> None:
+        message, self.running[lane] = self.running[lane], None
+        if message is not None:
+            self.done.add(int(message.body))
+            message.finish_now()
+
+    @rule(lane=st.integers(0, 1), delay=st.sampled_from([0.0, 5.0, 50.0]))
+    def fail(self, lane: int, delay: float) -> None:
+        message, self.running[lane] = self.running[lane], None
+        if message is not None:
+            message.requeue_now(delay, backoff=True)
+
+    def handle_one(self, lane: int) -> None:
+        """Handle the next message of a lane, or the one that is running."""
+        self.begin(lane)
+        self.succeed(lane)
+
+
+class BatchesMachine(_Model):
+    """A handler of batches, which answers some of its messages in any way and order, and then returns or raises."""
+
+    def __init__(self) -> None:
+        self.running: list[list[Message]] = [[], []]
+        super().__init__()
+
+    @rule(lane=st.integers(0, 1), count=st.integers(1, 4))
+    def begin(self, lane: int, count: int) -> None:
+        """A worker takes a batch."""
+        if self.running[lane]:
+            return
+        self.running[lane] = self.lanes.take_batch(self.lanes.lanes[lane], count)
+        ahead: list[int] = []
+        for message in self.running[lane]:
+            assert not message.answered
+            self.check_order(int(message.body), ahead)
+            ahead.append(int(message.body))
+
+    @rule(lane=st.integers(0, 1), place=st.integers(0, 3))
+    def finish_one(self, lane: int, place: int) -> None:
+        for message in self._unanswered(lane)[place:][:1]:
+            self.done.add(int(message.body))
+            try:
+                message.owner.finish(message)
+            except MessageNotInFlight:
+                self.done.discard(int(message.body))  # the handler fails with it, or returns nevertheless
+            else:
+                message.mark_answered()
+
+    @rule(lane=st.integers(0, 1), place=st.integers(0, 3), delay=st.sampled_from([0.0, 5.0, 50.0]))
+    def requeue_one(self, lane: int, place: int, delay: float) -> None:
+        for message in self._unanswered(lane)[place:][:1]:
+            message.owner.requeue(message, delay, backoff=False)
+            message.mark_answered()
+
+    @rule(lane=st.integers(0, 1), fails=st.booleans())
+    def end(self, lane: int, *, fails: bool) -> None:
+        """The handler returns or raises: its worker answers the rest as `Workers` does, those held back excepted."""
+        held_back = self.lanes.held_back(self.lanes.lanes[lane])
+        rest = [message for message in self._unanswered(lane) if message not in held_back]
+        if fails:
+            for message in rest:
+                message.requeue_now(5.0, backoff=True)
+        else:
+            self.done |= {int(message.body) for message in rest}
+            for number in (int(message.body) for message in rest):
+                earlier = set(range(number % _KEYS, number, _KEYS))
+                assert earlier <= self.done, f"{number} is finished, and {min(earlier - self.done)} was requeued"
+            MessageBatch(rest).finish_now()
+        self.lanes.end_batch(self.lanes.lanes[lane])
+        self.running[lane] = []
+
+    def _unanswered(self, lane: int) -> list[Message]:
+        return [message for message in self.running[lane] if not message.answered]
+
+    def handle_one(self, lane: int) -> None:
+        """Handle the next batch of a lane, or the one that is running."""
+        self.begin(lane, 3)
+        self.end(lane, fails=False)
+
+
+_STEPS = settings(max_examples=100, stateful_step_count=50, deadline=None)
+LanesMachine.TestCase.settings = BatchesMachine.TestCase.settings = _STEPS
 TestLanes = LanesMachine.TestCase
+TestBatches = BatchesMachine.TestCase

@@ -9,10 +9,10 @@ import pytest
 from anyio import create_task_group
 
 from nsqext import Reject
+from nsqext.client.consumer.handlers.batch_sources import BatchCollector
 from nsqext.client.consumer.handlers.batches import BatchHandler, BatchLimits
 from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues, FailurePolicy
 from nsqext.client.consumer.handlers.in_flight import HeldMessages, touch_due
-from nsqext.client.consumer.handlers.iteration import BatchCollector
 from nsqext.client.consumer.handlers.workers import MessageHandler, MessageQueue, StallWatch, Workers
 from nsqext.client.consumer.message import UnpackBudget
 from nsqext.client.consumer.options import FailureOptions
@@ -178,7 +178,7 @@ async def test_messages_of_a_failed_batch_are_touched_while_their_dead_letters_a
     # the last message has used up its attempts, and is rejected before the handler is called
     queue.put([make_message(owner, number, attempts=number) for number in (1, 2, 3)])
     async with create_task_group() as tasks:
-        subject.start_batches(tasks, BatchHandler(handle, BatchLimits(max_count=3)), collector.collect, 1)
+        subject.start_batches(tasks, BatchHandler(handle, BatchLimits(max_count=3)), [collector])
         for published, touched in (([3], ["TOUCH 1", "TOUCH 2", "TOUCH 3"]), ([1, 2], ["TOUCH 1", "TOUCH 2"])):
             assert sorted([await letters.receive() for _ in published]) == published
             assert touch_due(subject.running, 40.0) == len(touched)

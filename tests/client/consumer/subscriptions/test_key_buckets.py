@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 from anyio import create_task_group
 
-from nsqext import Consumer, Message, Producer
-from nsqext.broker import Cluster
+from nsqext import Consumer, ExtFilter, Message, Producer
+from nsqext.broker import Cluster, ClusterOptions
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.subscriptions import key_buckets
+from nsqext.client.consumer.subscriptions.key_buckets import KeyBuckets
 from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
+from nsqext.client.consumer.subscriptions.subscription import Subscription
+from nsqext.dispatch.buckets import KeySharing
 from nsqext.errors import InvalidInput, InvalidSetting
 from nsqext.protocol.identify import Negotiated
+from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.types import Address, TopicMeta
 from tests.support.consumers import QUICK, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from nsqext.lookup.node_channels import ChannelConnections
 
 TAGS: dict[str, Any] = {"dispatch": "key_failover", "key_tags": 4}
 
@@ -36,6 +43,7 @@ def cluster() -> Iterator[Cluster]:
     [
         ({"key_tags": 4}, "key_tags has no effect without dispatch='key_failover'"),
         ({**TAGS, "tag": "blue"}, "tag and key_tags contradict each other"),
+        ({"key_tags": 0}, "key_tags has no effect without dispatch='key_failover'"),
         ({**TAGS, "key_tags": -1}, "key_tags=-1 is not a number of buckets, 0 to 1024"),
         ({**TAGS, "ordered": True}, "ordered and dispatch='key_failover' contradict each other"),
     ],
@@ -45,19 +53,59 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
         Consumer("t", "ch", lookupd="127.0.0.1:1", **settings)
 
 
-def _request(partition: int, meta: TopicMeta) -> SubscribeRequest:
-    return SubscribeRequest("t", "ch", partition, Address("h", 1), meta, "x", ConsumerOptions(**TAGS), "me")
+def _request(partition: int, meta: TopicMeta, **settings: Any) -> SubscribeRequest:
+    """Return the first request of a consumer, which has chosen tags if it has a number of them."""
+    count = settings.get("key_tags", 0)
+    options = ConsumerOptions(dispatch="key_failover", **settings)
+    return SubscribeRequest("t", "ch", partition, Address("h", 1), meta, "x" if count else None, options, "me", count)
 
 
-def test_servers_and_topics_without_tags_are_refused() -> None:
+RELEASED = Negotiated(version="0.3.7")
+EMBEDDED = Negotiated(dispatch="key_failover")
+EXTEND = TopicMeta(1, extend_support=True)
+
+
+@pytest.mark.parametrize("settings", [{}, {"key_tags": 4}], ids=["chosen by the server", "tags"])
+def test_servers_and_topics_without_tags_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(InvalidSetting, match="needs a redesigned NSQ with lookup"):
-        _request(-1, TopicMeta()).check(Negotiated())
+        _request(-1, TopicMeta(), **settings).supported_by(RELEASED)
     with pytest.raises(InvalidSetting, match="does not support extend headers, which key_tags needs"):
-        _request(0, TopicMeta(1)).check(Negotiated())
-    request = _request(0, TopicMeta(1, extend_support=True))
-    request.check(Negotiated())  # a server that does not know dispatch types
+        _request(0, TopicMeta(1), **settings).supported_by(RELEASED)
+    with pytest.raises(InvalidSetting, match="tags cannot share the keys of the header 'order'"):
+        _request(0, EXTEND, key="order", **settings).supported_by(RELEASED)
+
+
+def test_a_consumer_that_has_chosen_tags_uses_them_at_every_server() -> None:
+    request = _request(0, EXTEND, key_tags=4)
+    assert request.supported_by(RELEASED) is request
+    assert request.supported_by(Negotiated(dispatch="shared")) is request
     asked = request.identify()
     assert (asked.client_id, asked.desired_tag, asked.extra) == ("me", "x", {"dispatch": "shared"})
+
+
+def test_a_consumer_shares_keys_as_the_server_supports_it() -> None:
+    request = _request(0, EXTEND)
+    asked = request.identify()
+    assert (asked.client_id, asked.desired_tag, asked.extra) == ("", None, {"dispatch": "key_failover"})
+    assert (request.supported_by(EMBEDDED), request.key_sharing, request.verb) == (request, KeySharing.SERVER, "SUB")
+    by_tags = request.supported_by(RELEASED)
+    assert (by_tags.key_sharing, by_tags.key_tags, by_tags.verb) == (KeySharing.TAGS, 16, "SUB_ADVANCED")
+    asked = by_tags.identify()
+    assert (asked.client_id, asked.desired_tag, asked.extra) == ("me", "keys-16-none", {"dispatch": "shared"})
+    assert by_tags.supported_by(RELEASED) is by_tags
+    with pytest.raises(InvalidSetting, match="supports dispatch by key_failover now"):  # it was replaced meanwhile
+        by_tags.supported_by(Negotiated(dispatch="shared"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "given"),
+    [({"tag": "blue"}, "tag"), ({"ext_filter": ExtFilter(1, "a", "b")}, "ext_filter"), ({"key_tags": 0}, "key_tags=0")],
+)
+def test_settings_that_leave_no_tags_are_refused_where_tags_are_needed(settings: dict[str, Any], given: str) -> None:
+    request = _request(0, EXTEND, **settings)
+    assert request.supported_by(EMBEDDED) is request
+    with pytest.raises(InvalidSetting, match=f"version 0.3.7.*, and {given} leaves no tags to share the keys by"):
+        request.supported_by(RELEASED)
 
 
 @pytest.mark.anyio
@@ -105,11 +153,169 @@ async def test_a_message_without_a_bucket_is_logged_and_taken_by_another_consume
     ):
         tasks.start_soon(buckets.serve)
         await eventually(lambda: len(buckets.connections) == 5)
+        await producer.publish(name, b"first", key="b")
+        await eventually(lambda: got == [b"first"])
         await untagged.publish(name, b"old", key="a")
         await producer.publish(name, b"new", key="a")
         await eventually(lambda: "the next one has no tag of key_tags=4" in caplog.text)
-        assert got == []
+        assert got == [b"first"]
         tasks.start_soon(plain.serve)
-        await eventually(lambda: got == [b"old", b"new"])
+        await eventually(lambda: got == [b"first", b"old", b"new"])
         buckets.stop()
         plain.stop()
+
+
+@pytest.fixture(scope="module")
+def released() -> Iterator[Cluster]:
+    """A node that does not know dispatch types, like all released servers."""
+    with Cluster(nodes=1, options=ClusterOptions(limits=ServerLimits(key_failover=False))) as cluster:
+        yield cluster
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("by_tags", [False, True], ids=["command", "tags"])
+async def test_the_same_consumer_keeps_the_order_at_both_kinds_of_servers(
+    cluster: Cluster, released: Cluster, caplog: pytest.LogCaptureFixture, *, by_tags: bool
+) -> None:
+    caplog.set_level("INFO")
+    used = released if by_tags else cluster
+    used.create_topic("both", partitions=2, extend=True, channels=["ch"])
+    got: dict[str, list[int]] = defaultdict(list)
+
+    async def handle(message: Message) -> None:
+        got[str(message.key)].append(int(message.body))
+
+    consumers = [
+        Consumer("both", "ch", lookupd=used.lookupd, dispatch="key_failover", concurrency=4, **QUICK) for _ in range(2)
+    ]
+    connections = 2 * (2 + 16 * by_tags)  # to each partition, one of each consumer and one for each bucket
+    async with create_task_group() as tasks, Producer(used.lookupd, key_tags=16) as producer:
+        for consumer in consumers:
+            consumer.handler(handle)
+            tasks.start_soon(consumer.serve)
+        await eventually(lambda: sum(len(one.connections) for one in consumers) == connections)
+        for number in range(200):
+            await producer.publish("both", b"%d" % number, key=f"key-{number % 20}")
+        await eventually(lambda: sum(map(len, got.values())) == 200)
+        for consumer in consumers:
+            consumer.stop()
+    assert dict(got) == {f"key-{first}": list(range(first, 200, 20)) for first in range(20)}
+    how = "by their tags, with key_tags=16" if by_tags else "by the server"
+    assert f"consumers share the keys {how}" in caplog.text
+
+
+@pytest.mark.anyio
+async def test_producers_that_write_no_tags_end_the_consumer(
+    released: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_buckets, "_POLL", 0.05)
+    released.create_topic("untagged", extend=True, channels=["ch"])
+    async with Producer(released.lookupd) as producer:
+        await producer.publish("untagged", b"x", key="a")
+    consumer = Consumer("untagged", "ch", lookupd=released.lookupd, dispatch="key_failover", **QUICK)
+    consumer.handler(_nothing)
+    with pytest.raises(InvalidSetting, match="the next one has no tag of key_tags=16") as error:
+        await consumer.serve()
+    assert "give all producers of the topic key_tags=16" in str(error.value)
+
+
+@pytest.mark.anyio
+async def test_a_paused_consumer_is_no_reason_to_end(
+    released: Cluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages wait and none is in flight, because the owner of their bucket requests none."""
+    monkeypatch.setattr(key_buckets, "_POLL", 0.02)
+    monkeypatch.setattr(key_buckets, "_BLOCKED", 2)
+    released.create_topic("paused", extend=True, channels=["ch"])
+    looks = 0
+    got: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        got.append(message.body)
+
+    consumer = Consumer("paused", "ch", lookupd=released.lookupd, dispatch="key_failover", **QUICK)
+    consumer.handler(handle)
+
+    def count(self: KeyBuckets, found: ChannelConnections) -> None:
+        nonlocal looks
+        looks += found.depth > 0
+        watch(self, found)
+
+    watch = KeyBuckets._watch
+    monkeypatch.setattr(KeyBuckets, "_watch", count)
+    async with create_task_group() as tasks, Producer(released.lookupd, key_tags=16) as producer:
+        tasks.start_soon(consumer.serve)
+        await eventually(lambda: len(consumer.connections) == 17)
+        consumer.pause()
+        await producer.publish("paused", b"x", key="a")
+        await eventually(lambda: looks > 5)
+        assert got == []
+        consumer.resume()
+        await eventually(lambda: got == [b"x"])
+        consumer.stop()
+    assert "no message is delivered" not in caplog.text
+
+
+@pytest.mark.anyio
+async def test_consumers_with_different_numbers_are_logged(
+    released: Cluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_buckets, "_POLL", 0.05)
+    released.create_topic("mixed", extend=True, channels=["ch"])
+    first, second = (
+        Consumer("mixed", "ch", lookupd=released.lookupd, **{**TAGS, "key_tags": count}, **QUICK) for count in (4, 8)
+    )
+    async with create_task_group() as tasks:
+        for consumer in (first, second):
+            consumer.handler(_nothing)
+            tasks.start_soon(consumer.serve)
+        await eventually(lambda: caplog.text.count("give all producers and consumers the same number") == 2)
+        first.stop()
+        second.stop()
+    assert "other consumers have key_tags=8, and this one 4" in caplog.text
+    assert "other consumers have key_tags=4, and this one 8" in caplog.text
+
+
+@pytest.mark.anyio
+async def test_a_new_owner_asks_for_as_many_messages_as_the_last_one_may_have_had(
+    released: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are redelivered in any order: with fewer, it would handle some of them before earlier ones had arrived."""
+    monkeypatch.setattr(key_buckets, "_POLL", 0.05)
+    released.create_topic("larger", extend=True, channels=["ch"])
+    asked: dict[str, list[int]] = defaultdict(list)
+    seen: list[int] = []
+    note = KeyBuckets._note_owners
+
+    def note_large(self: KeyBuckets, found: ChannelConnections) -> None:
+        note(self, found)
+        seen.extend(
+            client.ready
+            for client in found.clients
+            if client.tag == "keys-1-0" and client.client_id != self._request.client_id and client.ready > 20
+        )
+
+    monkeypatch.setattr(KeyBuckets, "_note_owners", note_large)
+    set_ready = Subscription.set_ready
+
+    def record(self: Subscription, count: int) -> None:
+        if self.request.tag == "keys-1-0":
+            asked[self.request.client_id].append(count)
+        set_ready(self, count)
+
+    monkeypatch.setattr(Subscription, "set_ready", record)
+    first, second = (
+        Consumer("larger", "ch", lookupd=released.lookupd, **{**TAGS, "key_tags": 1, "max_in_flight": most}, **QUICK)
+        for most in (300, 10)
+    )
+    async with create_task_group() as tasks:
+        for consumer, connections in ((first, 2), (second, 1)):
+            consumer.handler(_nothing)
+            tasks.start_soon(consumer.serve)
+            await eventually(lambda: len(consumer.connections) == connections)  # noqa: B023 - it is awaited at once
+        await eventually(lambda: seen)
+        first.stop()
+        await eventually(lambda: len(second.connections) == 2)
+        second.stop()
+    _, by_second = asked.values()
+    assert max(by_second) == 2 * max(seen) > 40

@@ -246,3 +246,16 @@ def test_large_messages_lower_the_counts() -> None:
     assert flow.shares(0.0) == {0: 5, 1: 95}
     receive(flow, 1, 0.0, 1, size=10_000)
     assert flow.shares(0.0) == {0: 5, 1: 1}, "each may have one message"
+
+
+def test_connections_whose_messages_no_other_consumer_receives_never_wait_for_a_turn() -> None:
+    flow = RdyDistributor[int](2, Backoff(BackoffOptions()))
+    for number in range(5):
+        flow.add(number, 2500, Backoff(BackoffOptions()), 0.0, sole=True)
+    assert not flow.takes_turns
+    assert flow.shares(0) == dict.fromkeys(range(5), 1)
+    for number in range(3):
+        flow.remove(number)
+    assert sum(flow.shares(0).values()) == 2
+    flow.paused = True
+    assert sum(flow.shares(0).values()) == 0

@@ -21,6 +21,7 @@ from nsqext.client.consumer.subscriptions.rdy_distributor import RdyDistributor
 from nsqext.client.consumer.subscriptions.subscription import Subscription
 from nsqext.client.consumer.subscriptions.subscription_group import Pulse, SubscriptionGroup
 from nsqext.client.events import ClientEvent, ClientEvents
+from nsqext.dispatch.buckets import KeySharing
 from nsqext.transport.options import ConnectionOptions
 from tests.support.consumers import eventually, quick
 from tests.support.fake_nsqd import PLAIN, Peer, message, scripted_node
@@ -121,6 +122,7 @@ class Connection:
         self.topic, self.partition, self.node = topic, partition, f"n:{partition}"
         self.backoff = backoff or Backoff(BackoffOptions(), lambda: 1.0)
         self.max_ready, self.msg_timeout = 100, 60.0
+        self.key_sharing = KeySharing.NONE
         self.request = SimpleNamespace(options=SimpleNamespace(connection=ConnectionOptions()))
         self.live, self.busy, self.upgradable, self.silent = True, False, False, False
         self.in_flight = self.received = self.requeued = self.timed_out = self.received_bytes = 0

@@ -256,13 +256,24 @@ class History:
     def forget_unsynced(self, power_losses: Sequence[float], interval: float) -> None:
         """Take publishes that were stored shortly before a loss of power for publishes of unknown outcome.
 
+        So are those whose dead letters were: a letter that is lost is not published again.
+
         Args:
             power_losses: when a node lost its power.
             interval: longest time between two syncs of its files, in seconds.
         """
+
+        def unsynced(found: Publish | Delivery) -> bool:
+            return any(found.begin <= cut <= found.end + interval for cut in power_losses)
+
+        with_letters = {(channel.topic, channel.name) for channel in self.channels if channel.letters}
+        failed = {
+            found.body
+            for found in self.deliveries
+            if found.outcome == "raised" and (found.topic, found.channel) in with_letters and unsynced(found)
+        }
         for publish in self.publishes:
-            lost = any(publish.begin <= cut <= publish.end + interval for cut in power_losses)
-            if lost and publish.outcome == "stored":
+            if publish.outcome == "stored" and (publish.body in failed or unsynced(publish)):
                 publish.outcome, publish.message_id, publish.offset, publish.unsynced = "unknown", None, None, True
                 self.due = {place: None for place in self.due if publish.body not in place}
 

@@ -473,3 +473,12 @@ def test_an_answer_between_two_commands_of_one_read_is_that_of_the_first_deliver
     again, second = (("sent", message(number)) for number in (1, 2))
     assert watched(("received", SUBSCRIBED), ("received", read), again, second) == []
     assert len(watched(("received", SUBSCRIBED), ("received", read), again, second, times=(1.0, 1.0, 2.0, 2.0))) == 1
+
+
+@pytest.mark.parametrize(("lost_at", "outcome"), [(9.0, "stored"), (10.3, "unknown"), (11.0, "stored")])
+def test_a_dead_letter_that_was_stored_shortly_before_a_loss_of_power_may_be_lost(lost_at: float, outcome: str) -> None:
+    history = History(channels=[Channel("orders", "billing", max_attempts=1, letters="letters")])
+    history.publishes.append(Publish(b"1", "orders", "", 1, 1.0, 1.1, "stored"))
+    history.deliveries.append(Delivery(b"1", "orders", "billing", "c", 0, 2, 1, 10.0, 10.1, "raised"))
+    history.forget_unsynced([lost_at], interval=0.5)
+    assert history.publishes[0].outcome == outcome

@@ -31,7 +31,7 @@ class ClusterOptions:
         nsqd_http: the same for the nodes' HTTP.
         lease: how long a silent node still counts as present, before another leader is elected.
         join_pause: how long writes wait while a replica that caught up joins the in-sync replicas.
-        replace_after: when a node that is away is replaced by another one, if there is one.
+        replace_after: seconds until a node that is down is replaced by another one, if there is one.
         inactive_producer_timeout: original generation: when lookup stops showing a node that sends no PING.
         tombstone_lifetime: original generation: how long a tombstone hides a node.
         lookup_ping: original generation: seconds between two PINGs of a node to lookup; the real server's is 15.

@@ -219,7 +219,7 @@ class PartitionOrder:
                 del unfinished[message.id]
 
     def note_returned(self, message: Message) -> int:
-        """Record that a message is requeued without being handled, which is no attempt; return how often it was."""
+        """Record that a message is requeued without being handled, which is not an attempt; return how often."""
         times = self.returned[message.id] = self.returned.get(message.id, 0) + 1
         if times == 1:
             self.returned_bytes += len(message.body)

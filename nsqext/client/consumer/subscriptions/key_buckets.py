@@ -254,7 +254,7 @@ class KeyBuckets:
             else:
                 await subscription.close()
         except NsqError as error:
-            logger.debug("bucket %s: %s", tag, error, extra={"topic": request.topic})
+            logger.debug("bucket %s cannot be claimed: %s", tag, error, extra={"topic": request.topic})
         finally:
             self._claiming.discard(tag)
             self._owned.pop(tag, None)

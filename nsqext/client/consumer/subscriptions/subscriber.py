@@ -193,7 +193,7 @@ class Subscriber:
         wrong = [partition for partition in chosen if partition >= view.partition_num > 0]
         if wrong:
             raise InvalidPartition(
-                f"the topic has {view.partition_num} partitions, not number {wrong[0]}", topic=self._topic
+                f"partition {wrong[0]} does not exist: the topic has {view.partition_num} partitions", topic=self._topic
             )
 
     async def _first_view(self) -> PartitionMap | None:
@@ -399,7 +399,7 @@ class Subscriber:
             self._log(logging.INFO, assignment, f"consumers share the keys {how}", subscription.node)
 
     def _meta_of(self, view: PartitionMap) -> TopicMeta:
-        """Return the topic's meta by lookup, corrected by what servers demanded."""
+        """Return the topic's meta from lookup, corrected by what servers required."""
         return evolve(view.meta, **self._demands)
 
     async def _warn_of_others(self, view: PartitionMap, subscription: Subscription) -> None:
@@ -423,7 +423,7 @@ class Subscriber:
             )
 
     def _heeded(self, error: NsqError, request: SubscribeRequest) -> NsqError:
-        """Let the next subscription be as the server demands, where lookup does not say so; return the error."""
+        """Make the next subscription as the server requires, where lookup reports something else; return the error."""
         if isinstance(error, OrderRequired):
             if self._options.ordered is False:
                 refused = InvalidSetting(
@@ -440,7 +440,7 @@ class Subscriber:
             return error
         if getattr(request.meta, name) != value and self._demands.get(name) != value:
             self._demands[name] = value
-            logger.warning("lookup does not say so, but the server requires: %s", error, extra={"topic": self._topic})
+            logger.warning("the server requires what lookup does not report: %s", error, extra={"topic": self._topic})
         return error
 
     def _connected(self, assignment: Assignment, subscription: Subscription) -> None:

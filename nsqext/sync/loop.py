@@ -125,6 +125,7 @@ def call(
     portal: BlockingPortal | None,
     what: str,
     function: Callable[..., Coroutine[Any, Any, T]],
+    /,
     *args: object,
     **keywords: object,
 ) -> T:
@@ -214,7 +215,7 @@ class BlockingClient(Generic[C]):
         finally:
             self._portal = None
 
-    def _run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: object, **keywords: object) -> T:
+    def _run(self, function: Callable[..., Coroutine[Any, Any, T]], /, *args: object, **keywords: object) -> T:
         return call(self._portal, self._what, function, *args, **keywords)
 
     def _run_now(self, function: Callable[[], T]) -> T:

@@ -64,7 +64,7 @@ class Message:
     requeue: Final = Method(AsyncMessage.requeue)
     touch: Final = Method(AsyncMessage.touch)
 
-    def _run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: object, **keywords: object) -> T:
+    def _run(self, function: Callable[..., Coroutine[Any, Any, T]], /, *args: object, **keywords: object) -> T:
         return call(self._answers.portal, "consumer", function, *args, **keywords)
 
     def __repr__(self) -> str:
@@ -83,7 +83,7 @@ class MessageBatch(MessageSequence[Message]):
 
     finish: Final = Method(AsyncMessageBatch.finish)
 
-    def _run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: object, **keywords: object) -> T:
+    def _run(self, function: Callable[..., Coroutine[Any, Any, T]], /, *args: object, **keywords: object) -> T:
         return call(self._portal, "consumer", function, *args, **keywords)
 
     def finish_up_to(self, last: Message | int) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Coroutine
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, Self, TypeVar, overload
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -15,7 +17,9 @@ if TYPE_CHECKING:
 
         _original: Any
 
-        def _run(self, function: Callable[..., Coroutine[Any, Any, Any]], *args: object, **keywords: object) -> Any: ...
+        def _run(
+            self, function: Callable[..., Coroutine[Any, Any, Any]], /, *args: object, **keywords: object
+        ) -> Any: ...
 
 
 P = ParamSpec("P")
@@ -43,10 +47,15 @@ class Method(Generic[P, T]):
     def __set_name__(self, owner: type, name: str) -> None:
         """Replace this by a function, which documentation and inspection show as a method."""
 
-        @functools.wraps(self._function)
-        def method(blocking: Blocking, *args: object, **keywords: object) -> object:
-            return blocking._run(getattr(blocking._original, name), *args, **keywords)
+        def call(self: Blocking, /, *args: object, **keywords: object) -> object:
+            return self._run(getattr(self._original, name), *args, **keywords)
 
+        original = self._function
+        # the names of annotations are looked up in the globals of the original
+        method = FunctionType(call.__code__, original.__globals__, name, None, call.__closure__)
+        functools.update_wrapper(method, original)
+        del vars(method)["__wrapped__"]  # mocks would count it as a coroutine function
+        vars(method)["__signature__"] = inspect.signature(original)
         method.__module__, method.__qualname__ = owner.__module__, f"{owner.__qualname__}.{name}"
         method.__doc__ = f"See `nsqext.{owner.__name__}.{name}`."
         setattr(owner, name, method)
@@ -67,14 +76,19 @@ class Same(Generic[T]):
     """A property that has the value and the meaning of the asynchronous object's member of this name."""
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self.__doc__ = f"See `nsqext.{owner.__name__}.{name}`."
-        self._read: Callable[[Any], T] = attrgetter(name)
+        """Replace this by a property, which cannot be assigned to."""
+        setattr(owner, name, property(attrgetter(f"_original.{name}"), doc=f"See `nsqext.{owner.__name__}.{name}`."))
 
-    @overload
-    def __get__(self, blocking: None, owner: type) -> Self: ...
+    if TYPE_CHECKING:
 
-    @overload
-    def __get__(self, blocking: Blocking, owner: type) -> T: ...
+        @overload
+        def __get__(self, blocking: None, owner: type) -> Self: ...
 
-    def __get__(self, blocking: Blocking | None, owner: type) -> T | Self:
-        return self if blocking is None else self._read(blocking._original)
+        @overload
+        def __get__(self, blocking: Blocking, owner: type) -> T: ...
+
+        def __get__(self, blocking: Blocking | None, owner: type) -> T | Self:
+            """Return the value."""
+
+        def __set__(self, blocking: Blocking, value: Never) -> None:
+            """Raise AttributeError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import pytest
 
@@ -11,6 +12,9 @@ import nsqext
 from nsqext import sync
 from nsqext.client.consumer.handlers.batches import MessageBatch
 from nsqext.client.consumer.message import Message
+
+if TYPE_CHECKING:
+    from nsqext.broker import Cluster
 
 PAIRS = [
     (nsqext.Producer, sync.Producer),
@@ -89,3 +93,41 @@ def blocking_type(annotation: str) -> str:
 def test_signatures_are_the_same(original: type, blocking: type, name: str) -> None:
     mirror = getattr(blocking, RENAMED.get(name, name))
     assert described(mirror) == described(getattr(original, SERVED.get(f"{original.__name__}.{name}", name)))
+
+
+DECLARED = [
+    pytest.param(getattr(blocking, name), id=f"{blocking.__name__}.{name}")
+    for _, blocking in PAIRS
+    for name in sorted(methods(blocking))
+    if inspect.isfunction(getattr(blocking, name))
+]
+
+
+@pytest.mark.parametrize("method", DECLARED)
+def test_mocks_do_not_take_methods_for_coroutine_functions(method: Any) -> None:
+    assert not inspect.iscoroutinefunction(inspect.unwrap(method))
+
+
+def test_names_of_annotations_are_found() -> None:
+    assert get_type_hints(sync.Producer.ping) == {"return": type(None)}
+    assert get_type_hints(sync.Admin.create_channel) == get_type_hints(nsqext.Admin.create_channel)
+
+
+@pytest.mark.parametrize("blocking", [blocking for _, blocking in PAIRS], ids=lambda kind: kind.__name__)
+def test_properties_cannot_be_assigned_to(blocking: type) -> None:
+    for name, _ in inspect.getmembers(blocking, inspect.isdatadescriptor):
+        if not name.startswith("_"):
+            assert isinstance(getattr(blocking, name), property)
+            with pytest.raises(AttributeError):
+                setattr(object.__new__(blocking), name, 1)
+    assert isinstance(sync.Producer.settings, property)
+
+
+@pytest.mark.parametrize("name", ["what", "portal", "function", "self", "blocking"])
+def test_wrong_arguments_name_the_method(name: str, cluster: Cluster) -> None:
+    with sync.Producer(cluster.lookupd) as producer:
+        wrong: Any = producer.ping
+        with pytest.raises(TypeError, match=rf"^Producer\.ping\(\) .*'{name}'"):
+            wrong(**{name: 1})
+        with pytest.raises(TypeError, match=r"^Producer\.ping\(\) takes 1"):
+            wrong(1)

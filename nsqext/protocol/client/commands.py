@@ -198,7 +198,7 @@ def check_body(body: bytes, limit: int = DEFAULT_MAX_MESSAGE_SIZE, overhead: int
         raise InvalidBody("a body cannot be empty", hint="servers refuse empty messages")
     if len(body) + overhead > limit:
         raise InvalidBody(
-            f"a body of {len(body)} bytes (with {overhead} bytes of trace id and headers) is larger than {limit}",
+            f"a body of {len(body)} bytes (with {overhead:d} bytes of trace id and headers) is larger than {limit}",
             hint="send less, or raise max_message_size in this client and on the servers",
         )
     return body

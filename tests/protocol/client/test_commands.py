@@ -58,6 +58,7 @@ def test_a_valid_body_is_returned() -> None:
     [
         (b"", 0, "cannot be empty"),
         (b"x" * 17, 0, "17 bytes .with 0 bytes of trace id and headers. is larger than 16"),
+        (b"x" * 16, True, "16 bytes .with 1 bytes of trace id and headers. is larger than 16"),
         (b"x" * 9, 8, "9 bytes .with 8 bytes"),
         ("text", 0, "must be bytes, not str.*encode it first"),
         (bytearray(b"x"), 0, "not bytearray"),

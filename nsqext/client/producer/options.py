@@ -191,7 +191,7 @@ class TopicOptions:
     def __init__(self, options: ProducerOptions) -> None:
         self._options = options
         given = options.compression
-        self._table: Mapping[str, Codec] | None = None if isinstance(given, str) else given
+        self._table: Mapping[str, Codec] | None = None if isinstance(given, str) else dict(given)
         table = self._table or {}
         self._patterns: list[tuple[re.Pattern[str], Codec]] = [
             (check_topic_pattern(topic), codec) for topic, codec in table.items() if is_topic_pattern(topic)
@@ -218,8 +218,9 @@ class TopicOptions:
             ExtendNotSupported: the topic does not support extend headers, which say that a body is compressed.
         """
         if self._table is not None and self._table.get(topic, "none") != "none" and not meta.extend_support:
+            upgrade = "upgrade the topic (Admin.upgrade_topic), or " if meta.partition_num else ""
             raise ExtendNotSupported(
                 "compression has no effect: the topic does not support extend headers",
                 topic=topic,
-                hint="upgrade the topic (Admin.upgrade_topic), or leave it out of compression",
+                hint=f"{upgrade}leave it out of compression",
             )

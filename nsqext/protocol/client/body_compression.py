@@ -71,10 +71,12 @@ def read_compression(text: str) -> Compression:
         return cast("Codec", text)
     table: dict[str, Codec] = {}
     for part in filter(None, map(str.strip, text.split(","))):
-        topic, found, codec = part.partition("=")
+        topic, found, codec = map(str.strip, part.partition("="))
         if not found:
             raise ValueError("write topic=codec, with commas")
-        table[topic.strip()] = cast("Codec", codec.strip())
+        if topic in table:
+            raise ValueError(f"{topic!r} is given twice")
+        table[topic] = cast("Codec", codec)
     return table
 
 

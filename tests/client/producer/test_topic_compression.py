@@ -11,7 +11,8 @@ from nsqext import Consumer, OutgoingMessage, Producer
 from nsqext.broker import Cluster
 from nsqext.client.producer.options import ProducerOptions, TopicOptions
 from nsqext.errors import BatchFailed, ExtendNotSupported, InvalidName, InvalidSetting, NsqError
-from nsqext.protocol.client.body_compression import COMPRESS_HEADER, read_compression
+from nsqext.protocol.client.body_compression import COMPRESS_HEADER, Codec, read_compression
+from nsqext.types import TopicMeta
 from tests.support.messages import finish_all
 
 BODY = b"x" * 1000
@@ -61,6 +62,24 @@ def test_a_url_names_topics(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NSQEXT_COMPRESSION", "logs=snappy,gzip")
     with pytest.raises(InvalidSetting, match="topic=codec"):
         Producer("127.0.0.1:4161", env="NSQEXT_")
+    monkeypatch.setenv("NSQEXT_COMPRESSION", "logs=snappy, logs = gzip")
+    with pytest.raises(InvalidSetting, match="'logs' is given twice"):
+        Producer("127.0.0.1:4161", env="NSQEXT_")
+
+
+def test_later_changes_of_the_given_table_have_no_effect() -> None:
+    given: dict[str, Codec] = {"logs": "gzip"}
+    options = TopicOptions(ProducerOptions(compression=given))
+    given["orders"] = "snappy"
+    assert options.of("orders").compression == "none"
+
+
+@pytest.mark.parametrize(("partitions", "upgrade"), [(2, True), (0, False)])
+def test_only_topics_of_the_redesigned_nsq_can_be_upgraded(partitions: int, upgrade: bool) -> None:
+    options = TopicOptions(ProducerOptions(compression={"logs": "gzip"}))
+    with pytest.raises(ExtendNotSupported, match="leave it out of compression") as caught:
+        options.check("logs", TopicMeta(partitions))
+    assert ("upgrade" in str(caught.value)) is upgrade
 
 
 @pytest.mark.anyio

@@ -95,9 +95,12 @@ class KeyOwners:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._disturb, world)
             await self._publish(world)
-            while len(self._done()) < self.messages:  # noqa: ASYNC110 - handlers run in many processes
-                await anyio.sleep(1.0)
             tasks.cancel_scope.cancel()
+        world.network.stalled.clear()
+        for node in list(world.cluster.down):
+            await world.cluster.restart(node)
+        while len(self._done()) < self.messages:  # noqa: ASYNC110 - handlers run in many processes
+            await anyio.sleep(1.0)
         for worker in list(self._workers):
             await self._kill(worker, world.now)
         for violation in self.violations():

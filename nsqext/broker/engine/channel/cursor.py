@@ -111,7 +111,7 @@ class Cursor:
 
     def _read(self) -> Delivery | None:
         partition = self._partition
-        if self.count >= partition.readable or self._must_wait():
+        if self.count >= partition.readable or (self._must_wait() and not self._starts_over()):
             return None
         try:
             entry = partition.log.at(self.count + 1)
@@ -127,6 +127,19 @@ class Cursor:
         self.offset = entry.offset + entry.size
         self.timestamp = entry.record.timestamp
         return Delivery(entry)
+
+    def _starts_over(self) -> bool:
+        """Forget what was finished out of order if it alone stops a reader at the acknowledged position.
+
+        A new leader starts so. The real server does the same: finished messages are redelivered.
+        """
+        waits_for_finish = self.in_flight.table or self.requeued or self._overflow
+        if waits_for_finish or self.count != self.acked.count or not self.acked.starts:
+            return False
+        logger.warning("%s: too many messages are finished out of order; they are delivered again", self.channel)
+        self.acked.clear()
+        self._partition.note_progress()
+        return True
 
     def _pass_over_missing(self) -> None:
         """Acknowledge messages that were lost on disk, or move to the start of a queue that starts later."""

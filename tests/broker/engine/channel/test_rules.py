@@ -51,6 +51,18 @@ def test_a_full_confirm_window_holds_back_the_queue_and_sends_long_delays_to_the
     assert bench.channel().stats().delayed_queue_count == 1
 
 
+@pytest.mark.parametrize(("finished", "again"), [((3, 5, 7), 9), ((3, 5), 7)])
+def test_a_new_leader_with_a_full_confirm_window_delivers_finished_messages_again(
+    finished: tuple[int, ...], again: int
+) -> None:
+    """It delivered nothing more: the messages before the finished ones were not read either."""
+    bench, consumer = _filled(9, confirm_window=2)
+    bench.finish(consumer, finished)
+    bench.channel().cursor.rewind(forget=False)
+    bench.channel().pump()
+    assert len(consumer.take()) == again
+
+
 def test_an_old_message_is_finished_after_so_many_attempts() -> None:
     bench, consumer = _filled(1, ignored_attempts=2, ignored_after=5.0)
     bench.channel().requeue(consumer, 2, 0)

@@ -23,7 +23,7 @@ def functions_by_file() -> dict[str, list[FunctionType]]:
     files: defaultdict[str, list[FunctionType]] = defaultdict(list)
     gc.unfreeze()
     for found in gc.get_objects():
-        if isinstance(found, FunctionType):
+        if type(found) is FunctionType:  # isinstance would ask a weak proxy for the class of what is gone
             files[found.__code__.co_filename].append(found)
     gc.freeze()
     return files

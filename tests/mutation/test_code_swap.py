@@ -65,7 +65,9 @@ def put_in(module: Any, operator: str, before: str) -> bool:
     """Put a mutant in; return whether that was possible."""
     (mutant,) = (one for one in mutants_of("swapped.py", SOURCE) if (one.operator, one.before) == (operator, before))
     file = module.__file__
-    functions = [found for found in gc.get_objects() if isinstance(found, FunctionType)]
+    functions = [
+        found for found in gc.get_objects() if type(found) is FunctionType
+    ]  # a dead weak proxy has no __class__
     mine = [function for function in functions if function.__code__.co_filename == file]
     return swap(mine, file, SOURCE, tree_of(mutant, SOURCE))
 

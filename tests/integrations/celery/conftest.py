@@ -18,9 +18,10 @@ Connect = Callable[..., kombu.Connection]
 
 @pytest.fixture(autouse=True)
 def every_client_is_closed(cluster: Cluster) -> Iterator[None]:
-    """Check that a test leaves no blocking client open: the last one ends the shared event loop."""
+    """Check that a test leaves no blocking client open, each of which has a lease of the shared event loop."""
+    before = shared_loop._provider._leases
     yield
-    assert shared_loop._provider._portal_cm is None
+    assert shared_loop._provider._leases == before
 
 
 @pytest.fixture(scope="module", params=["ha", "nsq"])

@@ -31,22 +31,16 @@ L = TypeVar("L", bound=Callable[..., AsyncIterator[object]])
 
 @frozen
 class HandlerSpec:
-    """A handler and its settings.
-
-    Attributes:
-        plan: plan of the call's arguments; None if the function receives the message.
-        auto_finish: see `nsqext.Consumer.handler`.
-        batch: limits of the batches of a batch handler; None for a handler of single messages.
-    """
+    """A handler and its settings."""
 
     topics: TopicSelection
     channel: str
     function: HandlerFunction
-    plan: CallPlan | None
+    plan: CallPlan | None  # plan of the call's arguments; None if the function receives the message
     settings: Mapping[str, Any] = field(factory=dict)
     middleware: tuple[Middleware, ...] = ()
-    auto_finish: bool = True
-    batch: BatchLimits | None = None
+    auto_finish: bool = True  # see `nsqext.Consumer.handler`
+    batch: BatchLimits | None = None  # limits of the batches of a batch handler; None for a handler of single messages
 
     def __attrs_post_init__(self) -> None:
         check_kinds(self)

@@ -37,15 +37,10 @@ _OPTIONS = ProducerOptions()
 
 @frozen
 class Published:
-    """A message that the app published.
-
-    Attributes:
-        topic: name of the topic.
-        message: body, headers, tag, trace id and key.
-    """
+    """A message that the app published."""
 
     topic: str
-    message: OutgoingMessage
+    message: OutgoingMessage  # body, headers, tag, trace id and key
 
     @property
     def body(self) -> bytes:

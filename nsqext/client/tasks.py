@@ -72,24 +72,17 @@ class BackgroundTasks:
 
     A task that raises ends the object: its error is logged and kept in ``error``, ``close`` runs, `aclose` raises the
     error once, and `check` raises `InvalidState` with it as its cause.
-
-    Args:
-        owner: what the tasks belong to, for error messages: ``producer``.
-        close: called once when the object is to end, in the host task, while all tasks still run: sends what is
-            pending and closes connections. Then the tasks are cancelled. A bound method is held by a weak reference.
-
-    Attributes:
-        error: the first error of a task; None while there is none.
-        loop: the native event loop of `start`; None before.
     """
 
     def __init__(self, owner: str, close: Callable[[], Awaitable[None]] | None = None) -> None:
-        self.error: BaseException | None = None
-        self.loop: object = None
+        self.error: BaseException | None = None  # the first error of a task; None while there is none
+        self.loop: object = None  # the native event loop of `start`; None before
         self._thread = 0
         """The thread that the loop runs in; 0 before `start`, and in a forked process, where it does not run."""
         self._loop_runs: Callable[[], bool] = _never
-        self._owner = owner
+        self._owner = owner  # what the tasks belong to, for error messages: ``producer``
+        # called once when the object is to end, in the host task, while all tasks still run: sends what is pending and
+        # closes connections. Then the tasks are cancelled. A bound method is held by a weak reference.
         self._close: Callable[[], Callable[[], Awaitable[None]] | None] = (
             WeakMethod(close) if ismethod(close) else lambda: close
         )

@@ -22,14 +22,10 @@ logger: logging.Logger = logging.getLogger("nsqext.trace")
 
 
 class TraceLog:
-    """Select the topics to trace, for all producers and consumers of this process; at any time, from any thread.
-
-    Attributes:
-        active: whether any topic is traced; checked on hot paths.
-    """
+    """Select the topics to trace, for all producers and consumers of this process; at any time, from any thread."""
 
     def __init__(self) -> None:
-        self.active: bool = False
+        self.active: bool = False  # whether any topic is traced; checked on hot paths
         self._topics: frozenset[str] = frozenset()
         self._all = False
 

@@ -79,15 +79,10 @@ def count_of_tag(tag: str) -> int:
 
 
 class Moves(NamedTuple):
-    """What a consumer does with buckets of a partition.
+    """What a consumer does with buckets of a partition."""
 
-    Attributes:
-        claim: tags of buckets without an owner that it claims.
-        release: tags of its buckets that it gives to consumers with fewer.
-    """
-
-    claim: tuple[str, ...] = ()
-    release: tuple[str, ...] = ()
+    claim: tuple[str, ...] = ()  # tags of buckets without an owner that it claims
+    release: tuple[str, ...] = ()  # tags of its buckets that it gives to consumers with fewer
 
 
 def plan_moves(

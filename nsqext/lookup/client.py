@@ -60,7 +60,6 @@ class LookupClient:
     Args:
         addresses: nsqlookupd's HTTP addresses, a list or a text with commas.
         transport: httpx transport to use, closed by the caller; None to create one.
-
     Raises InvalidSetting.
     """
 

@@ -58,7 +58,6 @@ class MetadataCache:
         nsqd: TCP addresses of nodes to use without lookup; partitions are unknown then.
         transport: httpx transport to use, closed by the caller; None to create one.
         over_http: ``nsqd`` are HTTP addresses.
-
     Raises InvalidSetting.
     """
 

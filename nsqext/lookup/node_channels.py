@@ -23,60 +23,37 @@ _SHOWN = 200
 
 
 class ChannelClient(NamedTuple):
-    """A connection that is subscribed to a channel.
+    """A connection that is subscribed to a channel."""
 
-    Attributes:
-        client_id: the name that it has given.
-        tag: its dispatch tag; empty without one.
-        ready: its RDY count.
-        delivered: messages that were sent to it.
-    """
-
-    client_id: str
-    tag: str
-    ready: int = 0
-    delivered: int = 0
+    client_id: str  # the name that it has given
+    tag: str  # its dispatch tag; empty without one
+    ready: int = 0  # its RDY count
+    delivered: int = 0  # messages that were sent to it
 
 
 @frozen
 class ChannelConnections:
-    """Who is subscribed to a channel at a partition, and what waits there.
-
-    Attributes:
-        clients: the connections.
-        depth: messages that are not finished.
-        in_flight: messages in flight, and requeued ones that are not due.
-        paused: whether the channel delivers nothing because an administrator has paused it.
-    """
+    """Who is subscribed to a channel at a partition, and what waits there."""
 
     clients: tuple[ChannelClient, ...] = ()
-    depth: int = 0
-    in_flight: int = 0
-    paused: bool = False
+    depth: int = 0  # messages that are not finished
+    in_flight: int = 0  # messages in flight, and requeued ones that are not due
+    paused: bool = False  # whether the channel delivers nothing because an administrator has paused it
 
 
 class LogBounds(NamedTuple):
-    """Byte offsets of the log of a partition.
+    """Byte offsets of the log of a partition."""
 
-    Attributes:
-        begin: that of the first retained record.
-        end: behind the last record; those that replicas have not confirmed are included, and may be undone.
-        channel: behind the records that a channel has finished without a gap; None if it is not known.
-    """
-
-    begin: int
-    end: int
-    channel: int | None = None
+    begin: int  # that of the first retained record
+    end: int  # behind the last record; those that replicas have not confirmed are included, and may be undone
+    channel: int | None = None  # behind the records that a channel has finished without a gap; None if it is not known
 
 
 class NodeChannels:
-    """Asks nodes about channels, and moves them.
-
-    Args:
-        http: sends the requests, with the timeouts and credentials of its options; not closed by this object.
-    """
+    """Asks nodes about channels, and moves them."""
 
     def __init__(self, http: LookupHttp) -> None:
+        # sends the requests, with the timeouts and credentials of its options; not closed by this object
         self._http = http
 
     async def exists(self, node: Address, topic: str, partition: int, channel: str) -> bool:

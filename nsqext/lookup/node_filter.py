@@ -18,14 +18,10 @@ _MAX_FAILED = 1024
 
 
 class NodeFilter:
-    """Calls the function of the setting ``node_filter``; a node for which it raises is used.
-
-    Args:
-        function: returns whether the node at ``host:port`` is used.
-    """
+    """Calls the function of the setting ``node_filter``; a node for which it raises is used."""
 
     def __init__(self, function: Callable[[str], bool]) -> None:
-        self._function = function
+        self._function = function  # returns whether the node at ``host:port`` is used
         self._failed: set[Address] = set()
 
     def __call__(self, node: Address) -> bool:

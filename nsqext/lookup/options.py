@@ -46,15 +46,10 @@ _ADDRESS = re.compile(
 
 @frozen
 class LookupUrl(Address):
-    """An HTTP address with HTTPS or a path prefix; a plain ``host:port`` is an `Address`.
+    """An HTTP address with HTTPS or a path prefix; a plain ``host:port`` is an `Address`."""
 
-    Attributes:
-        scheme: ``http`` or ``https``.
-        path: prefix of all paths, without a trailing slash.
-    """
-
-    scheme: str = "https"
-    path: str = ""
+    scheme: str = "https"  # ``http`` or ``https``
+    path: str = ""  # prefix of all paths, without a trailing slash
 
     def __str__(self) -> str:
         return f"{self.scheme}://{super().__str__()}{self.path}"

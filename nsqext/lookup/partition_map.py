@@ -26,31 +26,23 @@ _REASONS = 5
 
 @frozen
 class PartitionMap:
-    """Partitions, leaders and meta of a topic at one time. Equality ignores the version.
-
-    Attributes:
-        topic: name of the topic.
-        access: ``w`` to publish, ``r`` to consume.
-        meta: the topic's meta; all zero if no lookup node sends it (the original NSQ).
-        leaders: TCP address of the leader by partition, in the order of the partitions.
-        nodes: nodes that hold the topic without partitions (the original NSQ).
-        http: HTTP address by TCP address.
-        filtered: partitions and leaders that ``node_filter`` leaves out, -1 and the node for a node without partitions;
-            they are neither in ``leaders`` nor in ``nodes``.
-        unlisted: partitions that no answer offered in the last round; their leaders are the last known ones, and may be
-            down or not writable.
-        version: number that increases with each change.
-    """
+    """Partitions, leaders and meta of a topic at one time. Equality ignores the version."""
 
     topic: str
-    access: str = "w"
+    access: str = "w"  # ``w`` to publish, ``r`` to consume
+    # the topic's meta; all zero if no lookup node sends it (the original NSQ)
     meta: TopicMeta = field(factory=TopicMeta)
+    # TCP address of the leader by partition, in the order of the partitions
     leaders: Mapping[int, Address] = field(factory=dict)
-    nodes: tuple[Address, ...] = ()
-    http: Mapping[Address, Address] = field(factory=dict)
+    nodes: tuple[Address, ...] = ()  # nodes that hold the topic without partitions (the original NSQ)
+    http: Mapping[Address, Address] = field(factory=dict)  # HTTP address by TCP address
+    # partitions and leaders that ``node_filter`` leaves out, -1 and the node for a node without partitions; they are
+    # neither in ``leaders`` nor in ``nodes``
     filtered: tuple[tuple[int, Address], ...] = ()
+    # partitions that no answer offered in the last round; their leaders are the last known ones, and may be down or not
+    # writable
     unlisted: frozenset[int] = frozenset()
-    version: int = field(default=0, eq=False)
+    version: int = field(default=0, eq=False)  # number that increases with each change
 
     @property
     def partition_num(self) -> int:
@@ -75,19 +67,12 @@ class PartitionMap:
 
 @frozen
 class PartitionLeader:
-    """A leader according to one lookup node.
-
-    Attributes:
-        node: the leader.
-        epoch: epoch of the lookup node.
-        since: first of the consecutive rounds in which the lookup node returned this leader.
-        confirmed: last round in which the lookup node returned this leader.
-    """
+    """A leader according to one lookup node."""
 
     node: NodeInfo
-    epoch: int = 0
-    since: int = 0
-    confirmed: int = 0
+    epoch: int = 0  # epoch of the lookup node
+    since: int = 0  # first of the consecutive rounds in which the lookup node returned this leader
+    confirmed: int = 0  # last round in which the lookup node returned this leader
 
 
 @define
@@ -108,7 +93,6 @@ class PartitionMapMerger:
     Args:
         access: ``w`` or ``r``.
         version: of the first, empty map.
-        admits: tells whether a node is used; all are without it.
     """
 
     def __init__(
@@ -120,7 +104,7 @@ class PartitionMapMerger:
         self._sources: dict[Address, _Source] = {}
         self._suspects: dict[int, set[Address]] = {}
         self._round = 0
-        self._admits = admits
+        self._admits = admits  # tells whether a node is used; all are without it
 
     def suspect(self, partition: int, leader: Address) -> None:
         """Record that a node is not the leader of a partition: another one is preferred if any is returned."""

@@ -36,15 +36,11 @@ class Pace:
 
     The first round is not delayed, then pauses double up to ``max_pause``. A change, or a period without errors, resets
     them.
-
-    Args:
-        max_pause: longest pause, in seconds.
-        jitter: returns a factor for each pause.
     """
 
     def __init__(self, max_pause: float, jitter: Callable[[], float] | None = None) -> None:
-        self._max = max_pause
-        self._jitter = jitter or (lambda: random.uniform(0.75, 1.0))
+        self._max = max_pause  # longest pause, in seconds
+        self._jitter = jitter or (lambda: random.uniform(0.75, 1.0))  # returns a factor for each pause
         self._pause = 0.0
         self._ended = float("-inf")
 
@@ -68,17 +64,12 @@ class RefreshBudget:
 
     A lost node leads partitions of many topics, and each error requests a round for its topic. Without a limit, every
     client process would look up all of these topics several times within the first second.
-
-    Args:
-        rate: rounds per second, and rounds that may start at once; with many topics the limit is a fifth of their
-            number, so that all of them are refreshed within five seconds.
-
-    Attributes:
-        topics: number of topics of the cache.
     """
 
     def __init__(self, rate: float = _REFRESHES) -> None:
-        self.topics: int = 0
+        self.topics: int = 0  # number of topics of the cache
+        # rounds per second, and rounds that may start at once; with many topics the limit is a fifth of their number,
+        # so that all of them are refreshed within five seconds
         self._rate = rate
         self._free_at = float("-inf")
 
@@ -94,17 +85,6 @@ class Refresher:
 
     The first task that needs a round runs it, and all others wait for it. If that task is cancelled, another one takes
     over. No background task is used.
-
-    Args:
-        access: ``w`` or ``r``.
-        changed: called with each new map.
-        admits: tells whether a node is used; all are without it.
-
-    Attributes:
-        map: current map; None until a lookup node has found the topic.
-        error: error of the last failed round.
-        unknown: whether lookup nodes responded in the last round, and no node found the topic.
-        poll_at: time of the next poll, in seconds of the event loop's clock.
     """
 
     def __init__(
@@ -118,16 +98,17 @@ class Refresher:
         admits: Callable[[Address], bool] | None = None,
     ) -> None:
         self.topic: str = topic
-        self.map: PartitionMap | None = None
+        self.map: PartitionMap | None = None  # current map; None until a lookup node has found the topic
+        # error of the last failed round
         self.error: NsqError = LookupFailed("the lookup service has not been queried yet", topic=topic)
-        self.unknown: bool = False
-        self.poll_at: float = _NEVER
-        self._access = access
+        self.unknown: bool = False  # whether lookup nodes responded in the last round, and no node found the topic
+        self.poll_at: float = _NEVER  # time of the next poll, in seconds of the event loop's clock
+        self._access = access  # ``w`` or ``r``
         self._merger = PartitionMapMerger(topic, access, admits=admits)
-        self._admits = admits
+        self._admits = admits  # tells whether a node is used; all are without it
         self._ask = ask
         self._options = options
-        self._changed = changed
+        self._changed = changed  # called with each new map
         self._pace = Pace(options.max_pause)
         self._budget = budget
         self._rounds = 0

@@ -29,23 +29,15 @@ _GATEWAY_ERRORS = (502, 503, 504)
 
 @frozen(cache_hash=True)
 class NodeInfo:
-    """An nsqd as the lookup service describes it.
-
-    Attributes:
-        tcp: TCP address.
-        http: HTTP address.
-        version: version of nsqd; it contains ``HA`` in the redesigned generation.
-        hostname: its host name.
-        topics: partitions on the node by topic; empty tuples on the original NSQ. Only ``/nodes`` returns them.
-        tombstoned: topics that the lookup service hides on this node.
-    """
+    """An nsqd as the lookup service describes it."""
 
     tcp: Address
     http: Address | None = None
-    version: str = ""
+    version: str = ""  # version of nsqd; it contains ``HA`` in the redesigned generation
     hostname: str = ""
+    # partitions on the node by topic; empty tuples on the original NSQ. Only ``/nodes`` returns them.
     topics: Mapping[str, tuple[int, ...]] = field(factory=dict, hash=False)
-    tombstoned: tuple[str, ...] = ()
+    tombstoned: tuple[str, ...] = ()  # topics that the lookup service hides on this node
 
     @property
     def is_ha(self) -> bool:
@@ -55,40 +47,24 @@ class NodeInfo:
 
 @frozen
 class LookupNode:
-    """A lookup node as ``/listlookup`` describes it.
+    """A lookup node as ``/listlookup`` describes it."""
 
-    Attributes:
-        address: HTTP address.
-        epoch: number that increases with each election among the lookup nodes.
-        leader: whether the node is the leader, which changes the cluster.
-    """
-
-    address: Address
-    epoch: int = 0
-    leader: bool = False
+    address: Address  # HTTP address
+    epoch: int = 0  # number that increases with each election among the lookup nodes
+    leader: bool = False  # whether the node is the leader, which changes the cluster
 
 
 @frozen
 class LookupAnswer:
-    """Response of one lookup node about a topic, or its error.
+    """Response of one lookup node about a topic, or its error."""
 
-    Attributes:
-        source: the lookup node.
-        epoch: its epoch, from ``/listlookup``.
-        meta: the topic's meta; None if the node does not send it (the original NSQ).
-        partitions: leaders by partition.
-        nodes: nodes that hold the topic without partitions (the original NSQ).
-        channels: the topic's channels.
-        error: why there is no response: `TopicNotFound`, `TopicNotReady` or `LookupFailed`.
-    """
-
-    source: Address
-    epoch: int = 0
-    meta: TopicMeta | None = None
-    partitions: Mapping[int, NodeInfo] = field(factory=dict)
-    nodes: tuple[NodeInfo, ...] = ()
-    channels: tuple[str, ...] = ()
-    error: NsqError | None = None
+    source: Address  # the lookup node
+    epoch: int = 0  # its epoch, from ``/listlookup``
+    meta: TopicMeta | None = None  # the topic's meta; None if the node does not send it (the original NSQ)
+    partitions: Mapping[int, NodeInfo] = field(factory=dict)  # leaders by partition
+    nodes: tuple[NodeInfo, ...] = ()  # nodes that hold the topic without partitions (the original NSQ)
+    channels: tuple[str, ...] = ()  # the topic's channels
+    error: NsqError | None = None  # why there is no response: `TopicNotFound`, `TopicNotReady` or `LookupFailed`
 
     @property
     def found(self) -> bool:

@@ -45,14 +45,11 @@ class DirectPublisher:
     timeouts of the asynchronous producer. While it does, other threads publish in the event loop, which sends their
     commands together. Everything else is done in the event loop, too: the first publishes of a topic, those with a key,
     and what follows a failed attempt.
-
-    Args:
-        portal: of its event loop, in which this is called.
     """
 
     def __init__(self, producer: AsyncProducer, portal: BlockingPortal) -> None:
         self._producer = producer
-        self._portal = portal
+        self._portal = portal  # of its event loop, in which this is called
         self._options = producer._options
         self._loop_thread = threading.get_ident()
         self._lock = threading.Lock()

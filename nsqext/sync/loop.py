@@ -47,13 +47,10 @@ class OpenLoop:
 
 
 class SharedLoop:
-    """The event loop of all open objects: started for the first one and ended after the last one.
-
-    Attributes:
-        orphaned: portals of event loops that run in the parent of this forked process; they never respond.
-    """
+    """The event loop of all open objects: started for the first one and ended after the last one."""
 
     def __init__(self) -> None:
+        # portals of event loops that run in the parent of this forked process; they never respond
         self.orphaned: tuple[BlockingPortal, ...] = ()
         self._portal: BlockingPortal | None = None
         self._kept: tuple[BlockingPortalProvider, BlockingPortal] | None = None

@@ -30,9 +30,6 @@ class Method(Generic[P, T]):
     """A method that calls the asynchronous object's method of this name in the event loop, and waits for its result.
 
     Assigned to a name of the class with ``Final``, without which its type would count as unknown to users.
-
-    Args:
-        function: the asynchronous method, which has the parameters and the result.
     """
 
     @overload
@@ -42,7 +39,7 @@ class Method(Generic[P, T]):
     def __init__(self, function: Callable[Concatenate[Any, P], T]) -> None: ...
 
     def __init__(self, function: Callable[Concatenate[Any, P], Any]) -> None:
-        self._function = function
+        self._function = function  # the asynchronous method, which has the parameters and the result
 
     def __set_name__(self, owner: type, name: str) -> None:
         """Replace this by a function, which documentation and inspection show as a method."""

@@ -22,15 +22,13 @@ class BlockingConnection:
     """Requests of one thread at a time over a connection that the event loop does not read any more.
 
     The protocol and the timeouts are those of the connection. The caller must hold a lock for each method.
-
-    Args:
-        connection: as `nsqext.transport.handshake.open_connection` returned it; this is called in its event loop.
     """
 
     __slots__ = ("_poll", "_writing", "connection")
 
     def __init__(self, connection: Connection) -> None:
         connection.detach()
+        # as `nsqext.transport.handshake.open_connection` returned it; this is called in its event loop
         self.connection: Connection = connection
         self._writing = False
         self._poll = select.poll()

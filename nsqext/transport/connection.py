@@ -46,36 +46,28 @@ class Connection:
     """A connection to nsqd; `nsqext.transport.handshake.open_connection` makes it.
 
     Args:
-        sock: connected and non-blocking.
-        address: address of the node.
         max_frame_size: largest frame that is accepted, in bytes.
-        request_timeout: seconds without any response to requests, or without any progress of a send, after which the
-            connection is closed.
-
-    Attributes:
-        closed: whether the socket is closed.
-        protocol: the protocol's state, with the error that ended the connection.
-        heartbeat_interval: seconds between two heartbeats of the server; 0 when it sends none.
-        on_messages: called with the data of the message frames of each read. Messages that are received without it end
-            the connection.
-        on_request: called before each request is sent.
-        read_size: bytes that one read takes at most.
     """
 
     def __init__(
         self, sock: socket.socket, address: Address, *, max_frame_size: int, request_timeout: float = 10.0
     ) -> None:
         self.address: Address = address
-        self.closed: bool = False
+        self.closed: bool = False  # whether the socket is closed
+        # the protocol's state, with the error that ended the connection
         self.protocol: ClientProtocol = ClientProtocol(str(address), max_frame_size)
         self.protocol.read_ahead(False)
-        self.heartbeat_interval: float = 0.0
+        self.heartbeat_interval: float = 0.0  # seconds between two heartbeats of the server; 0 when it sends none
+        # called with the data of the message frames of each read. Messages that are received without it end the
+        # connection.
         self.on_messages: Callable[[list[bytes]], None] | None = None
-        self.on_request: Callable[[], None] | None = None
-        self.read_size: int = _READ_SIZE
-        self._sock = sock
+        self.on_request: Callable[[], None] | None = None  # called before each request is sent
+        self.read_size: int = _READ_SIZE  # bytes that one read takes at most
+        self._sock = sock  # connected and non-blocking
         self._layers: tuple[Layer, ...] = ()
         self._watch: Watch | None = None
+        # seconds without any response to requests, or without any progress of a send, after which the connection is
+        # closed
         self._request_timeout = request_timeout
         # writing
         self._out: list[Command] = []

@@ -37,26 +37,18 @@ class _AsyncioLoop(Protocol):
 
 
 class Watch:
-    """A socket that is registered at the event loop; `watch_readable` makes it.
-
-    Args:
-        callback: called whenever the socket is readable.
-
-    Attributes:
-        loop: the event loop.
-        call_soon: calls a function in the next turn of the event loop.
-        woken: the waiters that the running callback has set; None outside of the callback.
-        cancelled: class of the exception that cancels a task.
-    """
+    """A socket that is registered at the event loop; `watch_readable` makes it."""
 
     __slots__ = ("_callback", "_fd", "_writing", "call_soon", "cancelled", "loop", "woken")
 
     def __init__(self, loop: _AsyncioLoop, fd: int, callback: Callable[[], None]) -> None:
-        self.loop: _AsyncioLoop = loop
+        self.loop: _AsyncioLoop = loop  # the event loop
+        # calls a function in the next turn of the event loop
         self.call_soon: Callable[[Callable[[], None]], object] = loop.call_soon
+        # the waiters that the running callback has set; None outside of the callback
         self.woken: list[ResponseWaiter] | None = None
-        self.cancelled: type[BaseException] = get_cancelled_exc_class()
-        self._callback = callback
+        self.cancelled: type[BaseException] = get_cancelled_exc_class()  # class of the exception that cancels a task
+        self._callback = callback  # called whenever the socket is readable
         self._fd = fd
         self._writing = False
 

@@ -23,9 +23,6 @@ class SendQueue:
     Small commands are joined with their neighbours, large bodies are parts of their own. Each system call is given a
     bounded number of parts: copies and calls are linear in bytes and commands, whatever their mix, and however few
     bytes the kernel accepts at a time.
-
-    Attributes:
-        begun: commands of the first part if some of its bytes were sent, otherwise 0.
     """
 
     __slots__ = ("_encoded", "_parts", "begun")
@@ -34,7 +31,7 @@ class SendQueue:
         self._parts: deque[tuple[bytes | memoryview, int]] = deque()
         """Bytes, and the number of commands that begin in them."""
         self._encoded = False
-        self.begun: int = 0
+        self.begun: int = 0  # commands of the first part if some of its bytes were sent, otherwise 0
 
     def __bool__(self) -> bool:
         return bool(self._parts)

@@ -35,34 +35,19 @@ KeyOf = Callable[["Message"], str | bytes | None]
 
 
 class Owner(Protocol):
-    """The subscription of a message.
-
-    Attributes:
-        topic: name of the topic.
-        partition: number of the partition; -1 on the original NSQ.
-        node: ``host:port`` of the node.
-        in_order: the next message is delivered after this one was finished.
-        moved: the channel was moved to another position before this subscription received its first message.
-        number: number of this subscription among those of the consumer to the partition, from 1.
-        ready: messages that the server may have in flight on it (RDY).
-        horizon: messages received before this time are not in flight any more.
-        msg_timeout: seconds that a message may be in flight.
-        max_msg_timeout: seconds that a message may be in flight, including touches.
-        ignore_lost: answering a message that is no longer in flight is ignored instead of raising.
-        key_sharing: how the consumers of the channel share the keys of the partition.
-    """
+    """The subscription of a message."""
 
     topic: str
-    partition: int
-    node: str
-    in_order: bool
-    moved: bool
-    number: int
-    horizon: float
-    msg_timeout: float
-    max_msg_timeout: float
-    ignore_lost: bool
-    key_sharing: KeySharing
+    partition: int  # number of the partition; -1 on the original NSQ
+    node: str  # ``host:port`` of the node
+    in_order: bool  # the next message is delivered after this one was finished
+    moved: bool  # the channel was moved to another position before this subscription received its first message
+    number: int  # number of this subscription among those of the consumer to the partition, from 1
+    horizon: float  # messages received before this time are not in flight any more
+    msg_timeout: float  # seconds that a message may be in flight
+    max_msg_timeout: float  # seconds that a message may be in flight, including touches
+    ignore_lost: bool  # answering a message that is no longer in flight is ignored instead of raising
+    key_sharing: KeySharing  # how the consumers of the channel share the keys of the partition
 
     @property
     def taking_over(self) -> bool:
@@ -70,7 +55,7 @@ class Owner(Protocol):
 
     @property
     def ready(self) -> int:
-        """Messages that the server may have in flight."""
+        """Messages that the server may have in flight on it (RDY)."""
 
     def finish(self, message: Message) -> None:
         """Send FIN."""
@@ -96,17 +81,11 @@ class UnpackBudget:
 
     A body is unpacked when its message is handed out. A message waits while others use up the budget; a message larger
     than the budget is handed out while no other is unpacked.
-
-    Args:
-        limit: bytes; 0 for no limit.
-
-    Attributes:
-        used: bytes of unpacked messages in flight.
     """
 
     def __init__(self, limit: int) -> None:
-        self.used: int = 0
-        self._limit = limit
+        self.used: int = 0  # bytes of unpacked messages in flight
+        self._limit = limit  # bytes; 0 for no limit
         self._messages: dict[Message, int] = {}
         self._freed = Waiters()
 
@@ -143,18 +122,13 @@ class UnpackBudget:
 
 
 class InFlightCount:
-    """Number of the messages that were received or touched together and are in flight.
-
-    Attributes:
-        time: when they were received or touched, in seconds of the monotonic clock.
-        count: those that were neither answered nor timed out.
-    """
+    """Number of the messages that were received or touched together and are in flight."""
 
     __slots__ = ("count", "time")
 
     def __init__(self, time: float = 0.0, count: int = 0) -> None:
-        self.time: float = time
-        self.count: int = count
+        self.time: float = time  # when they were received or touched, in seconds of the monotonic clock
+        self.count: int = count  # those that were neither answered nor timed out
 
 
 _NOT_COUNTED = InFlightCount()

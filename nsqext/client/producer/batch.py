@@ -39,16 +39,12 @@ Messages = Sequence[bytes | OutgoingMessage]
 
 
 class TracedBodies(Sequence[OutgoingMessage]):
-    """Messages with body and trace id only, as two columns: publishing them costs half of what a list of objects costs.
-
-    Args:
-        bodies: the bodies; all of type bytes.
-    """
+    """Messages with body and trace id only, as two columns: publishing them costs half of what objects cost."""
 
     __slots__ = ("bodies", "trace_ids")
 
     def __init__(self, bodies: list[bytes], trace_ids: list[int]) -> None:
-        self.bodies: list[bytes] = bodies
+        self.bodies: list[bytes] = bodies  # the bodies; all of type bytes
         self.trace_ids: list[int] = trace_ids
 
     def __len__(self) -> int:
@@ -67,15 +63,7 @@ class TracedBodies(Sequence[OutgoingMessage]):
 
 
 class Batch(PublishRequest):
-    """Messages for one partition that are stored together or not at all.
-
-    Args:
-        bodies: checked bodies of messages without headers and trace ids; others are added by `add`.
-        sizes: lengths of the bodies in bytes, or the length that all of them have.
-
-    Attributes:
-        indexes: index of each message in the call.
-    """
+    """Messages for one partition that are stored together or not at all."""
 
     __slots__ = ("_bodies", "_filled", "_headers", "_sizes", "_traced", "_traces", "indexes")
 
@@ -89,12 +77,14 @@ class Batch(PublishRequest):
         trace_ids: Sequence[int] = (),
     ) -> None:
         super().__init__(topic, partition)
+        # checked bodies of messages without headers and trace ids; others are added by `add`
         self._bodies: list[bytes] = [] if bodies is None else bodies
-        self._sizes = sizes
+        self._sizes = sizes  # lengths of the bodies in bytes, or the length that all of them have
         self._headers: list[bytes] = []
         self._traces: list[int | None] = list(trace_ids)
         self._traced = bool(trace_ids)
         self._filled = _COUNT_WORD
+        # index of each message in the call
         self.indexes: Sequence[int] = [] if bodies is None else range(first, first + len(bodies))
 
     @property
@@ -233,21 +223,15 @@ Rows = list[list[Batch]]
 
 
 class BatchPlanner:
-    """Divide the messages of one call into batches; all messages are checked before anything is sent.
-
-    Attributes:
-        route: route of the topic.
-        rows: the batches.
-        keys: keys of the messages, to be locked during the publish.
-        marked: for a topic without metadata, where only the node can tell whether it accepts headers and trace ids: the
-            index of the first message that has them, and whether it has more than a trace id; otherwise None.
-    """
+    """Divide the messages of one call into batches; all messages are checked before anything is sent."""
 
     def __init__(
         self, route: Route, options: ProducerOptions, key_hash: KeyHash, key: bytes | None, partition: int | None
     ) -> None:
-        self.rows: Rows = []
-        self.keys: set[bytes] = set()
+        self.rows: Rows = []  # the batches
+        self.keys: set[bytes] = set()  # keys of the messages, to be locked during the publish
+        # for a topic without metadata, where only the node can tell whether it accepts headers and trace ids: the index
+        # of the first message that has them, and whether it has more than a trace id; otherwise None
         self.marked: tuple[int, bool] | None = None
         self.route: Route = route
         self._options = options

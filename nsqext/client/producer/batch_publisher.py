@@ -40,37 +40,24 @@ Outcome = Receipt | NsqError
 
 @frozen
 class BatchCall:
-    """A call of `nsqext.client.producer.producer.Producer.publish_many`, or a batch of a batcher.
-
-    Attributes:
-        topic: name of the topic.
-        messages: bodies, or messages.
-        key: for all messages without a key of their own.
-        partition: for all messages.
-        started: when the call began, in seconds of the monotonic clock.
-        entered: keys whose lock the caller has.
-    """
+    """A call of `nsqext.client.producer.producer.Producer.publish_many`, or a batch of a batcher."""
 
     topic: str
-    messages: Sequence[bytes | OutgoingMessage]
-    key: str | bytes | int | None
-    partition: int | None
-    started: float
-    entered: Collection[TopicKey] = ()
+    messages: Sequence[bytes | OutgoingMessage]  # bodies, or messages
+    key: str | bytes | int | None  # for all messages without a key of their own
+    partition: int | None  # for all messages
+    started: float  # when the call began, in seconds of the monotonic clock
+    entered: Collection[TopicKey] = ()  # keys whose lock the caller has
 
 
 class BatchPublisher:
-    """Publishes many messages of one call.
-
-    Args:
-        key_lock: keeps the order of keys among all publishes of the producer.
-    """
+    """Publishes many messages of one call."""
 
     def __init__(self, sender: Sender, key_lock: KeyLock) -> None:
         self._options = sender.options
         self._routes = sender.routes
         self._sender = sender
-        self._key_lock = key_lock
+        self._key_lock = key_lock  # keeps the order of keys among all publishes of the producer
 
     async def publish(self, call: BatchCall) -> list[Receipt]:
         """Publish messages; return a receipt for each of them."""

@@ -41,19 +41,12 @@ PublishBatch = Callable[[Sequence[bytes | OutgoingMessage], Collection[TopicKey]
 
 @frozen
 class BatcherLimits:
-    """Limits of a batcher.
+    """Limits of a batcher."""
 
-    Attributes:
-        linger: seconds that a message waits for further ones.
-        max_count: messages of one batch.
-        max_bytes: bytes of one batch.
-        max_pending: accepted messages that are not stored yet, and failed ones until `Batcher.take_failed`.
-    """
-
-    linger: float = 0.005
-    max_count: int = 1000
-    max_bytes: int = 1 << 20
-    max_pending: int = 10_000
+    linger: float = 0.005  # seconds that a message waits for further ones
+    max_count: int = 1000  # messages of one batch
+    max_bytes: int = 1 << 20  # bytes of one batch
+    max_pending: int = 10_000  # accepted messages that are not stored yet, and failed ones until `Batcher.take_failed`
 
     def __attrs_post_init__(self) -> None:
         check_time("linger", self.linger)

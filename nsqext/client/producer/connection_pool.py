@@ -49,34 +49,26 @@ PooledConnection: TypeAlias = "Connection | HttpConnection"
 
 
 class PooledNode:
-    """A node and the connection to it.
-
-    Attributes:
-        http: HTTP address of the node; None if lookup does not list one, and for fixed nodes.
-        connection: the connection, which may be broken; None without one.
-        negotiated: features that the server granted.
-        failure: error of the last attempt to connect; None after success.
-        rest_until: a node that could not be reached is avoided until then, in seconds of the monotonic clock.
-        rests: for how long it is avoided after each failed attempt.
-        wanted: a topic needs the node.
-        reported: whether the connection was reported as an event, and its end was not.
-        logged_at: when the end of a connection was logged last; None before the first connection.
-        ended_at: end of the last connection, if it was logged and no later connection was; otherwise None.
-    """
+    """A node and the connection to it."""
 
     def __init__(self, address: Address) -> None:
         self.address: Address = address
         self.node: str = str(address)
+        # HTTP address of the node; None if lookup does not list one, and for fixed nodes
         self.http: Address | None = None
-        self.connection: PooledConnection | None = None
-        self.negotiated: Negotiated = Negotiated()
+        self.connection: PooledConnection | None = None  # the connection, which may be broken; None without one
+        self.negotiated: Negotiated = Negotiated()  # features that the server granted
         self.connecting: anyio.Event | None = None
-        self.failure: NsqError | None = None
+        self.failure: NsqError | None = None  # error of the last attempt to connect; None after success
+        # for how long it is avoided after each failed attempt
         self.rests: Doubling = Doubling(_FIRST_REST, _LONGEST_REST)
+        # a node that could not be reached is avoided until then, in seconds of the monotonic clock
         self.rest_until: float = 0.0
-        self.wanted: bool = True
-        self.reported: bool = False
+        self.wanted: bool = True  # a topic needs the node
+        self.reported: bool = False  # whether the connection was reported as an event, and its end was not
+        # when the end of a connection was logged last; None before the first connection
         self.logged_at: float | None = None
+        # end of the last connection, if it was logged and no later connection was; otherwise None
         self.ended_at: float | None = None
 
     @property
@@ -109,17 +101,13 @@ class PooledNode:
 
 
 class ConnectionPool:
-    """Connections by node.
-
-    Args:
-        http_tasks: run the requests of connections over HTTP; None for TCP.
-    """
+    """Connections by node."""
 
     def __init__(
         self, options: ConnectionOptions, events: ClientEvents, http_tasks: BackgroundTasks | None = None
     ) -> None:
         self._options = options
-        self._http_tasks = http_tasks
+        self._http_tasks = http_tasks  # run the requests of connections over HTTP; None for TCP
         self._events = events
         self._nodes: dict[Address, PooledNode] = {}
         self._closed = False

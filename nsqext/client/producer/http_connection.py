@@ -52,29 +52,20 @@ class HttpConnection:
 
     Args:
         address: HTTP address of the node.
-        node: the node, for errors.
         options: timeouts, and certificates for HTTPS.
-        start_soon: starts a task of the producer.
-
-    Attributes:
-        error: why it cannot be used any more; None while it can.
-        in_flight: number of requests without a response.
-        received_at: time of the last response.
-        on_request: called before each request.
-        local_address: always empty: requests are sent over several connections.
     """
 
     def __init__(
         self, address: Address, node: str, options: ConnectionOptions, start_soon: Callable[..., None]
     ) -> None:
-        self.error: NsqError | None = None
-        self.in_flight: int = 0
-        self.received_at: float = _clock()
-        self.on_request: Callable[[], None] | None = None
-        self.local_address: str = ""
+        self.error: NsqError | None = None  # why it cannot be used any more; None while it can
+        self.in_flight: int = 0  # number of requests without a response
+        self.received_at: float = _clock()  # time of the last response
+        self.on_request: Callable[[], None] | None = None  # called before each request
+        self.local_address: str = ""  # always empty: requests are sent over several connections
         self._url = url_of(address)
-        self._node = node
-        self._start_soon = start_soon
+        self._node = node  # the node, for errors
+        self._start_soon = start_soon  # starts a task of the producer
         self._client = HttpClient(options.request_timeout, most=_MOST_BYTES, tls=options.tls_context)
         self._free = anyio.Semaphore(_REQUESTS)
         self._idle = anyio.Event()

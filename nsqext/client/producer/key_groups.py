@@ -32,21 +32,15 @@ StartSoon = Callable[..., object]
 
 
 class _Publish(Place):
-    """The place of a publish of one message.
-
-    Attributes:
-        request: the message.
-        started: when the publish began, in seconds of the monotonic clock.
-        outcome: set by the group that sends it.
-    """
+    """The place of a publish of one message."""
 
     __slots__ = ("outcome", "request", "started")
 
     def __init__(self, lock: KeyLock, request: MessageRequest, started: float) -> None:
         super().__init__(lock)
         self.request: MessageRequest = request
-        self.started: float = started
-        self.outcome: Receipt | NsqError | None = None
+        self.started: float = started  # when the publish began, in seconds of the monotonic clock
+        self.outcome: Receipt | NsqError | None = None  # set by the group that sends it
 
     def settle(self, outcome: Receipt | NsqError) -> None:
         """Set the outcome, unless there is one."""
@@ -67,17 +61,13 @@ Group = tuple["Sequence[_Publish]", Batch, "Route", "Target", "PooledConnection"
 
 
 class KeyGroups:
-    """Publishes messages with a key.
-
-    Args:
-        key_lock: keeps the order of keys among all publishes of the producer.
-    """
+    """Publishes messages with a key."""
 
     def __init__(self, sender: Sender, key_lock: KeyLock, start_soon: StartSoon) -> None:
         self._options = sender.options
         self._routes = sender.routes
         self._sender = sender
-        self._key_lock = key_lock
+        self._key_lock = key_lock  # keeps the order of keys among all publishes of the producer
         self._start_soon = start_soon
 
     async def publish(self, request: MessageRequest, key: TopicKey, started: float) -> Receipt:

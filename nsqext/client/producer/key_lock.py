@@ -87,18 +87,13 @@ class KeyLock:
 
 
 class Place:
-    """A place in the queues of one or more keys; `KeyLock.queue` adds it to them.
-
-    Attributes:
-        held: keys whose lock it has.
-        missing: keys that it waits for.
-    """
+    """A place in the queues of one or more keys; `KeyLock.queue` adds it to them."""
 
     __slots__ = ("_lock", "_woken", "held", "missing")
 
     def __init__(self, lock: KeyLock) -> None:
-        self.held: set[TopicKey] = set()
-        self.missing: set[TopicKey] = set()
+        self.held: set[TopicKey] = set()  # keys whose lock it has
+        self.missing: set[TopicKey] = set()  # keys that it waits for
         self._lock = lock
         self._woken: anyio.Event | None = None
 

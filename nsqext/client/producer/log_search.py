@@ -47,14 +47,6 @@ class LogSearch:
 
     Each connection reads the last known record once more: another one in its place means that the topic was deleted and
     created again, and the new log is read from its begin.
-
-    Args:
-        since: an acknowledged record to begin with; None for the first retained one.
-
-    Attributes:
-        found: receipts of the messages with trace id, by trace id.
-        node: the leader that responded last; empty before.
-        error: why the last pass ended early; None where none did.
     """
 
     def __init__(
@@ -65,14 +57,14 @@ class LogSearch:
         partition: int,
         since: Receipt | None,
     ) -> None:
-        self.found: dict[int, Receipt] = {}
-        self.node: str = ""
-        self.error: NsqError | None = None
+        self.found: dict[int, Receipt] = {}  # receipts of the messages with trace id, by trace id
+        self.node: str = ""  # the leader that responded last; empty before
+        self.error: NsqError | None = None  # why the last pass ended early; None where none did
         self._metadata = metadata
         self._options = evolve(_CONSUMER, connection=connection)
         self._topic = topic
         self._partition = partition
-        self._last = since
+        self._last = since  # an acknowledged record to begin with; None for the first retained one
         self._checked = False
         self._replaced = False
         self._next = 0

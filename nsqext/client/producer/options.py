@@ -182,11 +182,7 @@ class ProducerOptions:
 
 
 class TopicOptions:
-    """The options of a producer for single topics, whose compression is one codec.
-
-    Args:
-        options: the options of the producer.
-    """
+    """The options of a producer for single topics, whose compression is one codec."""
 
     def __init__(self, options: ProducerOptions) -> None:
         self._options = options

@@ -306,52 +306,33 @@ def read_receipt(target: Target, response: bytes, trace_id: int | None) -> Recei
 
 
 class Known(NamedTuple):
-    """A record that was acknowledged.
+    """A record that was acknowledged."""
 
-    Attributes:
-        number: how many were acknowledged before by this producer.
-        receipt: where it was stored.
-    """
-
-    number: int
-    receipt: Receipt
+    number: int  # how many were acknowledged before by this producer
+    receipt: Receipt  # where it was stored
 
 
 @frozen
 class SentTo:
-    """Where a publish was sent to.
-
-    Attributes:
-        partition: the partition.
-        node: ``host:port`` of the node.
-        since: the record that was acknowledged last before; None if none was.
-    """
+    """Where a publish was sent to."""
 
     partition: int
-    node: str
-    since: Known | None
+    node: str  # ``host:port`` of the node
+    since: Known | None  # the record that was acknowledged last before; None if none was
 
 
 class PublishRequest:
-    """One publish command: `MessageRequest` for a message, `nsqext.client.producer.batch.Batch` for many.
-
-    Attributes:
-        topic: name of the topic.
-        key: decides the partition.
-        partition: the partition that the caller chose.
-        in_doubt: sent, and no response received yet.
-        breaks: an error response leaves the stream out of step (captured in pub_ext_on_plain).
-        sent_to: where the latest attempt was sent to; set with ``on_unknown="settle"`` only.
-    """
+    """One publish command: `MessageRequest` for a message, `nsqext.client.producer.batch.Batch` for many."""
 
     __slots__ = ("breaks", "in_doubt", "key", "partition", "sent_to", "topic")
 
     def __init__(self, topic: str, partition: int | None = None, key: bytes | None = None) -> None:
         self.topic: str = topic
-        self.key: bytes | None = key
-        self.partition: int | None = partition
-        self.in_doubt: bool = False
-        self.breaks: bool = False
+        self.key: bytes | None = key  # decides the partition
+        self.partition: int | None = partition  # the partition that the caller chose
+        self.in_doubt: bool = False  # sent, and no response received yet
+        self.breaks: bool = False  # an error response leaves the stream out of step (captured in pub_ext_on_plain)
+        # where the latest attempt was sent to; set with ``on_unknown="settle"`` only
         self.sent_to: SentTo | None = None
 
     @property
@@ -398,7 +379,6 @@ class MessageRequest(PublishRequest):
     Args:
         message: the message; ``key`` in it is ignored.
         delay: seconds until consumers receive it.
-
     Raises InvalidInput.
     """
 

@@ -36,10 +36,6 @@ class AttemptErrors:
     """The errors of the attempts of one publish decide whether and when it is attempted again, and what it raises.
 
     Memory is bounded.
-
-    Attributes:
-        count: number of failed attempts.
-        unknown: the outcome of an attempt is unknown.
     """
 
     __slots__ = ("_first", "_last", "_options", "count", "unknown")
@@ -48,8 +44,8 @@ class AttemptErrors:
         self._options = options
         self._first: list[NsqError] = []
         self._last: list[NsqError] = []
-        self.count: int = 0
-        self.unknown: bool = False
+        self.count: int = 0  # number of failed attempts
+        self.unknown: bool = False  # the outcome of an attempt is unknown
         for error in errors:
             self.add(error)
 

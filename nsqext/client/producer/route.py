@@ -25,23 +25,17 @@ _clock = time.monotonic
 
 
 class Target:
-    """A partition and the node that leads it, with the command lines for it.
-
-    Attributes:
-        meta: metadata of the topic.
-        receipt: receipt of an untraced publish.
-        rest_until: a target that refused a publish is avoided until then, in seconds of the monotonic clock; 0 for
-            never.
-    """
+    """A partition and the node that leads it, with the command lines for it."""
 
     __slots__ = ("_lines", "_pub", "meta", "node", "partition", "receipt", "rest_until", "topic")
 
     def __init__(self, topic: str, partition: int, node: PooledNode, meta: TopicMeta) -> None:
         self.topic: str = topic
-        self.meta: TopicMeta = meta
+        self.meta: TopicMeta = meta  # metadata of the topic
         self.partition: int = partition
         self.node: PooledNode = node
-        self.receipt: Receipt = Receipt(topic, partition, node.node)
+        self.receipt: Receipt = Receipt(topic, partition, node.node)  # receipt of an untraced publish
+        # a target that refused a publish is avoided until then, in seconds of the monotonic clock; 0 for never
         self.rest_until: float = 0.0
         self._lines: dict[str, bytes] = {}
         self._pub = self.line("PUB")
@@ -70,13 +64,6 @@ class Route:
     Args:
         previous: the previous route, whose round robin continues. Without one it starts at random: partitions get the
             same load from many producers that each publish a single message.
-        least_pending: messages without key are sent to that one of the next two targets with fewer pending requests.
-
-    Attributes:
-        partitions: target by partition.
-        targets: targets of messages without key; without partitions that lookup does not list at the moment, unless
-            there are no others.
-        used: something was published since this was last set to False.
     """
 
     __slots__ = ("_key_partitions", "_least_pending", "_next", "meta", "partitions", "targets", "topic", "used", "view")
@@ -99,8 +86,11 @@ class Route:
         }
         offered = [target for partition, target in self.partitions.items() if partition not in view.unlisted]
         nodes = [Target(topic, -1, pool.node(address, view.http.get(address)), view.meta) for address in view.nodes]
+        # targets of messages without key; without partitions that lookup does not list at the moment, unless there are
+        # no others
         self.targets: Sequence[Target] = (offered + nodes) or list(self.partitions.values())
-        self.used: bool = True
+        self.used: bool = True  # something was published since this was last set to False
+        # messages without key are sent to that one of the next two targets with fewer pending requests
         self._least_pending = least_pending
         self._next: int = previous._next if previous is not None else random.getrandbits(20)
         before = previous._key_partitions if previous is not None else 0

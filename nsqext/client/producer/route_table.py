@@ -42,22 +42,16 @@ _clock = time.monotonic
 
 
 class RouteTable:
-    """Find the routes of topics, and keep them up to date.
-
-    Attributes:
-        by_topic: route by topic.
-        tasks: run the refreshes in the background; None before the producer is open.
-        key_hash: maps a key and a number of partitions to a partition.
-        topic_options: the options for single topics.
-    """
+    """Find the routes of topics, and keep them up to date."""
 
     def __init__(
         self, options: ProducerOptions, metadata: MetadataCache, pool: ConnectionPool, events: ClientEvents
     ) -> None:
         self.by_topic: dict[str, Route] = {}
+        # run the refreshes in the background; None before the producer is open
         self.tasks: BackgroundTasks | None = None
-        self.key_hash: KeyHash = key_hash(options.key_hash)
-        self.topic_options: TopicOptions = TopicOptions(options)
+        self.key_hash: KeyHash = key_hash(options.key_hash)  # maps a key and a number of partitions to a partition
+        self.topic_options: TopicOptions = TopicOptions(options)  # the options for single topics
         self._options = options
         self._metadata = metadata
         self._pool = pool

@@ -49,23 +49,17 @@ T = TypeVar("T")
 
 
 class Sender:
-    """Sends publish requests and returns their receipts.
-
-    Attributes:
-        attempts: cancel scopes of publishes that are not on the fast path, and of waits for the lookup service.
-        closed: whether the producer was closed; no further request is sent.
-        counters: what was published.
-        settler: with ``on_unknown="settle"``.
-    """
+    """Sends publish requests and returns their receipts."""
 
     def __init__(self, options: ProducerOptions, routes: RouteTable, pool: ConnectionPool) -> None:
         self.options: ProducerOptions = options
         self.routes: RouteTable = routes
         self.pool: ConnectionPool = pool
-        self.counters: Counters = Counters()
-        self.settler: Settler | None = None
+        self.counters: Counters = Counters()  # what was published
+        self.settler: Settler | None = None  # with ``on_unknown="settle"``
+        # cancel scopes of publishes that are not on the fast path, and of waits for the lookup service
         self.attempts: set[anyio.CancelScope] = set()
-        self.closed: bool = False
+        self.closed: bool = False  # whether the producer was closed; no further request is sent
 
     async def publish(self, request: PublishRequest, started: float | None = None) -> list[Receipt]:
         """Publish, and return a receipt for each message.
@@ -196,18 +190,14 @@ class Sender:
 
 
 class PublishAttempt:
-    """All attempts of one publish request, after a failure on the fast path or without a ready connection.
-
-    Args:
-        started: when the publish began, in seconds of the monotonic clock.
-    """
+    """All attempts of one publish request, after a failure on the fast path or without a ready connection."""
 
     __slots__ = ("_errors", "_lacks_channel", "_request", "_route", "_scope", "_sender", "_started", "_tried")
 
     def __init__(self, sender: Sender, request: PublishRequest, started: float) -> None:
         self._sender = sender
         self._request = request
-        self._started = started
+        self._started = started  # when the publish began, in seconds of the monotonic clock
         self._route: Route | None = None
         self._tried: list[Target] = []
         self._errors = AttemptErrors(sender.options)

@@ -32,31 +32,21 @@ _PAUSE = 0.5
 
 @mutable
 class _Searches:
-    """Searches of one partition, one at a time.
+    """Searches of one partition, one at a time."""
 
-    Attributes:
-        lock: held by the task that searches.
-        waiting: by publish, the trace ids that are looked for, and since which record.
-        latest: the last search that ended.
-        searched: the publishes that it looked for.
-    """
-
-    lock: anyio.Lock = field(factory=anyio.Lock)
+    lock: anyio.Lock = field(factory=anyio.Lock)  # held by the task that searches
+    # by publish, the trace ids that are looked for, and since which record
     waiting: dict[PublishRequest, tuple[Sequence[int], Known | None]] = field(factory=dict)
-    latest: LogSearch | None = None
-    searched: frozenset[PublishRequest] = frozenset()
+    latest: LogSearch | None = None  # the last search that ended
+    searched: frozenset[PublishRequest] = frozenset()  # the publishes that it looked for
 
 
 class Settler:
-    """Finds out whether publishes of unknown outcome were stored.
-
-    Args:
-        metadata: finds leaders; released after the last call.
-    """
+    """Finds out whether publishes of unknown outcome were stored."""
 
     def __init__(self, options: ProducerOptions, metadata: MetadataCache) -> None:
         self._options = options
-        self._metadata = metadata
+        self._metadata = metadata  # finds leaders; released after the last call
         self._acknowledged: dict[tuple[str, int], Known] = {}
         self._count = count()
         self._searches: defaultdict[tuple[str, int], _Searches] = defaultdict(_Searches)

@@ -49,19 +49,12 @@ _MOST_TEXT: Final = 200
 
 @frozen
 class HttpPublish:
-    """A request that publishes.
-
-    Attributes:
-        path: path of the URL.
-        query: query of the URL, encoded.
-        content: the body.
-        trace_id: trace id in the response; None where the response is OK.
-    """
+    """A request that publishes."""
 
     path: str
-    query: str
-    content: bytes
-    trace_id: int | None = None
+    query: str  # query of the URL, encoded
+    content: bytes  # the body
+    trace_id: int | None = None  # trace id in the response; None where the response is OK
 
 
 def encode_publish(command: Command) -> HttpPublish:

@@ -26,12 +26,6 @@ class BatchCollector:
     """Takes messages from a queue when they make a batch.
 
     Messages stay in the queue until then: cancelling `collect` loses none.
-
-    Args:
-        queue: the queue.
-        ended: whether no further batch is handed out.
-        request_more: sends answers and raises RDY; returns for how many seconds to wait for more messages.
-        take: removes up to a number of messages and returns those that can be handed out; by default from the queue.
     """
 
     def __init__(
@@ -42,8 +36,10 @@ class BatchCollector:
         take: Callable[[int], list[Message]] | None = None,
     ) -> None:
         self._queue = queue
-        self._ended = ended
+        self._ended = ended  # whether no further batch is handed out
+        # sends answers and raises RDY; returns for how many seconds to wait for more messages
         self._request_more = request_more
+        # removes up to a number of messages and returns those that can be handed out; by default from the queue
         self._take = queue.take if take is None else take
         self._turn = anyio.Lock()
 
@@ -98,8 +94,6 @@ class LaneBatches(BatchCollector):
     """Takes batches from a lane: messages of the keys that it serves, in their order.
 
     Args:
-        lanes: the lanes.
-        lane: one of them.
         ended: whether no further batch is handed out.
         request_more: as for `BatchCollector`.
     """

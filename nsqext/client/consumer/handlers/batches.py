@@ -32,15 +32,10 @@ _clock = time.monotonic
 
 @frozen
 class BatchLimits:
-    """When a batch is complete.
+    """When a batch is complete."""
 
-    Attributes:
-        max_count: messages of a batch, at most; ``max_in_flight`` bounds it too.
-        max_wait: seconds that its first message waits for further ones.
-    """
-
-    max_count: int = 500
-    max_wait: float = 0.2
+    max_count: int = 500  # messages of a batch, at most; ``max_in_flight`` bounds it too
+    max_wait: float = 0.2  # seconds that its first message waits for further ones
 
     def __attrs_post_init__(self) -> None:
         check_positive("max_count", self.max_count)
@@ -177,15 +172,10 @@ BatchFunction = Callable[[MessageBatch], Awaitable[object]]
 
 @frozen
 class BatchHandler:
-    """A function that handles batches.
-
-    Attributes:
-        function: the function.
-        limits: when a batch is complete.
-    """
+    """A function that handles batches."""
 
     function: BatchFunction
-    limits: BatchLimits
+    limits: BatchLimits  # when a batch is complete
 
 
 def _finish(messages: Sequence[Message]) -> None:
@@ -250,15 +240,11 @@ class MessageBatches:
     Leaving the loop with ``break`` or an exception requeues the messages of its batch that are not answered, at once if
     the loop holds the only reference to this object, and otherwise with `aclose`. The next turn of the loop leaves
     them in flight: they are answered later, for example by another task.
-
-    Args:
-        take: returns the next batch.
-        same_loop: whether the caller runs in the event loop of the consumer.
     """
 
     def __init__(self, take: Callable[[], Awaitable[MessageBatch]], same_loop: Callable[[], bool]) -> None:
-        self._take = take
-        self._same_loop = same_loop
+        self._take = take  # returns the next batch
+        self._same_loop = same_loop  # whether the caller runs in the event loop of the consumer
         self._batch: MessageBatch | None = None
 
     def __aiter__(self) -> Self:

@@ -41,15 +41,12 @@ class DeadLetterTopic:
 
     Body, trace id, key, headers and tag are kept, and the headers of `DEAD_LETTER_PREFIX` are added. A topic without
     extend support stores body and trace id alone (the original NSQ only the body): such letters cannot be replayed.
-
-    Args:
-        producer: publishes them; not open.
     """
 
     def __init__(self, topic: str, channel: str, producer: Producer) -> None:
         self.topic: str = topic
         self._channel = channel
-        self._producer = producer
+        self._producer = producer  # publishes them; not open
         self._open = anyio.Event()
 
     @classmethod

@@ -42,25 +42,16 @@ _SPARE_READS = 4
 
 
 class MessageDispatcher:
-    """Queues received messages, in one queue or in one for each worker, and runs the workers.
-
-    Args:
-        options: options of the consumer.
-        flow: receives the number of messages that wait for their keys.
-        failed: called when the key of a message cannot be read.
-
-    Attributes:
-        queue: what all workers, or the iteration, take messages from; empty with lanes.
-        held: messages in flight that the program answers later, outside of a handler.
-        unpack_budget: bounds the unpacked bytes of compressed messages.
-        early: requeues messages that are not due.
-    """
+    """Queues received messages, in one queue or in one for each worker, and runs the workers."""
 
     def __init__(
         self, options: ConsumerOptions, flow: RdyDistributor[Subscription], failed: Callable[[NsqError], None]
     ) -> None:
+        # what all workers, or the iteration, take messages from; empty with lanes
         self.queue: MessageQueue = MessageQueue()
+        # messages in flight that the program answers later, outside of a handler
         self.held: HeldMessages = HeldMessages()
+        # bounds the unpacked bytes of compressed messages
         self.unpack_budget: UnpackBudget = UnpackBudget(options.delivery.max_unpacked_bytes)
         self._unstarted: list[Message] = []
         self._iterated: list[list[Message]] = []
@@ -68,13 +59,13 @@ class MessageDispatcher:
         self._iterated_limit = _SPARE_READS
         self._closing = False
         self._options = options
-        self._flow = flow
-        self._failed = failed
+        self._flow = flow  # receives the number of messages that wait for their keys
+        self._failed = failed  # called when the key of a message cannot be read
         self._delays = DelayedRequeues()
         self._shortest = inf
         """The shortest message timeout of any subscription so far."""
         self._touch_at = 0.0
-        self.early: EarlyMessages = EarlyMessages(self._delays.add)
+        self.early: EarlyMessages = EarlyMessages(self._delays.add)  # requeues messages that are not due
         self._stall = StallWatch(options.delivery.block_warning, "the loop over the consumer")
         self._lanes: KeyLanes | None = None
         self._workers: Workers | None = None

@@ -30,14 +30,10 @@ DeadLetters = Callable[[Message, Exception | None], Awaitable[object]]
 
 
 class DelayedRequeues:
-    """Requeues that wait in this process: servers ignore the delay on ordered channels (captured: sub_ordered_requeue).
-
-    Attributes:
-        waiting: messages whose requeue is not due.
-    """
+    """Requeues that wait here, because servers ignore the delay on ordered channels (captured: sub_ordered_requeue)."""
 
     def __init__(self) -> None:
-        self.waiting: dict[Message, None] = {}
+        self.waiting: dict[Message, None] = {}  # messages whose requeue is not due
         self._due: list[tuple[float, int, Message]] = []
         self._added = 0
 
@@ -57,12 +53,7 @@ class DelayedRequeues:
 
 
 class FailurePolicy:
-    """Decides about messages whose handler raised, or that were delivered too often.
-
-    Args:
-        dead_letters: receives rejected messages; None to only log and finish them.
-        chance: returns a number from -1 to 1 for the jitter.
-    """
+    """Decides about messages whose handler raised, or that were delivered too often."""
 
     def __init__(
         self,
@@ -72,9 +63,9 @@ class FailurePolicy:
         chance: Callable[[], float] = lambda: random.uniform(-1, 1),
     ) -> None:
         self._options = options
-        self._dead_letters = dead_letters
+        self._dead_letters = dead_letters  # receives rejected messages; None to only log and finish them
         self._delays = delays
-        self._chance = chance
+        self._chance = chance  # returns a number from -1 to 1 for the jitter
 
     def delay(self, message: Message) -> float:
         """Return the delay of a message that failed, in seconds."""

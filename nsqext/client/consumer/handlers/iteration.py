@@ -32,45 +32,29 @@ _FULL_WAIT = 0.005
 
 @define(eq=False)
 class ConsumerState:
-    """Whether a consumer is open, and why it ended.
+    """Whether a consumer is open, and why it ended."""
 
-    Attributes:
-        opened: whether it was opened.
-        ended: set when no further message will be delivered.
-        error: why; None if the consumer was stopped.
-        raises: whether an error is raised in the caller: while it opens, and while the caller waits.
-    """
-
-    opened: bool = False
-    ended: anyio.Event = field(factory=lambda: anyio.Event())
-    error: NsqError | None = None
-    raises: bool = True
+    opened: bool = False  # whether it was opened
+    ended: anyio.Event = field(factory=lambda: anyio.Event())  # set when no further message will be delivered
+    error: NsqError | None = None  # why; None if the consumer was stopped
+    raises: bool = True  # whether an error is raised in the caller: while it opens, and while the caller waits
 
 
 class MessageIteration:
-    """Source of messages for iteration over a consumer, for its batches, and for the workers of a batch handler.
-
-    Args:
-        state: state of the consumer.
-        tasks: its background tasks.
-        dispatcher: queues the messages.
-        group: the open subscriptions.
-
-    Attributes:
-        batches: what the caller and workers take batches from.
-        flush: sends pending answers before a worker or the caller waits.
-    """
+    """Source of messages for iteration over a consumer, for its batches, and for the workers of a batch handler."""
 
     def __init__(
         self, state: ConsumerState, tasks: BackgroundTasks, dispatcher: MessageDispatcher, group: SubscriptionGroup
     ) -> None:
         self._state = state
         self._tasks = tasks
-        self._dispatcher = dispatcher
+        self._dispatcher = dispatcher  # queues the messages
         self._queue = dispatcher.queue
-        self._group = group
+        self._group = group  # the open subscriptions
         self._given_at = 0.0
+        # what the caller and workers take batches from
         self.batches: BatchCollector = BatchCollector(self._queue, state.ended.is_set, self._request_more)
+        # sends pending answers before a worker or the caller waits
         self.flush: Callable[[], None] = partial(group.flush_before_wait, self._queue.messages)
 
     async def next(self) -> Message:

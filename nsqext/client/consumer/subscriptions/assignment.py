@@ -27,27 +27,17 @@ Key = int | Address
 
 @frozen(eq=False)
 class SubscriberContext:
-    """What all subscribers of a consumer share.
-
-    Attributes:
-        channel: name of the channel.
-        options: the consumer's options.
-        group: the open subscriptions.
-        metadata: where topics and the leaders of partitions are looked up.
-        deliver: called with the messages of each read.
-        forget: called with the subscription of a bucket that ended: its messages are redelivered to the next owner.
-        events: receives connections that open and end, and leaders that move.
-        tasks: where the tasks of topics and partitions run.
-    """
+    """What all subscribers of a consumer share."""
 
     channel: str
     options: ConsumerOptions
-    group: SubscriptionGroup
-    metadata: MetadataCache
-    deliver: Callable[[list[Message]], None]
+    group: SubscriptionGroup  # the open subscriptions
+    metadata: MetadataCache  # where topics and the leaders of partitions are looked up
+    deliver: Callable[[list[Message]], None]  # called with the messages of each read
+    # called with the subscription of a bucket that ended: its messages are redelivered to the next owner
     forget: Callable[[Subscription], None]
-    events: ClientEvents
-    tasks: BackgroundTasks
+    events: ClientEvents  # receives connections that open and end, and leaders that move
+    tasks: BackgroundTasks  # where the tasks of topics and partitions run
 
     def wants(self, key: Key) -> bool:
         """Return whether a partition is consumed."""
@@ -57,29 +47,18 @@ class SubscriberContext:
 
 @define(eq=False)
 class Assignment:
-    """A partition that the consumer consumes, or a node of the original NSQ.
+    """A partition that the consumer consumes, or a node of the original NSQ."""
 
-    Attributes:
-        key: the partition or the node.
-        pending: position to move the channel to as soon as possible.
-        moved: set when no move is pending, or a move will never be possible.
-        start_applied: whether the start position of the options was applied.
-        opened: number of successful subscriptions.
-        ended_at: end of the last subscription, in seconds of the monotonic clock.
-        warned_at: time of the last logged failure.
-        unreported: number of failures since then that were not logged.
-        last: its last subscription that was opened.
-    """
-
-    key: Key
-    pending: Position | None = None
+    key: Key  # the partition or the node
+    pending: Position | None = None  # position to move the channel to as soon as possible
+    # set when no move is pending, or a move will never be possible
     moved: anyio.Event = field(factory=lambda: anyio.Event())
-    start_applied: bool = False
-    opened: int = 0
-    ended_at: float = 0.0
-    warned_at: float = float("-inf")
-    unreported: int = 0
-    last: Subscription | None = None
+    start_applied: bool = False  # whether the start position of the options was applied
+    opened: int = 0  # number of successful subscriptions
+    ended_at: float = 0.0  # end of the last subscription, in seconds of the monotonic clock
+    warned_at: float = float("-inf")  # time of the last logged failure
+    unreported: int = 0  # number of failures since then that were not logged
+    last: Subscription | None = None  # its last subscription that was opened
 
     @property
     def partition(self) -> int:

@@ -23,23 +23,15 @@ if TYPE_CHECKING:
 
 
 class Backoff:
-    """The state of one consumer, or of one of its connections.
-
-    Args:
-        chance: returns the share of a pause to wait, 0 to 1, with jitter.
-
-    Attributes:
-        level: 0 while handlers succeed.
-        until: end of the pause, on the clock of the caller; 0 without one.
-    """
+    """The state of one consumer, or of one of its connections."""
 
     __slots__ = ("_chance", "_options", "level", "until")
 
     def __init__(self, options: BackoffOptions, chance: Callable[[], float] = random.random) -> None:
         self._options = options
-        self._chance = chance
-        self.level: int = 0
-        self.until: float = 0.0
+        self._chance = chance  # returns the share of a pause to wait, 0 to 1, with jitter
+        self.level: int = 0  # 0 while handlers succeed
+        self.until: float = 0.0  # end of the pause, on the clock of the caller; 0 without one
 
     @property
     def state(self) -> Literal["running", "waiting", "probing"]:

@@ -41,14 +41,11 @@ Name = tuple[str, bytes]
 
 
 class EarlyMessages:
-    """Requeues messages that are not due, and corrects the attempts of the others.
-
-    Args:
-        requeue_at: keeps a message in flight, and requeues it at a time of the monotonic clock: one of an ordered
-            channel, where servers ignore the delay of a requeue, or one that is due soon.
-    """
+    """Requeues messages that are not due, and corrects the attempts of the others."""
 
     def __init__(self, requeue_at: Callable[[Message, float], None]) -> None:
+        # keeps a message in flight, and requeues it at a time of the monotonic clock: one of an ordered channel, where
+        # servers ignore the delay of a requeue, or one that is due soon
         self._requeue_at = requeue_at
         self._uncounted: dict[Name, int] = {}
         """Deliveries of messages that came early more often than planned: the server has a shorter longest requeue,

@@ -17,14 +17,12 @@ class OrderCheck:
     """Checks one ordered subscription: internal ids and queue offsets must increase; an equal id is a redelivery.
 
     A new subscription, for example after a move of the leader, needs a new check.
-
-    Args:
-        report_attempts: a message that blocks its partition is reported at each multiple of this number; 0 for never.
     """
 
     __slots__ = ("_id", "_last", "_offset", "_report_attempts")
 
     def __init__(self, report_attempts: int = 0) -> None:
+        # a message that blocks its partition is reported at each multiple of this number; 0 for never
         self._report_attempts = report_attempts
         self._id = -1
         self._offset = -1

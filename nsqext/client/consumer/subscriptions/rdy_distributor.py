@@ -26,36 +26,21 @@ _TURNOVER = 0.05
 
 @define(eq=False)
 class _Member:
-    """A connection.
+    """A connection."""
 
-    Attributes:
-        limit: its largest RDY count.
-        backoff: its own, or that of the consumer.
-        received: time of the last message.
-        window: the RDY count that it has reached so far; it doubles when it is exhausted.
-        initial: its first window, and that after it was idle.
-        sole: no other consumer receives its messages, so it never has to wait for a turn.
-        share: its current RDY count.
-        size: bytes of a message: a moving average, which a larger message raises at once.
-        recent: messages received since ``recent_since``.
-        turn: when its turn began; None while it has no turn.
-        order: number of its last turn: the member with the lowest one has waited longest.
-        paused: while True, its RDY count is 0.
-    """
-
-    limit: int
-    backoff: Backoff
-    received: float
-    window: int
-    initial: int
-    sole: bool
-    share: int = 0
-    size: float = 0.0
-    recent: int = 0
+    limit: int  # its largest RDY count
+    backoff: Backoff  # its own, or that of the consumer
+    received: float  # time of the last message
+    window: int  # the RDY count that it has reached so far; it doubles when it is exhausted
+    initial: int  # its first window, and that after it was idle
+    sole: bool  # no other consumer receives its messages, so it never has to wait for a turn
+    share: int = 0  # its current RDY count
+    size: float = 0.0  # bytes of a message: a moving average, which a larger message raises at once
+    recent: int = 0  # messages received since ``recent_since``
     recent_since: float = 0.0
-    turn: float | None = None
-    order: int = 0
-    paused: bool = False
+    turn: float | None = None  # when its turn began; None while it has no turn
+    order: int = 0  # number of its last turn: the member with the lowest one has waited longest
+    paused: bool = False  # while True, its RDY count is 0
 
     @property
     def most(self) -> int:
@@ -77,27 +62,18 @@ class RdyDistributor(Generic[K]):
     that may be in flight, and while a backoff allows only one message, they take turns, longest waiting first, so that
     none starves; an idle connection ends its turn early. Buckets of keys do not: the server delivers nothing of
     a partition behind a message whose bucket requests none.
-
-    Args:
-        max_in_flight: messages over all connections.
-        backoff: backoff of the consumer.
-        max_bytes: bytes over all connections, by the size of the messages received so far; each connection may have
-            one message in all cases.
-        initial_ready: the first window.
-
-    Attributes:
-        paused: while True, all counts are 0.
-        concurrency: handlers that run at the same time; a window grows to this number of messages even while no handler
-            waits.
     """
 
     def __init__(self, max_in_flight: int, backoff: Backoff, max_bytes: int = 0, initial_ready: int = 1) -> None:
-        self.max_in_flight = max_in_flight
-        self.paused: bool = False
+        self.max_in_flight = max_in_flight  # messages over all connections
+        self.paused: bool = False  # while True, all counts are 0
+        # handlers that run at the same time; a window grows to this number of messages even while no handler waits
         self.concurrency: int = 1
         self._backoff = backoff
+        # bytes over all connections, by the size of the messages received so far; each connection may have one message
+        # in all cases
         self._max_bytes = max_bytes
-        self._initial = initial_ready
+        self._initial = initial_ready  # the first window
         self._members: dict[K, _Member] = {}
         self.exhausted: dict[_Member, None] = {}
         """Connections whose window limits the consumer; `grow` doubles it."""

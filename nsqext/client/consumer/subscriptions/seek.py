@@ -23,8 +23,6 @@ class ChannelSeeker:
 
     Args:
         context: what all subscribers of the consumer share.
-        assignments: the assignments by their keys; maintained by the subscriber.
-        live: the open subscriptions by their keys; maintained by the subscriber.
     """
 
     def __init__(
@@ -38,8 +36,8 @@ class ChannelSeeker:
         self._channel = context.channel
         self._options = context.options
         self._metadata = context.metadata
-        self._assignments = assignments
-        self._live = live
+        self._assignments = assignments  # the assignments by their keys; maintained by the subscriber
+        self._live = live  # the open subscriptions by their keys; maintained by the subscriber
 
     async def apply_start(self, assignment: Assignment, view: PartitionMap, address: Address) -> None:
         """Record the start position of the options, before the first subscription to a partition.

@@ -47,13 +47,10 @@ class SilenceWatch:
     """Looks up topics without extend support while no message arrives.
 
     One watch serves all consumers of an event loop, so that consumers of a topic share its lookups.
-
-    Attributes:
-        due: time of the next `look_up`; infinity without such topics.
     """
 
     def __init__(self) -> None:
-        self.due: float = inf
+        self.due: float = inf  # time of the next `look_up`; infinity without such topics
         self._looked_up: dict[_Key, float] = {}
 
     def watch(self, subscription: Subscription, now: float) -> None:

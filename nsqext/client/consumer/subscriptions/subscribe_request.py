@@ -29,29 +29,18 @@ _ALONE = "give one consumer key= instead of dispatch: its lanes keep the order o
 
 @frozen
 class SubscribeRequest:
-    """The partition and the channel to subscribe to, and how.
-
-    Attributes:
-        topic: name of the topic.
-        channel: name of the channel.
-        partition: the partition; -1 at the original NSQ.
-        address: the node that leads it.
-        meta: the topic's meta; decides extend support and order.
-        tag: the tag that messages must have; None without one.
-        options: the consumer's options.
-        client_id: name of a consumer that shares keys by tags in the server's statistics, where the others find it.
-        key_tags: number of buckets by whose tags keys are shared; 0 if they are shared in another way, or not.
-    """
+    """The partition and the channel to subscribe to, and how."""
 
     topic: str
     channel: str
-    partition: int
-    address: Address
-    meta: TopicMeta
-    tag: str | None
+    partition: int  # the partition; -1 at the original NSQ
+    address: Address  # the node that leads it
+    meta: TopicMeta  # the topic's meta; decides extend support and order
+    tag: str | None  # the tag that messages must have; None without one
     options: ConsumerOptions
+    # name of a consumer that shares keys by tags in the server's statistics, where the others find it
     client_id: str = ""
-    key_tags: int = 0
+    key_tags: int = 0  # number of buckets by whose tags keys are shared; 0 if they are shared in another way, or not
 
     @property
     def key_sharing(self) -> KeySharing:

@@ -101,21 +101,7 @@ def is_stale_meta(error: NsqError | None) -> bool:
 
 
 class Subscriber:
-    """The subscriptions of a consumer to the partitions of one topic.
-
-    Args:
-        topic: name of the topic.
-        context: what all subscribers of the consumer share.
-        fail: called with an error after which the topic cannot be consumed.
-        discovered: the topic was found by a pattern: its partitions are given up once the lookup service does not know
-            it, because a subscription would create it again at the original NSQ.
-
-    Attributes:
-        seeker: moves the channel.
-        started: set when all partitions of the first lookup are subscribed, or the topic is left.
-        closing: whether no further subscription is made.
-        vanished: whether partitions of a discovered topic were given up.
-    """
+    """The subscriptions of a consumer to the partitions of one topic."""
 
     def __init__(
         self,
@@ -126,14 +112,16 @@ class Subscriber:
         discovered: bool = False,
     ) -> None:
         self._topic = topic
-        self._context = context
+        self._context = context  # what all subscribers of the consumer share
         self._channel = context.channel
         self._options = context.options
         self._group = context.group
         self._metadata = context.metadata
         self._events = context.events
         self._tasks = context.tasks
-        self._fail = fail
+        self._fail = fail  # called with an error after which the topic cannot be consumed
+        # the topic was found by a pattern: its partitions are given up once the lookup service does not know it,
+        # because a subscription would create it again at the original NSQ
         self._discovered = discovered
         self._assignments: dict[Key, Assignment] = {}
         self._live: dict[Key, Subscription] = {}
@@ -150,10 +138,11 @@ class Subscriber:
         self._bucket_watch = BucketWatch()
         self._key_sharing = KeySharing.NONE
         self._demands: dict[str, bool] = {}  # what servers required of subscriptions, against what lookup says
-        self.seeker: ChannelSeeker = ChannelSeeker(topic, context, self._assignments, self._live)
+        self.seeker: ChannelSeeker = ChannelSeeker(topic, context, self._assignments, self._live)  # moves the channel
+        # set when all partitions of the first lookup are subscribed, or the topic is left
         self.started: anyio.Event = anyio.Event()
-        self.closing: bool = False
-        self.vanished: bool = False
+        self.closing: bool = False  # whether no further subscription is made
+        self.vanished: bool = False  # whether partitions of a discovered topic were given up
 
     @property
     def idle(self) -> bool:

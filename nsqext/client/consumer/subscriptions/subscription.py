@@ -41,19 +41,12 @@ _COMPRESSED = COMPRESS_HEADER.encode()
 
 
 class SubscriptionMonitor(Protocol):
-    """What a subscription reports to, apart from the messages themselves.
+    """What a subscription reports to, apart from the messages themselves."""
 
-    Attributes:
-        unpack_budget: bounds the unpacked bytes of compressed messages.
-        early: requeues messages that are not due.
-        idle: whether it has to hear of the next read.
-        on_time_until: messages that are read before this time arrived when they were read.
-    """
-
-    unpack_budget: UnpackBudget
-    early: EarlyMessages
-    idle: bool
-    on_time_until: float
+    unpack_budget: UnpackBudget  # bounds the unpacked bytes of compressed messages
+    early: EarlyMessages  # requeues messages that are not due
+    idle: bool  # whether it has to hear of the next read
+    on_time_until: float  # messages that are read before this time arrived when they were read
 
     @property
     def share(self) -> int:
@@ -76,14 +69,7 @@ class SubscriptionMonitor(Protocol):
 
 
 class Subscription:
-    """A subscription to one partition, for as long as its connection lasts; the owner of the messages received over it.
-
-    Args:
-        reader: the connection.
-        deliver: called with the messages of each read.
-        monitor: what it reports to.
-        backoff: of the consumer, or of this connection alone.
-    """
+    """A subscription to one partition, for as long as its connection lasts; owns the messages received over it."""
 
     __slots__ = (
         "_counts",
@@ -136,7 +122,7 @@ class Subscription:
         self.partition: int = request.partition
         self.node: str = reader.node
         self.in_order: bool = request.ordered
-        self.backoff: Backoff = backoff
+        self.backoff: Backoff = backoff  # of the consumer, or of this connection alone
         self.in_flight: int = 0
         """Messages that were received and neither answered nor timed out."""
         self.received: int = 0
@@ -166,13 +152,13 @@ class Subscription:
         """Whether the server may not have redelivered yet what another consumer had in flight before."""
         self.start: Position | None = None
         """Where the channel was moved to; earlier messages are finished without being delivered."""
-        self._deliver = deliver
-        self._monitor = monitor
+        self._deliver = deliver  # called with the messages of each read
+        self._monitor = monitor  # what it reports to
         self._order = OrderCheck(request.options.failure.report_attempts) if request.ordered else None
         self._recorded = (0, 0)
         """What `take_unrecorded` has returned so far."""
         self._pending: list[bytes] = reader.pending
-        self._reader = reader
+        self._reader = reader  # the connection
         # on a key_failover channel, later messages of its key wait for a message that was requeued
         self._keeps_early = self.partition >= 0 and self.key_sharing is not KeySharing.SERVER
         """Whether messages that are due soon stay in flight."""

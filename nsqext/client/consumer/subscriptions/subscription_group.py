@@ -46,23 +46,15 @@ class Pulse:
     """Detects, for all consumers of an event loop, that the process or the event loop stood still.
 
     One timer, that of the first consumer, is enough: the others wake only when something is due.
-
-    Attributes:
-        groups: the open consumers, first the one whose timer keeps ticking.
-        ticked_at: when that timer ticked last.
-        due_at: when its next tick is due.
-        stood_since: last tick before the latest standstill.
-        stood_until: until when bytes that are read may have arrived during the standstill.
-        silence: looks up topics without messages.
     """
 
     def __init__(self) -> None:
-        self.groups: dict[SubscriptionGroup, None] = {}  # a set that keeps the order
-        self.ticked_at: float = 0.0
-        self.due_at: float = inf
-        self.stood_since: float = 0.0
-        self.stood_until: float = -inf
-        self.silence: SilenceWatch = SilenceWatch()
+        self.groups: dict[SubscriptionGroup, None] = {}  # the open consumers, first the one whose timer keeps ticking
+        self.ticked_at: float = 0.0  # when that timer ticked last
+        self.due_at: float = inf  # when its next tick is due
+        self.stood_since: float = 0.0  # last tick before the latest standstill
+        self.stood_until: float = -inf  # until when bytes that are read may have arrived during the standstill
+        self.silence: SilenceWatch = SilenceWatch()  # looks up topics without messages
 
     def notice(self, since: float, now: float) -> None:
         """Record that a timer was late, whose last tick was at a time."""
@@ -107,31 +99,7 @@ _pulse: RunVar[Pulse] = RunVar("nsqext_pulse")
 
 
 class SubscriptionGroup:
-    """The open subscriptions of one consumer.
-
-    Args:
-        flow: distributes RDY.
-        backoff: backoff of the consumer.
-        ticked: called at each tick, with the time and the seconds by which the tick was late; RDY is distributed
-            afterwards.
-        events: receives changes of the backoff.
-        unpack_budget: bounds the unpacked bytes of compressed messages.
-        early: requeues messages that are not due.
-        check_event_loop: raises `InvalidState` in another event loop than that of the consumer.
-        metadata: where topics are looked up.
-
-    Attributes:
-        flow: distributes RDY.
-        metadata: where topics are looked up.
-        live: open subscriptions, of all topics.
-        backoff: backoff of the consumer.
-        opened: how many subscriptions were opened.
-        reconnects: how many of them replaced one whose connection had ended.
-        closed_counts: messages received, requeued and lost, and bytes received, of the subscriptions that ended.
-        idle: whether the timer rests until something is due, and has to be woken by the next read.
-        on_time_until: messages that are read before this time arrived when they were read; for later ones ask
-            `earliest_receipt`.
-    """
+    """The open subscriptions of one consumer, to all of its topics."""
 
     def __init__(
         self,
@@ -144,18 +112,21 @@ class SubscriptionGroup:
         check_event_loop: Callable[[], object],
         metadata: MetadataCache,
     ) -> None:
-        self.unpack_budget: UnpackBudget = unpack_budget
-        self.metadata: MetadataCache = metadata
-        self.early: EarlyMessages = early
+        self.unpack_budget: UnpackBudget = unpack_budget  # bounds the unpacked bytes of compressed messages
+        self.metadata: MetadataCache = metadata  # where topics are looked up
+        self.early: EarlyMessages = early  # requeues messages that are not due
         self.live: dict[Subscription, None] = {}  # a set that keeps the order
         self.backoff: Backoff = backoff
-        self.opened: int = 0
-        self.reconnects: int = 0
+        self.opened: int = 0  # how many subscriptions were opened
+        self.reconnects: int = 0  # how many of them replaced one whose connection had ended
+        # messages received, requeued and lost, and bytes received, of the subscriptions that ended
         self.closed_counts: tuple[int, int, int, int] = (0, 0, 0, 0)
-        self.flow: RdyDistributor[Subscription] = flow
+        self.flow: RdyDistributor[Subscription] = flow  # distributes RDY
         self.paused_topics: set[str] = set()
+        # called at each tick, with the time and the seconds by which the tick was late; RDY is distributed afterwards
         self._ticked = ticked
-        self._events = events
+        self._events = events  # receives changes of the backoff
+        # raises `InvalidState` in another event loop than that of the consumer
         self._check_event_loop = check_event_loop
         self._unsent: list[Subscription] = []
         self._flush_due = anyio.Event()
@@ -164,7 +135,8 @@ class SubscriptionGroup:
         self._due_at = inf
         self._pulse = Pulse()
         self._all_due = 0.0
-        self.idle: bool = False
+        self.idle: bool = False  # whether the timer rests until something is due, and has to be woken by the next read
+        # messages that are read before this time arrived when they were read; for later ones ask `earliest_receipt`
         self.on_time_until: float = -inf
         self._received_at = 0.0
         self._levels: dict[Backoff, int] = {}

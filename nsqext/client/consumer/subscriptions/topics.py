@@ -35,12 +35,6 @@ class TopicSelection:
     Args:
         topics: a name or a pattern, or several of both. In a pattern ``*`` stands for any number of characters and
             ``?`` for one; ``#ephemeral`` topics match only where the pattern ends with it.
-        excluded: a topic that patterns do not match: that of the consumer's dead letters.
-
-    Attributes:
-        given: the names and patterns, each once.
-        names: the names among them.
-        patterns: the patterns among them.
 
     Raises InvalidName or InvalidSetting.
     """
@@ -54,7 +48,7 @@ class TopicSelection:
         self.names: tuple[str, ...] = tuple(check_topic(name) for name in self.given if not is_topic_pattern(name))
         self.patterns: tuple[str, ...] = tuple(pattern for pattern in self.given if is_topic_pattern(pattern))
         self._expressions = tuple(check_topic_pattern(pattern) for pattern in self.patterns)
-        self._excluded = excluded
+        self._excluded = excluded  # a topic that patterns do not match: that of the consumer's dead letters
 
     @property
     def single(self) -> bool:
@@ -93,26 +87,19 @@ class TopicSubscriptions:
     ``poll_interval``. A topic that was deleted is left when its connections have ended; a list without a topic whose
     connections are open changes nothing. A found topic that servers refuse permanently is logged, and tried again after
     the next poll; such an error of a topic that was given by its name ends the consumer.
-
-    Args:
-        context: what the subscribers share.
-        fail: called with an error after which the consumer cannot continue.
-
-    Attributes:
-        selection: the topics.
-        started: set when all partitions of the first topics are subscribed, or the consumer cannot continue.
     """
 
     def __init__(self, selection: TopicSelection, context: SubscriberContext, fail: Callable[[NsqError], None]) -> None:
         self.selection: TopicSelection = selection
+        # set when all partitions of the first topics are subscribed, or the consumer cannot continue
         self.started: anyio.Event = anyio.Event()
-        self._context = context
+        self._context = context  # what the subscribers share
         self._channel = context.channel
         self._options = context.options
         self._group = context.group
         self._metadata = context.metadata
         self._tasks = context.tasks
-        self._fail = fail
+        self._fail = fail  # called with an error after which the consumer cannot continue
         self._subscribers: dict[str, Subscriber] = {}
         self._leaving: dict[Subscriber, None] = {}
         self._changed = Wakeup()

@@ -93,17 +93,13 @@ class _Dependency:
 
 
 class _Call:
-    """The dependencies of one message.
-
-    Args:
-        stack: ends the dependencies; not used where none is managed.
-    """
+    """The dependencies of one message."""
 
     __slots__ = ("_message", "_results", "_stack")
 
     def __init__(self, message: Message, stack: AsyncExitStack | None) -> None:
         self._message = message
-        self._stack = stack
+        self._stack = stack  # ends the dependencies; not used where none is managed
         self._results: dict[_Dependency, Any] = {}
 
     async def call(self, function: Callable[..., Any], arguments: _Arguments) -> Any:
@@ -132,15 +128,10 @@ class _Call:
 
 @frozen
 class _Arguments:
-    """Where the arguments of a call are found.
+    """Where the arguments of a call are found."""
 
-    Attributes:
-        sources: one for each argument.
-        names: names of the last arguments, which are passed as keywords.
-    """
-
-    sources: tuple[_Source | _Dependency, ...]
-    names: tuple[str, ...]
+    sources: tuple[_Source | _Dependency, ...]  # one for each argument
+    names: tuple[str, ...]  # names of the last arguments, which are passed as keywords
 
     @property
     def dependencies(self) -> list[_Dependency]:
@@ -159,15 +150,11 @@ class _Undecodable(Exception):
 
 
 class CallPlan:
-    """How a handler is called, worked out once.
-
-    Args:
-        arguments: where its arguments are found.
-    """
+    """How a handler is called, worked out once."""
 
     def __init__(self, function: Callable[..., Awaitable[object]], arguments: _Arguments) -> None:
         self._function = function
-        self._arguments = arguments
+        self._arguments = arguments  # where its arguments are found
 
     def handler(self, failure: FailureOptions) -> Handler:
         """Return the function that a consumer calls with a message.

@@ -42,15 +42,11 @@ _NOT_IN_FLIGHT = "not in flight"  # status 500 of a message that the channel doe
 
 
 class ClusterRequests:
-    """Requests to lookup and nodes over HTTP.
-
-    Args:
-        timeout: seconds that a change may take, including the wait for leaders.
-    """
+    """Requests to lookup and nodes over HTTP."""
 
     def __init__(self, client: LookupClient, timeout: float) -> None:
         self.client: LookupClient = client
-        self._timeout = timeout
+        self._timeout = timeout  # seconds that a change may take, including the wait for leaders
 
     async def find(self, topic: str) -> PartitionMap:
         """Return the partition map of a topic, for consumers."""

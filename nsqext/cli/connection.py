@@ -84,16 +84,11 @@ def _context_url(url: str | None, context: str | None, given: Mapping[str, Any])
 
 @define
 class Connection:
-    """Addresses of the servers and output format: the options shared by commands.
-
-    Attributes:
-        given: addresses that override those of the URL.
-        json: print JSON lines at a terminal too.
-    """
+    """Addresses of the servers and output format: the options shared by commands."""
 
     url: str | None
-    given: dict[str, Any]
-    json: bool = False
+    given: dict[str, Any]  # addresses that override those of the URL
+    json: bool = False  # print JSON lines at a terminal too
 
     def load(self) -> Given:
         """Return the addresses and the settings of all clients."""

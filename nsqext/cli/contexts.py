@@ -21,14 +21,10 @@ FILE_VARIABLE = "NSQEXT_CONTEXTS_FILE"
 
 @frozen
 class Contexts:
-    """Content of the contexts file.
-
-    Attributes:
-        current: name of the context to use if no address is given, or None.
-    """
+    """Content of the contexts file."""
 
     urls: dict[str, str] = field(factory=dict)
-    current: str | None = None
+    current: str | None = None  # name of the context to use if no address is given, or None
 
     def url(self, name: str) -> str:
         """Return the URL of a context."""

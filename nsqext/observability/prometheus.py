@@ -55,22 +55,15 @@ class _Handled:
 
 @frozen
 class _Series:
-    """A metric that is read from the statistics of clients at each scrape.
+    """A metric that is read from the statistics of clients at each scrape."""
 
-    Attributes:
-        name: name without the namespace.
-        kind: counter or gauge.
-        read: returns the values by additional labels; None for no value.
-        combine: combines the values of clients with the same labels.
-        labels: names of additional labels.
-    """
-
-    name: str
+    name: str  # name without the namespace
     help: str
     kind: Literal["counter", "gauge"]
+    # returns the values by additional labels; None for no value
     read: Callable[[Any], dict[tuple[str, ...], float | None]]
-    combine: Callable[[float, float], float] = float.__add__
-    labels: tuple[str, ...] = ()
+    combine: Callable[[float, float], float] = float.__add__  # combines the values of clients with the same labels
+    labels: tuple[str, ...] = ()  # names of additional labels
 
 
 def _value(read: Callable[[Any], float | None]) -> Callable[[Any], dict[tuple[str, ...], float | None]]:

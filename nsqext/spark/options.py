@@ -70,18 +70,13 @@ _OF_SPARK_PREFIXES = ("__", _TABLE_PREFIX, "spark.")
 
 @frozen
 class _Option:
-    """One option.
-
-    Attributes:
-        only: the kind of query that has it, batch or stream; None for both.
-        of_ranges: ``readMode=channel`` has no such option.
-        name: its name in the documentation; that of the attribute in camel case by default.
-    """
+    """One option."""
 
     read: Callable[[str], Any]
-    only: Literal["batch", "stream"] | None = None
-    of_ranges: bool = False
+    only: Literal["batch", "stream"] | None = None  # the kind of query that has it, batch or stream; None for both
+    of_ranges: bool = False  # `readMode=channel` has no such option
     member: str = ""
+    # its name in the documentation; that of the attribute in camel case by default
     name: str = attrs.field(default=attrs.Factory(lambda option: _camel_case(option.member), takes_self=True))
 
 
@@ -194,28 +189,23 @@ def _columns(values: Mapping[str, Any]) -> tuple[Columns, bool]:
 
 @frozen
 class SourceOptions:
-    """Options of a read, in seconds and bytes; docs/reference/spark.md describes them.
+    """Options of a read, in seconds and bytes; docs/reference/spark.md describes them."""
 
-    Attributes:
-        client: how the servers are reached; its ``timeout`` is ``readTimeoutMs``, in seconds.
-        topics: partitions by topic; None for all partitions.
-        subscribe_pattern: regular expression that the names of topics match; ``topics`` is empty then.
-        headers_as_array: the column ``headers`` is an array of key and value (binary), as Kafka's source has it.
-        starting_offsets: text of the option; None for the default: ``earliest``, for streams ``latest``.
-        ending_offsets: text of the option; None for the default, ``latest``.
-        starting_timestamp: first time that is read, in milliseconds since 1970.
-        ending_timestamp: first time that is not read, in milliseconds since 1970.
-    """
-
-    client: ClientConfig
-    topics: Mapping[str, tuple[int, ...] | None]
+    client: ClientConfig  # how the servers are reached; its `timeout` is `readTimeoutMs`, in seconds
+    topics: Mapping[str, tuple[int, ...] | None]  # partitions by topic; None for all partitions
+    # regular expression that the names of topics match; `topics` is empty then
     subscribe_pattern: str | None = _option(None, read_pattern, of_ranges=True)
     columns: tuple[str, ...] = _option(BASE_COLUMNS, read_columns)
+    # the column `headers` is an array of key and value (binary), as Kafka's source has it
     headers_as_array: bool = False
     channel: str | None = _option(None, read_channel)
+    # text of the option; None for the default: `earliest`, for streams `latest`
     starting_offsets: str | None = _option(None, read_text, of_ranges=True)
+    # text of the option; None for the default, `latest`
     ending_offsets: str | None = _option(None, read_text, "batch")
+    # first time that is read, in milliseconds since 1970
     starting_timestamp: int | None = _option(None, read_number(0), of_ranges=True)
+    # first time that is not read, in milliseconds since 1970
     ending_timestamp: int | None = _option(None, read_number(0), "batch")
     starting_offsets_by_timestamp: str | None = _option(None, read_text, of_ranges=True)
     ending_offsets_by_timestamp: str | None = _option(None, read_text, "batch")

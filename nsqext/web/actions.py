@@ -76,17 +76,12 @@ Perform = Callable[[Target, Form], Awaitable[str]]
 
 @frozen
 class Action:
-    """An action of a form.
-
-    Attributes:
-        done: text to show after success.
-        question: warning to confirm first if the action cannot be undone; otherwise empty.
-    """
+    """An action of a form."""
 
     perform: Perform
     button: str
-    done: str
-    question: str = ""
+    done: str  # text to show after success
+    question: str = ""  # warning to confirm first if the action cannot be undone; otherwise empty
 
 
 def topic_page(topic: str) -> str:

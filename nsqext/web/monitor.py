@@ -31,13 +31,9 @@ _REQUEST_TIMEOUT, _STRAGGLER_TIMEOUT = 1.5, 0.5
 
 @frozen
 class Rate:
-    """Messages a second over the last samples.
+    """Messages a second over the last samples."""
 
-    Attributes:
-        points: oldest first.
-    """
-
-    points: tuple[float, ...] = ()
+    points: tuple[float, ...] = ()  # oldest first
 
     @property
     def now(self) -> float:
@@ -51,22 +47,15 @@ _NO_RATE = Rate()
 
 @frozen
 class Snapshot:
-    """State of a cluster at one time.
+    """State of a cluster at one time."""
 
-    Attributes:
-        taken: time of the sample, in seconds since 1970.
-        published: rate of received messages by topic.
-        finished: rate of finished messages by topic and channel.
-        error: error of a later failed sample; None if this sample is current.
-    """
-
-    taken: float
+    taken: float  # time of the sample, in seconds since 1970
     topics: Mapping[str, TopicInfo]
     stats: Mapping[str, TopicStats]
     nodes: tuple[NodeStatus, ...]
-    published: Mapping[str, Rate]
-    finished: Mapping[tuple[str, str], Rate]
-    error: NsqError | None = None
+    published: Mapping[str, Rate]  # rate of received messages by topic
+    finished: Mapping[tuple[str, str], Rate]  # rate of finished messages by topic and channel
+    error: NsqError | None = None  # error of a later failed sample; None if this sample is current
 
     def publish_rate(self, topic: str) -> Rate:
         """Return the rate at which a topic receives messages."""
@@ -134,19 +123,15 @@ class _Counter:
 
 
 class Monitor:
-    """Samples a cluster while a page is open, and shares the samples with every viewer.
-
-    Args:
-        interval: seconds between two samples.
-        settings: settings of the lookup client, by name; except times.
-    """
+    """Samples a cluster while a page is open, and shares the samples with every viewer."""
 
     def __init__(
         self, lookupd: str | Sequence[str], interval: float, settings: Mapping[str, Any] | None = None
     ) -> None:
+        # all settings of the lookup client except times are the caller's
         times = {"lookup_request_timeout": _REQUEST_TIMEOUT, "lookup_straggler_timeout": _STRAGGLER_TIMEOUT}
         self._admin = Admin(lookupd, **settings_for(admin_settings(), {**(settings or {}), **times}))
-        self._interval = interval
+        self._interval = interval  # seconds between two samples
         self._latest: Snapshot | None = None
         self._known: dict[str, TopicInfo] = {}
         self._turn = 0

@@ -37,36 +37,23 @@ class Page:
 
 @frozen
 class NodeRow:
-    """A row of a table of nodes.
-
-    Attributes:
-        name: name in an embedded cluster; otherwise empty.
-        state: ``up``, ``down``, or ``frozen`` in an embedded cluster.
-        status: status from lookup; None if lookup does not list the node at the moment.
-    """
+    """A row of a table of nodes."""
 
     address: str
-    name: str
-    state: Literal["up", "down", "frozen"]
-    status: NodeStatus | None
+    name: str  # name in an embedded cluster; otherwise empty
+    state: Literal["up", "down", "frozen"]  # frozen only in an embedded cluster
+    status: NodeStatus | None  # status from lookup; None if lookup does not list the node at the moment
     leads: tuple[tuple[str, int], ...]
 
 
 @frozen
 class PartitionRow:
-    """A partition in the page of its topic.
+    """A partition in the page of its topic."""
 
-    Attributes:
-        number: partition number; None for a node's share of a topic of the original NSQ.
-        leader: TCP address of the leader; None without a leader.
-        replicas: TCP addresses of the other in-sync replicas.
-        stats: statistics from the leader; None while it does not respond.
-    """
-
-    number: int | None
-    leader: Address | None
-    replicas: tuple[str, ...]
-    stats: PartitionStats | None
+    number: int | None  # partition number; None for a node's share of a topic of the original NSQ
+    leader: Address | None  # TCP address of the leader; None without a leader
+    replicas: tuple[str, ...]  # TCP addresses of the other in-sync replicas
+    stats: PartitionStats | None  # statistics from the leader; None while it does not respond
 
 
 class Pages:

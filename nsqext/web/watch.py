@@ -19,19 +19,12 @@ if TYPE_CHECKING:
 
 @frozen
 class WatchedMessage:
-    """A received message, with the members of `nsqext.StoredMessage` that the page shows.
+    """A received message, with the members of `nsqext.StoredMessage` that the page shows."""
 
-    Attributes:
-        id: message id, in hexadecimal digits.
-        timestamp: when the server stored it, in nanoseconds since 1970.
-        body: the body as text, with U+FFFD in place of bytes that are not UTF-8.
-        node: TCP address of the node that sent it.
-    """
-
-    id: str
-    timestamp: int
-    body: str
-    node: str
+    id: str  # message id, in hexadecimal digits
+    timestamp: int  # when the server stored it, in nanoseconds since 1970
+    body: str  # the body as text, with U+FFFD in place of bytes that are not UTF-8
+    node: str  # TCP address of the node that sent it
 
 
 async def watch(

@@ -38,16 +38,12 @@ _MARKS = {"ok": "✓", "warning": "!", "error": "✗"}
 
 @frozen
 class Finding:
-    """Result of one examination.
-
-    Attributes:
-        hint: what to do; empty if nothing has to be done.
-    """
+    """Result of one examination."""
 
     status: Literal["ok", "warning", "error"]
     subject: str
     text: str
-    hint: str = ""
+    hint: str = ""  # what to do; empty if nothing has to be done
 
 
 @examples("nsqext doctor --lookupd 127.0.0.1:4161", "nsqext doctor --json | jq 'select(.status != \"ok\")'")

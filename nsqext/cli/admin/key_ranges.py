@@ -30,21 +30,14 @@ _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 @frozen
 class PartitionRanges:
-    """A channel on one partition.
-
-    Attributes:
-        node: TCP address of the leader; empty while there is no leader.
-        error: why the ranges are unknown; empty if they are known.
-        replay: number of messages that wait for the consumer of their key.
-        held_keys: number of keys with messages in flight.
-    """
+    """A channel on one partition."""
 
     partition: int
-    node: str = ""
-    error: str = ""
+    node: str = ""  # TCP address of the leader; empty while there is no leader
+    error: str = ""  # why the ranges are unknown; empty if they are known
     depth: int = 0
-    replay: int = 0
-    held_keys: int = 0
+    replay: int = 0  # number of messages that wait for the consumer of their key
+    held_keys: int = 0  # number of keys with messages in flight
     ranges: tuple[KeyRange, ...] = ()
 
 

@@ -40,17 +40,12 @@ KEYS = {
 
 @define
 class View:
-    """State of the table.
-
-    Attributes:
-        column: column to sort by: numbers in descending, text in ascending order.
-        error: error of the last sample; empty if it succeeded.
-    """
+    """State of the table."""
 
     records: list[dict[str, Any]]
-    column: str = "lag"
+    column: str = "lag"  # to sort by: numbers in descending, text in ascending order
     reverse: bool = False
-    error: str = ""
+    error: str = ""  # error of the last sample; empty if it succeeded
 
     def press(self, key: str) -> bool:
         """Handle a key; return False if the key quits the program."""

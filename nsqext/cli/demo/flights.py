@@ -25,17 +25,12 @@ _FILE = "flights-2013-01-01.csv"
 
 @frozen
 class Flight:
-    """A flight to publish.
+    """A flight to publish."""
 
-    Attributes:
-        number: 1 for the first; published as the trace id, which identifies the flight when it is received.
-        key: the aircraft, or the flight number if the tail number is unknown.
-    """
-
-    number: int
+    number: int  # 1 for the first; published as the trace id, which identifies the flight when it is received
     body: bytes
     headers: Mapping[str, str]
-    key: str
+    key: str  # the aircraft, or the flight number if the tail number is unknown
     tag: str | None
 
 
@@ -58,19 +53,14 @@ def _flight(number: int, row: dict[str, str]) -> Flight:
 
 @define
 class FlightCheck:
-    """Receipts and received messages of one run.
-
-    Attributes:
-        deliveries: how often each flight was received, by number.
-        received: number of messages by partition and tag of the consumer.
-        wrong: number of messages by kind of violation.
-    """
+    """Receipts and received messages of one run."""
 
     flights: Sequence[Flight]
     receipts: dict[int, Receipt] = field(factory=dict)
-    deliveries: Counter[int] = field(factory=Counter)
+    deliveries: Counter[int] = field(factory=Counter)  # how often each flight was received, by number
+    # number of messages by partition and tag of the consumer
     received: Counter[tuple[int, str | None]] = field(factory=Counter)
-    wrong: Counter[str] = field(factory=Counter)
+    wrong: Counter[str] = field(factory=Counter)  # number of messages by kind of violation
     _positions: dict[int, tuple[int, ...]] = field(factory=dict, init=False)
     _last: dict[tuple[str | None, str], int] = field(factory=dict, init=False)
 

@@ -28,17 +28,13 @@ _MOST_UNPACKED = 1 << 30
 
 
 class MessageFiles:
-    """Writes records to files that are rotated by size and age.
-
-    Args:
-        max_age: age in seconds at which a file is rotated; 0 for no limit.
-    """
+    """Writes records to files that are rotated by size and age."""
 
     def __init__(self, folder: Path, topic: str, *, max_bytes: int, max_age: float) -> None:
         self._folder = folder
         self._topic = topic.replace("#", "_")
         self._max_bytes = max_bytes
-        self._max_age = max_age
+        self._max_age = max_age  # age in seconds at which a file is rotated; 0 for no limit
         self._file: FileIO | None = None
         self._began = 0.0
         self._size = 0
@@ -78,14 +74,10 @@ class MessageFiles:
 
 @frozen
 class Entry:
-    """A recorded message.
-
-    Attributes:
-        number: line number in the file, from 1.
-    """
+    """A recorded message."""
 
     file: str
-    number: int
+    number: int  # line number in the file, from 1
     record: dict[str, Any]
 
 

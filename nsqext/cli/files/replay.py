@@ -29,13 +29,9 @@ if TYPE_CHECKING:
 
 @define
 class Progress:
-    """Progress of a replay, in a file that is replaced atomically.
+    """Progress of a replay, in a file that is replaced atomically."""
 
-    Attributes:
-        path: path of the progress file; None keeps the progress in memory.
-    """
-
-    path: Path | None
+    path: Path | None  # path of the progress file; None keeps the progress in memory
     lines: dict[str, int] = field(factory=dict)
 
     @classmethod

@@ -48,21 +48,17 @@ class Supervisor:
 
     A worker that dies is restarted after a pause, which doubles while it dies early. A worker that exits with status 0
     (`App.stop`) is not restarted. Workers stop if this process is killed.
-
-    Args:
-        command: command of a worker; ``{number}`` and ``{ready}`` are replaced by its number and the descriptor that it
-            reports readiness on.
-        close_timeout: seconds after which workers that drain are killed.
-        ready_file: file that exists while all workers are ready.
     """
 
     def __init__(
         self, command: Sequence[str], workers: int, *, close_timeout: float = 40.0, ready_file: Path | None = None
     ) -> None:
+        # command of a worker; `{number}` and `{ready}` are replaced by its number and the descriptor that it
+        # reports readiness on
         self._command = command
         self._workers = workers
-        self._close_timeout = close_timeout
-        self._ready_file = ready_file
+        self._close_timeout = close_timeout  # seconds after which workers that drain are killed
+        self._ready_file = ready_file  # file that exists while all workers are ready
         self._processes: dict[int, Process] = {}
         self._ready: set[int] = set()
         self._stopping = False

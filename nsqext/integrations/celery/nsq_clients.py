@@ -48,21 +48,13 @@ _REFUSED = {
 
 @define(kw_only=True)
 class TopicOptions:
-    """How topics are created that a declared queue needs.
+    """How topics are created that a declared queue needs."""
 
-    Attributes:
-        create: whether they are created; otherwise they must exist.
-        partitions: partitions of each, on the redesigned NSQ.
-        replicas: copies of each partition, on the redesigned NSQ.
-        extend: whether they support extend headers, on the redesigned NSQ.
-        eta_hold: seconds that a worker may keep a task with ``eta`` or ``countdown`` in flight; the server keeps it
-            before.
-    """
-
-    create: bool = True
-    partitions: int = 1
-    replicas: int = 1
-    extend: bool = True
+    create: bool = True  # whether they are created; otherwise they must exist
+    partitions: int = 1  # partitions of each, on the redesigned NSQ
+    replicas: int = 1  # copies of each partition, on the redesigned NSQ
+    extend: bool = True  # whether they support extend headers, on the redesigned NSQ
+    # seconds that a worker may keep a task with `eta` or `countdown` in flight; the server keeps it before
     eta_hold: float = 30.0
 
     def __attrs_post_init__(self) -> None:
@@ -79,14 +71,11 @@ class NsqClients:
     """Clients that are opened when they are used first, and closed together. Thread-safe.
 
     Producer and consumers share a `nsqext.Lookup`.
-
-    Args:
-        addresses: ``lookupd`` or ``nsqd`` with its addresses.
-        options: the transport options: settings of nsqext by name, ``topic_create``, ``topic_partitions``,
-            ``topic_replicas``, ``topic_extend`` and ``eta_hold``.
     """
 
-    addresses: Mapping[str, Any]
+    addresses: Mapping[str, Any]  # `lookupd` or `nsqd` with its addresses
+    # the transport options: settings of nsqext by name, `topic_create`, `topic_partitions`, `topic_replicas`,
+    # `topic_extend` and `eta_hold`
     options: Mapping[str, Any]
     topics: TopicOptions = field(init=False)
     _settings: dict[str, Any] = field(init=False)

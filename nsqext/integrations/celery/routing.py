@@ -29,17 +29,11 @@ _LONGEST = 64 - len(_EPHEMERAL)
 
 @frozen
 class Exchange:
-    """A declared exchange.
+    """A declared exchange."""
 
-    Attributes:
-        name: its name; empty for the default exchange.
-        type: ``direct``, ``fanout`` or ``topic``.
-        durable: whether it outlives its clients; transient ones are for replies and events.
-    """
-
-    name: str = ""
-    type: str = "direct"
-    durable: bool = True
+    name: str = ""  # its name; empty for the default exchange
+    type: str = "direct"  # `direct`, `fanout` or `topic`
+    durable: bool = True  # whether it outlives its clients; transient ones are for replies and events
 
     @property
     def has_one_topic(self) -> bool:
@@ -49,14 +43,10 @@ class Exchange:
 
 @frozen
 class Binding:
-    """The binding of a queue to an exchange.
-
-    Attributes:
-        routing_key: its routing key; a pattern for exchanges of type ``topic``, where ``*`` is a word and ``#`` is any
-            number of words.
-    """
+    """The binding of a queue to an exchange."""
 
     exchange: Exchange
+    # its routing key; a pattern for exchanges of type `topic`, where `*` is a word and `#` is any number of words
     routing_key: str
 
     @property
@@ -75,16 +65,11 @@ class Binding:
 
 @define(eq=False)
 class QueueSpec:
-    """A declared queue.
-
-    Attributes:
-        transient: whether it ends with its consumer: exclusive or deleted automatically.
-        bindings: its bindings besides that of the default exchange.
-    """
+    """A declared queue."""
 
     name: str
-    transient: bool = False
-    bindings: list[Binding] = field(factory=list)
+    transient: bool = False  # whether it ends with its consumer: exclusive or deleted automatically
+    bindings: list[Binding] = field(factory=list)  # its bindings besides that of the default exchange
 
     @property
     def channel(self) -> str:

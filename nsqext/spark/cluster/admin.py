@@ -27,10 +27,6 @@ class Admin:
 
     Args:
         first_contact: seconds in which a lookup node must answer for the first time; None for ``config.timeout``.
-
-    Attributes:
-        leaders: finds the leaders of partitions.
-        bounds: finds the bounds of partitions.
     """
 
     def __init__(self, config: ClientConfig, *, first_contact: float | None = None) -> None:

@@ -31,28 +31,18 @@ _SOON = 0.005
 
 @frozen
 class Bounds:
-    """The readable messages of a partition, as counts.
+    """The readable messages of a partition, as counts."""
 
-    Attributes:
-        start: number of the first retained message, counted from 0.
-        end: number after the last committed one.
-        end_offset: byte offset after it; larger where a leader has written messages that are not committed.
-    """
-
-    start: int
-    end: int
-    end_offset: int
+    start: int  # number of the first retained message, counted from 0
+    end: int  # number after the last committed one
+    end_offset: int  # byte offset after it; larger where a leader has written messages that are not committed
 
 
 class PartitionBounds:
-    """Finds the bounds of partitions; every method raises what `LeaderLocator` raises.
-
-    Args:
-        leaders: finds and asks leaders; not closed by this object.
-    """
+    """Finds the bounds of partitions; every method raises what `LeaderLocator` raises."""
 
     def __init__(self, leaders: LeaderLocator) -> None:
-        self._leaders = leaders
+        self._leaders = leaders  # finds and asks leaders; not closed by this object
         self._starts: dict[tuple[str, int, int], int] = {}
 
     async def of(self, topic: str, partition: int, patience: float = _SETTLE) -> Bounds:

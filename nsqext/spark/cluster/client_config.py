@@ -36,17 +36,12 @@ def client_settings(kind: str) -> Mapping[str, Setting]:
 
 @frozen
 class ClientConfig:
-    """How a job reaches the servers. Can be pickled: files and certificates are read in the process that uses them.
+    """How a job reaches the servers. Can be pickled: files and certificates are read in the process that uses them."""
 
-    Attributes:
-        lookupd: ``host:port`` of nsqlookupd's HTTP side, one or several.
-        settings: settings of the client by name, without ``nsqext.``; Spark has them as text. Secrets are not shown.
-        timeout: seconds in which a request must succeed, leader changes and retries included.
-    """
-
-    lookupd: tuple[str, ...]
+    lookupd: tuple[str, ...]  # `host:port` of nsqlookupd's HTTP side, one or several
+    # settings of the client by name, without `nsqext.`; Spark has them as text. Secrets are not shown.
     settings: Mapping[str, Any] = field(factory=dict, repr=lambda settings: str(_shown(settings)))
-    timeout: float = 60.0
+    timeout: float = 60.0  # seconds in which a request must succeed, leader changes and retries included
 
     def reading(self) -> ConsumerSettings:
         """Return the settings of a consumer that reads, as keyword arguments."""

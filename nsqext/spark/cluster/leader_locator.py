@@ -80,15 +80,13 @@ class LeaderLocator:
     Every method raises `TopicNotFound` for an unknown topic, `InvalidPartition` for a partition that the topic does not
     have, and `PartitionUnavailable` or `LookupFailed` if no server answered within the timeout. Cancellation is safe
     at any time.
-
-    Args:
-        first_contact: seconds in which a lookup node must answer for the first time; None for ``config.timeout``.
     """
 
     def __init__(self, config: ClientConfig, *, first_contact: float | None = None) -> None:
         options = config.consumer()
         self.connection: ConnectionOptions = options.connection
         self._timeout = config.timeout
+        # seconds in which a lookup node must answer for the first time; None for `config.timeout`
         self._first_contact = config.timeout if first_contact is None else min(first_contact, config.timeout)
         self._metadata = MetadataCache(config.lookupd, options=options.lookup)
         self._failed: dict[tuple[str, int], PartitionMap] = {}

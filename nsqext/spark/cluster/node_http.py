@@ -33,36 +33,23 @@ class Leader:
 
 @frozen
 class ChannelStats:
-    """A channel in the statistics of its leader.
+    """A channel in the statistics of its leader."""
 
-    Attributes:
-        messages: number of committed messages that the channel may read.
-        clients: number of consumers.
-        processed: number of messages that consumers received and acknowledged, requeued or still process, since the
-            leader opened the channel. Moving a channel does not count; an anchor has 0.
-    """
-
-    messages: int
-    clients: int
+    messages: int  # number of committed messages that the channel may read
+    clients: int  # number of consumers
+    # number of messages that consumers received and acknowledged, requeued or still process, since the leader opened
+    # the channel. Moving a channel does not count; an anchor has 0.
     processed: int
 
 
 @frozen
 class PartitionStats:
-    """A partition as its leader sees it.
+    """A partition as its leader sees it."""
 
-    Attributes:
-        leads: whether the node is the leader.
-        written: number of written messages; the last ones are removed again if a replica does not get them.
-        start_offset: byte offset of the first retained message.
-        end_offset: byte offset after the last one.
-        channels: statistics by channel.
-    """
-
-    leads: bool
-    written: int
-    start_offset: int
-    end_offset: int
+    leads: bool  # whether the node is the leader
+    written: int  # number of written messages; the last ones are removed again if a replica does not get them
+    start_offset: int  # byte offset of the first retained message
+    end_offset: int  # byte offset after the last one
     channels: Mapping[str, ChannelStats]
 
     @property
@@ -73,33 +60,21 @@ class PartitionStats:
 
 @frozen
 class ChannelPosition:
-    """Position of a channel; counts are numbers of messages before a position.
+    """Position of a channel; counts are numbers of messages before a position."""
 
-    Attributes:
-        end: count at the end of the readable messages.
-        count: count at the first unfinished message.
-        offset: byte offset of that message.
-    """
-
-    end: int
-    count: int
-    offset: int
+    end: int  # count at the end of the readable messages
+    count: int  # count at the first unfinished message
+    offset: int  # byte offset of that message
 
 
 @frozen
 class MessagePosition:
-    """Position of a single message.
+    """Position of a single message."""
 
-    Attributes:
-        count: number of messages before it.
-        id: its internal id, which the server derives its message id from.
-        timestamp: when it was stored, in nanoseconds since 1970.
-    """
-
-    count: int
-    id: int
+    count: int  # number of messages before it
+    id: int  # its internal id, which the server derives its message id from
     offset: int
-    timestamp: int
+    timestamp: int  # when it was stored, in nanoseconds since 1970
 
 
 def read_position(text: str) -> ChannelPosition | None:

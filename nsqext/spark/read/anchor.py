@@ -52,13 +52,10 @@ def start_of(options: SourceOptions) -> RangeLimit:
 
 
 class Anchors:
-    """The anchor channel at every partition that a query reads.
-
-    Attributes:
-        topics: partitions that the query reads, by topic; None for all. Grows with ``subscribePattern``.
-    """
+    """The anchor channel at every partition that a query reads."""
 
     def __init__(self, admin: Admin, options: SourceOptions) -> None:
+        # partitions that the query reads, by topic; None for all. Grows with `subscribePattern`.
         self.topics: dict[str, tuple[int, ...] | None] = dict(options.topics)
         self._admin = admin
         self._channel = options.channel or ""

@@ -32,14 +32,10 @@ _COMPRESS = COMPRESS_HEADER.encode()
 
 @define
 class RowFormat:
-    """What rows of messages contain.
-
-    Attributes:
-        headers_as_array: the column ``headers`` is an array of structs.
-    """
+    """What rows of messages contain."""
 
     columns: Columns = BASE_COLUMNS
-    headers_as_array: bool = False
+    headers_as_array: bool = False  # the column `headers` is an array of structs
     decompress: bool = True
 
     @property

@@ -32,23 +32,14 @@ _SKEW_MS = 5000
 
 @define
 class Pruning:
-    """The part of a batch that its filters do not exclude.
+    """The part of a batch that its filters do not exclude."""
 
-    Attributes:
-        topics: topics to read; None for all.
-        partitions: partitions to read; None for all.
-        start: number of the first message to read.
-        end: number after the last message; None without a bound.
-        since: first time to read, in milliseconds since 1970; None without a bound.
-        until: first time not to read; None without a bound.
-    """
-
-    topics: frozenset[str] | None = None
-    partitions: frozenset[int] | None = None
-    start: int = 0
-    end: int | None = None
-    since: int | None = None
-    until: int | None = None
+    topics: frozenset[str] | None = None  # topics to read; None for all
+    partitions: frozenset[int] | None = None  # partitions to read; None for all
+    start: int = 0  # number of the first message to read
+    end: int | None = None  # number after the last message; None without a bound
+    since: int | None = None  # first time to read, in milliseconds since 1970; None without a bound
+    until: int | None = None  # first time not to read; None without a bound
 
 
 async def plan(options: SourceOptions, pruning: Pruning) -> list[Range]:

@@ -36,19 +36,13 @@ _extend_head_of = itemgetter(slice(_EXTEND_HEAD.itemsize))
 
 @define(eq=False)
 class MessageColumns:
-    """Messages of one partition, column by column.
+    """Messages of one partition, column by column."""
 
-    Attributes:
-        heads: array with the fields timestamp, attempts, id, offset and size.
-        _frames: bytes that end with a body, for each message; None if bodies are not needed.
-        _starts: where the body begins in each of them.
-        headers: the extend part of each message as it was received: version, and with a header its length and bytes;
-            None if no message has a header.
-    """
-
-    heads: Array
-    _frames: list[bytes] | None
-    _starts: Array
+    heads: Array  # array with the fields timestamp, attempts, id, offset and size
+    _frames: list[bytes] | None  # bytes that end with a body, for each message; None if bodies are not needed
+    _starts: Array  # where the body begins in each of them
+    # the extend part of each message as it was received: version, and with a header its length and bytes; None if no
+    # message has a header
     headers: list[bytes] | None = None
 
     def __len__(self) -> int:

@@ -34,17 +34,12 @@ _SHOWN = 120
 
 @frozen
 class Range:
-    """Messages of one partition.
-
-    Attributes:
-        start: number of the first message, counted from 0.
-        end: number after the last one.
-    """
+    """Messages of one partition."""
 
     topic: str
     partition: int
-    start: int
-    end: int
+    start: int  # number of the first message, counted from 0
+    end: int  # number after the last one
 
     def __attrs_post_init__(self) -> None:
         if not 0 <= self.start <= self.end:
@@ -61,19 +56,13 @@ class Range:
 
 @frozen
 class OffsetSpec:
-    """Value of an option with offsets, or with times, for partitions.
+    """Value of an option with offsets, or with times, for partitions."""
 
-    Attributes:
-        option: name of the option, for errors.
-        default: `EARLIEST` or `LATEST`, for all partitions; None if the value is JSON.
-        named: offsets of partitions, which may be `EARLIEST` or `LATEST`; or times in milliseconds since 1970.
-        noun: what the numbers are, for errors: ``offset`` or ``time``.
-    """
-
-    option: str
-    default: int | None
+    option: str  # name of the option, for errors
+    default: int | None  # `EARLIEST` or `LATEST`, for all partitions; None if the value is JSON
+    # offsets of partitions, which may be `EARLIEST` or `LATEST`; or times in milliseconds since 1970
     named: Mapping[Key, int] = field(factory=dict)
-    noun: Literal["offset", "time"] = "offset"
+    noun: Literal["offset", "time"] = "offset"  # what the numbers are, for errors: `offset` or `time`
 
     def of(self, topic: str, partition: int) -> int:
         """Return the number of a partition: a count, `EARLIEST` or `LATEST`, or a time."""

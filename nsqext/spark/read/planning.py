@@ -33,37 +33,25 @@ LOST = "failOnDataLoss=false continues without the lost messages"
 
 @frozen
 class PartitionState:
-    """Current state of a partition; the first three attributes are numbers of messages since its beginning.
+    """Current state of a partition; the first three attributes are numbers of messages since its beginning."""
 
-    Attributes:
-        start: messages that are not retained any more.
-        end: committed messages.
-        anchor: position of the anchor channel; None if it does not exist.
-        end_offset: byte offset after the end, or more.
-        recreated: whether the topic was deleted and created again while the query ran: offsets of before are invalid.
-        divergence: number of the first message after the last one that was read, in a log that was truncated or
-            recreated since then; None if it was not.
-    """
-
-    start: int
-    end: int
-    anchor: int | None = None
-    end_offset: int = 0
+    start: int  # messages that are not retained any more
+    end: int  # committed messages
+    anchor: int | None = None  # position of the anchor channel; None if it does not exist
+    end_offset: int = 0  # byte offset after the end, or more
+    # whether the topic was deleted and created again while the query ran: offsets of before are invalid
     recreated: bool = False
+    # number of the first message after the last one that was read, in a log that was truncated or recreated since then;
+    # None if it was not
     divergence: int | None = None
 
 
 @frozen
 class Lag:
-    """Unread messages of a partition.
+    """Unread messages of a partition."""
 
-    Attributes:
-        begin: number of the first message.
-        count: number of messages.
-    """
-
-    begin: int
-    count: int
+    begin: int  # number of the first message
+    count: int  # number of messages
 
 
 def share(lags: Mapping[Key, int], limit: int | None, turn: int = 0) -> dict[Key, int]:

@@ -17,17 +17,11 @@ if TYPE_CHECKING:
 
 @frozen
 class RangeLimit:
-    """Where partitions begin or end.
+    """Where partitions begin or end."""
 
-    Attributes:
-        offsets: offsets; None where times determine it.
-        timestamp: a time for all partitions, in milliseconds since 1970.
-        times: times by partition.
-    """
-
-    offsets: OffsetSpec | None
-    timestamp: int | None = None
-    times: OffsetSpec | None = None
+    offsets: OffsetSpec | None  # offsets; None where times determine it
+    timestamp: int | None = None  # a time for all partitions, in milliseconds since 1970
+    times: OffsetSpec | None = None  # times by partition
 
     @classmethod
     def starting(cls, options: SourceOptions, default: str) -> Self:

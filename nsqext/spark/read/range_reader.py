@@ -63,10 +63,6 @@ class RangeReader:
 
     While the caller processes a block, the reader receives one more, and then stops the server with RDY 0. Cancellation
     at any time closes the connection, and with it the ephemeral channel.
-
-    Args:
-        timeout: seconds in which the next message must be received, leader changes included.
-        channel: first part of the name of the ephemeral channel.
     """
 
     def __init__(
@@ -82,9 +78,9 @@ class RangeReader:
     ) -> None:
         self.range: Range = found
         self._admin = admin
-        self._timeout = timeout
+        self._timeout = timeout  # seconds in which the next message must be received, leader changes included
         self._rdy = rdy
-        self._prefix = channel
+        self._prefix = channel  # first part of the name of the ephemeral channel
         self._with_bodies = with_bodies
         self._reassembler = Reassembler(found.start, found.end, 2 * rdy)
         self._blocks = Blocks(found.start, block_rows, _BLOCK_BYTES, _READ_AHEAD)

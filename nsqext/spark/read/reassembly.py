@@ -29,18 +29,12 @@ class Block:
 
 @define(eq=False)
 class Reassembler:
-    """Collects the messages of one range from any number of deliveries.
+    """Collects the messages of one range from any number of deliveries."""
 
-    Attributes:
-        count: number of the first missing message.
-        end: number after the last message.
-        _window: number of messages that are kept while an earlier one is missing.
-        offset: byte offset of the first missing message; None before `begin`.
-    """
-
-    count: int
-    end: int
-    _window: int
+    count: int  # number of the first missing message
+    end: int  # number after the last message
+    _window: int  # number of messages that are kept while an earlier one is missing
+    # byte offset of the first missing message; None before `begin`
     offset: int | None = field(default=None, init=False)
     _ahead: dict[int, MessageColumns] = field(factory=dict, init=False)
 
@@ -102,16 +96,12 @@ class Reassembler:
 
 @define(eq=False)
 class Blocks:
-    """Ordered messages cut into blocks; a bounded number of blocks waits for the reader.
-
-    Attributes:
-        most: waiting blocks at which `full` becomes true.
-    """
+    """Ordered messages cut into blocks; a bounded number of blocks waits for the reader."""
 
     _first: int
     _rows: int
     _size: int
-    most: int
+    most: int  # waiting blocks at which `full` becomes true
     _open: list[MessageColumns] = field(factory=list, init=False)
     _count: int = field(default=0, init=False)
     _bytes: int = field(default=0, init=False)

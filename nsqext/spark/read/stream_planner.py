@@ -37,21 +37,14 @@ _PAUSE_FACTOR = 3
 
 
 class StreamPlanner:
-    """Determines the micro-batches of a query from the state of the servers.
-
-    Args:
-        admin: sends requests to the servers; closed with this object.
-
-    Attributes:
-        last: the last messages before the offsets that were returned last.
-    """
+    """Determines the micro-batches of a query from the state of the servers."""
 
     def __init__(self, options: SourceOptions, admin: Admin) -> None:
         self._options = options
-        self._admin = admin
+        self._admin = admin  # sends requests to the servers; closed with this object
         self._anchors = Anchors(admin, options)
         self._check = TruncationCheck(admin, fail_on_data_loss=options.fail_on_data_loss)
-        self.last: LastMessages = {}
+        self.last: LastMessages = {}  # the last messages before the offsets that were returned last
         self._divergences: dict[Key, int] = {}
         self._states: dict[Key, PartitionState] = {}
         self._frozen: dict[Key, PartitionState] | None = None

@@ -42,15 +42,12 @@ _LOG_INTERVAL = 5.0
 
 
 class Publisher:
-    """Publishes chunks, with a producer that is opened by the caller.
-
-    Args:
-        describe: makes the message to publish for a row that cannot be published; None raises the row's error.
-    """
+    """Publishes chunks, with a producer that is opened by the caller."""
 
     def __init__(self, config: ClientConfig, task: int, describe: Describe | None = None) -> None:
         self.tallies: Tallies = Counter()
         self._task = task
+        # makes the message to publish for a row that cannot be published; None raises the row's error
         self._describe = describe
         self.producer: Producer = Producer(config.lookupd, **config.writing())
 

@@ -23,17 +23,11 @@ _BATCH = "streaming.sql.batchId"
 
 @frozen
 class Origin:
-    """Origin of rows.
+    """Origin of rows."""
 
-    Attributes:
-        query: id of the streaming query; a random one for a batch.
-        batch: number of the micro-batch; 0 for a batch.
-        partition: number of the task's partition.
-    """
-
-    query: str
-    batch: int
-    partition: int
+    query: str  # id of the streaming query; a random one for a batch
+    batch: int  # number of the micro-batch; 0 for a batch
+    partition: int  # number of the task's partition
 
     @classmethod
     def of_job(cls, job: str) -> Self:

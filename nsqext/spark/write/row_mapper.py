@@ -49,14 +49,10 @@ class Group:
 
 @define(eq=False)
 class Chunk:
-    """Messages that are published together.
-
-    Attributes:
-        size: approximate number of bytes.
-    """
+    """Messages that are published together."""
 
     groups: dict[Target, Group] = field(factory=dict)
-    size: int = 0
+    size: int = 0  # approximate number of bytes
     count: int = 0
 
     def add(self, target: Target, row: int, message: bytes | OutgoingMessage, size: int) -> None:
@@ -95,20 +91,14 @@ def _as_list(group: Group) -> list[bytes | OutgoingMessage]:
 
 @frozen
 class RowRules:
-    """How rows become messages.
-
-    Attributes:
-        topic: topic of rows without one.
-        header: header that carries the id of a row.
-        max_bytes: largest number of bytes of a chunk with several messages.
-        bad_rows_topic: topic of descriptions of rows that cannot be published; None raises their errors.
-    """
+    """How rows become messages."""
 
     columns: tuple[str, ...]
-    topic: str | None
-    header: str
-    max_bytes: int
+    topic: str | None  # topic of rows without one
+    header: str  # header that carries the id of a row
+    max_bytes: int  # largest number of bytes of a chunk with several messages
     max_count: int
+    # topic of descriptions of rows that cannot be published; None raises their errors
     bad_rows_topic: str | None = None
     max_message_size: int = sys.maxsize
 

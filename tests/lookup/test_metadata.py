@@ -427,3 +427,16 @@ async def test_unknown_topics_are_forgotten(nodes: LookupNodes, monkeypatch: pyt
             await cache.resolve(f"missing{number}")
         assert len(cache._refreshers) <= 5
     assert ("watched", "r") in cache._refreshers
+
+
+@pytest.mark.anyio
+async def test_an_unknown_topic_is_not_polled_after_its_last_watcher_left(nodes: LookupNodes) -> None:
+    nodes.finds("a:4161", not_found("TOPIC_NOT_FOUND"))
+    cache = cache_of(nodes)
+    one, other = (cache.watch("orders", "r", lambda view: None) for _ in range(2))
+    one()
+    assert [refresher.topic for refresher in cache._polled()] == ["orders"]
+    other()
+    with pytest.raises(TopicNotFound):
+        await cache.resolve("orders", "r")
+    assert cache._polled() == []

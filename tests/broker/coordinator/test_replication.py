@@ -73,3 +73,16 @@ def test_a_new_leader_serves_messages_that_a_follower_lacked_as_soon_as_it_has_t
     coordinator.elect(replicas, first)
     assert bodies(coordinator, second) == [b"one", b"two"]
     assert (replicas.leader.readable, replicas.leader.committed) == (2, 2)
+
+
+def test_a_replica_keeps_what_follows_records_that_its_leader_lost_as_well() -> None:
+    coordinator, leader, follower = with_two_replicas()
+    source, target = hosted(coordinator, leader).partition, hosted(coordinator, follower).partition
+    source.put([NewMessage(b"before")])
+    source.log.append_gap(source.log.end_offset + 100, source.log.end_count + 2)
+    source.put([NewMessage(b"behind")])
+    assert copy_records(source, target)
+    target.put([NewMessage(b"own")])
+    cut_tail(source, target)
+    assert target.log.end_count == source.log.end_count == 4
+    assert bodies(coordinator, follower) == bodies(coordinator, leader) == [b"before", b"behind"]

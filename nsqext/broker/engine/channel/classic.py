@@ -42,15 +42,9 @@ class ClassicCursor(Cursor):
             return self.requeued.popleft()
         while self.count + 1 in self._passed_over:
             self._passed_over.remove(self.count + 1)
-            self._pass_over_next()
+            self.count += 1
         delivery = self._read()
         return delivery if delivery is not None or not self.requeued else self.requeued.popleft()
-
-    def _pass_over_next(self) -> None:
-        entry = self._partition.log.at(self.count + 1)
-        self.count += 1
-        if entry is not None:
-            self.offset = entry.offset + entry.size
 
     def _must_wait(self) -> bool:
         return False

@@ -383,8 +383,6 @@ class Subscription:
 
     def tick(self, now: float) -> None:
         """Answer heartbeats, detect a silent server, and log answers that the server rejected."""
-        if not self.live:
-            return
         self._expire(now)
         for notice in self._reader.tick():
             logger.warning(
@@ -396,7 +394,7 @@ class Subscription:
     @property
     def silence_due(self) -> float:
         """When it has to be ticked, unless anything is received until then; infinity without heartbeats."""
-        return self._reader.silence_due if self.live else inf
+        return self._reader.silence_due
 
     @property
     def upgradable(self) -> bool:
@@ -409,26 +407,17 @@ class Subscription:
         A topic that was upgraded to extend sends neither messages nor heartbeats to old consumers (captured:
         upgrade_ext).
         """
-        return self.live and self._reader.misses_heartbeat(now)
+        return self._reader.misses_heartbeat(now)
 
     async def stop(self) -> None:
         """Wait until the server sends no more messages; those that were received are still answered. Does not raise."""
         self.stopped = True
-        if self.live:
-            await self._reader.stop()
+        await self._reader.stop()
 
-    async def close(self, timeout: float = 2.0) -> None:
-        """Send what is pending, wait until the server has acknowledged CLS, and close the connection.
-
-        Does not raise. Cancellation closes the connection at once.
-
-        Args:
-            timeout: seconds to wait.
-        """
-        self.stopped = True
+    async def close(self) -> None:
+        """Stop as `stop` does, and close the connection. Cancellation closes it at once."""
         try:
-            if self.live:
-                await self._reader.close(timeout)
+            await self.stop()
         finally:
             self.end()
 

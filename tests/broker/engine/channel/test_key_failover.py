@@ -237,6 +237,15 @@ def test_finished_keys_are_removed() -> None:
     assert (channel.keys.held, channel.keys.waiting_for()) == (0, {})
 
 
+def test_statistics_count_what_waits_for_each_client() -> None:
+    bench = make_bench()
+    for number in (1, 2):
+        consume(bench, number, 1)
+    publish(bench, "A1", "A2", "A3", "C1")
+    stats = bench.channel().stats()
+    assert ([found.waiting for found in stats.key_ranges], stats.replay_count) == ([2, 0], 2)
+
+
 def test_eight_clients_at_once_share_evenly() -> None:
     bench = make_bench()
     for number in range(8):

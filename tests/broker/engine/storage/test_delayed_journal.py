@@ -54,6 +54,17 @@ def test_a_torn_last_line_is_ignored(tmp_path: Path) -> None:
     assert held(path) == {"ch": [1]}
 
 
+def test_a_damaged_journal_is_read_again_after_a_kill(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = DelayedJournal(path)
+    queue = DelayedQueue("ch", journal)
+    for number in (1, 2):
+        queue.put(delayed(number))
+    journal.close()
+    path.write_bytes(path.read_bytes().replace(b"{", b"[", 1))
+    assert held(path) == held(path) == {"ch": [2]}
+
+
 @pytest.mark.parametrize("taken", [0, 1, 40])
 def test_a_partly_written_line_is_removed(tmp_path: Path, taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "journal"

@@ -61,6 +61,10 @@ def test_a_flipped_byte_loses_at_most_two_messages(
             assert recovery.lost_messages == lost
             assert "is damaged" in caplog.text
             assert (tmp_path / "orders" / recovery.damaged_files[0]).read_bytes() == bytes(data)
+    again.partition.close()
+    repaired = Bench(data_path=tmp_path).partition.recovery
+    assert repaired is not None
+    assert not repaired.is_damaged, "damage is reported once"
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

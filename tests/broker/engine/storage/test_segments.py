@@ -187,6 +187,19 @@ def test_a_failed_restart_changes_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     assert Bench(data_path=tmp_path).partition.log.end_count == 2
 
 
+def test_a_queue_that_is_restarted_begins_at_the_new_position(tmp_path: Path) -> None:
+    bench = Bench(data_path=tmp_path, disk=SMALL)
+    for number in range(4):
+        bench.publish(f"m{number}")
+    bench.partition.close()
+    store = SegmentStore(tmp_path / "orders", "orders", 0, SMALL)
+    list(store.recover())
+    store.restart(3200, 100)
+    assert (store.beginning, len(store.begins)) == ((3200, 100), 1)
+    store.close()
+    assert [path.name for path in (tmp_path / "orders").glob("*.dat")] == ["orders-0.diskqueue.000002.dat"]
+
+
 @pytest.mark.parametrize("removed", [0, 1])
 def test_a_kill_during_a_restart_of_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: int) -> None:
     bench = Bench(data_path=tmp_path, disk=SMALL)

@@ -11,8 +11,6 @@ from attrs import frozen
 from nsqext.arguments import is_coroutine_function
 from nsqext.errors import InvalidSetting
 
-__all__ = ("ClientEvent", "ClientEvents", "EventKind")
-
 logger: logging.Logger = logging.getLogger("nsqext.client")
 
 EventKind = Literal["connected", "disconnected", "leader_moved", "backoff"]

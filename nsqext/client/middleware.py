@@ -20,20 +20,6 @@ if TYPE_CHECKING:
     from nsqext.client.producer.request import OutgoingMessage, TopicKey
     from nsqext.types import Receipt, TopicMeta
 
-__all__ = (
-    "CallNext",
-    "Client",
-    "Handling",
-    "Middleware",
-    "Publishing",
-    "SendNext",
-    "check_middleware",
-    "handle_with",
-    "send_with",
-    "surround_batch_handler",
-    "surround_handler",
-)
-
 
 @define(eq=False)
 class Publishing:

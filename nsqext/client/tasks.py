@@ -98,10 +98,9 @@ class BackgroundTasks:
         self._reported = False
 
     async def start(self) -> None:
-        """Start the host task and return when `start_soon` can be called. Cancellation does not interrupt it.
+        """Start the host task and return when `start_soon` can be called; raises InvalidState when called again.
 
-        Raises:
-            InvalidState: it was started before.
+        Cancellation does not interrupt it.
         """
         if self.loop is not None:
             raise InvalidState(f"this {self._owner} was opened before", hint="create a new one: each is opened once")
@@ -122,11 +121,7 @@ class BackgroundTasks:
             await self._ready.wait()
 
     def start_soon(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
-        """Start a task, which is cancelled when the object has closed.
-
-        Raises:
-            InvalidState: not started, ended, or called from another event loop.
-        """
+        """Start a task, which is cancelled when the object has closed; raises InvalidState as `check`."""
         self.check().start_soon(self._run, function, args, name=getattr(function, "__qualname__", None))
 
     async def aclose(self) -> None:
@@ -177,11 +172,7 @@ class BackgroundTasks:
         return _get_ident() == self._thread and self._loop_runs()
 
     def check(self) -> TaskGroup:
-        """Return the task group; raise if no task can be started.
-
-        Raises:
-            InvalidState: not started, ended, or called from another event loop.
-        """
+        """Return the task group; raises InvalidState if not started, ended, or called from another event loop."""
         if self.loop is None:
             raise InvalidState(
                 f"the {self._owner} is not open", hint=f"use 'async with' or await {self._owner}.start() first"
@@ -194,11 +185,7 @@ class BackgroundTasks:
         return self._group
 
     def check_event_loop(self) -> None:
-        """Check that the caller runs in the event loop of the tasks.
-
-        Raises:
-            InvalidState: it runs in another event loop.
-        """
+        """Raise InvalidState if the caller runs in another event loop than the tasks."""
         if not self.in_event_loop():
             raise InvalidState(
                 f"the {self._owner} is used from another event loop than the one that opened it",
@@ -314,9 +301,7 @@ _receiver: _SignalReceiver | None = None
 def takes_signals(wanted: bool | None) -> bool:
     """Return whether to react to SIGTERM and SIGINT.
 
-    Args:
-        wanted: choice of the caller; None depends on whether the program handles SIGTERM itself, like web servers,
-            whose handler must not be replaced.
+    None leaves SIGTERM to a program that handles it itself, like a web server, whose handler must not be replaced.
     """
     if wanted is not None:
         return wanted
@@ -331,11 +316,7 @@ async def stop_on_signals(stop: Callable[[], None], log: logging.Logger) -> None
     """Wait for SIGTERM or SIGINT and call a function; return immediately outside of the main thread.
 
     One second after the first signal both have their default effect again. Several of these tasks may wait at the same
-    time.
-
-    Args:
-        stop: the function.
-        log: where the signal is logged.
+    time. The signal is logged in ``log``.
     """
     global _receiver
     if not _in_main_thread():
@@ -353,11 +334,7 @@ async def stop_on_signals(stop: Callable[[], None], log: logging.Logger) -> None
 def run_blocking(
     what: str, serve: Callable[[], Awaitable[None]], backend: str, backend_options: dict[str, Any] | None
 ) -> None:
-    """Run a coroutine function in a new event loop.
-
-    Raises:
-        InvalidState: an event loop is running.
-    """
+    """Run a coroutine function in a new event loop; raises InvalidState if one is running."""
     if current_loop() is not None:
         raise InvalidState("run() starts an event loop, and one is running", hint=f"await {what}.serve() in it")
     anyio.run(serve, backend=backend, backend_options=backend_options)
@@ -368,10 +345,7 @@ def stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
     """Call a function on SIGTERM or SIGINT, in a program that waits in its main thread instead of an event loop.
 
     Further signals within a second are ignored; a later one has its former effect. In another thread than the main one
-    no signal is received.
-
-    Args:
-        stop: the function; must not wait, and must not take a lock that the main thread may hold.
+    no signal is received. The function must not wait, and must not take a lock that the main thread may hold.
     """
     if not _in_main_thread():
         yield

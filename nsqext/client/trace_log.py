@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
     from nsqext.types import Receipt
 
-__all__ = ("TraceLog", "trace_log")
-
 logger: logging.Logger = logging.getLogger("nsqext.trace")
 
 
@@ -54,12 +52,7 @@ class TraceLog:
         return self._all or topic in self._topics
 
     def published(self, receipts: Iterable[Receipt], local: str = "") -> None:
-        """Log stored messages; call it only if ``active``.
-
-        Args:
-            receipts: receipts of the publish.
-            local: ``host:port`` of this end of the connection.
-        """
+        """Log stored messages, with ``host:port`` of this end of the connection; call it only if ``active``."""
         for receipt in receipts:
             if self.wants(receipt.topic):
                 fields = {
@@ -81,13 +74,7 @@ class TraceLog:
                 )
 
     def consumed(self, messages: Iterable[Message], channel: str, local: str) -> None:
-        """Log received messages; call it only if ``active`` and the topic is traced.
-
-        Args:
-            messages: messages of one topic.
-            channel: their channel.
-            local: ``host:port`` of this end of the connection.
-        """
+        """Log received messages of a topic and channel; call it only if ``active`` and the topic is traced."""
         for message in messages:
             fields = {
                 "event": "consumed",

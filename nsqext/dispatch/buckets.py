@@ -94,10 +94,7 @@ def plan_moves(
     release some until the numbers differ by one at most. No other bucket moves.
 
     Args:
-        me: this consumer.
-        tags: tags of all buckets.
         owners: the consumers that are connected with each tag.
-        members: all consumers.
         releasing: buckets that this consumer releases at this time.
     """
     held: dict[str, list[str]] = {member: [] for member in {*members, me}}

@@ -58,8 +58,8 @@ class LookupClient:
     the others do not find the topic.
 
     Args:
-        addresses: nsqlookupd's HTTP addresses, a list or a text with commas.
         transport: httpx transport to use, closed by the caller; None to create one.
+
     Raises InvalidSetting.
     """
 
@@ -106,12 +106,9 @@ class LookupClient:
         return other
 
     async def lookup(self, topic: str, access: str = "w") -> tuple[LookupAnswer, ...]:
-        """Look up a topic; return one answer for each queried lookup node, including failed ones.
+        """Look up a topic to publish (``w``) or consume (``r``); return an answer or error of each queried lookup node.
 
         At most ``max_concurrent`` topics are looked up at the same time; the wait does not count for timeouts.
-
-        Args:
-            access: ``w`` to publish, ``r`` to consume.
 
         Raises InvalidInput or InvalidState.
         """
@@ -283,10 +280,7 @@ class LookupClient:
         return tuple(sorted({topic for topics in answers for topic in topics}))
 
     async def nodes(self) -> tuple[NodeInfo, ...]:
-        """Return all nsqd nodes that any lookup node knows, sorted by TCP address; ``max_nodes`` of each at most.
-
-        Raises LookupFailed.
-        """
+        """Return all nsqd that any lookup node knows, sorted; ``max_nodes`` of each at most. Raises LookupFailed."""
         answers = await self._collect("/nodes", {}, self._read_nodes)
         found = {node.tcp: node for nodes in answers for node in nodes}
         return tuple(found[address] for address in sorted(found))

@@ -31,11 +31,7 @@ _ERRORS: dict[Reason, tuple[type[LookupFailed], str | None]] = {
 
 
 class LookupHttp:
-    """HTTP requests to nsqlookupd and nsqd.
-
-    Args:
-        transport: httpx transport to use, closed by the caller; None to create one without proxies.
-    """
+    """HTTP requests to nsqlookupd and nsqd; a given httpx transport is closed by the caller."""
 
     def __init__(self, options: LookupOptions, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self._options = options

@@ -16,8 +16,6 @@ from nsqext.settings import Given, Schema, build, settings_of
 if TYPE_CHECKING:
     from nsqext.types import Address
 
-__all__ = ("Lookup", "lookup_schema", "metadata_cache", "share_lookup", "values_of")
-
 
 @frozen
 class _SharedOptions:
@@ -106,11 +104,7 @@ def share_lookup(given: Given) -> Given:
 
 
 def metadata_cache(given: Given, options: LookupOptions, *, over_http: bool = False) -> MetadataCache:
-    """Return the cache for the settings of a client: the cache of a `Lookup`, or a new one; raises InvalidSetting.
-
-    Args:
-        over_http: addresses after ``nsqd`` are those of HTTP.
-    """
+    """Return the cache for the settings of a client: the cache of a `Lookup`, or a new one; raises InvalidSetting."""
     if not isinstance(given.lookupd, Lookup):
         return MetadataCache(given.lookupd, given.nsqd, options, over_http=over_http)
     for name in given.values.keys() & lookup_schema().own.keys():

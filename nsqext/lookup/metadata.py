@@ -147,9 +147,6 @@ class MetadataCache:
     async def resolve(self, topic: str, access: str = "w") -> PartitionMap:
         """Return the map of a topic; query the lookup service if no partition has a known leader.
 
-        Args:
-            access: ``w`` or ``r``.
-
         Raises TopicNotFound, TopicNotReady, LookupFailed, InvalidName or InvalidState.
         """
         found = self.cached(topic, access)
@@ -170,10 +167,7 @@ class MetadataCache:
     async def topics(self, *, max_age: float = 0.0) -> tuple[str, ...]:
         """Return the names of all topics that the lookup service knows, sorted; empty without lookup.
 
-        Args:
-            max_age: largest age of a cached list to return, in seconds, so that clients share one request.
-
-        Raises LookupFailed.
+        A cached list may be ``max_age`` seconds old, so that clients share one request. Raises LookupFailed.
         """
         if self._client is None:
             await checkpoint()
@@ -185,10 +179,7 @@ class MetadataCache:
         return self._topics
 
     async def nodes(self) -> tuple[NodeInfo, ...]:
-        """Return all nodes that the lookup service lists, with any topics; empty without lookup.
-
-        Raises LookupFailed.
-        """
+        """Return all nodes that the lookup service lists, with any topics, none without lookup; raises LookupFailed."""
         if self._client is None:
             await checkpoint()
             return ()
@@ -217,7 +208,6 @@ class MetadataCache:
         failed round does not change the map. Cancellation is safe.
 
         Args:
-            access: ``w`` or ``r``.
             failed: the map that led to the error; if the cache has a newer one, no request is sent.
             partition: the partition whose leader in ``failed`` refused: if lookup nodes disagree, another one is
                 preferred.
@@ -249,9 +239,7 @@ class MetadataCache:
     def watch(self, topic: str, access: str, callback: Callback) -> Callable[[], None]:
         """Poll a topic and call ``callback`` with each new map; return a function that ends this.
 
-        Callbacks run in the task that received the response and must not block.
-
-        Raises InvalidName or InvalidState.
+        Callbacks run in the task that received the response and must not block. Raises InvalidName or InvalidState.
         """
         if self._client is not None:
             refresher = self._refresher(topic, access)
@@ -273,12 +261,7 @@ class MetadataCache:
             self._maps.pop(key, None)
 
     def switch(self, addresses: Sequence[str] | str) -> None:
-        """Use other lookup nodes; each topic keeps its map until these nodes find the topic.
-
-        Thread-safe.
-
-        Raises InvalidSetting.
-        """
+        """Use other lookup nodes; each topic keeps its map until these find it. Thread-safe. Raises InvalidSetting."""
         if self._users and self._loop is not None and self._loop != current_loop():
             from anyio import from_thread  # imported lazily: it loads concurrent.futures
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from nsqext.lookup.http import LookupHttp
     from nsqext.types import Address
 
-__all__ = ("ChannelClient", "ChannelConnections", "LogBounds", "NodeChannels", "ask_node")
-
 _EMPTY = "commit log end of file"
 _SHOWN = 200
 
@@ -76,12 +74,9 @@ class NodeChannels:
             raise PartitionUnavailable(text, topic=topic, partition=partition, node=str(node)) from error
 
     async def clients(self, node: Address, topic: str, partition: int, channel: str) -> int:
-        """Return how many connections are subscribed to a channel at a partition; 0 where there is no such channel.
+        """Return how many connections are subscribed to a channel at a partition, negative at the original NSQ.
 
-        Args:
-            partition: the partition; negative at the original NSQ.
-
-        Raises PartitionUnavailable.
+        0 if there is no such channel. Raises PartitionUnavailable.
         """
         for found in await self._channels(node, topic, partition):
             if found.get("channel_name") == channel:
@@ -101,10 +96,7 @@ class NodeChannels:
         return ChannelConnections()
 
     async def log_bounds(self, node: Address, topic: str, partition: int, channel: str = "") -> LogBounds:
-        """Return where the log of a partition begins and ends, and where a channel is.
-
-        Args:
-            channel: name of the channel; may be missing.
+        """Return where a partition's log begins and ends, and where a channel is, if it exists.
 
         Raises PartitionUnavailable.
         """
@@ -117,15 +109,11 @@ class NodeChannels:
         raise PartitionUnavailable(text, topic=topic, partition=partition, node=str(node))
 
     async def move(self, node: Address, topic: str, partition: int, channel: str, position: str) -> None:
-        """Move a channel to a position; the server forgets its messages in flight.
+        """Move a channel, which has to exist, to ``kind:number``; the server forgets its messages in flight.
 
         The start position that SUB_ADVANCED takes makes the server ignore the partition word (captured:
         sub_advanced_offset_partition), and SUB_ORDERED takes none. So a connection subscribes first, and the channel is
         moved before RDY is sent.
-
-        Args:
-            channel: name of the channel; it has to exist.
-            position: ``kind:number``, in the words of the protocol.
 
         Raises PartitionUnavailable.
         """
@@ -156,9 +144,7 @@ async def ask_node(
 ) -> bytes:
     """Send a request about a partition, a topic or the whole node; return the body of its response.
 
-    Args:
-        topic: name of the topic; None for all topics of the node.
-        partition: the partition; None for all of them, negative at the original NSQ.
+    None stands for all topics, or for all partitions; a negative partition is one of the original NSQ.
 
     Raises ChannelNotRegistered or PartitionUnavailable.
     """

@@ -18,17 +18,6 @@ from nsqext.types import Address
 if TYPE_CHECKING:
     import ssl
 
-__all__ = (
-    "LookupOptions",
-    "LookupSettings",
-    "LookupUrl",
-    "is_loopback",
-    "parse_addresses",
-    "parse_http_addresses",
-    "parse_lookup_addresses",
-    "url_of",
-)
-
 LOOKUP_PORT = 4161
 """Port of nsqlookupd's HTTP API, used for an address without a port."""
 _NODE_PORT = 4151
@@ -170,11 +159,7 @@ class LookupOptions:
             _check_address_map(self.address_map)
 
     def reached_at(self, listed: Address) -> Address:
-        """Return the address at which a listed one is reached, by ``address_map``.
-
-        Raises:
-            InvalidSetting: the function returned something that is not an address.
-        """
+        """Return the address at which a listed one is reached, by ``address_map``; raises InvalidSetting."""
         given = self.address_map
         if given is None:
             return listed
@@ -192,11 +177,7 @@ class LookupOptions:
         return make_tls_context(self.ca, "ca")
 
     def check_auth(self, addresses: Sequence[Address]) -> None:
-        """Check that the bearer token is not sent in clear.
-
-        Raises:
-            InvalidSetting: an address uses plain HTTP to another host, and ``auth_over_http`` is False.
-        """
+        """Raise InvalidSetting if the token would be sent in clear to another host, and ``auth_over_http`` is False."""
         for address in addresses:
             if not self.may_authenticate(address):
                 raise InvalidSetting(
@@ -229,32 +210,23 @@ def _check_address_map(given: object) -> None:
 
 
 def parse_lookup_addresses(given: Sequence[str] | str) -> tuple[Address, ...]:
-    """Return lookup addresses, each once and in the order given; see `parse_addresses` for the input.
+    """Return lookup addresses, each once and in the order given; raises InvalidSetting. See also `parse_addresses`.
 
     An address may begin with ``http://`` or ``https://`` and have a path prefix. The port is 4161 unless given, 443 for
     HTTPS.
-
-    Raises InvalidSetting.
     """
     return tuple(dict.fromkeys(_parse_http_address(text, "lookupd", LOOKUP_PORT) for text in _split(given, "lookupd")))
 
 
 def parse_http_addresses(given: Sequence[str] | str) -> tuple[Address, ...]:
-    """Return the HTTP addresses of fixed nodes, as `parse_lookup_addresses` does; the port is 4151 unless given.
-
-    Raises:
-        InvalidSetting: one of them is not an address.
-    """
+    """Return the HTTP addresses of fixed nodes, as `parse_lookup_addresses` does; the port is 4151 unless given."""
     return tuple(dict.fromkeys(_parse_http_address(text, "nsqd", _NODE_PORT) for text in _split(given, "nsqd")))
 
 
 def parse_addresses(given: Sequence[str] | str, setting: str) -> tuple[Address, ...]:
     """Return the addresses of a list, or of a text with commas, each once and in the order given.
 
-    Args:
-        given: ``host:port`` or ``[IPv6]:port``.
-
-    Raises InvalidSetting.
+    They are written ``host:port`` or ``[IPv6]:port``. Raises InvalidSetting.
     """
     return tuple(dict.fromkeys(_parse_address(text, setting) for text in _split(given, setting)))
 

@@ -89,10 +89,6 @@ class PartitionMapMerger:
 
     Lookup nodes may disagree temporarily. For each partition the merger prefers, in this order: a leader that has not
     refused, the highest epoch, the most recent change, the leader returned by most lookup nodes.
-
-    Args:
-        access: ``w`` or ``r``.
-        version: of the first, empty map.
     """
 
     def __init__(
@@ -256,13 +252,7 @@ def failure(errors: Sequence[NsqError], topic: str | None = None) -> NsqError:
 
 
 def merged(topic: str, access: str, answers: Sequence[LookupAnswer]) -> PartitionMap:
-    """Merge the answers of one round into the map of a topic.
-
-    Args:
-        access: ``w`` or ``r``.
-
-    Raises TopicNotFound, TopicNotReady or LookupFailed.
-    """
+    """Merge the answers of one round into the map of a topic; raises TopicNotFound, TopicNotReady or LookupFailed."""
     if not any(answer.found for answer in answers):
         raise failure([answer.error for answer in answers if answer.error is not None], topic)
     merger = PartitionMapMerger(topic, access)

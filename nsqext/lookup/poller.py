@@ -122,13 +122,7 @@ class Refresher:
     ) -> None:
         """Return when a round newer than ``failed`` has ended; immediately if the map is newer already.
 
-        A failed round sets ``error`` and does not change the map. Cancellation is safe.
-
-        Args:
-            partition: the partition whose leader in ``failed`` refused: another leader is preferred if one is returned.
-            after_error: False for polls, which do not lengthen the pauses.
-
-        Raises InvalidState.
+        A failed round sets ``error`` and does not change the map. Cancellation is safe. See `MetadataCache.refresh`.
         """
         if failed is not None:
             if self.map is not None and self.map.version > failed.version:

@@ -132,13 +132,10 @@ def _unexpected(what: str, source: Address, kind: type[LookupFailed] = NotLookup
 def read_lookup(
     data: Any, source: Address, epoch: int = 0, max_nodes: int = 1024, mapped: MapAddress | None = None
 ) -> LookupAnswer:
-    """Parse the data of ``/lookup``.
+    """Parse the data of ``/lookup``, its addresses ``mapped`` to those where they are reached.
 
     The redesigned generation returns empty lists and a meta of zeros to consumers of an unknown topic (captured:
     topic_delete).
-
-    Args:
-        mapped: returns the address at which a listed one is reached.
 
     Raises TopicNotFound or LookupFailed.
     """
@@ -189,13 +186,7 @@ def _count(value: Any) -> int:
 
 
 def read_node(data: Any, source: Address, mapped: MapAddress | None = None) -> NodeInfo:
-    """Parse one node of a response.
-
-    Args:
-        mapped: returns the address at which a listed one is reached.
-
-    Raises KeyError, TypeError, ValueError or AttributeError.
-    """
+    """Parse one node of a response; raises KeyError, TypeError, ValueError or AttributeError."""
     host = data["broadcast_address"]
     tcp, http = _address(host, data["tcp_port"], source, mapped), None
     if data.get("http_port"):
@@ -236,13 +227,9 @@ def _address(host: Any, port: Any, source: Address, mapped: MapAddress | None) -
 def read_lookup_nodes(
     data: Any, source: Address, max_nodes: int = 64, mapped: MapAddress | None = None
 ) -> tuple[LookupNode, ...]:
-    """Parse the data of ``/listlookup``; its ports are strings (captured: lookupd_basic).
+    """Parse the data of ``/listlookup``; its ports are strings (captured: lookupd_basic). Raises LookupFailed.
 
-    Args:
-        max_nodes: lookup nodes that are kept; the leader is always among them.
-        mapped: returns the address at which a listed one is reached.
-
-    Raises LookupFailed.
+    The leader is always among the nodes that are kept.
     """
     try:
         leader = (data.get("lookupdleader") or {}).get("ID")

@@ -60,11 +60,7 @@ def java_string_hash(text: str) -> int:
 
 @lru_cache(maxsize=8192)
 def murmur3_partition(key: bytes, partitions: int) -> int:
-    """Return the partition of a key as with the Go client: the hash modulo the number of partitions.
-
-    Raises:
-        InvalidPartition: the number of partitions is not positive.
-    """
+    """Return the partition of a key as with the Go client, the hash modulo their number; raises InvalidPartition."""
     _check_count(partitions)
     return murmur3_32(key) % partitions
 
@@ -73,9 +69,7 @@ def murmur3_partition(key: bytes, partitions: int) -> int:
 def java_string_partition(key: bytes, partitions: int) -> int:
     """Return the partition of a key (UTF-8 text) as with the Java client: the absolute remainder.
 
-    Raises:
-        InvalidInput: the key is not UTF-8 text.
-        InvalidPartition: the number of partitions is not positive.
+    Raises InvalidInput (not UTF-8 text) or InvalidPartition (no positive number of partitions).
     """
     _check_count(partitions)
     try:
@@ -101,9 +95,7 @@ def java_long_hash(number: int) -> int:
 def java_long_partition(key: bytes, partitions: int) -> int:
     """Return the partition of a key (decimal digits) as with the Java client and a ``Long``: the absolute remainder.
 
-    Raises:
-        InvalidInput: the key is not the text of a number of 64 bits.
-        InvalidPartition: the number of partitions is not positive.
+    Raises InvalidInput (no number of 64 bits) or InvalidPartition.
     """
     _check_count(partitions)
     if _DIGITS.fullmatch(key) is None:

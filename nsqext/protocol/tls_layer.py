@@ -15,13 +15,10 @@ _READ_SIZE = 64 * 1024
 
 
 class TlsLayer:
-    """TLS on memory buffers.
+    """TLS on memory buffers; raises InvalidSetting if the context checks names and there is no name.
 
     For the handshake, send what `pending` returns and pass received bytes to `decode`, until `ready`. `decode` may
     return data in the step that completes the handshake.
-
-    Raises:
-        InvalidSetting: the context checks names and there is no name.
     """
 
     __slots__ = ("_in", "_object", "_out", "closed", "ready")
@@ -73,9 +70,7 @@ class TlsLayer:
     def decode(self, data: bytes) -> bytes:
         """Return the data of complete records; during the handshake, perform its next step.
 
-        Raises:
-            ConnectionFailed: the handshake failed; `pending` holds the alert for the peer.
-            ProtocolError: the bytes are not TLS.
+        Raises ConnectionFailed (the handshake failed, `pending` holds the alert for the peer) or ProtocolError.
         """
         self._in.write(data)
         if not self.ready:

@@ -62,11 +62,7 @@ class DirectPublisher:
         self._closed = needs_loop or not thread_can_wait()
 
     def publish(self, topic: str, message: OutgoingMessage, partition: int | None) -> Receipt | None:
-        """Publish a message without key and wait until it is stored.
-
-        Returns:
-            The receipt; None if nothing was sent, and the event loop has to publish it.
-        """
+        """Publish a message without key and wait until it is stored; None if the event loop has to publish it."""
         if self._closed or self._portal in shared_loop.orphaned or threading.get_ident() == self._loop_thread:
             return None
         if not self._lock.acquire(blocking=False):

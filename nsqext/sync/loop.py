@@ -68,10 +68,7 @@ class SharedLoop:
         self._provider = BlockingPortalProvider("asyncio", {"use_uvloop": find_spec("uvloop") is not None})
 
     def enter(self) -> tuple[BlockingPortalProvider, BlockingPortal]:
-        """Start the event loop unless it runs; return its provider, which has to be exited, and its portal.
-
-        Raises InvalidState.
-        """
+        """Start the event loop unless it runs; return its provider, which has to be exited, and its portal."""
         _check_system_threads()
         provider = self._provider
         self._portal = provider.__enter__()
@@ -97,10 +94,7 @@ class SharedLoop:
 
 
 def _check_system_threads() -> None:
-    """Check that the event loop can run in a thread of the system, and that other threads can wait for it.
-
-    Raises InvalidState.
-    """
+    """Raise InvalidState if the event loop cannot run in a thread of the system, or threads cannot wait for it."""
     for what, function in (("threads", _thread.start_new_thread), ("sockets", socket.socket)):
         library = function.__module__.partition(".")[0]
         if library in ("gevent", "eventlet"):
@@ -126,14 +120,9 @@ def call(
     *args: object,
     **keywords: object,
 ) -> T:
-    """Run a coroutine function in the event loop and return its result.
-
-    Args:
-        portal: portal of the event loop; None if the object is not open.
+    """Run a coroutine function in the event loop of an open object and return its result; raises InvalidState.
 
     An exception in the waiting thread, such as KeyboardInterrupt, cancels the coroutine.
-
-    Raises InvalidState.
     """
     if portal is None:
         raise InvalidState(f"the {what} is not open", hint=f"use it inside a 'with' block of the {what}")

@@ -43,11 +43,7 @@ _clock = time.monotonic
 
 
 class Connection:
-    """A connection to nsqd; `nsqext.transport.handshake.open_connection` makes it.
-
-    Args:
-        max_frame_size: largest frame that is accepted, in bytes.
-    """
+    """A connection to nsqd; `nsqext.transport.handshake.open_connection` makes it."""
 
     def __init__(
         self, sock: socket.socket, address: Address, *, max_frame_size: int, request_timeout: float = 10.0
@@ -146,21 +142,13 @@ class Connection:
         return await self.send_request(data, deadline, breaks=breaks)
 
     def send_request(self, data: Command, deadline: float = _NEVER, *, breaks: bool = False) -> Awaitable[bytes]:
-        """Send a command as `request` does, and return an awaitable for the data of its response.
-
-        Raises:
-            NotSent: the connection failed before.
-        """
+        """Send a command as `request` does, and return an awaitable for the data of its response; raises NotSent."""
         reply = self.post(data, deadline, breaks=breaks)
         watch = self._watch
         return self._read_until(reply) if watch is None else ResponseWaiter(watch, reply)
 
     def post(self, data: Command, deadline: float = _NEVER, *, breaks: bool = False) -> Reply:
-        """Send a command as `request` does, and return its response, which is set when it is received.
-
-        Raises:
-            NotSent: the connection failed before.
-        """
+        """Send a command as `request` does, and return its response, which is set when received; raises NotSent."""
         protocol = self.protocol
         if protocol.error is not None or self.closed:
             raise protocol.loss()
@@ -246,11 +234,7 @@ class Connection:
     # Reading
 
     async def read_forever(self) -> None:
-        """Read until the connection ends, passing messages to ``on_messages``.
-
-        Raises:
-            NsqError: why it ended.
-        """
+        """Read until the connection ends, passing messages to ``on_messages``; raises why it ended."""
         if self._watch is not None:
             self._ended = anyio.Event()
             await self._ended.wait()
@@ -464,11 +448,7 @@ class Connection:
         self._layers += (layer,)
 
     async def exchange(self, data: bytes) -> bytes:
-        """Send raw bytes and return the next bytes received, without layers and protocol: for a TLS handshake.
-
-        Raises:
-            ConnectionLost: the connection ended.
-        """
+        """Send raw bytes and return the next bytes received, for a TLS handshake; raises ConnectionLost."""
         if data:
             self.write(data)
             await self.drain()
@@ -488,8 +468,7 @@ class Connection:
     async def receive_unsolicited(self, data: bytes) -> bytes:
         """Wait for a response that belongs to no command. ``data`` holds the bytes received so far.
 
-        Raises:
-            NsqError: the response is an error frame, or the connection ended.
+        Raises the error of its frame, or that of the connection.
         """
         reply = Reply()
         self.protocol.expect(reply)
@@ -552,9 +531,7 @@ class Connection:
     def fail(self, error: NsqError, unsent: int = 0) -> None:
         """Close the connection because of an error, which is the cause of the errors of all pending requests.
 
-        Args:
-            error: the error.
-            unsent: number of the last requests of which nothing was sent, besides those that are still queued.
+        ``unsent``: number of the last requests of which nothing was sent, besides those that are still queued.
         """
         self._fail_requests(error, unsent)
         self._end()

@@ -180,11 +180,8 @@ def current_loop() -> EventLoopToken | None:
 def call_in_loop(loop: object, function: Callable[[], object]) -> None:
     """Call a function in an event loop: at once if the caller runs in it, soon if it is called in another thread.
 
-    The function is not called if the loop has ended.
-
-    Args:
-        loop: the native event loop; None for an object that was not opened, whose functions can be called anywhere.
-        function: must not raise.
+    It is not called if the loop has ended, and must not raise. None is the loop of an object that was not opened, whose
+    functions can be called anywhere.
     """
     current = current_loop()
     if loop is None or (current is not None and current.native_token is loop):
@@ -204,11 +201,7 @@ def call_soon(loop: Any, function: Callable[[], object]) -> None:
 
 
 def watch_readable(sock: socket.socket, callback: Callable[[], None]) -> Watch | None:
-    """Call ``callback`` by the running event loop whenever a socket is readable.
-
-    Returns:
-        The registration; None where the event loop cannot do this (trio).
-    """
+    """Call ``callback`` whenever a socket is readable; None where the event loop cannot do this (trio)."""
     loop = current_token().native_token
     if not isinstance(loop, _AsyncioLoop):
         return None

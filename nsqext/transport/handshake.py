@@ -35,7 +35,6 @@ async def open_connection(
     """Connect to a node and identify; return the connection and what the server granted.
 
     Args:
-        address: the node's TCP address.
         options: how to connect; they replace the corresponding members of ``request``.
         request: further members of IDENTIFY.
 
@@ -73,11 +72,6 @@ async def open_connection(
 
 async def subscribe(connection: Connection, command: bytes, timeout: float) -> None:
     """Send a subscribe command and wait for its response; before the owner of the connection calls ``tick``.
-
-    Args:
-        connection: as `open_connection` returned it.
-        command: the command.
-        timeout: for the response, in seconds.
 
     Raises:
         ServerError: the server refuses the subscription.

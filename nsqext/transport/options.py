@@ -14,8 +14,6 @@ from nsqext.protocol.layers import MAX_DECODED
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ("ConnectionOptions", "ConnectionSettings", "make_tls_context")
-
 
 def make_tls_context(given: object, setting: str = "tls") -> ssl.SSLContext | None:
     """Return the context for a setting: a context, a file of CA certificates, or True for the system's certificates.

@@ -18,17 +18,10 @@ make_socket = socket.socket
 
 
 async def connect(address: Address, timeout: float, local_host: str | None = None) -> socket.socket:
-    """Return a connected, non-blocking socket with Nagle's algorithm switched off.
+    """Return a connected, non-blocking socket with Nagle's algorithm switched off; raises ConnectionFailed.
 
     All addresses of the host's name are tried in turn. Each gets an equal share of the remaining time, so that one that
-    does not respond leaves time for the next.
-
-    Args:
-        address: where to connect.
-        timeout: for all addresses together, in seconds.
-        local_host: address of this host to connect from; None leaves it to the system.
-
-    Raises ConnectionFailed.
+    does not respond leaves time for the next. ``local_host`` is the address of this host to connect from.
     """
     node = str(address)
     try:

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.subscriptions.subscription import Subscription
     from nsqext.client.events import ClientEvent
 
-__all__ = ("Consumer",)
-
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 H = TypeVar("H", bound=Callable[..., Awaitable[object]])
@@ -345,11 +343,7 @@ class Consumer:
         return self
 
     async def _start(self, *background: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Subscribe, and start the handlers.
-
-        Args:
-            background: further tasks, which are cancelled when the consumer has closed.
-        """
+        """Subscribe, and start the handlers and further tasks, which are cancelled when the consumer has closed."""
         state, topics = self._state, self._topics
         await self._tasks.start()
         try:

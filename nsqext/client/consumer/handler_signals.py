@@ -5,8 +5,6 @@ from __future__ import annotations
 from nsqext.arguments import is_delay
 from nsqext.errors import InvalidInput
 
-__all__ = ("ACCEPTED_DELAY", "MAX_DELAY", "Finish", "HandlerSignal", "Reject", "Requeue", "check_delay")
-
 MAX_DELAY = 3 * 24 * 3600.0
 """Longest delay of a requeue that a server accepts, in seconds; a longer one takes several."""
 ACCEPTED_DELAY = 900.0

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from nsqext.dispatch.buckets import KeySharing
 
-__all__ = ("InFlightCount", "KeyOf", "Message", "Owner", "UnpackBudget", "check_requeue_delay", "key_reader")
-
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 T = TypeVar("T")

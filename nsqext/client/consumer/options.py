@@ -31,15 +31,6 @@ if TYPE_CHECKING:
 
     from nsqext.client.consumer.message import KeyOf, Message
 
-__all__ = (
-    "BackoffOptions",
-    "ConsumerOptions",
-    "ConsumerSettings",
-    "DeliveryOptions",
-    "FailureOptions",
-    "HandlerSettings",
-)
-
 _MAX_RECONNECT_WAIT = 5.0
 
 DeadLetterHook = Callable[["Message", Exception | None], Awaitable[object]]

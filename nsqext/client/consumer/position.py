@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
     from nsqext.lookup.node_channels import LogBounds
 
-__all__ = ("Position", "StartPositions", "check_position", "read_position")
-
 _FUTURE = 365 * 24 * 3600.0
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from nsqext.transport.options import ConnectionSettings
 
-__all__ = ("replay_dead_letters",)
-
 
 async def replay_dead_letters(
     topic: str,

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
     from nsqext.lookup.metadata import MetadataCache
 
-__all__ = ("ConsumerConnection", "ConsumerStatistics", "connections_of", "statistics_of")
-
 
 @frozen
 class ConsumerConnection:

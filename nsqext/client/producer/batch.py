@@ -165,14 +165,9 @@ def _ext_header(header: bytes, trace_id: int | None) -> bytes:
 def plain_batches(
     route: Route, partition: int | None, messages: Messages, options: ProducerOptions
 ) -> list[Batch] | None:
-    """Return batches of bodies or `TracedBodies`, if all of them are valid: the fast path of `BatchPlanner`.
+    """Return batches of bodies or `TracedBodies`, in their order: the fast path of `BatchPlanner`.
 
-    Args:
-        messages: at least one.
-
-    Returns:
-        One batch, or several if the limits require it, in the order of the messages; None if `BatchPlanner` has to
-        check the messages one by one.
+    Several if the limits require it; None if `BatchPlanner` has to check the messages one by one.
     """
     overhead = 0
     if type(messages) is TracedBodies:

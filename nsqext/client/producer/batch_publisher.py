@@ -141,9 +141,7 @@ class BatchPublisher:
     async def _publish_rows(self, rows: Rows, count: int, started: float) -> list[Receipt]:
         """Publish the batches of a call: those of a row one after the other, rows at the same time.
 
-        Args:
-            started: when the call began, in seconds of the monotonic clock; the time of later batches of a row begins
-                when the one before has ended.
+        The time of the first batches began with the call, that of later ones of a row when the one before has ended.
 
         Raises BatchFailed.
         """

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from nsqext.client.producer.key_lock import KeyLock, Place
     from nsqext.client.producer.options import ProducerOptions
 
-__all__ = ("Batcher", "BatcherLimits")
-
 Outcome = Receipt | NsqError
 _NO_META = TopicMeta()
 StartSoon = Callable[[Callable[[], Coroutine[Any, Any, None]]], object]

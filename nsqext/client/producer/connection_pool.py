@@ -115,11 +115,9 @@ class ConnectionPool:
         """Woken by a request, and by a connection that opens, while the pool rests."""
 
     def node(self, address: Address, http: Address | None = None) -> PooledNode:
-        """Return a node, without connecting to it.
+        """Return the node of a TCP address (an HTTP address, for fixed nodes and HTTP), without connecting to it.
 
-        Args:
-            address: its TCP address; for a fixed node and HTTP, its HTTP address.
-            http: the HTTP address that lookup lists.
+        ``http`` is the HTTP address that lookup lists.
         """
         found = self._nodes.get(address)
         if found is None:
@@ -133,11 +131,9 @@ class ConnectionPool:
             node.wanted = address in wanted
 
     async def connection(self, node: PooledNode) -> PooledConnection:
-        """Return the connection to a node; connect if there is no usable connection.
+        """Return the connection to a node; connect if there is no usable one. Raises ConnectionFailed.
 
         Concurrent callers share the outcome. If the caller that connects is cancelled, another one connects.
-
-        Raises ConnectionFailed.
         """
         while True:
             connection = node.connection

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from nsqext.transport.options import ConnectionOptions
     from nsqext.types import Address
 
-__all__ = ("HttpConnection", "open_http_connection")
-
 _HEADERS = {"Accept": "application/vnd.nsq; version=1.0", "Content-Type": "application/octet-stream"}
 _REQUESTS = 16
 """Requests to a node at the same time; further ones wait."""
@@ -49,10 +47,6 @@ class HttpConnection:
     A request runs in a task of its own, and ends with its response or ``request_timeout``: a caller that is cancelled,
     or stops waiting, does not cut it off, because the redesigned server stores what it has received of a message with
     headers or trace id.
-
-    Args:
-        address: HTTP address of the node.
-        options: timeouts, and certificates for HTTPS.
     """
 
     def __init__(
@@ -84,14 +78,8 @@ class HttpConnection:
     def send_request(self, data: Command, deadline: float = inf, *, breaks: bool = False) -> Awaitable[bytes]:
         """Send a publish command, and return an awaitable for the data of its response, as TCP would have it.
 
-        Args:
-            data: the command.
-            deadline: when the caller stops waiting, in seconds of the monotonic clock.
-            breaks: without effect: no response of HTTP concerns other requests.
-
-        Raises:
-            OperationNotSupported: HTTP does not have the command.
-            NotSent: the connection has failed.
+        ``breaks`` has no effect: no response of HTTP concerns other requests. Raises NotSent, or OperationNotSupported
+        for a command that HTTP does not have.
         """
         del breaks
         if self.error is not None:
@@ -178,12 +166,7 @@ class HttpConnection:
             await self._client.aclose()
 
     async def identify(self) -> Negotiated:
-        """Ask the node for its version.
-
-        Raises:
-            ConnectionFailed: it cannot be reached.
-            ProtocolError: it is not an nsqd.
-        """
+        """Ask the node for its version; raises ConnectionFailed, or ProtocolError if it is not an nsqd."""
         try:
             reply = await self._client.request("GET", f"{self._url}/info", headers=_HEADERS)
         except HttpRequestFailed as failure:
@@ -208,10 +191,7 @@ async def open_http_connection(
 ) -> tuple[HttpConnection, Negotiated]:
     """Check that a node responds to HTTP; return a connection and the version of the server.
 
-    Raises:
-        ConnectionFailed: the node was not reached within the connect timeout.
-        NegotiationFailed: its certificate is not trusted.
-        ProtocolError: the peer is not nsqd.
+    Raises ConnectionFailed, NegotiationFailed (its certificate is not trusted), or ProtocolError (it is not an nsqd).
     """
     connection = HttpConnection(address, node, options, start_soon)
     negotiated: Negotiated | None = None

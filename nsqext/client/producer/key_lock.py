@@ -43,11 +43,7 @@ class KeyLock:
             del self._rows[key]
 
     def queue(self, keys: Iterable[TopicKey], place: Place | None = None) -> Place:
-        """Take a place behind all earlier ones, without waiting; `Place.enter` waits, `Place.leave` gives it up.
-
-        Args:
-            place: a new place; made if there is none.
-        """
+        """Take a place behind all earlier ones, without waiting; `Place.enter` waits, `Place.leave` gives it up."""
         place = place or Place(self)
         for key in keys:
             if self.try_enter(key):
@@ -98,12 +94,7 @@ class Place:
         self._woken: anyio.Event | None = None
 
     async def enter(self, timeout: float) -> None:
-        """Wait for all keys.
-
-        Neither this nor cancellation gives up the place.
-
-        Raises PublishFailed.
-        """
+        """Wait for all keys; neither this nor cancellation gives up the place. Raises PublishFailed."""
         if not self.missing:
             return
         await self.sleep(timeout)

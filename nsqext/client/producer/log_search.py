@@ -75,14 +75,10 @@ class LogSearch:
         self._raw = RawMessage()
 
     async def run(self, wanted: Collection[int]) -> None:
-        """Read until all wanted messages are found, or the end is reached.
+        """Read until all wanted trace ids are found, or the end is reached; raises DataLoss.
 
-        Errors of servers are retried without limit; the caller cancels.
-
-        Args:
-            wanted: trace ids of messages, to which nothing is added while connections that sent them are open.
-
-        Raises DataLoss.
+        Errors of servers are retried without limit; the caller cancels. Nothing is added to ``wanted`` while
+        connections that sent its messages are open.
         """
         self._wanted = set(wanted)
         await self._read_to_end()

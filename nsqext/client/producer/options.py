@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from nsqext.types import TopicMeta
 
 
-__all__ = ("DELAY_TOPIC", "ProducerOptions", "ProducerSettings", "TopicOptions")
-
 DELAY_TOPIC = "delayed"
 _MAX_RETRY_WAIT = 1.0
 _MOST_TOPICS = 4096
@@ -208,11 +206,7 @@ class TopicOptions:
         return found
 
     def check(self, topic: str, meta: TopicMeta) -> None:
-        """Check that bodies of a topic that ``compression`` names can be compressed.
-
-        Raises:
-            ExtendNotSupported: the topic does not support extend headers, which say that a body is compressed.
-        """
+        """Raise ExtendNotSupported if ``compression`` names a topic whose messages cannot say so in a header."""
         if self._table is not None and self._table.get(topic, "none") != "none" and not meta.extend_support:
             upgrade = "upgrade the topic (Admin.upgrade_topic), or " if meta.partition_num else ""
             raise ExtendNotSupported(

@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from nsqext.client.producer.route import Route, Target
     from nsqext.types import Address, Receipt, TopicMeta
 
-__all__ = ("Producer",)
-
 _CLOSE_POLL = 0.01
 """Seconds between two checks for pending publishes while a producer closes."""
 _IDLE_TURNS = 3

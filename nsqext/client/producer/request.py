@@ -35,28 +35,6 @@ if TYPE_CHECKING:
     from nsqext.client.producer.route import Target
     from nsqext.protocol.client.commands import Command
 
-__all__ = (
-    "TRACE_SIZE",
-    "MessageRequest",
-    "OutgoingMessage",
-    "PublishOptions",
-    "PublishRequest",
-    "SentTo",
-    "TopicKey",
-    "check_choice",
-    "check_delay",
-    "check_supported",
-    "default_trace_id",
-    "due_after",
-    "encode_message",
-    "encode_parts",
-    "key_bytes",
-    "keys_of",
-    "logs_traces",
-    "message_command",
-    "read_receipt",
-)
-
 _HEADER_LENGTH = 2
 _RECORD_PARTS = 29
 """Most bytes of a record besides body and header, without its length word."""
@@ -117,13 +95,7 @@ def key_bytes(key: str | bytes | int) -> bytes:
 def keys_of(
     messages: Sequence[bytes | OutgoingMessage], key: str | bytes | int | None, partition: int | None
 ) -> set[bytes]:
-    """Return the keys that decide partitions.
-
-    Args:
-        partition: chosen for all messages; keys decide nothing then.
-
-    Raises InvalidInput.
-    """
+    """Return the keys that decide partitions: none if ``partition`` is chosen for all messages. Raises InvalidInput."""
     if partition is not None:
         return set()
     own = [one.key if isinstance(one, OutgoingMessage) else None for one in messages]
@@ -154,12 +126,9 @@ def due_after(delay: float) -> int:
 
 
 def check_supported(target: Target, *, header: bool) -> None:
-    """Raise where a topic does not accept headers, or a server does not accept trace ids.
+    """Raise where a topic does not accept headers, tag or key, or, without ``header``, a server no trace ids.
 
     Without metadata of the topic (fixed nodes) a redesigned server decides.
-
-    Args:
-        header: the message has headers, tag or key; otherwise a trace id.
     """
     if target.meta.partition_num:
         if header and not target.meta.extend_support:
@@ -374,13 +343,7 @@ class PublishRequest:
 
 
 class MessageRequest(PublishRequest):
-    """Publish one message.
-
-    Args:
-        message: the message; ``key`` in it is ignored.
-        delay: seconds until consumers receive it.
-    Raises InvalidInput.
-    """
+    """Publish one message, whose ``key`` is ignored, with a delay in seconds; raises InvalidInput."""
 
     __slots__ = ("_default_trace", "_delay", "_due", "_message", "_options", "_trace_id")
 

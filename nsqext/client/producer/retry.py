@@ -92,11 +92,7 @@ class AttemptErrors:
         return last
 
     def given_up(self, reason: str, in_doubt: bool = False) -> NsqError:
-        """Return the final error of a publish.
-
-        Args:
-            reason: why, as in "not stored within 5 s".
-        """
+        """Return the final error of a publish, with the reason, as in "not stored within 5 s"."""
         if in_doubt:
             self.add(RequestTimeout(f"no response {reason}"))
             reason = self.last.message

@@ -61,9 +61,8 @@ class Target:
 class Route:
     """Targets of one topic, made from one partition map.
 
-    Args:
-        previous: the previous route, whose round robin continues. Without one it starts at random: partitions get the
-            same load from many producers that each publish a single message.
+    The round robin of the previous route continues. The first one starts at random: partitions get the same load from
+    many producers that each publish a single message.
     """
 
     __slots__ = ("_key_partitions", "_least_pending", "_next", "meta", "partitions", "targets", "topic", "used", "view")
@@ -99,10 +98,7 @@ class Route:
         self._key_partitions: int = view.partition_num if placed else before
 
     def next(self) -> Target:
-        """Return the next target of the round robin, whether or not it can be used.
-
-        Raises InvalidSetting or PartitionUnavailable.
-        """
+        """Return the next target of the round robin, usable or not; raises InvalidSetting or PartitionUnavailable."""
         targets = self.targets
         count = len(targets)
         if not count:
@@ -128,11 +124,9 @@ class Route:
         self._next -= 1
 
     def any(self, tried: Collection[Target] = ()) -> Target:
-        """Return the best of the next targets of the round robin.
+        """Return the best of the next targets of the round robin; raises InvalidSetting or PartitionUnavailable.
 
         In order of importance, it was not tried, it is not avoided, its node is reachable, its node was not tried.
-
-        Raises InvalidSetting or PartitionUnavailable.
         """
         first = self.next()
         if not tried and not first.rest_until and not first.node.rest_until:
@@ -160,10 +154,7 @@ class Route:
         return len(self.targets) > len({(target.partition, target.node) for target in tried})
 
     def partition_of(self, key: bytes, key_hash: KeyHash) -> int:
-        """Return the partition of a key; added partitions are not used until each of them has had a leader.
-
-        Raises InvalidPartition.
-        """
+        """Return the partition of a key; added ones are used when each has had a leader. Raises InvalidPartition."""
         count = self._key_partitions
         if count <= 0:
             raise InvalidPartition(

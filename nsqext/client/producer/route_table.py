@@ -164,10 +164,9 @@ class RouteTable:
         return now < self._waiting_since + self._options.lookup_timeout
 
     async def upgraded(self, topic: str, partitions: int = 0) -> bool:
-        """Query lookup whether a topic was changed by an administrator; False for a second after a negative answer.
+        """Query lookup whether an administrator has added extend support to a topic, or partitions up to a number.
 
-        Args:
-            partitions: number of partitions that it must have by now; 0 for extend support.
+        After a negative answer it is not asked for a second, and False is returned.
         """
         if not self.asks_lookup or _clock() < self._not_upgraded.get(topic, 0.0):
             return False

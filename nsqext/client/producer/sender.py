@@ -62,11 +62,7 @@ class Sender:
         self.closed: bool = False  # whether the producer was closed; no further request is sent
 
     async def publish(self, request: PublishRequest, started: float | None = None) -> list[Receipt]:
-        """Publish, and return a receipt for each message.
-
-        Args:
-            started: when the publish began, in seconds of the monotonic clock; now by default.
-        """
+        """Publish, and return a receipt for each message; the publish began at ``started``, by default now."""
         if self.closed:
             self.counters.failed += request.count
             raise PublishFailed("not sent: the producer was closed", topic=request.topic)
@@ -151,9 +147,7 @@ class Sender:
     ) -> T:
         """Return the result of a lookup request, waiting while lookup does not respond or knows no node.
 
-        Args:
-            started: when ``timeout`` began, in seconds of the monotonic clock; now by default.
-            retry: False raises the first error.
+        ``timeout`` began at ``started``, by default now; without ``retry`` the first error is raised.
 
         Raises LookupFailed or PublishFailed.
         """
@@ -206,13 +200,7 @@ class PublishAttempt:
     async def run(
         self, route: Route | None = None, target: Target | None = None, failure: NsqError | None = None
     ) -> list[Receipt]:
-        """Publish, and return the receipts.
-
-        Args:
-            route: the route of an attempt that was made on the fast path.
-            target: its target; None where none was found.
-            failure: its error; None where there was no such attempt.
-        """
+        """Publish, and return the receipts; after an attempt on the fast path, with its route, target and error."""
         sender, request = self._sender, self._request
         self._route = route
         try:

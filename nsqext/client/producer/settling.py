@@ -66,14 +66,9 @@ class Settler:
                 self._acknowledged[receipt.topic, receipt.partition] = Known(next(self._count), receipt)
 
     async def settle(self, request: PublishRequest, unknown: DeliveryUnknown) -> list[Receipt] | None:
-        """Look for the messages of a request in the log.
+        """Look for the messages of a request in the log; return their receipts, None if they never will be stored.
 
-        Returns:
-            A receipt for each message; None if they were not stored, and will not be.
-
-        Cancellation ends the search.
-
-        Raises DeliveryUnknown.
+        Cancellation ends the search. Raises DeliveryUnknown.
         """
         sent, ids = request.sent_to, [trace for trace in request.trace_ids if trace]
         if sent is None or len(ids) < request.count:

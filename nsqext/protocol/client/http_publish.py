@@ -58,14 +58,9 @@ class HttpPublish:
 
 
 def encode_publish(command: Command) -> HttpPublish:
-    """Return the request for a publish command.
+    """Return the request for PUB, DPUB, MPUB, PUB_TRACE, PUB_EXT, or MPUB_TRACE and MPUB_EXT of one message.
 
-    Args:
-        command: PUB, DPUB, MPUB, PUB_TRACE, PUB_EXT, or MPUB_TRACE and MPUB_EXT of one message.
-
-    Raises:
-        InvalidHeader: the headers are too long for a URL.
-        OperationNotSupported: a batch of several messages with headers or trace ids, which HTTP does not have.
+    Raises InvalidHeader (too long for a URL), or OperationNotSupported for a batch with headers or trace ids.
     """
     line, _, rest = bytes(command).partition(b"\n")
     verb, topic, *words = line.decode().split(" ")
@@ -108,14 +103,7 @@ def _request(path: str, query: Any, content: bytes, trace_id: int | None = None)
 def decode_reply(publish: HttpPublish, status: int, content: bytes) -> bytes:
     """Return the response of TCP for a response of HTTP; unchanged where it is not understood.
 
-    Args:
-        publish: the request.
-        status: status of the response.
-        content: body of the response.
-
-    Raises:
-        ServerError: the server, or a proxy, refuses the publish.
-        ProtocolError: the peer is not nsqd; nothing was stored.
+    Raises ServerError if the server, or a proxy, refuses the publish, or ProtocolError (not nsqd, nothing was stored).
     """
     if status == 200:
         if content[:1] != b"{":

@@ -48,13 +48,9 @@ class BatchCollector:
         return LaneBatches(lanes, lane, self._ended, self._request_more)
 
     async def collect(self, limits: BatchLimits, deadline: float = float("inf")) -> list[Message]:
-        """Return the next messages; none at the end of the consumer or at the deadline.
+        """Return the next messages; none at the end of the consumer, or by the deadline on the monotonic clock.
 
         A batch is handed out early when all messages that may be in flight were received. Concurrent calls take turns.
-
-        Args:
-            limits: when the batch is complete.
-            deadline: time of the monotonic clock at which the messages received so far are returned.
         """
         messages = self._queue.messages
         async with self._turn:
@@ -91,12 +87,7 @@ class BatchCollector:
 
 
 class LaneBatches(BatchCollector):
-    """Takes batches from a lane: messages of the keys that it serves, in their order.
-
-    Args:
-        ended: whether no further batch is handed out.
-        request_more: as for `BatchCollector`.
-    """
+    """Takes batches from a lane: messages of the keys that it serves, in their order."""
 
     def __init__(
         self, lanes: KeyLanes, lane: MessageQueue, ended: Callable[[], bool], request_more: Callable[[], float]

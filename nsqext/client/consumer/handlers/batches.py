@@ -15,16 +15,6 @@ from nsqext.client.consumer.handlers.in_flight import requeue_unanswered
 from nsqext.client.consumer.message import Message, check_requeue_delay
 from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight
 
-__all__ = (
-    "BatchFunction",
-    "BatchHandler",
-    "BatchLimits",
-    "BatchSource",
-    "MessageBatch",
-    "MessageBatches",
-    "MessageSequence",
-)
-
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _clock = time.monotonic

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from nsqext.client.tasks import BackgroundTasks
     from nsqext.errors import NsqError
 
-__all__ = ("MessageDispatcher",)
-
 _clock = time.monotonic
 _SPARE_READS = 4
 """Reads whose messages are all answered that are kept, beyond as many as there are others, until they are dropped."""
@@ -131,9 +129,7 @@ class MessageDispatcher:
     def tick(self, now: float, late: float) -> None:
         """Requeue what is due, touch messages, and report handlers that block the event loop.
 
-        Args:
-            now: the time.
-            late: seconds by which this call is late.
+        ``late``: seconds by which this call is late.
         """
         running = self._running()
         self._delays.tick(now)
@@ -163,10 +159,6 @@ class MessageDispatcher:
         """Start the workers.
 
         Args:
-            tasks: where they run.
-            handler: what they call.
-            concurrency: how many there are.
-            dead_letters: receives rejected messages.
             flush: sends all answers.
             batches: what a batch handler takes messages from, without lanes.
         """

@@ -112,11 +112,7 @@ class FailurePolicy:
         return True
 
     def requeue(self, message: Message, delay: float | None, *, backoff: bool) -> None:
-        """Requeue a message.
-
-        Args:
-            delay: seconds; None for the delay of failed messages.
-        """
+        """Requeue a message after so many seconds; None stands for the delay of failed messages."""
         wait = self.delay(message) if delay is None else delay
         if not message.in_order or not wait:
             message.requeue_now(wait, backoff=backoff)

@@ -32,12 +32,7 @@ def touch_due(messages: Iterable[Message], now: float, *, requeued: bool = False
     """Touch the messages of which half the timeout has passed; return how many.
 
     Call it `TOUCHES` times within the shortest timeout. A message is not touched beyond the total time that its server
-    allows (``max_msg_timeout``).
-
-    Args:
-        messages: messages in flight; answered ones are skipped.
-        now: the time.
-        requeued: they were requeued, and no REQ was sent: those that count as answered are touched too.
+    allows (``max_msg_timeout``). Answered ones are skipped, unless they were ``requeued`` and no REQ was sent.
     """
     count = 0
     for message in messages:
@@ -74,12 +69,7 @@ class HeldMessages:
         self._limit = _SPARE_HOLDINGS
 
     def add(self, messages: Sequence[Message], task: int | None = None) -> None:
-        """Add messages.
-
-        Args:
-            messages: what was handed out.
-            task: id of the task that received them; None for messages of handlers.
-        """
+        """Add messages that were handed out; ``task`` is the id of the one that received them, None for handlers."""
         self._holdings.append(_Holding(messages, task))
         if len(self._holdings) > self._limit:
             self.unanswered()

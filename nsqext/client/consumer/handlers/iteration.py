@@ -92,13 +92,7 @@ class MessageIteration:
                 return message
 
     async def next_batch(self, limits: BatchLimits, timeout: float | None = None) -> MessageBatch:
-        """Return the next messages as a batch; empty after the timeout.
-
-        Raises:
-            StopAsyncIteration: the consumer was stopped.
-            InvalidState: the consumer is not open.
-            NsqError: the consumer cannot continue.
-        """
+        """Return the next messages as a batch, empty after the timeout; raises as `Consumer.__anext__`."""
         state, flow = self._state, self._group.flow
         if not state.opened:
             self._tasks.check()

@@ -29,12 +29,10 @@ class OrderCheck:
         self._last: Message | None = None
 
     def accepts(self, message: Message) -> bool:
-        """Check a received message; return whether it must be handled.
+        """Check a received message; return whether it must be handled. Raises OrderViolation.
 
         A second copy of an unanswered message is not handled: the first ordered subscription of a channel receives its
         first message twice (captured: sub_ordered_first_reset_duplicate), and one answer finishes both.
-
-        Raises OrderViolation.
         """
         number, offset = message.internal_id, message.offset
         if number < self._id or offset < self._offset or (number == self._id) != (offset == self._offset):

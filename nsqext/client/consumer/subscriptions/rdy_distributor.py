@@ -83,11 +83,7 @@ class RdyDistributor(Generic[K]):
 
     @property
     def max_in_flight(self) -> int:
-        """Messages over all connections; may be changed.
-
-        Raises:
-            InvalidSetting: the value is not a positive number.
-        """
+        """Messages over all connections; may be changed. Raises InvalidSetting."""
         return self._max_in_flight
 
     @max_in_flight.setter
@@ -104,13 +100,10 @@ class RdyDistributor(Generic[K]):
         return len(self._members) > max(self.max_in_flight, self._sole)
 
     def add(self, member: K, limit: int, backoff: Backoff, now: float, *, sole: bool = False) -> None:
-        """Add a connection.
+        """Add a connection, with the largest RDY count that its server accepts.
 
         Args:
-            member: the connection.
-            limit: the largest RDY count that its server accepts.
             backoff: its own, or that of the consumer.
-            now: the time.
             sole: no other consumer could handle its messages: its first window is all that may be in flight, and it has
                 a count of 1 at least, even if there are more connections than messages that may be in flight.
         """
@@ -136,12 +129,9 @@ class RdyDistributor(Generic[K]):
         self._extra = min(held, self.max_in_flight)
 
     def received(self, member: K, count: int, size: int, in_flight: int, now: float) -> bool:
-        """Record messages since the last call; return whether the counts change.
+        """Record messages since the last call, 1 or more, and their bytes; return whether the counts change.
 
         Args:
-            member: the connection.
-            count: messages received, 1 or more.
-            size: their bytes.
             in_flight: messages of this connection that are not answered, these included.
             now: the time of the last read.
         """

@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 
 class ChannelSeeker:
-    """Records the position that the channel has to be moved to at each partition, and moves it before RDY is sent.
-
-    Args:
-        context: what all subscribers of the consumer share.
-    """
+    """Records the position that the channel has to be moved to at each partition, and moves it before RDY is sent."""
 
     def __init__(
         self,
@@ -66,10 +62,7 @@ class ChannelSeeker:
         assignment.start_applied = True
 
     async def move(self, assignment: Assignment, subscription: Subscription, view: PartitionMap) -> None:
-        """Move the channel to the pending position, if there is one, before the subscription sends RDY.
-
-        Raises PartitionUnavailable.
-        """
+        """Move the channel to a pending position before the subscription sends RDY; raises PartitionUnavailable."""
         while assignment.pending is not None:
             http = _http(view, assignment.partition, subscription.request.address)
             position = assignment.pending

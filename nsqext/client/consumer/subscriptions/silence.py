@@ -59,12 +59,7 @@ class SilenceWatch:
             self.due = min(self.due, now + _PAUSE)
 
     def look_up(self, groups: Iterable[OpenSubscriptions], now: float) -> None:
-        """Look up the topics that are due.
-
-        Args:
-            groups: the open subscriptions of all consumers.
-            now: the time.
-        """
+        """Look up the topics of all consumers that are due."""
         topics: dict[_Key, tuple[float, MetadataCache]] = {}
         for group in groups:
             metadata = group.metadata

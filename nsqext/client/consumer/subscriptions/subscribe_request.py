@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from nsqext.protocol.identify import Negotiated
     from nsqext.types import Address, TopicMeta
 
-__all__ = ("SubscribeRequest",)
-
 _UNBUFFERED = -1
 _SHORTEST = 0.01
 _SHORTEST_ORIGINAL = 0.025
@@ -110,10 +108,7 @@ class SubscribeRequest:
 
         What the server answered decides, and nothing that was known before: so all consumers of a channel share a
         partition in the same way, also while servers are replaced by others. One that has key_failover lets no consumer
-        subscribe in another way than the first.
-
-        Raises:
-            InvalidSetting: keys cannot be shared at this server, or by the tags of this topic.
+        subscribe in another way than the first. Raises InvalidSetting if keys cannot be shared here.
         """
         if self.key_sharing is KeySharing.TAGS:
             self._check_tags(negotiated)

@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from nsqext.lookup.partition_map import PartitionMap
     from nsqext.types import TopicMeta
 
-__all__ = ("LONGEST_POLL", "Subscriber", "is_fatal", "is_not_leader", "is_stale_meta")
-
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _FATAL = (AuthRequired, BadChannel, BadTopic, ChannelNotRegistered, DataLoss, InvalidInput, Unauthorized)
@@ -81,12 +79,7 @@ _clock = time.monotonic
 
 
 def is_fatal(error: NsqError, *, opened: bool) -> bool:
-    """Return whether an error is permanent, so that subscribing is not retried.
-
-    Args:
-        error: why a subscription failed.
-        opened: a subscription to this partition succeeded before.
-    """
+    """Return whether an error is permanent; ``opened``: an earlier subscription to this partition succeeded."""
     return isinstance(error, _FATAL if opened else _FATAL + _FATAL_AT_FIRST)
 
 
@@ -150,12 +143,7 @@ class Subscriber:
         return not self._assignments
 
     async def run(self) -> None:
-        """Start a task for every partition that the lookup service lists, now and later.
-
-        Raises:
-            LookupFailed: no lookup node returned a usable response at the start.
-            InvalidPartition: the topic does not have a partition of the options.
-        """
+        """Start a task for every partition that the lookup service lists; raises LookupFailed or InvalidPartition."""
         if self.closing:
             return
         self._unwatch = self._metadata.watch(self._topic, "r", self._view_changed)

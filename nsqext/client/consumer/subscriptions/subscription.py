@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
     from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
 
-__all__ = ("Subscription", "SubscriptionMonitor")
-
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _clock = time.monotonic
@@ -171,11 +169,7 @@ class Subscription:
         self.moved = True
 
     async def read(self) -> None:
-        """Read until the connection ends.
-
-        Raises:
-            NsqError: why it ended.
-        """
+        """Read until the connection ends; raises why it ended."""
         try:
             await self._reader.read(self._receive)
         finally:
@@ -285,11 +279,7 @@ class Subscription:
         self._pending.append(command)
 
     def finish(self, message: Message) -> None:
-        """Send FIN with the next flush.
-
-        Raises:
-            MessageNotInFlight: the message is not in flight any more.
-        """
+        """Send FIN with the next flush; raises MessageNotInFlight."""
         # as `_answer` and `commands.fin`, without two calls: 3 % of what a message costs
         if message.received < self.horizon:
             raise self._lost(message)
@@ -305,21 +295,13 @@ class Subscription:
             self.flush()
 
     def requeue(self, message: Message, delay: float, *, backoff: bool) -> None:
-        """Send REQ with the next flush; with ``backoff`` it counts as a failure.
-
-        Raises:
-            MessageNotInFlight: the message is not in flight any more.
-        """
+        """Send REQ with the next flush; with ``backoff`` it counts as a failure. Raises MessageNotInFlight."""
         self.record_outcome(backoff)
         self._monitor.early.postpone(message, delay)
         self.defer(message, min(delay, MAX_DELAY))
 
     def defer(self, message: Message, delay: float) -> None:
-        """Send REQ with the next flush, without an effect on the backoff.
-
-        Raises:
-            MessageNotInFlight: the message is not in flight any more.
-        """
+        """Send REQ with the next flush, without an effect on the backoff; raises MessageNotInFlight."""
         self._answer(message, req(message.id, round(delay * 1000)))
         self.requeued += 1
 
@@ -330,11 +312,7 @@ class Subscription:
             self._monitor.rebalance()
 
     def touch(self, message: Message) -> None:
-        """Send TOUCH with the next flush.
-
-        Raises:
-            MessageNotInFlight: the message is not in flight any more.
-        """
+        """Send TOUCH with the next flush; raises MessageNotInFlight."""
         self._answer(message, touch(message.id))
         message.counted = counted = InFlightCount(_clock(), 1)
         message.received = counted.time

@@ -276,8 +276,7 @@ class SubscriptionGroup:
     def needs_flush(self, subscription: Subscription) -> None:
         """Record that a subscription has commands to send; they are sent at the end of this turn of the event loop.
 
-        Raises:
-            InvalidState: called in another event loop, or in a thread without one.
+        Raises InvalidState in another event loop, or in a thread without one.
         """
         self._check_event_loop()
         if not self._unsent:

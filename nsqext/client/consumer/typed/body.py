@@ -181,10 +181,7 @@ def _check_aliases(kind: Any) -> None:
 
 @lru_cache(maxsize=256)
 def _check_names(kind: Any) -> None:
-    """Check that the fields of a dataclass or attrs class, and of those inside it, have public names.
-
-    Raises TypeError.
-    """
+    """Check that fields of a dataclass or attrs class, and of those inside it, have public names; raises TypeError."""
     fields: Any = getattr(kind, "__dataclass_fields__", None) or getattr(kind, "__attrs_attrs__", None)
     if not isinstance(kind, type) or fields is None:
         return

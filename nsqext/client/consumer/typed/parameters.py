@@ -225,10 +225,7 @@ def plan_call(function: Callable[..., Awaitable[object]]) -> CallPlan | None:
 
 
 def message_handler(function: Callable[..., Awaitable[object]], failure: FailureOptions) -> Handler:
-    """Return a handler of messages: the function itself, or a wrapper that passes the annotated arguments.
-
-    Raises InvalidSetting.
-    """
+    """Return a handler of messages: the function, or a wrapper that passes its arguments; raises InvalidSetting."""
     plan = plan_call(function)
     return function if plan is None else plan.handler(failure)
 

@@ -50,25 +50,15 @@ _RENAMED = {
 
 @attrs.frozen
 class Setting:
-    """One setting.
+    """One setting."""
 
-    Attributes:
-        name: its name everywhere; in capitals and behind the prefix in the environment.
-        member: attribute of the option class.
-        group: attribute of the outer option class that holds the option class; empty for the outer class itself.
-        kind: annotation of the attribute.
-        default: the default.
-        read: parses its text; None for a setting that can only be given as a keyword.
-        owner: the option class.
-    """
-
-    name: str
-    member: str
-    group: str
-    kind: str
+    name: str  # its name everywhere; in capitals and behind the prefix in the environment
+    member: str  # attribute of the option class
+    group: str  # attribute of the outer option class that holds the option class; empty for the outer class itself
+    kind: str  # annotation of the attribute
     default: object
-    read: Reader | None
-    owner: type
+    read: Reader | None  # parses its text; None for a setting that can only be given as a keyword
+    owner: type  # the option class
 
 
 @attrs.frozen
@@ -76,13 +66,11 @@ class Given:
     """Settings from all places.
 
     Attributes:
-        lookupd: lookup addresses.
-        nsqd: nsqd addresses, instead.
         values: values by name, without those that were not given.
     """
 
-    lookupd: Any
-    nsqd: Any
+    lookupd: Any  # lookup addresses
+    nsqd: Any  # nsqd addresses, instead
     values: Mapping[str, Any] = attrs.field(repr=False)  # some are secrets
 
 
@@ -351,20 +339,14 @@ class _Collector:
 
 @attrs.frozen
 class Schema:
-    """The settings of one kind of client.
+    """The settings of one kind of client."""
 
-    Attributes:
-        client: name of its class, for errors.
-        own: its settings by name.
-        foreign: returns the settings of other clients, which URL and environment may contain as well; checked, not
-            used. None where they are not known: unknown names are ignored there.
-        direct: whether it can do without lookup, with addresses of nsqd.
-    """
-
-    client: str
+    client: str  # name of its class, for errors
     own: Mapping[str, Setting]
+    # returns the settings of other clients, which URL and environment may contain as well; checked, not used. None
+    # where they are not known: unknown names are ignored there.
     foreign: Foreign | None = None
-    direct: bool = True
+    direct: bool = True  # whether it can do without lookup, with addresses of nsqd
 
     def collect(
         self,

@@ -11,16 +11,11 @@ __all__ = ("Address", "Receipt", "TopicMeta")
 
 @frozen(order=True)
 class Address:
-    """Host and port of a server; ``str()`` gives ``host:port``, with brackets around an IPv6 host.
+    """Host and port of a server; ``str()`` gives ``host:port``, with brackets around an IPv6 host."""
 
-    Attributes:
-        host: name or IP address.
-        port: the port.
-        listed_by: the lookup node that listed the address, for errors; None for one that the user gave.
-    """
-
-    host: str
-    port: int
+    host: str  #: name or IP address
+    port: int  #: the port
+    #: the lookup node that listed the address, for errors; None for one that the user gave
     listed_by: str | None = field(default=None, eq=False, order=False, repr=False, kw_only=True)
 
     def __str__(self) -> str:
@@ -29,44 +24,27 @@ class Address:
 
 @frozen
 class TopicMeta:
-    """Metadata of a topic (the ``meta`` member of lookup responses).
+    """Metadata of a topic (the ``meta`` member of lookup responses)."""
 
-    Attributes:
-        partition_num: number of partitions; 0 if the server does not report it (the original NSQ).
-        replica: copies of each partition.
-        extend_support: messages may carry JSON extend headers.
-        ordered: SUB_ORDERED is required, and each publish names its partition.
-        multi_part: several partitions may be on one node.
-        disable_channel_auto_create: channels must be registered at the lookup service first.
-    """
-
-    partition_num: int = 0
-    replica: int = 0
-    extend_support: bool = False
-    ordered: bool = False
-    multi_part: bool = False
-    disable_channel_auto_create: bool = False
+    partition_num: int = 0  #: number of partitions; 0 if the server does not report it (the original NSQ)
+    replica: int = 0  #: copies of each partition
+    extend_support: bool = False  #: messages may carry JSON extend headers
+    ordered: bool = False  #: SUB_ORDERED is required, and each publish names its partition
+    multi_part: bool = False  #: several partitions may be on one node
+    disable_channel_auto_create: bool = False  #: channels must be registered at the lookup service first
 
 
 class Receipt(NamedTuple):
     """Where a published message was stored.
 
     A named tuple, because each publish makes one: a frozen attrs class takes eight times as long.
-
-    Attributes:
-        topic: its topic.
-        partition: its partition; -1 on a server without partitions.
-        node: ``host:port`` of the leader that stored it.
-        message_id: internal id; None without a trace id, because servers report it for traced publishes only.
-        trace_id: the trace id of the message; 0 without one.
-        offset: byte offset in the partition's queue; None without a trace id.
-        size: bytes of the record in that queue; None without a trace id.
     """
 
-    topic: str
-    partition: int
-    node: str
+    topic: str  #: its topic
+    partition: int  #: its partition; -1 on a server without partitions
+    node: str  #: ``host:port`` of the leader that stored it
+    #: internal id; None without a trace id, because servers report it for traced publishes only
     message_id: int | None = None
-    trace_id: int = 0
-    offset: int | None = None
-    size: int | None = None
+    trace_id: int = 0  #: the trace id of the message; 0 without one
+    offset: int | None = None  #: byte offset in the partition's queue; None without a trace id
+    size: int | None = None  #: bytes of the record in that queue; None without a trace id

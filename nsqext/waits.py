@@ -71,16 +71,11 @@ def _ask(strategy: wait_base, attempts: int, error: BaseException | None = None)
 
 
 class Doubling:
-    """Pauses of a loop that polls: each is twice the one before, up to a bound.
-
-    Args:
-        first: the first pause, in seconds.
-        longest: the bound, in seconds.
-    """
+    """Pauses of a loop that polls: each is twice the one before, up to a bound."""
 
     def __init__(self, first: float, longest: float) -> None:
-        self._first = first
-        self._longest = longest
+        self._first = first  # the first pause, in seconds
+        self._longest = longest  # the bound, in seconds
         self._count = 0
 
     def next(self) -> float:

@@ -15,18 +15,12 @@ _Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 @frozen
 class Health:
-    """The state of an app.
+    """The state of an app."""
 
-    Attributes:
-        live: False if a consumer has failed; the process should be restarted.
-        ready: whether the app is running, and every consumer has subscribed to all partitions once and has a
-            connection.
-        reasons: why the app is not ready; empty if it is.
-    """
-
-    live: bool
+    live: bool  #: False if a consumer has failed; the process should be restarted
+    #: whether the app is running, and every consumer has subscribed to all partitions once and has a connection
     ready: bool
-    reasons: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()  #: why the app is not ready; empty if it is
 
 
 class HealthEndpoint:

@@ -18,23 +18,16 @@ EventKind = Literal["connected", "disconnected", "leader_moved", "backoff"]
 
 @frozen
 class ClientEvent:
-    """An event of a producer or a consumer.
+    """An event of a producer or a consumer."""
 
-    Attributes:
-        kind: ``connected``: a consumer subscribed to a partition, or a producer connected to a node; ``disconnected``:
-            such a connection ended; ``leader_moved``: the lookup service returned another leader; ``backoff``: the
-            level of a consumer's backoff changed.
-        topic: name of the topic; None if the event concerns all topics.
-        partition: the partition; -1 on the original NSQ, None if the event concerns all partitions.
-        node: ``host:port`` of the node; empty if the event concerns all nodes.
-        detail: description of the reason.
-    """
-
+    #: ``connected`` (a consumer subscribed to a partition, or a producer connected to a node), ``disconnected`` (such a
+    #: connection ended), ``leader_moved`` (the lookup service returned another leader), or ``backoff`` (the level of a
+    #: consumer's backoff changed)
     kind: EventKind
-    topic: str | None
-    partition: int | None
-    node: str
-    detail: str
+    topic: str | None  #: name of the topic; None if the event concerns all topics
+    partition: int | None  #: the partition; -1 on the original NSQ, None if the event concerns all partitions
+    node: str  #: ``host:port`` of the node; empty if the event concerns all nodes
+    detail: str  #: description of the reason
 
 
 class ClientEvents:

@@ -23,50 +23,33 @@ if TYPE_CHECKING:
 
 @define(eq=False)
 class Publishing:
-    """A publish in progress.
+    """A publish in progress."""
 
-    Attributes:
-        topic: name of the topic.
-        messages: the messages; a middleware may replace them, for example to add headers.
-        batch: whether `nsqext.Producer.publish_many` was called.
-        key: key for all messages of a batch without a key of their own.
-        partition: the partition that the caller chose.
-        delay: seconds after which handlers receive the message.
-        via: see `nsqext.Producer.publish`.
-        identity: see `nsqext.Producer.publish`.
-        receipts: receipts of the messages; empty until they are stored.
-        on_topic: functions that are called with the topic's meta when it is known, before the messages are encoded;
-            they may replace them.
-        entered: topics and keys whose lock the caller of the middleware has.
-    """
-
-    topic: str
-    messages: list[OutgoingMessage]
-    batch: bool
-    key: str | bytes | int | None = None
-    partition: int | None = None
-    delay: float | None = None
-    via: Literal["consumer", "relay"] | None = None
-    identity: str | None = None
-    receipts: Sequence[Receipt] = field(factory=tuple)
+    topic: str  #: name of the topic
+    messages: list[OutgoingMessage]  #: the messages; a middleware may replace them, for example to add headers
+    batch: bool  #: whether `nsqext.Producer.publish_many` was called
+    key: str | bytes | int | None = None  #: key for all messages of a batch without a key of their own
+    partition: int | None = None  #: the partition that the caller chose
+    delay: float | None = None  #: seconds after which handlers receive the message
+    via: Literal["consumer", "relay"] | None = None  #: see `nsqext.Producer.publish`
+    identity: str | None = None  #: see `nsqext.Producer.publish`
+    receipts: Sequence[Receipt] = field(factory=tuple)  #: receipts of the messages; empty until they are stored
+    #: functions that are called with the topic's meta when it is known, before the messages are encoded; they may
+    #: replace them
     on_topic: list[Callable[[TopicMeta], object]] = field(factory=list)
+    #: topics and keys whose lock the caller of the middleware has
     entered: Collection[TopicKey] = field(default=(), repr=False)
 
 
 @define(eq=False)
 class Handling:
-    """A call of a handler.
+    """A call of a handler."""
 
-    Attributes:
-        messages: the message, or those of a batch. A middleware may remove messages of a batch: the handler does not
-            receive them, and they are finished with the others, unless the middleware finishes or requeues them itself.
-        channel: the channel of the messages.
-        batch: whether the handler receives a batch.
-    """
-
+    #: the message, or those of a batch. A middleware may remove messages of a batch, which the handler then does not
+    #: receive; they are finished with the others, unless the middleware finishes or requeues them itself.
     messages: list[Message]
-    channel: str
-    batch: bool = False
+    channel: str  #: the channel of the messages
+    batch: bool = False  #: whether the handler receives a batch
 
     @property
     def message(self) -> Message:

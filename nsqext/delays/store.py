@@ -35,19 +35,12 @@ _BUSY = 30.0
 
 @frozen
 class WaitingMessage:
-    """A delayed message that waits.
+    """A delayed message that waits."""
 
-    Attributes:
-        identity: identifies it among all delayed messages.
-        topic: where it is published.
-        due: when, in seconds since 1970.
-        error: why it could not be published when it was due; empty otherwise.
-    """
-
-    identity: str
-    topic: str
-    due: float
-    error: str = ""
+    identity: str  #: identifies it among all delayed messages
+    topic: str  #: where it is published
+    due: float  #: when, in seconds since 1970
+    error: str = ""  #: why it could not be published when it was due; empty otherwise
 
 
 class DelayStore:

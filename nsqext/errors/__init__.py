@@ -337,11 +337,10 @@ class ServerError(NsqError):
     """An error frame that a server sent.
 
     Attributes:
-        code: first word of the frame, for example ``E_FAILED_ON_NOT_LEADER``.
         description: the rest of the frame, cut after 500 characters; often empty.
     """
 
-    code: str = ""
+    code: str = ""  #: first word of the frame, for example ``E_FAILED_ON_NOT_LEADER``
     codes: ClassVar[tuple[str, ...]] = ()
     """The codes of this class; several may mean the same."""
     advice: ClassVar[str | None] = None

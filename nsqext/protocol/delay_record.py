@@ -13,39 +13,23 @@ __all__ = ("DelayCancel", "DelayRecord", "DelayedMessage", "decode_delay", "enco
 
 
 class DelayedMessage(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True, tag="delay", tag_field="nsqext"):
-    """A message that a relay publishes later; all members but the body are in the JSON.
+    """A message that a relay publishes later; all members but the body are in the JSON."""
 
-    Attributes:
-        identity: identifies it among all delayed messages.
-        topic: where it is published.
-        due: when, in milliseconds since 1970.
-        headers: its extend headers.
-        tag: its tag for dispatch.
-        trace_id: its trace id.
-        key: its key.
-        partition: the partition that the publisher chose.
-    """
-
-    identity: str
-    topic: str
-    due: int
-    headers: dict[str, str] | None = None
-    tag: str | None = None
-    trace_id: int | None = None
-    key: bytes | None = None
-    partition: int | None = None
+    identity: str  #: identifies it among all delayed messages
+    topic: str  #: where it is published
+    due: int  #: when, in milliseconds since 1970
+    headers: dict[str, str] | None = None  #: its extend headers
+    tag: str | None = None  #: its tag for dispatch
+    trace_id: int | None = None  #: its trace id
+    key: bytes | None = None  #: its key
+    partition: int | None = None  #: the partition that the publisher chose
 
 
 class DelayCancel(msgspec.Struct, kw_only=True, frozen=True, tag="cancel", tag_field="nsqext"):
-    """A request not to publish a delayed message.
+    """A request not to publish a delayed message."""
 
-    Attributes:
-        identity: identity of the message.
-        time: when it was made, in milliseconds since 1970.
-    """
-
-    identity: str
-    time: int
+    identity: str  #: identity of the message
+    time: int  #: when it was made, in milliseconds since 1970
 
 
 DelayRecord = DelayedMessage | DelayCancel

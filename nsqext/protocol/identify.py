@@ -59,21 +59,13 @@ FILTER_MULTI = 4
 
 @frozen
 class ExtFilter:
-    """A filter on an extend header: the server finishes messages that do not match (captured: ext_filter).
+    """A filter on an extend header: the server finishes messages that do not match (captured: ext_filter)."""
 
-    Attributes:
-        type: 1 equal, 2 regular expression, 3 glob, 4 several equals.
-        key: header name; for type 4 the relation, ``any`` or ``all``.
-        data: value, expression or glob; empty for type 4.
-        pairs: header name and value, for type 4.
-        inverse: deliver the messages that do not match.
-    """
-
-    type: int
-    key: str
-    data: str = ""
-    pairs: tuple[tuple[str, str], ...] = ()
-    inverse: bool = False
+    type: int  #: 1 equal, 2 regular expression, 3 glob, 4 several equals
+    key: str  #: header name; for type 4 the relation, ``any`` or ``all``
+    data: str = ""  #: value, expression or glob; empty for type 4
+    pairs: tuple[tuple[str, str], ...] = ()  #: header name and value, for type 4
+    inverse: bool = False  #: deliver the messages that do not match
 
     def as_json(self) -> dict[str, Any]:
         """Return the member ``ext_filter`` of IDENTIFY."""
@@ -98,45 +90,26 @@ def _milliseconds(name: str, seconds: float | None) -> int | None:
 
 @frozen
 class IdentifyRequest:
-    """Body of IDENTIFY: the client and its requests; the server chooses the values of unset members.
+    """Body of IDENTIFY: the client and its requests; the server chooses the values of unset members."""
 
-    Attributes:
-        client_id: name of this client; the host's short name by default.
-        hostname: name of this host.
-        user_agent: program and version.
-        heartbeat_interval: seconds between two heartbeats; servers accept 1 to 60.
-        msg_timeout: seconds that a message may be in flight; servers accept 1 to 900.
-        sample_rate: percentage of the messages that is delivered, 1 to 99; 0 for all.
-        output_buffer_size: bytes that the server buffers before it sends.
-        output_buffer_timeout: longest time in the server's buffer, in seconds.
-        tls: request TLS.
-        snappy: request snappy.
-        deflate_level: request deflate with this level; 0 for no deflate.
-        desired_tag: deliver only messages with this tag.
-        extend_support: the client reads messages with extend headers; must equal the topic's ``extend_support``.
-        ext_filter: a filter on a header.
-        topology_region: region of the client; original nsqd only.
-        topology_zone: zone of the client; original nsqd only.
-        extra: further members, for servers of other kinds.
-    """
-
-    client_id: str = ""
-    hostname: str = ""
-    user_agent: str = f"nsqext/{__version__}"
-    heartbeat_interval: float | None = None
-    msg_timeout: float | None = None
-    sample_rate: int = 0
-    output_buffer_size: int | None = None
-    output_buffer_timeout: float | None = None
-    tls: bool = False
-    snappy: bool = False
-    deflate_level: int = 0
-    desired_tag: str | None = None
+    client_id: str = ""  #: name of this client; the host's short name by default
+    hostname: str = ""  #: name of this host
+    user_agent: str = f"nsqext/{__version__}"  #: program and version
+    heartbeat_interval: float | None = None  #: seconds between two heartbeats; servers accept 1 to 60
+    msg_timeout: float | None = None  #: seconds that a message may be in flight; servers accept 1 to 900
+    sample_rate: int = 0  #: percentage of the messages that is delivered, 1 to 99; 0 for all
+    output_buffer_size: int | None = None  #: bytes that the server buffers before it sends
+    output_buffer_timeout: float | None = None  #: longest time in the server's buffer, in seconds
+    tls: bool = False  #: request TLS
+    snappy: bool = False  #: request snappy
+    deflate_level: int = 0  #: request deflate with this level; 0 for no deflate
+    desired_tag: str | None = None  #: deliver only messages with this tag
+    #: the client reads messages with extend headers; must equal the topic's ``extend_support``
     extend_support: bool = False
-    ext_filter: ExtFilter | None = None
-    topology_region: str = ""
-    topology_zone: str = ""
-    extra: Mapping[str, Any] = field(factory=dict)
+    ext_filter: ExtFilter | None = None  #: a filter on a header
+    topology_region: str = ""  #: region of the client; original nsqd only
+    topology_zone: str = ""  #: zone of the client; original nsqd only
+    extra: Mapping[str, Any] = field(factory=dict)  #: further members, for servers of other kinds
 
     def __attrs_post_init__(self) -> None:
         if self.snappy and self.deflate_level:
@@ -182,33 +155,19 @@ class IdentifyRequest:
 
 @frozen
 class Negotiated:
-    """Response to IDENTIFY: what the server granted.
+    """Response to IDENTIFY: what the server granted."""
 
-    Attributes:
-        version: the server's version; ``HA`` in it marks the redesigned generation.
-        max_rdy_count: largest RDY.
-        msg_timeout: seconds that a message may be in flight.
-        max_msg_timeout: seconds that it may be in flight with TOUCH.
-        tls: a TLS handshake follows.
-        snappy: a snappy layer follows.
-        deflate_level: level of the deflate layer that follows; 0 for none.
-        auth_required: AUTH must follow.
-        sample_rate: percentage of the messages that is delivered; 0 for all.
-        desired_tag: the tag as the server read it.
-        dispatch: the channel's dispatch type; empty if the server does not support dispatch types.
-    """
-
-    version: str = ""
-    max_rdy_count: int = 2500
-    msg_timeout: float = 60.0
-    max_msg_timeout: float = 900.0
-    tls: bool = False
-    snappy: bool = False
-    deflate_level: int = 0
-    auth_required: bool = False
-    sample_rate: int = 0
-    desired_tag: str = ""
-    dispatch: str = ""
+    version: str = ""  #: the server's version; ``HA`` in it marks the redesigned generation
+    max_rdy_count: int = 2500  #: largest RDY
+    msg_timeout: float = 60.0  #: seconds that a message may be in flight
+    max_msg_timeout: float = 900.0  #: seconds that it may be in flight with TOUCH
+    tls: bool = False  #: a TLS handshake follows
+    snappy: bool = False  #: a snappy layer follows
+    deflate_level: int = 0  #: level of the deflate layer that follows; 0 for none
+    auth_required: bool = False  #: AUTH must follow
+    sample_rate: int = 0  #: percentage of the messages that is delivered; 0 for all
+    desired_tag: str = ""  #: the tag as the server read it
+    dispatch: str = ""  #: the channel's dispatch type; empty if the server does not support dispatch types
 
     @property
     def is_ha(self) -> bool:

@@ -46,29 +46,18 @@ _DIGIT = ord("0")
 
 
 class RawMessage:
-    """A delivered message, split into its fields.
-
-    Attributes:
-        timestamp: when the server stored it, in nanoseconds since 1970.
-        attempts: number of deliveries, including this one.
-        id: the 16 bytes that FIN, REQ and TOUCH name.
-        version: version of the extend part: 0 for no header, 2 for a tag, 4 for JSON.
-        header: bytes of the extend part as published; empty without one.
-        offset: byte offset in the partition's queue; -1 if the subscription does not report it.
-        size: bytes of its record in the queue; 0 if the subscription does not report it.
-        body: the body as published.
-    """
+    """A delivered message, split into its fields."""
 
     __slots__ = ("attempts", "body", "header", "id", "offset", "size", "timestamp", "version")
 
-    timestamp: int
-    attempts: int
-    id: bytes
-    version: int
-    header: bytes
-    offset: int
-    size: int
-    body: bytes
+    timestamp: int  #: when the server stored it, in nanoseconds since 1970
+    attempts: int  #: number of deliveries, including this one
+    id: bytes  #: the 16 bytes that FIN, REQ and TOUCH name
+    version: int  #: version of the extend part, 0 for no header, 2 for a tag, 4 for JSON
+    header: bytes  #: bytes of the extend part as published; empty without one
+    offset: int  #: byte offset in the partition's queue; -1 if the subscription does not report it
+    size: int  #: bytes of its record in the queue; 0 if the subscription does not report it
+    body: bytes  #: the body as published
 
     @property
     def internal_id(self) -> int:

@@ -20,15 +20,11 @@ _FUTURE = 365 * 24 * 3600.0
 
 @frozen
 class Position:
-    """A position in the queue of a partition; made by the class methods.
+    """A position in the queue of a partition; made by the class methods."""
 
-    Attributes:
-        kind: the unit of ``value``, in the words of the protocol.
-        value: a number.
-    """
-
+    #: the unit of ``value``, in the words of the protocol
     kind: Literal["timestamp", "virtual_queue", "msgcount", "special"]
-    value: int
+    value: int  #: a number
 
     @classmethod
     def earliest(cls) -> Self:

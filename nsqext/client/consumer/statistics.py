@@ -13,52 +13,30 @@ if TYPE_CHECKING:
 
 @frozen
 class ConsumerConnection:
-    """An open connection of a consumer.
+    """An open connection of a consumer."""
 
-    Attributes:
-        topic: name of the topic.
-        partition: the partition; -1 at the original NSQ.
-        node: ``host:port`` of the node.
-        ready: the RDY count: messages that it may have in flight.
-        in_flight: messages that were received and neither answered nor timed out.
-        backoff: level of its backoff; 0 while handlers succeed.
-    """
-
-    topic: str
-    partition: int
-    node: str
-    ready: int
-    in_flight: int
-    backoff: int
+    topic: str  #: name of the topic
+    partition: int  #: the partition; -1 at the original NSQ
+    node: str  #: ``host:port`` of the node
+    ready: int  #: the RDY count, the messages that it may have in flight
+    in_flight: int  #: messages that were received and neither answered nor timed out
+    backoff: int  #: level of its backoff; 0 while handlers succeed
 
 
 @frozen
 class ConsumerStatistics:
-    """The state and the counters of a consumer since it was opened.
+    """The state and the counters of a consumer since it was opened."""
 
-    Attributes:
-        connections: the open connections.
-        reconnects: subscriptions that were made again after a connection had ended.
-        received: messages received, redeliveries included.
-        finished: messages finished (FIN).
-        requeued: messages requeued (REQ).
-        lost: messages that timed out, or were in flight when their connection ended; the server delivers them again.
-        in_flight: messages received that were neither answered nor timed out.
-        bytes_received: bytes of the messages received, headers included.
-        lookup_age: seconds since the lookup service answered last; None if it has not, or is not used.
-        lookup_failures: rounds in a row in which no lookup node gave a usable answer.
-    """
-
-    connections: tuple[ConsumerConnection, ...]
-    reconnects: int
-    received: int
-    finished: int
-    requeued: int
-    lost: int
-    in_flight: int
-    bytes_received: int
-    lookup_age: float | None
-    lookup_failures: int
+    connections: tuple[ConsumerConnection, ...]  #: the open connections
+    reconnects: int  #: subscriptions that were made again after a connection had ended
+    received: int  #: messages received, redeliveries included
+    finished: int  #: messages finished (FIN)
+    requeued: int  #: messages requeued (REQ)
+    lost: int  #: messages that timed out, or were in flight when their connection ended; the server delivers them again
+    in_flight: int  #: messages received that were neither answered nor timed out
+    bytes_received: int  #: bytes of the messages received, headers included
+    lookup_age: float | None  #: seconds since the lookup service answered last; None if it has not, or is not used
+    lookup_failures: int  #: rounds in a row in which no lookup node gave a usable answer
 
 
 def connections_of(group: SubscriptionGroup) -> tuple[ConsumerConnection, ...]:

@@ -51,20 +51,13 @@ Encoded = tuple[bytes, bytes, int | None]
 
 @frozen
 class OutgoingMessage:
-    """A message for `Producer.publish_many` and batchers that has more than a body.
+    """A message for `Producer.publish_many` and batchers that has more than a body."""
 
-    Attributes:
-        body: the body; not empty.
-        headers: extend headers; the topic has to support them.
-        tag: tag for dispatch; the topic has to support extend headers.
-        trace_id: trace id, 0 to 2**64 - 1.
-        key: messages with the same key are stored in one partition, in order; on extend topics consumers receive it.
-    """
-
-    body: bytes
-    headers: Mapping[str, str] | None = None
-    tag: str | None = None
-    trace_id: int | None = None
+    body: bytes  #: the body; not empty
+    headers: Mapping[str, str] | None = None  #: extend headers; the topic has to support them
+    tag: str | None = None  #: tag for dispatch; the topic has to support extend headers
+    trace_id: int | None = None  #: trace id, 0 to 2**64 - 1
+    #: messages with the same key are stored in one partition, in order; on extend topics consumers receive it
     key: str | bytes | int | None = None
 
 

@@ -7,29 +7,17 @@ from attrs import frozen
 
 @frozen
 class ProducerStatistics:
-    """Numbers of a producer since it was opened; a snapshot.
+    """Numbers of a producer since it was opened; a snapshot."""
 
-    Attributes:
-        connections: connections to nodes at the moment.
-        pending: commands that were sent and have received no response so far.
-        stored: messages that were stored.
-        failed: messages that were not stored, and whose publish raised an error other than `InvalidInput`.
-        unknown: messages whose publish raised `DeliveryUnknown`.
-        retries: attempts after the first one of a publish.
-        bytes_sent: bytes of publish commands that received a response.
-        lookup_age: seconds since lookup last answered; None where it never did, or there is no lookup.
-        lookup_failures: rounds in a row in which no lookup node returned a usable response.
-    """
-
-    connections: int
-    pending: int
-    stored: int
-    failed: int
-    unknown: int
-    retries: int
-    bytes_sent: int
-    lookup_age: float | None
-    lookup_failures: int
+    connections: int  #: connections to nodes at the moment
+    pending: int  #: commands that were sent and have received no response so far
+    stored: int  #: messages that were stored
+    failed: int  #: messages that were not stored, and whose publish raised an error other than `InvalidInput`
+    unknown: int  #: messages whose publish raised `DeliveryUnknown`
+    retries: int  #: attempts after the first one of a publish
+    bytes_sent: int  #: bytes of publish commands that received a response
+    lookup_age: float | None  #: seconds since lookup last answered; None where it never did, or there is no lookup
+    lookup_failures: int  #: rounds in a row in which no lookup node returned a usable response
 
 
 class Counters:

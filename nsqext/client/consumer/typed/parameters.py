@@ -52,12 +52,9 @@ class Header:
     """Marks a parameter that receives one extend header: ``user: Annotated[str, Header("user")]``.
 
     A message without the header is rejected, unless the parameter has a default.
-
-    Attributes:
-        name: name of the header; by default that of the parameter.
     """
 
-    name: str | None = None
+    name: str | None = None  #: name of the header; by default that of the parameter
 
 
 @frozen
@@ -66,12 +63,9 @@ class Depends:
 
     The function is called once for each message, with what its own parameters ask for (everything but the body). It may
     be a coroutine function, or a generator of either kind with one ``yield``, which is resumed after the handler ended.
-
-    Attributes:
-        function: the function.
     """
 
-    function: Callable[..., Any]
+    function: Callable[..., Any]  #: the function
 
 
 class _Dependency:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from nsqext.testing.simulation.disk import SimulatedDisk
     from nsqext.testing.simulation.network import Network
 
-__all__ = ("COORDINATOR", "SimulatedCluster", "as_server")
-
 COORDINATOR = "coordinator"
 """Name of the coordinator in `SimulatedCluster.separate`."""
 

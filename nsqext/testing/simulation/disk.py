@@ -21,8 +21,6 @@ from attrs import define, field
 if TYPE_CHECKING:
     from nsqext.testing.simulation.network import Network
 
-__all__ = ("SimulatedDisk", "SimulatedPath")
-
 _FIRST_FD = 2_000_000
 _TORN = 0.5
 """Share of the files with unsynced bytes of which a part is durable."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from nsqext.testing.simulation.seams import SimulatedClock
     from nsqext.testing.simulation.selector import SimulatedSelector
 
-__all__ = ("KINDS", "Fault", "FaultOptions", "Injector", "draw_faults")
-
 
 @frozen
 class Fault:

@@ -17,8 +17,6 @@ import httpx
 if TYPE_CHECKING:
     from nsqext.testing.simulation.sockets import SimulatedSocket
 
-__all__ = ("SimulatedHttpServer", "SimulatedHttpTransport", "SimulatedRequest", "SimulatedResponse")
-
 _END = b"\r\n\r\n"
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 

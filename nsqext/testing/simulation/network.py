@@ -21,8 +21,6 @@ from attrs import frozen
 
 from nsqext.testing.simulation.sockets import SimulatedSocket
 
-__all__ = ("Network", "NetworkOptions", "current_host")
-
 current_host: ContextVar[str] = ContextVar("nsqext_simulated_host", default="client")
 """Name of the simulated host that the current task runs on."""
 

@@ -10,12 +10,9 @@ import re
 import socket
 import sys
 from asyncio.selector_events import BaseSelectorEventLoop
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import Context, copy_context
 from functools import cache
-from heapq import heappop, heappush
 from importlib import import_module
 from importlib.metadata import version
 from itertools import count
@@ -29,16 +26,6 @@ from nsqext.testing.simulation.sockets import HOST
 
 if TYPE_CHECKING:
     from nsqext.testing.simulation.network import Network
-
-__all__ = (
-    "HTTPX_URL",
-    "TESTED",
-    "Replacement",
-    "SimulatedLoop",
-    "check_versions",
-    "parts_of_anyio",
-    "run_by_anyio",
-)
 
 TESTED = {"anyio": ("4.12", "4.16"), "httpx": ("0.27", "0.28"), "uvicorn": ("0.34", "0.54")}
 """The lowest and the highest version of each package that the project's tests run simulations with."""
@@ -96,18 +83,6 @@ def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **settings: Any)
     return SimulatedTask(coroutine, loop=loop, **settings)
 
 
-class _Callback(asyncio.Handle):
-    """A function to call, without what asyncio keeps for its debug mode."""
-
-    __slots__ = ()
-
-    def __init__(self, callback: Any, args: Any, loop: Any, context: Context | None) -> None:
-        self._callback, self._args, self._loop = callback, args, loop
-        self._context = copy_context() if context is None else context
-        self._cancelled = False
-        self._repr = self._source_traceback = None
-
-
 class SimulatedLoop(BaseSelectorEventLoop):
     """The event loop of a simulation.
 
@@ -115,77 +90,16 @@ class SimulatedLoop(BaseSelectorEventLoop):
         most_turns: turns after which `SimulationStuck` is raised.
     """
 
-    _ready: deque[Any]
-    _scheduled: list[Any]
-    _stopping: bool
-    _process_events: Callable[[Any], None]
-
     def __init__(self, network: Network, most_turns: int = 5_000_000) -> None:
         self.network: Network = network
         self.selector: SimulatedSelector = SimulatedSelector(network, most_turns)
         super().__init__(self.selector)
-        self._timers = 0
         SimulatedTask.restart()
         self.set_task_factory(cast("Any", _make_task))
 
     def time(self) -> float:
         """Return the virtual time."""
         return self.network.now
-
-    # the same as in the base class, without its debug mode, and with timers that are compared as tuples
-
-    def call_soon(  # type: ignore[override]
-        self, callback: Any, *args: Any, context: Context | None = None
-    ) -> asyncio.Handle:
-        """Call a function in the next turn."""
-        handle = _Callback(callback, args, self, context)
-        self._ready.append(handle)
-        return handle
-
-    def call_later(  # type: ignore[override]
-        self, delay: float, callback: Any, *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        """Call a function after virtual seconds."""
-        return self.call_at(self.network.now + delay, callback, *args, context=context)
-
-    def call_at(  # type: ignore[override]
-        self, when: float, callback: Any, *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        """Call a function at a virtual time."""
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
-        self._timers += 1
-        heappush(self._scheduled, (when, self._timers, timer))
-        return timer
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Do nothing: cancelled timers are removed at their time."""
-
-    def _run_once(self) -> None:
-        """Run one turn."""
-        ready, scheduled = self._ready, self._scheduled
-        while scheduled and scheduled[0][2]._cancelled:
-            heappop(scheduled)
-        timeout: float | None = None
-        if ready or self._stopping:
-            timeout = 0.0
-        elif scheduled:
-            timeout = max(0.0, scheduled[0][0] - self.network.now)
-        events = self.selector.select(timeout)
-        if events:
-            self._process_events(events)
-        end = self.network.now + 1e-9
-        while scheduled and scheduled[0][0] < end:
-            ready.append(heappop(scheduled)[2])
-        for _ in range(len(ready)):
-            handle = ready.popleft()
-            if not handle._cancelled:
-                try:
-                    handle._context.run(handle._callback, *handle._args)
-                except (SystemExit, KeyboardInterrupt):
-                    raise
-                except BaseException as error:
-                    context = {"message": f"exception in {handle!r}", "exception": error, "handle": handle}
-                    self.call_exception_handler(context)
 
     # the base class connects two real sockets, with which other threads and signals wake the loop
 

@@ -23,8 +23,6 @@ from nsqext.testing.simulation.world import World
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
-__all__ = ("Run", "Scenario", "SimulationFailed", "run_seed", "simulate")
-
 Scenario = Callable[[World], Awaitable[object]]
 
 _SHRINK_RUNS = 60

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from nsqext.testing.simulation.disk import SimulatedDisk
     from nsqext.testing.simulation.network import Network
 
-__all__ = ("EPOCH", "SimulatedClock", "simulated_machine")
-
 EPOCH = 1_700_000_000.0
 """Seconds since 1970 at which every simulation begins."""
 

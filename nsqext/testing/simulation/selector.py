@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nsqext.testing.simulation.network import Network
 
-__all__ = ("SimulatedSelector", "SimulationStuck")
-
 _TURN = 0.00002
 """Virtual seconds that a turn of the loop takes, at most."""
 _MISS = 0.1

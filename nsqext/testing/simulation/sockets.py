@@ -13,8 +13,6 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-__all__ = ("HOST", "Links", "SimulatedSocket")
-
 HOST = "127.0.0.1"
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from nsqext.testing.simulation.private_parts import SimulatedLoop
     from nsqext.testing.simulation.seams import SimulatedClock
 
-__all__ = ("ClientProcess", "World")
-
 
 class ClientProcess:
     """A client process of a scenario, with sockets of its own; `World.start` makes it."""

@@ -473,3 +473,14 @@ def test_every_setting_reaches_every_client(entry: str, place: str, monkeypatch:
         assert _value(client, setting) == value, setting.name
         reached += 1
     assert reached == len([setting for setting in settings.values() if setting.read is not None])
+
+
+@pytest.mark.parametrize("entry", ["Producer", "Consumer"])
+def test_a_value_of_another_kind_is_refused(entry: str) -> None:
+    make, settings = _ENTRIES[entry]
+    wrong = {"bool": "no", "bool | None": "no", "str | None": 5}
+    refused = [name for name, setting in settings.items() if setting.kind in wrong]
+    for name in refused:
+        with pytest.raises(InvalidSetting, match=rf"^{name}(='no' is not True or False| is a int)"):
+            make("nsq://h", **{name: wrong[settings[name].kind]})
+    assert len(refused) > 5

@@ -11,6 +11,36 @@ __all__ = ("EQUIVALENT", "reason_of")
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
+        "broker/coordinator/admin_ops.py",
+        "number + 1",
+        "if (retention_days or 0) > _MAX_RETENTION_DAYS:",
+    ): "1 is not too much either",
+    (
+        "broker/coordinator/admin_ops.py",
+        "number + 1",
+        "if (sync_every or 0) > MAX_SYNC_EVERY:",
+    ): "1 is not too much either",
+    (
+        "broker/coordinator/replication.py",
+        "Gt to GtE",
+        "if last is not None and last.count > partition.readable:",
+    ): "what is readable may be committed again",
+    (
+        "broker/coordinator/replication.py",
+        "Lt to LtE",
+        "if follower.log.start_offset < leader.log.start_offset:",
+    ): "there is nothing before the start",
+    (
+        "broker/coordinator/replication.py",
+        "Lt to LtE",
+        "if target.log.start_offset < source.log.start_offset:",
+    ): "there is nothing before the start",
+    (
+        "broker/coordinator/replication.py",
+        "Lt to LtE",
+        "if held < leader.committed:",
+    ): "what all hold may be committed again",
+    (
         "broker/coordinator/coordinator.py",
         "number + 1",
         "replicas.state.epoch += 1",
@@ -25,6 +55,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "or to and",
         "if replicas.state.epoch != epoch or replicas.state.resigned:",
     ): "what every in-sync replica has may be committed by any task, also of an earlier epoch",
+    (
+        "broker/coordinator/state_file.py",
+        "other bool",
+        "self._retry = False",
+    ): "a repeated write of the same data is left out",
     (
         "broker/engine/storage/delayed_queue.py",
         "number + 1",
@@ -78,7 +113,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "broker/engine/storage/memory_budget.py",
         "number + 1",
-        "if self._fruitless_at >= 0 and self.held > self._fruitless_at * 31 // 32:",
+        "if self._fruitless >= 0 and self.held > self._fruitless * 31 // 32:",
     ): "more than the limit was held: it is 1 or more, or -1",
     (
         "dispatch/ranges.py",

@@ -1,8 +1,14 @@
-"""Operators that change one place of a module: a comparison, a number, a condition, a statement that is left out."""
+"""Operators that change one place of a module: a comparison, a number, a condition, a statement that is left out.
+
+Not drawn is what has no effect in any module: bounds between two moments (``now >= due`` and ``now > due`` differ when
+the clock shows exactly that moment, for which there is no rule), log records and other texts, how classes are made,
+sizes of caches, and large numbers outside of functions, which are chosen.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from copy import deepcopy
 
@@ -22,12 +28,15 @@ _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.In: ast.NotIn,
     ast.NotIn: ast.In,
 }
-_FORM = ("eq", "init", "frozen", "repr", "order", "kw_only", "slots", "alias", "compare", "strict", "total")
-"""How a class is made, and checks of equal lengths: without an effect on right code."""
+_FORM = ("eq", "init", "frozen", "repr", "order", "kw_only", "slots", "alias", "compare", "strict", "total", "maxsize")
+"""How a class is made, checks of equal lengths, sizes of caches: without an effect on right code."""
 _CHOSEN = 8
 """Numbers outside of functions from which on they are chosen limits, sizes and times."""
-_WORDS_ONLY = ("logger", "log", "warnings")
+_WORDS = ("logger.", "log(", "log.", "warnings.", "self._log(")
 """What only produces text: a changed log record loses no message."""
+_BOUNDS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+_MOMENTS = re.compile(r"now|due|until|since|deadline|horizon|\w+_(at|due|until|since)")
+_CLOCKS = ("_clock", "clock", "current_time", "monotonic")
 
 
 @frozen
@@ -84,7 +93,7 @@ def _places(tree: ast.AST) -> Iterator[ast.AST]:
             continue
         if isinstance(node, ast.Raise | ast.Import | ast.ImportFrom | ast.arguments | ast.JoinedStr):
             continue
-        if isinstance(node, ast.Expr) and _only_words(node.value):
+        if _only_words(node):
             continue
         if isinstance(node, ast.keyword) and node.arg in _FORM and isinstance(node.value, ast.Constant):
             continue
@@ -103,15 +112,40 @@ def _chosen(node: ast.Assign | ast.AnnAssign) -> bool:
     return bool(numbers) and max(numbers) >= _CHOSEN
 
 
-def _only_words(value: ast.expr) -> bool:
-    if isinstance(value, ast.Constant):
-        return True
-    call = value.value if isinstance(value, ast.Await) else value
-    return isinstance(call, ast.Call) and ast.unparse(call.func).split(".")[0] in _WORDS_ONLY
+def _only_words(node: ast.AST) -> bool:
+    """Return whether a statement is a text or a log record, perhaps under a condition."""
+    match node:
+        case ast.Expr(ast.Constant()):
+            return True
+        case ast.Expr(ast.Await(value) | value):
+            return isinstance(value, ast.Call) and ast.unparse(value).startswith(_WORDS)
+        case ast.If(body=body, orelse=[]):
+            return all(map(_only_words, body))
+        case _:
+            return False
+
+
+def _is_moment(*sides: ast.expr) -> bool:
+    """Return whether one of some values is a moment, or a time since or until a moment."""
+    for side in () if any(isinstance(side, ast.Name) and side.id == "inf" for side in sides) else sides:
+        match side:
+            case ast.Name(name) | ast.Attribute(attr=name) if _MOMENTS.fullmatch(name):
+                return True
+            case ast.Call(ast.Name(name) | ast.Attribute(attr=name), args=[]) if name in _CLOCKS:
+                return True
+            case ast.BinOp(left, ast.Add() | ast.Sub(), right) if _is_moment(left, right):
+                return True
+            case ast.Call(ast.Name("max" | "min"), args=parts) if _is_moment(*parts):
+                return True
+            case _:
+                pass
+    return False
 
 
 def _operators(node: ast.AST) -> Iterator[str]:
     match node:
+        case ast.Compare(ops=[op]) if isinstance(op, _BOUNDS) and _is_moment(node.left, *node.comparators):
+            return
         case ast.Compare(ops=[op]) if type(op) in _COMPARISONS:
             yield f"{type(op).__name__} to {_COMPARISONS[type(op)].__name__}"
         case ast.BoolOp(op=op):

@@ -21,9 +21,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 def silent(coordinator: Coordinator, member: Member) -> None:
     """Start the lease of a node that was killed or frozen; its partitions stay until the lease has expired."""
     for replicas in coordinator.replica_sets_on(member.name):
-        if not member.alive and replicas.state.leader == member.name:
-            coordinator.apply_roles(replicas)
-    if member.present and member.name not in coordinator.leases:
+        coordinator.apply_roles(replicas)
+    if member.name not in coordinator.leases:
         scope = coordinator.leases[member.name] = anyio.CancelScope()
         coordinator.spawn(_lease, coordinator, member, scope)
 
@@ -75,13 +74,14 @@ def _stop_lease(coordinator: Coordinator, member: Member) -> None:
         scope.cancel()
 
 
-def _elect(coordinator: Coordinator, replicas: ReplicaSet) -> bool:
+def _elect(coordinator: Coordinator, replicas: ReplicaSet) -> None:
+    """Make an in-sync node that answers the leader, if there is one."""
     reachable = [name for name in replicas.state.in_sync if coordinator.reachable(name)]
     chosen = policy.candidate(replicas.state, reachable)
     if chosen is None:
-        return False
-    coordinator.elect(replicas, chosen)
-    return True
+        coordinator.apply_roles(replicas)
+    else:
+        coordinator.elect(replicas, chosen)
 
 
 def _gone(coordinator: Coordinator, member: Member) -> None:
@@ -89,8 +89,7 @@ def _gone(coordinator: Coordinator, member: Member) -> None:
     for replicas in coordinator.replica_sets_on(member.name):
         state = replicas.state
         if state.leader == member.name:
-            if not _elect(coordinator, replicas):
-                coordinator.apply_roles(replicas)
+            _elect(coordinator, replicas)
         elif coordinator.reachable(state.leader):
             _drop_absent(coordinator, replicas)
 

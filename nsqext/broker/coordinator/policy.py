@@ -19,17 +19,17 @@ def place(
     if len(load) < spec.nodes_needed():
         return None
     leads = {node: counts[0] for node, counts in load.items()}
-    holds = {node: counts[1] for node, counts in load.items()}
     held = dict.fromkeys(load, 0)  # partitions of this topic
     for state in existing.values():
         for node in state.replicas:
             if node in held:
                 held[node] += 1
+    others = {node: counts[1] - held[node] for node, counts in load.items()}  # partitions of other topics
     placed: dict[int, list[str]] = {}
     for partition in range(spec.partition_num):
         if partition in existing:
             continue
-        order = sorted(load, key=lambda node: (held[node], leads[node], holds[node], node))
+        order = sorted(load, key=lambda node: (held[node], leads[node], others[node], node))
         if not spec.shares_nodes:
             order = [node for node in order if not held[node]]
         chosen = order[: spec.replica]
@@ -39,7 +39,6 @@ def place(
         leads[chosen[0]] += 1
         for node in chosen:
             held[node] += 1
-            holds[node] += 1
     return placed
 
 

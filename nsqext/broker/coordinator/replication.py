@@ -166,7 +166,6 @@ class ReplicaSet:
         if not self._is_aligned(name):
             cut_tail(self.leader, self.hosts[name].partition)
             self._aligned[name] = self.state.epoch
-            self._mirrored.pop(name, None)
 
     def forget(self, name: str) -> None:
         """Align a replica again before the next copy, because its node was down."""

@@ -9,9 +9,10 @@ from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.coordinator import membership
 from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
 from nsqext.broker.coordinator.topics import TopicSpec
-from nsqext.broker.engine.channel.kind import PLAIN
+from nsqext.broker.engine.channel.kind import PLAIN, ChannelKind
 from nsqext.broker.engine.errors import Refusal
 from tests.support.coordinators import bodies, counted, hosted, make_coordinator, publish, running, until, wrong_roles
+from tests.support.engine_partition import Consumer
 
 
 def roles(coordinator: Coordinator, topic: str = "t", partition: int = 0) -> dict[str, tuple[bool, bool]]:
@@ -65,6 +66,8 @@ def test_deleting_removes_the_replicas() -> None:
 def test_an_upgrade_reaches_every_copy_and_stays() -> None:
     coordinator = make_coordinator()
     admin.create_topic(coordinator, "t", TopicSpec(1, 2))
+    admin.update_topic(coordinator, "t", retention_days=2)
+    assert not any(hosted(coordinator, name).partition.extend for name in roles(coordinator))
     admin.update_topic(coordinator, "t", extend=True)
     admin.update_topic(coordinator, "t", extend=False, retention_days=3)
     assert coordinator.topics["t"].spec == TopicSpec(1, 2, extend=True, retention_days=3)
@@ -117,10 +120,18 @@ async def test_expanding_adds_partitions() -> None:
         admin.expand_topic(coordinator, "t", 3)
         assert sorted(coordinator.topics["t"].partitions) == [0, 1, 2]
         assert {coordinator.replica_sets["t", number].state.leader for number in range(3)} == {"n1", "n2", "n3"}
-        for wanted, text in ((2, "the partition number can not be reduced"), (4, "No node is available")):
+        refused = (
+            (2, "the partition number can not be reduced"),
+            (4, "No node is available"),
+            (255, "max partition allowed exceed"),
+        )
+        for wanted, text in refused:
             with pytest.raises(Refusal, match=text):
                 admin.expand_topic(coordinator, "t", wanted)
+        admin.expand_topic(coordinator, "t", 3)
         assert coordinator.topics["t"].spec.partition_num == 3
+        copies = [found for node in coordinator.members.values() for found in node.node.hosted.values()]
+        assert [found.meta.partition_num for found in copies] == [3, 3, 3]
 
 
 def test_registered_channels_replace_the_others() -> None:
@@ -334,6 +345,47 @@ def test_a_channel_is_created_on_every_partition_or_on_none() -> None:
     coordinator.members[led].alive = True
     admin.create_channel(coordinator, "t", "ch", PLAIN)
     assert [list(replicas.leader.channels) for replicas in coordinator.partitions("t")] == [["ch"]] * 3
+    assert coordinator.topics["t"].registered == []
+    coordinator.replica_sets["t", 2].leader.channel("other").subscribe(Consumer())
+    with pytest.raises(Refusal, match="channel other of topic t is dispatched by"):
+        admin.create_channel(coordinator, "t", "other", ChannelKind("key_failover"))
+    assert "other" not in coordinator.replica_sets["t", 0].leader.channels
+
+
+def test_a_created_channel_is_known_to_followers_at_once() -> None:
+    coordinator = make_coordinator()
+    admin.create_topic(coordinator, "t", TopicSpec(1, 3))
+    admin.create_channel(coordinator, "t", "ch", PLAIN)
+    assert [list(hosted(coordinator, name).partition.channels) for name in roles(coordinator)] == [["ch"]] * 3
+
+
+def test_a_topic_is_writable_as_soon_as_a_replica_that_joins_is_removed() -> None:
+    coordinator = make_coordinator()
+    admin.create_topic(coordinator, "t", TopicSpec(1, 2))
+    replicas = coordinator.replica_sets["t", 0]
+    replicas.state.joining.add(next(name for name in replicas.state.replicas if name != replicas.state.leader))
+    assert not coordinator.writable(replicas)
+    admin.update_topic(coordinator, "t", replica=1)
+    assert coordinator.writable(replicas)
+
+
+@pytest.mark.anyio
+async def test_leadership_moves_to_another_replica_and_the_old_leader_follows() -> None:
+    coordinator = make_coordinator()
+    admin.create_topic(coordinator, "t", TopicSpec(1, 3))
+    first, second, _ = coordinator.replica_sets["t", 0].state.replicas
+    await admin.move_partition(coordinator, "t", 0, first, second, leader=True)
+    leads = {name: name == second for name in coordinator.members}
+    assert {name: leader for name, (leader, _) in roles(coordinator).items()} == leads
+    assert coordinator.load() == {name: (int(leader), 1) for name, leader in leads.items()}
+
+
+@pytest.mark.anyio
+async def test_nothing_is_moved_from_an_unknown_node() -> None:
+    coordinator = make_coordinator()
+    admin.create_topic(coordinator, "t", TopicSpec(1, 2))
+    await admin.remove_node(coordinator, "n9")
+    assert len(coordinator.usable()) == 3
 
 
 def test_watchers_learn_of_changes_of_channels() -> None:

@@ -171,6 +171,7 @@ async def test_a_partition_that_a_full_disk_refuses_is_not_moved(tmp_path: Path)
             await admin.move_partition(coordinator, "t", 0, "n2", "n3", leader=False)
         with pytest.raises(Refusal, match="cannot be used"):
             admin.update_topic(coordinator, "t", replica=3)
+        assert coordinator.topics["t"].spec == spec
         with pytest.raises(Refusal, match="cannot be used"):
             admin.expand_topic(coordinator, "t", 2)
         admin.update_topic(coordinator, "t", replica=2)  # no other node is tried

@@ -262,6 +262,26 @@ async def test_a_node_that_leaves_or_returns_has_no_lease_any_more(
 
 
 @pytest.mark.anyio
+async def test_a_follower_that_returns_within_its_lease_changes_nothing_and_is_aligned_again() -> None:
+    async with running(options=CoordinatorOptions(lease=0.01)) as coordinator:
+        leader = create(coordinator, 2)
+        state = coordinator.replica_sets["t", 0].state
+        other = state.replicas[1]
+        await publish(coordinator, b"one")
+        await publish(coordinator, b"two")
+        kill(coordinator, other)
+        damaged = hosted(coordinator, other).partition
+        damaged.truncate(0)
+        for _ in range(2):
+            damaged.put([NewMessage(b"bad")])
+        restart(coordinator, other)
+        await anyio.sleep(0.03)
+        assert (state.leader, state.epoch, state.in_sync) == (leader, 1, [leader, other])
+        await publish(coordinator, b"three")
+        assert bodies(coordinator, other) == [b"one", b"two", b"three"]
+
+
+@pytest.mark.anyio
 async def test_the_only_copy_waits_for_its_node() -> None:
     async with running() as coordinator:
         leader = create(coordinator, 1)
@@ -272,6 +292,7 @@ async def test_the_only_copy_waits_for_its_node() -> None:
         restart(coordinator, leader)
         assert coordinator.writable(coordinator.replica_sets["t", 0])
         assert bodies(coordinator, leader) == [b"one"]
+        assert coordinator.replica_sets["t", 0].state.epoch == 2, "a new term, though the leader is the same"
 
 
 @pytest.mark.anyio

@@ -35,8 +35,9 @@ def test_a_node_holds_one_partition_unless_they_share() -> None:
     assert sorted(nodes[0] for nodes in placed.values()) == ["n1", "n2", "n3"]
 
 
-def test_the_least_loaded_node_is_chosen() -> None:
+def test_the_node_that_leads_and_holds_the_fewest_partitions_is_chosen() -> None:
     assert place(TopicSpec(), {"n1": (3, 3), "n2": (0, 5), "n3": (0, 1)}, {}) == {0: ["n3"]}
+    assert place(TopicSpec(), {"n1": (3, 3), "n2": (0, 5), "n3": (1, 1)}, {}) == {0: ["n2"]}
 
 
 def test_expanding_keeps_placed_partitions() -> None:
@@ -76,10 +77,31 @@ def test_an_expanded_placement_stays_even(nodes: int, before: int, more: int, re
     assert max(held) - min(held) <= 1
 
 
+def test_new_partitions_are_placed_on_new_nodes_until_all_hold_as_many() -> None:
+    existing = {number: PartitionState("n1", ["n1"], ["n1"]) for number in range(3)}
+    added = place(TopicSpec(10, multi_part=True), {"n1": (3, 3), "n2": (0, 0)}, existing)
+    assert added is not None
+    assert [chosen[0] for chosen in added.values()] == ["n2", "n2", "n2", "n1", "n2", "n1", "n2"]
+
+
+def test_nodes_with_all_replicas_lead_in_turns_until_each_leads_as_many_partitions() -> None:
+    placed = place(TopicSpec(4, 2, multi_part=True), {"n1": (2, 2), "n2": (0, 2)}, {})
+    assert placed is not None
+    assert [chosen[0] for chosen in placed.values()] == ["n2", "n2", "n1", "n2"]
+
+
+def test_of_nodes_with_as_many_partitions_of_a_topic_the_one_with_fewer_of_others_is_chosen() -> None:
+    existing = {0: PartitionState("n1", ["n1"], ["n1"])}
+    load = {"n1": (1, 1), "n2": (1, 1)}  # n1 holds nothing else, n2 has a partition of another topic
+    added = place(TopicSpec(3, multi_part=True), load, existing)
+    assert added == {1: ["n2"], 2: ["n1"]}
+
+
 def test_only_a_node_in_sync_is_elected() -> None:
     state = PartitionState("n1", ["n1", "n2", "n3"], ["n1", "n3"])
     assert candidate(state, {"n1", "n2", "n3"}) == "n1"
     assert candidate(state, {"n2", "n3"}) == "n3"
+    assert candidate(PartitionState("n3", ["n1", "n3"], ["n1", "n3"]), {"n1", "n3"}) == "n3", "the leader remains"
     assert candidate(state, {"n2"}) is None
 
 

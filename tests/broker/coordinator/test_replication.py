@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.broker.coordinator import admin_ops as admin
-from nsqext.broker.coordinator.replication import commit_all, copy_records, cut_tail
+from nsqext.broker.coordinator import membership
+from nsqext.broker.coordinator.replication import commit_all, copy_records, cut_tail, mirror_channels
 from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.broker.engine.publish import NewMessage
 from tests.support.coordinators import bodies, hosted, make_coordinator, wrong_roles
+from tests.support.engine_partition import Consumer
 
 if TYPE_CHECKING:
     from nsqext.broker.coordinator.coordinator import Coordinator
+    from nsqext.broker.engine.partition import Partition
 
 COUNT = st.integers(0, 5)
 
@@ -75,14 +79,68 @@ def test_a_new_leader_serves_messages_that_a_follower_lacked_as_soon_as_it_has_t
     assert (replicas.leader.readable, replicas.leader.committed) == (2, 2)
 
 
-def test_a_replica_keeps_what_follows_records_that_its_leader_lost_as_well() -> None:
+@pytest.mark.parametrize("most", [1, 10])
+def test_a_replica_keeps_what_follows_records_that_its_leader_lost_as_well(most: int) -> None:
     coordinator, leader, follower = with_two_replicas()
     source, target = hosted(coordinator, leader).partition, hosted(coordinator, follower).partition
     source.put([NewMessage(b"before")])
-    source.log.append_gap(source.log.end_offset + 100, source.log.end_count + 2)
-    source.put([NewMessage(b"behind")])
     assert copy_records(source, target)
+    source.log.append_gap(source.log.end_offset + 100, source.log.end_count + 2)
+    source.put([NewMessage(b"behind"), NewMessage(b"last")])
+    copied = [copy_records(source, target, most) for _ in range(2)]
+    assert copied == [most > 1, True]
     target.put([NewMessage(b"own")])
     cut_tail(source, target)
-    assert target.log.end_count == source.log.end_count == 4
-    assert bodies(coordinator, follower) == bodies(coordinator, leader) == [b"before", b"behind"]
+    assert target.log.end_count == source.log.end_count == 5
+    assert bodies(coordinator, follower) == bodies(coordinator, leader) == [b"before", b"behind", b"last"]
+
+
+def test_a_follower_removes_what_its_leader_removed_without_a_publish() -> None:
+    coordinator, leader, follower = with_two_replicas()
+    source, target = hosted(coordinator, leader).partition, hosted(coordinator, follower).partition
+    for _ in range(3000):  # more than one segment
+        source.put([NewMessage(b"x")])
+    copy_records(source, target, 3000)
+    source.log.trim(source.log.end_offset)
+    mirror_channels(source, target)
+    assert 0 < target.log.start_count == source.log.start_count
+
+
+def test_a_follower_that_lost_its_channels_gets_them_again() -> None:
+    coordinator, leader, follower = with_two_replicas()
+    replicas = coordinator.replica_sets["t", 0]
+    hosted(coordinator, leader).partition.channel("ch")
+    coordinator.mirror(replicas)
+    hosted(coordinator, follower).partition.delete_channel("ch")
+    coordinator.mirror(replicas)
+    assert not hosted(coordinator, follower).partition.channels, "nothing changed at the leader"
+    membership.returned(coordinator, coordinator.members[follower])
+    coordinator.mirror(replicas)
+    assert list(hosted(coordinator, follower).partition.channels) == ["ch"]
+
+
+def test_a_leader_that_leads_again_delivers_what_is_unfinished_and_nothing_that_was_finished_meanwhile() -> None:
+    coordinator, leader, follower = with_two_replicas()
+    replicas = coordinator.replica_sets["t", 0]
+    source = hosted(coordinator, leader).partition
+    source.channel("ch")
+    stored = source.put([NewMessage(b"delayed"), NewMessage(b"in flight")])
+    replicas.push(stored)
+    source.commit(stored)
+    first = subscribed(source, 2)
+    source.channels["ch"].requeue(first, first.take()[0].internal_id, 1000)
+    coordinator.elect(replicas, follower)
+    heir = hosted(coordinator, follower).partition
+    (delayed,) = heir.channels["ch"].cursor.delayed.messages
+    heir.channels["ch"].cursor.delayed.remove(delayed)  # it was finished
+    coordinator.elect(replicas, leader)
+    assert source.channels["ch"].cursor.delayed.messages == {}
+    assert subscribed(source, 2).bodies() == ["in flight"]
+
+
+def subscribed(partition: Partition, ready: int) -> Consumer:
+    """Subscribe a consumer to a channel."""
+    consumer = Consumer()
+    partition.channel("ch").subscribe(consumer)
+    partition.channel("ch").set_ready(consumer, ready)
+    return consumer

@@ -58,7 +58,20 @@ def test_topics_are_read_again(tmp_path: Path) -> None:
     assert {str(number): state.leader for number, state in coordinator.topics["t"].partitions.items()} == {
         number: one["leader"] for number, one in kept.items()
     }
+    assert [state.epoch for state in coordinator.topics["t"].partitions.values()] == [2, 2], "each start is a new term"
     assert [list(coordinator.replica_sets["t", number].leader.channels) for number in (0, 1)] == [["ch"], ["ch"]]
+
+
+def test_a_deleted_topic_leaves_the_file_and_the_others_stay(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "state"
+    coordinator = make_coordinator()
+    state = StateFile(coordinator, path)
+    for name in ("t", "u"):
+        admin.create_topic(coordinator, name, TopicSpec(1, 1))
+    state.save_all()
+    admin.delete_topic(coordinator, "t")
+    state.save("t")
+    assert list(orjson.loads(without_checksum(path.read_bytes()))["topics"]) == ["u"]
 
 
 @pytest.mark.parametrize("wrong", WRONG)

@@ -19,6 +19,7 @@ def test_positions_in_the_text_of_the_protocol() -> None:
         Position.latest(),
         Position.at(moment),
         Position.at(7.9),
+        Position.at(0),
         Position.offset(35),
         Position.message(3),
     ]
@@ -27,6 +28,7 @@ def test_positions_in_the_text_of_the_protocol() -> None:
         "special:-1",
         f"timestamp:{int(moment.timestamp())}",
         "timestamp:7",
+        "timestamp:0",
         "virtual_queue:35",
         "msgcount:3",
     ]

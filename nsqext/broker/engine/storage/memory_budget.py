@@ -19,7 +19,7 @@ class MemoryBudget:
         self.limit = limit  # the bound in bytes
         self.held = 0  # bytes in memory, as the queues count them
         self._users: dict[MemoryUser, None] = {}
-        self._fruitless_at = -1
+        self._fruitless = -1
 
     def add(self, user: MemoryUser) -> None:
         self._users[user] = None
@@ -34,10 +34,10 @@ class MemoryBudget:
 
     def reclaim(self) -> None:
         """Have every queue free memory, unless that freed nothing and hardly anything was freed since."""
-        if self._fruitless_at >= 0 and self.held > self._fruitless_at * 31 // 32:
+        if self._fruitless >= 0 and self.held > self._fruitless * 31 // 32:
             return
-        self._fruitless_at = -1
+        self._fruitless = -1
         for user in list(self._users):
             user.free_memory()
         if self.is_exceeded:
-            self._fruitless_at = self.held
+            self._fruitless = self.held

@@ -209,7 +209,6 @@ class Coordinator:
         before = replicas.leader
         policy.promote(replicas.state, name, self.present())
         if replicas.leader is not before:
-            before.suspend()
             hand_over_channels(before, replicas.leader)
         replicas.uncommit_tail()
         self.apply_roles(replicas)
@@ -260,7 +259,7 @@ class Coordinator:
     def mirror(self, replicas: ReplicaSet) -> None:
         """Copy the leader's channels to the followers that answer."""
         state = replicas.state
-        if len(replicas.hosts) > 1 and self.reachable(state.leader):
+        if self.reachable(state.leader):
             for name in state.in_sync:
                 if name != state.leader and name in replicas.hosts and self.connected(state.leader, name):
                     replicas.mirror_to(name)

@@ -32,6 +32,12 @@ def test_a_topic_is_led_at_once() -> None:
     assert wrong_roles(coordinator) == []
 
 
+def test_a_leader_without_followers_does_not_replicate() -> None:
+    coordinator = make_coordinator()
+    admin.create_topic(coordinator, "t", TopicSpec(1, 1))
+    assert wrong_roles(coordinator) == []
+
+
 def test_creating_again_needs_the_same_shape() -> None:
     coordinator = make_coordinator()
     admin.create_topic(coordinator, "t", TopicSpec(1, 1))
@@ -164,11 +170,11 @@ def test_channels_are_deleted_when_a_topic_begins_to_need_registered_ones() -> N
 
 def test_new_partitions_have_the_registered_channels() -> None:
     coordinator = make_coordinator()
-    admin.create_topic(coordinator, "t", TopicSpec(disable_channel_auto_create=True))
+    admin.create_topic(coordinator, "t", TopicSpec(1, 2, multi_part=True, disable_channel_auto_create=True))
     admin.register_channels(coordinator, "t", ["a", "b"])
     admin.expand_topic(coordinator, "t", 3)
-    found = [sorted(coordinator.replica_sets["t", number].leader.channels) for number in range(3)]
-    assert found == [["a", "b"]] * 3
+    copies = [found.partition for node in coordinator.members.values() for found in node.node.hosted.values()]
+    assert [sorted(copy.channels) for copy in copies] == [["a", "b"]] * 6
 
 
 @pytest.mark.anyio
@@ -386,6 +392,20 @@ async def test_nothing_is_moved_from_an_unknown_node() -> None:
     admin.create_topic(coordinator, "t", TopicSpec(1, 2))
     await admin.remove_node(coordinator, "n9")
     assert len(coordinator.usable()) == 3
+
+
+def test_watchers_learn_of_new_topics_new_leaders_and_deleted_topics() -> None:
+    coordinator = make_coordinator()
+    changed: list[str] = []
+    coordinator.watchers.append(changed.append)
+    admin.create_topic(coordinator, "t", TopicSpec(1, 2))
+    assert set(changed) == {"t"}
+    changed.clear()
+    coordinator.elect(coordinator.replica_sets["t", 0], "n2")
+    assert set(changed) == {"t"}
+    changed.clear()
+    admin.delete_topic(coordinator, "t")
+    assert changed == ["t"]
 
 
 def test_watchers_learn_of_changes_of_channels() -> None:

@@ -68,6 +68,22 @@ async def test_a_replica_saves_its_channels_at_once(tmp_path: Path) -> None:
             assert [(channel.name, channel.count) for channel in kept.channels] == [("ch", 0)]
 
 
+async def test_a_node_without_a_replica_has_no_files_of_it_and_gets_all_of_it_again(tmp_path: Path) -> None:
+    async with running() as coordinator:
+        on_disk(coordinator, tmp_path)
+        admin.create_topic(coordinator, "t", TopicSpec(1, 2))
+        hosted(coordinator, "n1").partition.channel("ch")
+        await publish(coordinator, b"one")
+        replicas = coordinator.replica_sets["t", 0]
+        coordinator.mirror(replicas)
+        admin.update_topic(coordinator, "t", replica=1)
+        assert (list(replicas.hosts), list(stored_partitions(tmp_path / "n2"))) == (["n1"], [])
+        admin.update_topic(coordinator, "t", replica=2)
+        await until(coordinator, "sync=n1,n2")
+        coordinator.mirror(replicas)
+        assert (bodies(coordinator, "n2"), list(hosted(coordinator, "n2").partition.channels)) == ([b"one"], ["ch"])
+
+
 @pytest.mark.parametrize("disk", [True, False])
 async def test_a_replica_removes_what_its_leader_removed(tmp_path: Path, disk: bool) -> None:
     async with running() as coordinator:

@@ -282,6 +282,26 @@ async def test_a_follower_that_returns_within_its_lease_changes_nothing_and_is_a
 
 
 @pytest.mark.anyio
+async def test_what_was_not_replicated_before_the_start_is_replicated_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsqext.broker.coordinator.coordinator._MIRROR", 0.001)
+    coordinator = make_coordinator(2)
+    for topic in ("t", "u"):
+        admin.create_topic(coordinator, topic, TopicSpec(1, 2))
+        hosted(coordinator, "n1" if topic == "t" else "n2", topic).partition.put([NewMessage(b"one")])
+    complete, lagging = coordinator.replica_sets["t", 0], coordinator.replica_sets["u", 0]
+    lagging.state.in_sync.remove("n1")
+    async with anyio.create_task_group() as group:
+        await group.start(coordinator.run)
+        assert complete.leader.readable == 1
+        await until(coordinator, "sync=n1,n2", "u")
+        assert bodies(coordinator, "n1", "u") == [b"one"]
+        complete.leader.channel("ch")
+        while "ch" not in hosted(coordinator, "n2").partition.channels:  # noqa: ASYNC110 - no event tells it
+            await anyio.sleep(0.001)
+        group.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
 async def test_the_only_copy_waits_for_its_node() -> None:
     async with running() as coordinator:
         leader = create(coordinator, 1)

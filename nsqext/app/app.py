@@ -85,8 +85,7 @@ class App(Router):
         self._used = False
         self._unstarted = 0
         self._error: BaseException | None = None
-        self._loop: object = None
-        """The event loop of the run; None while the app does not run."""
+        self._loop: object = None  # the event loop of the run; None while the app does not run
         self._tasks: BackgroundTasks | None = None
         self._stopping = anyio.Event()
         self._started = anyio.Event()

@@ -35,12 +35,9 @@ _PREFIX = "keys-"
 class KeySharing(Enum):
     """How the keys of a partition are shared by the consumers of a channel."""
 
-    NONE = "none"
-    """Not at all, because one consumer has all of them, or the order of keys does not count."""
-    SERVER = "server"
-    """By the server, in a channel of type key_failover."""
-    TAGS = "tags"
-    """By the tags of messages. Each bucket has one consumer, on a connection of its own."""
+    NONE = "none"  # not at all, because one consumer has all of them, or the order of keys does not count
+    SERVER = "server"  # by the server, in a channel of type key_failover
+    TAGS = "tags"  # by the tags of messages. Each bucket has one consumer, on a connection of its own.
 
 
 def check_key_tags(count: int) -> None:

@@ -94,8 +94,7 @@ class MetadataCache:
         self._topics: tuple[str, ...] = ()
         self._listed_at = float("-inf")
         self._listing = anyio.Lock()
-        self.failures: int = 0
-        """Consecutive rounds in which no lookup node returned a usable response."""
+        self.failures: int = 0  # consecutive rounds in which no lookup node returned a usable response
 
     def _new_client(self, lookupd: Sequence[str] | str) -> LookupClient:
         from nsqext.lookup.client import LookupClient  # imported lazily: clients of fixed nodes need no HTTP

@@ -94,8 +94,7 @@ class PartitionMapMerger:
     def __init__(
         self, topic: str, access: str = "w", version: int = 0, admits: Callable[[Address], bool] | None = None
     ) -> None:
-        self.current: PartitionMap = PartitionMap(topic, access, version=version)
-        """The current map."""
+        self.current: PartitionMap = PartitionMap(topic, access, version=version)  # the current map
         self._leaders: dict[int, PartitionLeader] = {}
         self._sources: dict[Address, _Source] = {}
         self._suspects: dict[int, set[Address]] = {}

@@ -33,10 +33,8 @@ class TlsLayer:
             self._object = context.wrap_bio(self._in, self._out, server_side, server_hostname)
         except (ssl.SSLError, ValueError, TypeError) as error:
             raise InvalidSetting(f"TLS cannot be set up: {error}", hint="check tls and tls_hostname") from error
-        self.ready: bool = False
-        """Whether the handshake is complete."""
-        self.closed: bool = False
-        """Whether the peer announced that it sends nothing more."""
+        self.ready: bool = False  # whether the handshake is complete
+        self.closed: bool = False  # whether the peer announced that it sends nothing more
         self._handshake()
 
     @property

@@ -67,16 +67,12 @@ class Connection:
         self._request_timeout = request_timeout
         # writing
         self._out: list[Command] = []
-        self._queued = 0
-        """Number of requests in ``_out`` and ``_rest``."""
-        self._rest = SendQueue()
-        """What the kernel has not accepted of the commands of the last flush."""
-        self._unsent = 0
-        """Bytes that `write` has queued while ``_rest`` was not empty."""
+        self._queued = 0  # number of requests in ``_out`` and ``_rest``
+        self._rest = SendQueue()  # what the kernel has not accepted of the commands of the last flush
+        self._unsent = 0  # bytes that `write` has queued while ``_rest`` was not empty
         self._sent = 0.0
         self._flush_due = False
-        self._burst = False
-        """Several responses were received at once: their callers will share the next send."""
+        self._burst = False  # several responses were received at once: their callers will share the next send
         self._draining = False
         self._drained: anyio.Event | None = None
         # reading

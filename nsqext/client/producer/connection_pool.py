@@ -111,8 +111,7 @@ class ConnectionPool:
         self._events = events
         self._nodes: dict[Address, PooledNode] = {}
         self._closed = False
-        self._used = Waiters()
-        """Woken by a request, and by a connection that opens, while the pool rests."""
+        self._used = Waiters()  # woken by a request, and by a connection that opens, while the pool rests
 
     def node(self, address: Address, http: Address | None = None) -> PooledNode:
         """Return the node of a TCP address (an HTTP address, for fixed nodes and HTTP), without connecting to it.

@@ -133,8 +133,7 @@ class Producer:
         where every message needs a trace id.
         """
         around = check_middleware(middleware)
-        self._around = send_with(around, self._send)
-        """Publishes through the middleware; None without any."""
+        self._around = send_with(around, self._send)  # publishes through the middleware; None without any
         for one in around:
             one.attach(self)
 

@@ -60,8 +60,7 @@ class MessageDispatcher:
         self._flow = flow  # receives the number of messages that wait for their keys
         self._failed = failed  # called when the key of a message cannot be read
         self._delays = DelayedRequeues()
-        self._shortest = inf
-        """The shortest message timeout of any subscription so far."""
+        self._shortest = inf  # the shortest message timeout of any subscription so far
         self._touch_at = 0.0
         self.early: EarlyMessages = EarlyMessages(self._delays.add)  # requeues messages that are not due
         self._stall = StallWatch(options.delivery.block_warning, "the loop over the consumer")

@@ -75,8 +75,7 @@ class RdyDistributor(Generic[K]):
         self._max_bytes = max_bytes
         self._initial = initial_ready  # the first window
         self._members: dict[K, _Member] = {}
-        self.exhausted: dict[_Member, None] = {}
-        """Connections whose window limits the consumer; `grow` doubles it."""
+        self.exhausted: dict[_Member, None] = {}  # connections whose window limits the consumer; `grow` doubles it
         self._turns = 0
         self._extra = 0
         self._sole = 0  # connections whose messages no other consumer could handle

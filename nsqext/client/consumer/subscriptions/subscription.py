@@ -121,20 +121,15 @@ class Subscription:
         self.node: str = reader.node
         self.in_order: bool = request.ordered
         self.backoff: Backoff = backoff  # of the consumer, or of this connection alone
-        self.in_flight: int = 0
-        """Messages that were received and neither answered nor timed out."""
+        self.in_flight: int = 0  # messages that were received and neither answered nor timed out
         self.received: int = 0
         self.received_bytes: int = 0
-        self.received_at: float = _clock()
-        """Time of the last read; at first, when it was opened."""
-        self.limited: bool = True
-        """Whether its RDY count limits the consumer, so that each read is reported at once."""
+        self.received_at: float = _clock()  # time of the last read; at first, when it was opened
+        self.limited: bool = True  # whether its RDY count limits the consumer, so that each read is reported at once
         self.requeued: int = 0
         self.timed_out: int = 0
-        self.live: bool = True
-        """Whether the connection is open."""
-        self.stopped: bool = False
-        """Whether this client ended it, so that its end is not an error."""
+        self.live: bool = True  # whether the connection is open
+        self.stopped: bool = False  # whether this client ended it, so that its end is not an error
         self.horizon: float = float("-inf")
         """Messages received before this time are not in flight any more: timed out, or the connection was closed."""
         self.ignore_lost: bool = request.options.delivery.on_lost == "ignore"
@@ -142,10 +137,8 @@ class Subscription:
         self.msg_timeout: float = reader.msg_timeout
         self.max_msg_timeout: float = reader.max_msg_timeout
         self.ready: int = 0
-        self.number: int = 1
-        """Which of the subscriptions to its partition that were opened, counted from 1."""
-        self.moved: bool = False
-        """Whether the channel was moved on this subscription."""
+        self.number: int = 1  # which of the subscriptions to its partition that were opened, counted from 1
+        self.moved: bool = False  # whether the channel was moved on this subscription
         self.taking_over: bool = False
         """Whether the server may not have redelivered yet what another consumer had in flight before."""
         self.start: Position | None = None
@@ -153,15 +146,13 @@ class Subscription:
         self._deliver = deliver  # called with the messages of each read
         self._monitor = monitor  # what it reports to
         self._order = OrderCheck(request.options.failure.report_attempts) if request.ordered else None
-        self._recorded = (0, 0)
-        """What `take_unrecorded` has returned so far."""
+        self._recorded = (0, 0)  # what `take_unrecorded` has returned so far
         self._pending: list[bytes] = reader.pending
         self._reader = reader  # the connection
         # on a key_failover channel, later messages of its key wait for a message that was requeued
         self._keeps_early = self.partition >= 0 and self.key_sharing is not KeySharing.SERVER
         """Whether messages that are due soon stay in flight."""
-        self._counts: deque[InFlightCount] = deque()
-        """Of the messages in flight, oldest first."""
+        self._counts: deque[InFlightCount] = deque()  # of the messages in flight, oldest first
 
     def skip_to(self, position: Position) -> None:
         """Skip messages before a position, which the server had read before the move (captured: channel_setoffset)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import math
 from collections.abc import Iterable, Mapping
@@ -76,6 +77,12 @@ def check_positive(name: str, value: object) -> None:
     check_number(name, value, 1)
 
 
+def check_counts(options: object, *names: str) -> None:
+    """Check members that are whole numbers of 1 or more; raises InvalidSetting."""
+    for name in names:
+        check_positive(name, getattr(options, name))
+
+
 def check_time(name: str, value: object, *, zero: bool = True) -> None:
     """Check that a setting is a time in seconds; infinity is one.
 
@@ -86,6 +93,12 @@ def check_time(name: str, value: object, *, zero: bool = True) -> None:
     """
     if not is_number(value) or not (zero or value):
         raise InvalidSetting(f"{name}={value!r} is not a {'' if zero else 'positive '}time in seconds")
+
+
+def check_times(options: object, *names: str, zero: bool = True) -> None:
+    """Check members that are times in seconds, see `check_time`; raises InvalidSetting."""
+    for name in names:
+        check_time(name, getattr(options, name), zero=zero)
 
 
 def is_delay(value: object) -> bool:
@@ -101,14 +114,19 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
 
 
 def check_kinds(options: AttrsInstance) -> None:
-    """Check the members of options that are True or False, or text: other values fail late, or count as True.
+    """Check the members of options that are True or False, text, or one of some words: others fail late, if at all.
 
     Values of text are not shown: some are secrets.
 
     Raises InvalidSetting.
     """
     for member in attrs.fields(type(options)):
-        kinds, value = _KINDS.get(str(member.type)), getattr(options, member.name)
+        annotation, value = str(member.type), getattr(options, member.name)
+        if annotation.startswith("Literal["):
+            choices = ast.literal_eval(f"({annotation[8:-1]},)")
+            if value not in choices:
+                raise InvalidSetting(f"{member.name}={value!r} is neither {' nor '.join(map(repr, choices))}")
+        kinds = _KINDS.get(annotation)
         if kinds is None or isinstance(value, kinds):
             continue
         if bool in kinds:

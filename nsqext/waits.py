@@ -80,10 +80,16 @@ class Doubling:
 
     def next(self) -> float:
         """Return the next pause."""
+        self._count += 1
+        if self._count == 1:
+            return min(self._first, self._longest)
         from tenacity import wait_exponential
 
-        self._count += 1
         return _ask(wait_exponential(multiplier=self._first, max=self._longest), self._count)
+
+    def reset(self) -> None:
+        """Begin with the first pause again."""
+        self._count = 0
 
 
 class Waiters:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +15,6 @@ import anyio
 from anyio.lowlevel import EventLoopToken, checkpoint, current_token
 
 from nsqext.errors import InvalidSetting, InvalidState, LookupFailed
-from nsqext.lookup.node_filter import NodeFilter, log_filtered
 from nsqext.lookup.options import LookupOptions, LookupUrl, parse_addresses, parse_http_addresses
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.lookup.poller import Poller, RefreshBudget, Refresher
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from nsqext.lookup.responses import LookupAnswer, NodeInfo
     from nsqext.types import Address
 
+logger: logging.Logger = logging.getLogger("nsqext.lookup")
+
+_MAX_FAILED = 1024
+"""Nodes of which it is remembered that an error was logged."""
 _MANY = 1024
 """Number of topics above which topics that were never found are removed."""
 
@@ -46,6 +50,23 @@ def topic_changed(topic: str) -> None:
         caches = list(_in_use)
     for cache in caches:
         cache.poll_soon(topic)
+
+
+class NodeFilter:
+    """Calls the function of the setting ``node_filter``; a node for which it raises is used."""
+
+    def __init__(self, function: Callable[[str], bool]) -> None:
+        self._function = function  # returns whether the node at ``host:port`` is used
+        self._failed: set[Address] = set()
+
+    def __call__(self, node: Address) -> bool:
+        try:
+            return bool(self._function(str(node)))
+        except Exception:
+            if node not in self._failed and len(self._failed) < _MAX_FAILED:
+                self._failed.add(node)
+                logger.exception("node_filter raised for %s; the node is used", node)
+            return True
 
 
 class MetadataCache:
@@ -374,3 +395,10 @@ class MetadataCache:
             topic_changed(changed.topic)  # other clients of this process, and the other access, know it less early
         for callback in tuple(self._callbacks.get(key, ())):
             callback(changed)
+
+
+def log_filtered(view: PartitionMap) -> None:
+    """Log which nodes ``node_filter`` leaves out of a topic."""
+    left_out = [f"partition {number} at {node}" if number >= 0 else str(node) for number, node in view.filtered]
+    use = "published to" if view.access == "w" else "consumed from"
+    logger.warning("%s: not %s because of node_filter: %s", view.topic, use, ", ".join(left_out))

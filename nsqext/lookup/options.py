@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from attrs import field, frozen
 
-from nsqext.arguments import check_kinds, check_positive, check_time
+from nsqext.arguments import check_counts, check_kinds, check_times
 from nsqext.errors import InvalidSetting
 from nsqext.errors.redaction import redact_url
 from nsqext.transport.options import make_tls_context
@@ -138,14 +138,11 @@ class LookupOptions:
 
     def __attrs_post_init__(self) -> None:
         check_kinds(self)
-        for name in ("poll_interval", "max_poll_interval", "request_timeout", "retry_failed"):
-            check_time(name, getattr(self, name), zero=False)
-        for name in ("straggler_timeout", "max_pause", "poll_jitter"):
-            check_time(name, getattr(self, name))
+        check_times(self, "poll_interval", "max_poll_interval", "request_timeout", "retry_failed", zero=False)
+        check_times(self, "straggler_timeout", "max_pause", "poll_jitter")
         if not 0 <= self.poll_jitter < 1:
             raise InvalidSetting(f"poll_jitter={self.poll_jitter!r} is not within 0..1 (1 excluded)")
-        for name in _COUNTS:
-            check_positive(name, getattr(self, name))
+        check_counts(self, *_COUNTS)
         if self.auth_secret is not None and not (self.auth_secret.isascii() and self.auth_secret.isprintable()):
             raise InvalidSetting("auth_secret has characters that are not allowed in HTTP headers")
         if isinstance(self.ca, bool):

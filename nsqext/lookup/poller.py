@@ -10,7 +10,7 @@ import anyio
 
 from nsqext.errors import InvalidState, LookupFailed, NsqError, TopicNotFound
 from nsqext.lookup.partition_map import PartitionMap, PartitionMapMerger, failure
-from nsqext.waits import Wakeup
+from nsqext.waits import Doubling, Wakeup
 
 if TYPE_CHECKING:
     from nsqext.lookup.options import LookupOptions
@@ -41,22 +41,27 @@ class Pace:
     def __init__(self, max_pause: float, jitter: Callable[[], float] | None = None) -> None:
         self._max = max_pause  # longest pause, in seconds
         self._jitter = jitter or (lambda: random.uniform(0.75, 1.0))  # returns a factor for each pause
+        self._pauses = Doubling(_FIRST_PAUSE, max_pause)
         self._pause = 0.0
         self._ended = float("-inf")
 
     def wait(self, now: float) -> float:
         """Return the seconds until the next round may start."""
         if now - self._ended > 1.0 + 2 * self._max:
-            self._pause = 0.0
+            self._reset()
         return max(0.0, self._ended + self._pause - now)
 
     def ended(self, now: float, *, changed: bool, after_error: bool) -> None:
         """Record the end of a round: whether it changed the map, and whether an error requested it."""
         self._ended = now
         if changed:
-            self._pause = 0.0
+            self._reset()
         elif after_error:
-            self._pause = min(self._max, max(_FIRST_PAUSE, self._pause * 2)) * self._jitter()
+            self._pause = self._pauses.next() * self._jitter()
+
+    def _reset(self) -> None:
+        self._pauses.reset()
+        self._pause = 0.0
 
 
 class RefreshBudget:
@@ -114,7 +119,7 @@ class Refresher:
         self._rounds = 0
         self._running = anyio.Lock()
         self._settled_at: float | None = None
-        self._interval = options.poll_interval
+        self._intervals = Doubling(options.poll_interval, max(options.poll_interval, options.max_poll_interval))
         self._outdated = False
 
     async def refresh(
@@ -180,12 +185,10 @@ class Refresher:
         settled = self.map is not None and self.map.complete and not self.map.unlisted
         if settled or self._settled_at is None:
             self._settled_at = now
+        # errors notify a producer of every relevant change; a consumer would miss new partitions
         if changed or not settled or self._access != "w":
-            self._interval = options.poll_interval
-        else:
-            # errors notify a producer of every relevant change; a consumer would miss new partitions
-            self._interval = min(self._interval * 2, max(options.poll_interval, options.max_poll_interval))
-        interval = self._interval
+            self._intervals.reset()
+        interval = self._intervals.next()
         if not settled:
             added = self.map is not None and not self.map.complete
             missing = (now - self._settled_at) / (_ADDED_SHARE if added else 1)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import orjson
-from attrs import asdict, frozen
+from attrs import asdict, fields, frozen
 
 from nsqext.errors import ProtocolError
 from nsqext.errors.server import server_error
@@ -29,16 +29,6 @@ _MAX_BODY = 5 * 1024 * 1024
 _MAX_LINE = 16 * 1024
 _MAX_PARTITIONS = 255
 _INTEGER = re.compile(r"[+-]?[0-9]{1,9}", re.ASCII)
-_SCHEMA = {
-    "broadcast_address": str,
-    "hostname": str,
-    "http_port": int,
-    "tcp_port": int,
-    "version": str,
-    "distributed_id": str,
-    "topology_region": str,
-    "topology_zone": str,
-}
 _ALWAYS_SENT = ("broadcast_address", "hostname", "http_port", "tcp_port", "version")
 
 
@@ -72,6 +62,9 @@ class PeerInfo:
     def redesigned(self) -> bool:
         """Whether this is a node of the redesigned generation, as nsqlookupd decides it."""
         return bool(self.distributed_id) or "HA" in self.version
+
+
+_SCHEMA = {member.name: type(member.default) for member in fields(PeerInfo)}
 
 
 # Client role
@@ -271,10 +264,9 @@ def _check_names(verb: str, topic: str, channel: str) -> None:
 
 def _decode_identify(body: bytes) -> PeerInfo:
     try:
-        fields: dict[str, Any] = read_fields(body, _SCHEMA)
+        peer = PeerInfo(**read_fields(body, _SCHEMA))
     except UnreadableFields as error:
         raise RequestError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from error
-    peer = PeerInfo(**fields)
     if not (peer.broadcast_address and peer.tcp_port and peer.http_port and peer.version):
         raise RequestError("E_BAD_BODY", "IDENTIFY missing fields")
     return peer

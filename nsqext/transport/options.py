@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from attrs import field, frozen
 
-from nsqext.arguments import check_kinds, check_number, check_positive, check_time
+from nsqext.arguments import check_counts, check_kinds, check_number, check_times
 from nsqext.errors import InvalidSetting
 from nsqext.protocol.frames import DEFAULT_MAX_FRAME_SIZE
 from nsqext.protocol.layers import MAX_DECODED
@@ -104,11 +104,9 @@ class ConnectionOptions:
 
     def __attrs_post_init__(self) -> None:
         check_kinds(self)
-        for name in ("connect_timeout", "request_timeout"):
-            check_time(name, getattr(self, name), zero=False)
-        for name in ("max_frame_size", "max_decompressed_size"):
-            check_positive(name, getattr(self, name))
-        check_time("heartbeat_interval", self.heartbeat_interval)
+        check_times(self, "connect_timeout", "request_timeout", zero=False)
+        check_counts(self, "max_frame_size", "max_decompressed_size")
+        check_times(self, "heartbeat_interval")
         if not 1 <= self.heartbeat_interval <= 60:
             raise InvalidSetting(f"heartbeat_interval={self.heartbeat_interval!r} is not within 1..60 seconds")
         check_number("deflate_level", self.deflate_level, 0, 9)

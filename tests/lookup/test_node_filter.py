@@ -6,7 +6,7 @@ import pytest
 
 from nsqext import Admin, Producer
 from nsqext.errors import InvalidSetting
-from nsqext.lookup.node_filter import NodeFilter, log_filtered
+from nsqext.lookup.metadata import NodeFilter, log_filtered
 from nsqext.lookup.partition_map import PartitionMap, PartitionMapMerger
 from nsqext.lookup.responses import LookupAnswer, NodeInfo
 from nsqext.types import Address, TopicMeta

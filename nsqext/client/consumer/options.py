@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 
 from attrs import field, frozen
 
-from nsqext.arguments import check_groups, check_kinds, check_number, check_positive, check_time
+from nsqext.arguments import check_counts, check_groups, check_kinds, check_number, check_times
 from nsqext.client.consumer.position import Position, StartPositions, read_position
 from nsqext.dispatch.buckets import DEFAULT_KEY_TAGS, check_key_tags
 from nsqext.errors import InvalidSetting
@@ -34,11 +34,6 @@ if TYPE_CHECKING:
 _MAX_RECONNECT_WAIT = 5.0
 
 DeadLetterHook = Callable[["Message", Exception | None], Awaitable[object]]
-
-
-def _check_times(settings: object, *names: str, zero: bool = True) -> None:
-    for name in names:
-        check_time(name, getattr(settings, name), zero=zero)
 
 
 def _position_of(
@@ -230,10 +225,8 @@ class BackoffOptions:
     jitter: bool = False
 
     def __attrs_post_init__(self) -> None:
-        if self.mode not in ("consumer", "connection", "off"):
-            raise InvalidSetting(f"mode={self.mode!r} is none of 'consumer', 'connection' and 'off'")
         check_kinds(self)
-        _check_times(self, "base", "max_wait", zero=False)
+        check_times(self, "base", "max_wait", zero=False)
         if self.mode != "off" and self.max_wait < 2 * self.base:
             raise InvalidSetting(
                 f"max_wait={self.max_wait!r} is shorter than the first pause of {2 * self.base:g} s",
@@ -255,7 +248,7 @@ class FailureOptions:
 
     def __attrs_post_init__(self) -> None:
         check_kinds(self)
-        _check_times(self, "requeue_delay", "max_requeue_delay")
+        check_times(self, "requeue_delay", "max_requeue_delay")
         if not 0 <= self.requeue_jitter < 1:
             raise InvalidSetting(f"requeue_jitter={self.requeue_jitter!r} is not within 0..1 (1 excluded)")
         check_number("max_attempts", self.max_attempts)
@@ -283,10 +276,8 @@ class DeliveryOptions:
     gap_wait: float = 5.0
 
     def __attrs_post_init__(self) -> None:
-        if self.on_lost not in ("raise", "ignore"):
-            raise InvalidSetting(f"on_lost={self.on_lost!r} is neither 'raise' nor 'ignore'")
         check_kinds(self)
-        _check_times(self, "block_warning", "redelivery_wait", "gap_wait")
+        check_times(self, "block_warning", "redelivery_wait", "gap_wait")
         check_number("max_unpacked_bytes", self.max_unpacked_bytes)
 
 
@@ -327,13 +318,12 @@ class ConsumerOptions:
         check_kinds(self)
         if self.tag is not None:
             check_tag(self.tag)
-        check_positive("max_in_flight", self.max_in_flight)
-        check_positive("concurrency", self.concurrency)
+        check_counts(self, "max_in_flight", "concurrency", "initial_ready")
         check_number("sample_rate", self.sample_rate, 0, 99)
         if self.ordered and self.sample_rate:
             raise InvalidSetting("ordered and sample_rate contradict each other", hint="servers refuse them together")
         if self.msg_timeout is not None:
-            _check_times(self, "msg_timeout")
+            check_times(self, "msg_timeout")
         if self.msg_timeout is not None and not 1 <= self.msg_timeout <= 900:
             raise InvalidSetting(f"msg_timeout={self.msg_timeout!r} is not within 1..900 seconds")
         self._check_buffer()
@@ -351,10 +341,9 @@ class ConsumerOptions:
                 raise InvalidSetting("partitions=() leaves nothing to consume", hint="None stands for all")
             for partition in self.partitions:
                 check_partition(partition)
-        check_positive("initial_ready", self.initial_ready)
         check_number("max_in_flight_bytes", self.max_in_flight_bytes)
         self._check_start()
-        _check_times(self, "max_reconnect_wait", "lookup_timeout", "start_timeout", "close_timeout")
+        check_times(self, "max_reconnect_wait", "lookup_timeout", "start_timeout", "close_timeout")
         bound = self.max_reconnect_wait
         check_wait("reconnect_wait", self.reconnect_wait, "max_reconnect_wait", bound, _MAX_RECONNECT_WAIT)
         check_groups(self)
@@ -390,7 +379,7 @@ class ConsumerOptions:
     def _check_buffer(self) -> None:
         timeout, size = self.output_buffer_timeout, self.output_buffer_size
         if timeout is not None:
-            _check_times(self, "output_buffer_timeout")
+            check_times(self, "output_buffer_timeout")
             if timeout > 1:
                 raise InvalidSetting(f"output_buffer_timeout={timeout!r} is longer than servers accept (1 s)")
         if size is None:

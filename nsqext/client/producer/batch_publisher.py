@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
-from attrs import frozen
+from attrs import field, frozen
 
 from nsqext.client.producer.batch import BatchPlanner, invalid_message
 from nsqext.client.producer.request import check_choice, check_supported, key_bytes, keys_of
@@ -44,10 +44,10 @@ class BatchCall:
 
     topic: str
     messages: Sequence[bytes | OutgoingMessage]  # bodies, or messages
-    key: str | bytes | int | None  # for all messages without a key of their own
-    partition: int | None  # for all messages
-    started: float  # when the call began, in seconds of the monotonic clock
+    key: str | bytes | int | None = None  # for all messages without a key of their own
+    partition: int | None = None  # for all messages
     entered: Collection[TopicKey] = ()  # keys whose lock the caller has
+    started: float = field(factory=_clock)  # when the call began, in seconds of the monotonic clock
 
 
 class BatchPublisher:

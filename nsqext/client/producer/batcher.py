@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 from attrs import define, frozen
 
-from nsqext.arguments import check_positive, check_time
+from nsqext.arguments import check_counts, check_time
 from nsqext.client.producer.request import TRACE_SIZE, OutgoingMessage, TopicKey, encode_message, key_bytes
 from nsqext.errors import (
     BatchFailed,
@@ -48,8 +48,7 @@ class BatcherLimits:
 
     def __attrs_post_init__(self) -> None:
         check_time("linger", self.linger)
-        for name in ("max_count", "max_bytes", "max_pending"):
-            check_positive(name, getattr(self, name))
+        check_counts(self, "max_count", "max_bytes", "max_pending")
 
 
 @define(eq=False)

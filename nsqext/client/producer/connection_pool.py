@@ -164,7 +164,7 @@ class ConnectionPool:
                 raise InvalidState("the producer was closed", node=node.node)
             node.connection = connection
             self._used.wake()
-            node.rests = Doubling(_FIRST_REST, _LONGEST_REST)
+            node.rests.reset()
             node.rest_until = 0.0
             node.reported = True
             node.log_connected()

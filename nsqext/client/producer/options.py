@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from attrs import evolve, field, fields, frozen
 
-from nsqext.arguments import check_groups, check_kinds, check_number, check_time
+from nsqext.arguments import check_counts, check_groups, check_kinds, check_number, check_times
 from nsqext.dispatch.buckets import check_key_tags
 from nsqext.errors import ExtendNotSupported, InvalidSetting
 from nsqext.lookup.options import LookupOptions, LookupSettings
@@ -31,12 +31,6 @@ _MAX_RETRY_WAIT = 1.0
 _MOST_TOPICS = 4096
 """Topics whose options are kept."""
 _SETTLE_TIMEOUT = 30.0
-_CHOICES = {
-    "on_unknown": ("retry", "raise", "settle"),
-    "balance": ("round_robin", "least_pending"),
-    "delay_via": ("consumer", "relay"),
-    "transport": ("tcp", "http"),
-}
 _OVER_HTTP = ("connect_timeout", "request_timeout", "tls")
 """Settings of connections that HTTP has as well."""
 
@@ -148,22 +142,16 @@ class ProducerOptions:
         check_key_tags(self.key_tags or 0)
         check_compression(self.compression)
         check_topic(self.delay_topic)
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise InvalidSetting(f"{name}={getattr(self, name)!r} is neither {' nor '.join(map(repr, choices))}")
+        check_kinds(self)
         if self.settle_timeout != _SETTLE_TIMEOUT and self.on_unknown != "settle":
             raise InvalidSetting("settle_timeout has no effect without on_unknown='settle'")
         if self.transport == "http":
             self._check_over_http()
-        for name in ("max_message_size", "max_batch_size", "max_batch_count"):
-            check_number(name, getattr(self, name), 1)
+        check_counts(self, "max_message_size", "max_batch_size", "max_batch_count")
         check_number("compression_min", self.compression_min)
-        for name in ("timeout", "settle_timeout", "max_retry_wait", "forget_after"):
-            check_time(name, getattr(self, name), zero=False)
-        for name in ("lookup_timeout", "close_timeout", "max_delay"):
-            check_time(name, getattr(self, name))
+        check_times(self, "timeout", "settle_timeout", "max_retry_wait", "forget_after", zero=False)
+        check_times(self, "lookup_timeout", "close_timeout", "max_delay")
         check_wait("retry_wait", self.retry_wait, "max_retry_wait", self.max_retry_wait, _MAX_RETRY_WAIT)
-        check_kinds(self)
         check_groups(self)
 
     def _check_over_http(self) -> None:

@@ -521,36 +521,24 @@ class Producer:
         When it is cancelled, any of the batches may be stored or not.
         """
         listed = messages if type(messages) is list else _listed(messages, topic)
-        return await self._publish_listed(topic, listed, key, partition)
+        return await self._publish_listed(BatchCall(topic, listed, key, partition))
 
-    async def _publish_batch(
-        self,
-        topic: str,
-        messages: Sequence[bytes | OutgoingMessage],
-        key: str | bytes | int | None = None,
-        partition: int | None = None,
-        entered: Collection[TopicKey] = (),
-    ) -> list[Receipt]:
+    async def _publish_batch(self, call: BatchCall) -> list[Receipt]:
         self._check_open()
         self._batch_calls += 1
         try:
-            return await self._batches.publish(BatchCall(topic, messages, key, partition, _clock(), entered))
+            return await self._batches.publish(call)
         finally:
             self._batch_calls -= 1
 
-    async def _publish_listed(
-        self,
-        topic: str,
-        messages: Sequence[bytes | OutgoingMessage],
-        key: str | bytes | int | None = None,
-        partition: int | None = None,
-        entered: Collection[TopicKey] = (),
-    ) -> list[Receipt]:
-        """Publish a batch through the middleware; ``entered`` are keys whose lock a batcher has."""
+    async def _publish_listed(self, call: BatchCall) -> list[Receipt]:
+        """Publish a batch through the middleware."""
         if self._around is None:
-            return await self._publish_batch(topic, messages, key, partition, entered)
-        given = [one if isinstance(one, OutgoingMessage) else OutgoingMessage(one) for one in messages]
-        publishing = Publishing(topic, given, batch=True, key=key, partition=partition, entered=entered)
+            return await self._publish_batch(call)
+        given = [one if isinstance(one, OutgoingMessage) else OutgoingMessage(one) for one in call.messages]
+        publishing = Publishing(
+            call.topic, given, batch=True, key=call.key, partition=call.partition, entered=call.entered
+        )
         return list(await self._around(publishing))
 
     async def _send(self, publishing: Publishing) -> Sequence[Receipt]:
@@ -578,9 +566,9 @@ class Producer:
 
     async def _send_prepared(self, publishing: Publishing) -> Sequence[Receipt]:
         if publishing.batch:
-            publishing.receipts = await self._publish_batch(
-                publishing.topic, publishing.messages, publishing.key, publishing.partition, publishing.entered
-            )
+            key, partition, entered = publishing.key, publishing.partition, publishing.entered
+            call = BatchCall(publishing.topic, publishing.messages, key, partition, entered)
+            publishing.receipts = await self._publish_batch(call)
         else:
             publishing.receipts = (await self._publish_one(publishing),)
         return publishing.receipts
@@ -615,7 +603,7 @@ class Producer:
         limits = BatcherLimits(linger, max_count, max_bytes, max_pending)
 
         async def publish(messages: Sequence[bytes | OutgoingMessage], entered: Collection[TopicKey]) -> list[Receipt]:
-            return await self._publish_listed(topic, messages, entered=entered)
+            return await self._publish_listed(BatchCall(topic, messages, entered=entered))
 
         batcher = Batcher(publish, self._key_lock, self._options, self._tasks.start_soon, topic, limits)
         self._batchers.add(batcher)

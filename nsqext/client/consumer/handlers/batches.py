@@ -90,7 +90,7 @@ class MessageBatch(MessageSequence[Message]):
             MessageNotInFlight: some of them are not in flight any more and will be delivered again; all others are
                 acknowledged. Not with ``on_lost="ignore"``.
         """
-        _finish(self._messages)
+        _answer(self._messages)
 
     async def finish_up_to(self, last: Message | int) -> None:
         """Acknowledge the messages up to and including one, except for those that are answered.
@@ -105,7 +105,7 @@ class MessageBatch(MessageSequence[Message]):
         index = self._index(last) if isinstance(last, Message) else last
         if not -len(self) <= index < len(self):
             raise InvalidInput(f"index {index} is outside of a batch of {len(self)} messages")
-        _finish(self._messages[: index % len(self) + 1])
+        _answer(self._messages[: index % len(self) + 1])
 
     async def requeue(
         self, messages: Iterable[Message] | None = None, delay: float = 0.0, *, backoff: bool = False
@@ -136,12 +136,12 @@ class MessageBatch(MessageSequence[Message]):
                         partition=message.partition,
                     )
         chosen = self._messages if messages is None else messages
-        _requeue(chosen, delay, backoff=backoff)
+        _answer(chosen, delay, backoff=backoff)
 
     def finish_now(self) -> None:
         """Finish the rest after its handler returned; log how many are not in flight any more."""
         try:
-            _finish(self._messages)
+            _answer(self._messages)
         except MessageNotInFlight as error:
             logger.warning("messages of a handled batch will be redelivered: %s", error, extra={"topic": error.topic})
             for message in self.unanswered:
@@ -168,28 +168,16 @@ class BatchHandler:
     limits: BatchLimits  # when a batch is complete
 
 
-def _finish(messages: Sequence[Message]) -> None:
-    """Finish the messages that are not answered; raise afterwards if some are not in flight any more."""
+def _answer(messages: Sequence[Message], requeue_after: float | None = None, *, backoff: bool = False) -> None:
+    """Finish or requeue the messages that are not answered; raise afterwards if some are not in flight any more."""
     lost = None
     for message in messages:
         if not message.answered:
             try:
-                message.owner.finish(message)
-            except MessageNotInFlight as error:
-                lost = error
-            else:
-                message.mark_answered()
-    if lost is not None:
-        _report_lost(messages, lost)
-
-
-def _requeue(messages: Sequence[Message], delay: float, *, backoff: bool) -> None:
-    """Requeue the messages that are not answered; raise afterwards if some are not in flight any more."""
-    lost = None
-    for message in messages:
-        if not message.answered:
-            try:
-                message.owner.requeue(message, delay, backoff=backoff)
+                if requeue_after is None:
+                    message.owner.finish(message)
+                else:
+                    message.owner.requeue(message, requeue_after, backoff=backoff)
             except MessageNotInFlight as error:
                 lost = error
             else:

@@ -13,6 +13,7 @@ from anyio.lowlevel import RunVar
 from nsqext.client.consumer.subscriptions.rdy_distributor import IDLE, IDLE_TURN, RdyDistributor
 from nsqext.client.consumer.subscriptions.silence import SilenceWatch
 from nsqext.dispatch.buckets import KeySharing
+from nsqext.waits import Wakeup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sized
@@ -129,7 +130,7 @@ class SubscriptionGroup:
         # raises `InvalidState` in another event loop than that of the consumer
         self._check_event_loop = check_event_loop
         self._unsent: list[Subscription] = []
-        self._flush_due = anyio.Event()
+        self._flush_due = Wakeup()
         self._tick_due = anyio.Event()
         self._ticked_at = 0.0
         self._due_at = inf
@@ -280,7 +281,7 @@ class SubscriptionGroup:
         """
         self._check_event_loop()
         if not self._unsent:
-            self._flush_due.set()
+            self._flush_due.wake()
         self._unsent.append(subscription)
 
     def flush(self) -> None:
@@ -293,7 +294,6 @@ class SubscriptionGroup:
         """Send pending commands for ever, many with one write."""
         while True:
             await self._flush_due.wait()
-            self._flush_due = anyio.Event()
             self.flush()
 
     # Timer

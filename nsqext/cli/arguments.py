@@ -39,7 +39,7 @@ def parse_time(text: str) -> int:
 
 
 def parse_message_id(text: str) -> bytes | int:
-    """Return a message id: 16 bytes from 32 hexadecimal digits, or the number that a server gave the message."""
+    """Return a message id: 16 bytes from 32 hexadecimal digits, or a number: its own or its trace id."""
     if _MESSAGE_ID.fullmatch(text):
         return bytes.fromhex(text)
     if text.isascii() and text.isdecimal():

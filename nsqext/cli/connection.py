@@ -14,8 +14,9 @@ import anyio
 import typer
 from attrs import define
 
+from nsqext.cli.arguments import Yes
 from nsqext.cli.command import perform
-from nsqext.cli.output import make_table, print_record
+from nsqext.cli.output import confirm, make_table, print_record
 from nsqext.errors import (
     ConnectionFailed,
     InvalidSetting,
@@ -179,16 +180,6 @@ class Connection:
                     await anyio.sleep(0.5)
         return False  # the consumer raises the error
 
-    def change(
-        self, topic: str, done: str, change: Callable[[Admin], Awaitable[None]], channel: str | None = None
-    ) -> None:
-        """Change a topic, or one of its channels, and print that it is ``done``."""
-        if channel is None:
-            self.change_cluster(change, {"topic": topic, done: True}, f"{topic} is {done}")
-        else:
-            text = f"channel {channel} of {topic} is {done}"
-            self.change_cluster(change, {"topic": topic, "channel": channel, done: True}, text)
-
     def change_cluster(self, change: Callable[[Admin], Awaitable[None]], record: Mapping[str, Any], text: str) -> None:
         """Make a change, and print a result."""
 
@@ -305,6 +296,40 @@ def connected(function: Callable[..., Any]) -> Callable[..., object]:
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
+
+
+def changes(done: str, question: str = "") -> Callable[[Callable[..., Awaitable[str | None]]], Callable[..., object]]:
+    """Decorator of a command that changes a topic or a channel: like `connected`, with an open `Admin` instead.
+
+    Args:
+        done: what is printed about the topic, or about its channel; the command may return another word.
+        question: asked before the change, with the arguments in its braces; adds --yes.
+    """
+
+    def decorate(function: Callable[..., Awaitable[str | None]]) -> Callable[..., object]:
+        def run(connection: Connection, *, topic: str, yes: bool = False, **values: Any) -> None:
+            if question:
+                confirm(question.format(topic=topic, **values), yes=yes)
+
+            async def act() -> None:
+                async with connection.admin() as admin:
+                    result = await function(admin, topic=topic, **values) or done
+                channel = values.get("channel")
+                where = {"topic": topic} if channel is None else {"topic": topic, "channel": channel}
+                subject = topic if channel is None else f"channel {channel} of {topic}"
+                connection.show({**where, result: True}, f"{subject} is {result}")
+
+            perform(act)
+
+        # Admin is not imported for --help
+        admin, *own = inspect.signature(function, eval_str=True, locals={"Admin": object}).parameters.values()
+        if question:
+            own.append(inspect.Parameter("yes", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Yes))
+        run.__doc__, run.__module__ = function.__doc__, function.__module__
+        run.__signature__ = inspect.Signature([admin, *own])  # type: ignore[attr-defined]
+        return connected(run)
+
+    return decorate
 
 
 def load_settings(url: str | None, addresses: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Given:

@@ -24,7 +24,7 @@ from attrs import field, frozen
 
 from nsqext import Admin, OutgoingMessage
 from nsqext.broker import Cluster
-from nsqext.cli.demo.flights import Flight, read_flights
+from nsqext.cli.demo.demo import Flight, read_flights
 from nsqext.cli.files.message_files import files_in, read_entries
 from nsqext.cli.files.replay import Progress
 from nsqext.sync import Producer

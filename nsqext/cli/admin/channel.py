@@ -6,16 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nsqext.cli.arguments import Channel, Topic, Yes, parse_message_id, parse_position
+from nsqext.cli.arguments import Channel, Topic, parse_message_id, parse_position
 from nsqext.cli.command import examples
-from nsqext.cli.connection import Connection, connected
-from nsqext.cli.output import confirm
+from nsqext.cli.connection import Connection, changes, connected
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from nsqext import Admin
-    from nsqext.admin import ChannelStats
+    from nsqext.admin import Admin, ChannelStats
 
 app: typer.Typer = typer.Typer()
 
@@ -58,7 +54,7 @@ async def list_channels(connection: Connection, topic: Topic) -> None:
     "nsqext channel create orders carts --dispatch key_failover --key-header cart",
 )
 @connected
-def create(
+async def create(
     connection: Connection,
     topic: Topic,
     channels: Annotated[list[str], typer.Argument(help="The channels.")],
@@ -70,19 +66,17 @@ def create(
     ] = None,
 ) -> None:
     """Create channels on every partition; a new channel starts after the stored messages."""
-
-    def create_one(name: str) -> Callable[[Admin], Awaitable[None]]:
-        return lambda admin: admin.create_channel(topic, name, dispatch=dispatch, key_header=key_header)
-
-    for name in channels:
-        connection.change(topic, "created", create_one(name), name)
+    async with connection.admin() as admin:
+        for name in channels:
+            await admin.create_channel(topic, name, dispatch=dispatch, key_header=key_header)
+            connection.show({"topic": topic, "channel": name, "created": True}, f"channel {name} of {topic} is created")
 
 
 @app.command("set")
 @examples("nsqext channel set orders billing --rate-limit-kib 1024", "nsqext channel set orders billing --ordered")
-@connected
-def set_channel(
-    connection: Connection,
+@changes("changed")
+async def set_channel(
+    admin: Admin,
     topic: Topic,
     channel: Channel,
     ordered: Annotated[
@@ -93,81 +87,65 @@ def set_channel(
     ] = None,
 ) -> None:
     """Change settings of a channel of the redesigned NSQ; the others stay as they are."""
-    connection.change(
-        topic,
-        "changed",
-        lambda admin: admin.set_channel(topic, channel, ordered=ordered, rate_limit_kib=rate_limit_kib),
-        channel,
-    )
+    await admin.set_channel(topic, channel, ordered=ordered, rate_limit_kib=rate_limit_kib)
 
 
 @app.command("limit-consumers")
 @examples("nsqext channel limit-consumers orders billing 10 --address-prefix 10.0.0.7:")
-@connected
-def limit_consumers(
-    connection: Connection,
+@changes("limited")
+async def limit_consumers(
+    admin: Admin,
     topic: Topic,
     channel: Channel,
     ready: Annotated[int, typer.Argument(help="Messages in flight at each connection, at most; 50000 ends the limit.")],
     address_prefix: Annotated[str, typer.Option(help="Only consumers whose HOST:PORT begins with this text.")] = "",
 ) -> None:
     """Limit the messages in flight at the connected consumers of a channel of the redesigned NSQ."""
-    connection.change(
-        topic,
-        "limited",
-        lambda admin: admin.limit_consumers(topic, channel, ready, address_prefix=address_prefix),
-        channel,
-    )
+    await admin.limit_consumers(topic, channel, ready, address_prefix=address_prefix)
 
 
 @app.command("finish")
 @examples("nsqext channel finish orders billing 0000000000000002000000000000002a")
-@connected
-def finish(
-    connection: Connection,
+@changes("finished")
+async def finish(
+    admin: Admin,
     topic: Topic,
     channel: Channel,
     message: Annotated[str, typer.Argument(metavar="ID", help="Message id of 32 hexadecimal digits, or its number.")],
 ) -> None:
     """Finish a message that is in flight or deferred in a channel of the redesigned NSQ, for any consumer."""
-    wanted = parse_message_id(message)
-    connection.change(topic, "finished", lambda admin: admin.finish_message(topic, channel, wanted), channel)
+    await admin.finish_message(topic, channel, parse_message_id(message))
 
 
 @app.command("delete")
 @examples("nsqext channel delete orders billing --yes")
-@connected
-def delete(
-    connection: Connection,
+@changes("deleted", "Delete the channel {channel} of {topic} with its waiting messages?")
+async def delete(
+    admin: Admin,
     topic: Topic,
     channel: Channel,
-    yes: Yes = False,
     if_exists: Annotated[bool, typer.Option("--if-exists", help="A missing channel is not an error.")] = False,
 ) -> None:
     """Delete a channel with its position and its waiting messages."""
-    confirm(f"Delete the channel {channel} of {topic} with its waiting messages?", yes=yes)
-    connection.change(
-        topic, "deleted", lambda admin: admin.delete_channel(topic, channel, missing_ok=if_exists), channel
-    )
+    await admin.delete_channel(topic, channel, missing_ok=if_exists)
 
 
 @app.command("empty")
 @examples("nsqext channel empty orders billing --yes")
-@connected
-def empty(connection: Connection, topic: Topic, channel: Channel, yes: Yes = False) -> None:
+@changes("emptied", "Discard the messages that wait in the channel {channel} of {topic}?")
+async def empty(admin: Admin, topic: Topic, channel: Channel) -> None:
     """Discard the messages that wait in a channel."""
-    confirm(f"Discard the messages that wait in the channel {channel} of {topic}?", yes=yes)
-    connection.change(topic, "emptied", lambda admin: admin.empty_channel(topic, channel), channel)
+    await admin.empty_channel(topic, channel)
 
 
 def _add_switch(name: str, done: str, summary: str, method: str) -> None:
     """Add a command that changes a channel and has no options."""
 
-    def switch(connection: Connection, topic: Topic, channel: Channel) -> None:
-        connection.change(topic, done, lambda admin: getattr(admin, method)(topic, channel), channel)
+    async def switch(admin: Admin, topic: Topic, channel: Channel) -> None:
+        await getattr(admin, method)(topic, channel)
 
     switch.__doc__ = summary
-    app.command(name)(examples(f"nsqext channel {name} orders billing")(connected(switch)))
+    app.command(name)(examples(f"nsqext channel {name} orders billing")(changes(done)(switch)))
 
 
 _add_switch("pause", "paused", "Stop delivery from a channel; messages wait.", "pause_channel")
@@ -189,26 +167,23 @@ _add_switch(
 
 @app.command("empty-delayed")
 @examples("nsqext channel empty-delayed orders billing --yes")
-@connected
-def empty_delayed(connection: Connection, topic: Topic, channel: Channel, yes: Yes = False) -> None:
+@changes("emptied", "Discard the delayed messages of the channel {channel} of {topic}?")
+async def empty_delayed(admin: Admin, topic: Topic, channel: Channel) -> None:
     """Discard the delayed messages of a channel of the redesigned NSQ."""
-    confirm(f"Discard the delayed messages of the channel {channel} of {topic}?", yes=yes)
-    connection.change(topic, "emptied", lambda admin: admin.empty_delayed(topic, channel), channel)
+    await admin.empty_delayed(topic, channel)
 
 
 @app.command("deliver-delayed")
 @examples("nsqext channel deliver-delayed orders billing --within-hours 24")
-@connected
-def deliver_delayed(
-    connection: Connection,
+@changes("delivered")
+async def deliver_delayed(
+    admin: Admin,
     topic: Topic,
     channel: Channel,
     within_hours: Annotated[int, typer.Option(help="Messages that are due within so many hours.")] = 1,
 ) -> None:
     """Deliver messages of the delayed queue of a channel of the redesigned NSQ before they are due."""
-    connection.change(
-        topic, "delivered", lambda admin: admin.deliver_delayed(topic, channel, within_hours=within_hours), channel
-    )
+    await admin.deliver_delayed(topic, channel, within_hours=within_hours)
 
 
 @app.command("seek")
@@ -217,9 +192,9 @@ def deliver_delayed(
     "nsqext channel seek orders billing 2026-05-01T12:00:00+02:00",
     "nsqext channel seek orders billing message:1000 --partition 0",
 )
-@connected
-def seek(
-    connection: Connection,
+@changes("moved")
+async def seek(
+    admin: Admin,
     topic: Topic,
     channel: Channel,
     position: Annotated[
@@ -231,7 +206,4 @@ def seek(
     partition: Annotated[list[int] | None, typer.Option(help="Only this partition; repeat for more.")] = None,
 ) -> None:
     """Move a channel of the redesigned NSQ to a position; its consumers continue there."""
-    target = parse_position(position)
-    connection.change(
-        topic, "moved", lambda admin: admin.seek_channel(topic, channel, target, partitions=partition), channel
-    )
+    await admin.seek_channel(topic, channel, parse_position(position), partitions=partition)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import orjson
 import typer
@@ -20,15 +19,6 @@ app: typer.Typer = typer.Typer()
 
 Node = Annotated[str, typer.Argument(help="HOST:PORT of the node's TCP side.")]
 Option = Annotated[str, typer.Argument(help="Name of the option: that of its flag, with underscores.")]
-
-
-class Level(Enum):
-    """Log levels that both generations have."""
-
-    ERROR = "error"
-    WARNING = "warning"
-    INFO = "info"
-    DEBUG = "debug"
 
 
 def node_record(node: NodeStatus) -> dict[str, Any]:
@@ -94,12 +84,13 @@ def enable_writes(connection: Connection) -> None:
 @app.command("log-level")
 @examples("nsqext node log-level debug")
 @connected
-def log_level(connection: Connection, level: Annotated[Level, typer.Argument(help="The level.")]) -> None:
+def log_level(
+    connection: Connection,
+    level: Annotated[Literal["error", "warning", "info", "debug"], typer.Argument(help="The level.")],
+) -> None:
     """Set the log level of all nodes, and of the lookup nodes of the redesigned NSQ, until they restart."""
     connection.change_cluster(
-        lambda admin: admin.set_log_level(level.value),
-        {"log_level": level.value},
-        f"the log level is {level.value}",
+        lambda admin: admin.set_log_level(level), {"log_level": level}, f"the log level is {level}"
     )
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -21,25 +20,12 @@ from nsqext.spark.cluster.node_http import ChannelStats
 _TIMEOUT = 10.0
 
 
-class Subject(StrEnum):
-    """Objects that the command manages."""
-
-    ANCHORS = "anchors"
-
-
-class Action(StrEnum):
-    """Operations on the objects."""
-
-    LIST = "list"
-    DELETE = "delete"
-
-
 @examples("nsqext spark anchors list orders", "nsqext spark anchors delete orders --channel query --yes")
 @connected
 def run(
     connection: Connection,
-    subject: Annotated[Subject, typer.Argument(help="Anchor channels of streaming queries.")],
-    action: Annotated[Action, typer.Argument(help="list or delete.")],
+    subject: Annotated[Literal["anchors"], typer.Argument(help="Anchor channels of streaming queries.")],
+    action: Annotated[Literal["list", "delete"], typer.Argument(help="list or delete.")],
     topic: Annotated[str, typer.Argument(help="The topic.")],
     channel: Annotated[
         str | None, typer.Option(help="The option channel of the query. (list: all channels by default)")
@@ -52,9 +38,9 @@ def run(
     checkpoint are not needed any more. Only moves change its position: a channel that has consumers, or whose messages
     consumers processed since its leader opened it, is not an anchor, and is neither listed nor deleted.
     """
-    if action is Action.DELETE and channel is None:
+    if action == "delete" and channel is None:
         raise InvalidSetting("no channel is given", hint="use --channel NAME, the option channel of the query")
-    if action is Action.DELETE:
+    if action == "delete":
         confirm(f"Delete the anchor channel {channel} of {topic}? Its query cannot continue without it.", yes=yes)
     lookupd = tuple(map(str, parse_lookup_addresses(connection.lookupd())))
     config = ClientConfig(lookupd, connection.texts(), timeout=_TIMEOUT)
@@ -62,7 +48,7 @@ def run(
     async def act() -> None:
         async with Admin(config) as admin:
             found = await _anchors(admin, topic, channel)
-            if action is Action.LIST:
+            if action == "list":
                 for (partition, name), stats in sorted(found.items()):
                     await _show(connection, admin, topic, partition, name, stats)
                 return

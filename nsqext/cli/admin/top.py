@@ -18,7 +18,7 @@ from nsqext.cli.admin.stats import COLUMNS, Rates, look, stats_records
 from nsqext.cli.command import examples
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.output import make_table, printable
-from nsqext.errors import InvalidSetting
+from nsqext.errors import InvalidSetting, NsqError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -113,8 +113,6 @@ async def run(
 
 
 async def _refresh(view: View, live: Live, admin: Admin, topic: str | None, interval: float) -> None:
-    from nsqext.errors import NsqError
-
     rates = Rates()
     while True:
         try:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from attrs import asdict, frozen
 
-from nsqext.cli.arguments import Topic, Yes
+from nsqext.cli.arguments import Topic
 from nsqext.cli.command import examples, option_objects
-from nsqext.cli.connection import Connection, connected
-from nsqext.cli.output import confirm, counted
+from nsqext.cli.connection import Connection, changes, connected
+from nsqext.cli.output import counted
 from nsqext.protocol.names import DEFAULT_CHANNEL
 
 if TYPE_CHECKING:
-    from nsqext.admin import TopicInfo
+    from nsqext.admin import Admin, TopicInfo
     from nsqext.types import TopicMeta
 
 app: typer.Typer = typer.Typer()
@@ -134,35 +134,33 @@ async def create(
 
 @app.command("delete")
 @examples("nsqext topic delete orders --yes")
-@connected
-def delete(
-    connection: Connection,
+@changes("deleted", "Delete the topic {topic} with all its messages and channels?")
+async def delete(
+    admin: Admin,
     topic: Topic,
-    yes: Yes = False,
     if_exists: Annotated[bool, typer.Option("--if-exists", help="A missing topic is not an error.")] = False,
 ) -> None:
     """Delete a topic with all its messages and channels."""
-    confirm(f"Delete the topic {topic} with all its messages and channels?", yes=yes)
-    connection.change(topic, "deleted", lambda admin: admin.delete_topic(topic, missing_ok=if_exists))
+    await admin.delete_topic(topic, missing_ok=if_exists)
 
 
 @app.command("expand")
 @examples("nsqext topic expand orders --partitions 8")
-@connected
-def expand(
-    connection: Connection,
+@changes("expanded")
+async def expand(
+    admin: Admin,
     topic: Topic,
     partitions: Annotated[int, typer.Option(help="The new number of partitions.")],
 ) -> None:
     """Raise the number of partitions of a topic."""
-    connection.change(topic, "expanded", lambda admin: admin.expand_topic(topic, partitions))
+    await admin.expand_topic(topic, partitions)
 
 
 @app.command("set")
 @examples("nsqext topic set orders --retention-days 7 --replicas 2")
-@connected
-def set_topic(
-    connection: Connection,
+@changes("changed")
+async def set_topic(
+    admin: Admin,
     topic: Topic,
     replicas: Annotated[int | None, typer.Option(help="Replicas of each partition.")] = None,
     retention_days: RetentionDays = None,
@@ -173,82 +171,73 @@ def set_topic(
     ] = None,
 ) -> None:
     """Change settings of a topic of the redesigned NSQ; the others stay as they are."""
-    connection.change(
+    await admin.set_topic(
         topic,
-        "changed",
-        lambda admin: admin.set_topic(
-            topic,
-            replicas=replicas,
-            retention_days=retention_days,
-            sync_every=sync_every,
-            registered_channels_only=registered_channels_only,
-        ),
+        replicas=replicas,
+        retention_days=retention_days,
+        sync_every=sync_every,
+        registered_channels_only=registered_channels_only,
     )
 
 
 @app.command("move")
 @examples("nsqext topic move orders 0 127.0.0.1:4150 127.0.0.1:4152")
-@connected
-def move(
-    connection: Connection,
+@changes("moved")
+async def move(
+    admin: Admin,
     topic: Topic,
     partition: Annotated[int, typer.Argument(help="The partition.")],
     source: Annotated[str, typer.Argument(help="HOST:PORT of the TCP side of a node with a replica.")],
     target: Annotated[str, typer.Argument(help="HOST:PORT of the TCP side of the other node.")],
 ) -> None:
     """Move a replica of a partition to another node; if the first node leads, the other one becomes the leader."""
-    connection.change(topic, "moved", lambda admin: admin.move_partition(topic, partition, source, target))
+    await admin.move_partition(topic, partition, source, target)
 
 
 @app.command("trace")
 @examples("nsqext topic trace orders --channel billing", "nsqext topic trace orders --off")
-@connected
-def trace(
-    connection: Connection,
+@changes("traced")
+async def trace(
+    admin: Admin,
     topic: Topic,
     channel: Annotated[str | None, typer.Option(help="Deliveries of this channel, instead of publishes.")] = None,
     off: Annotated[bool, typer.Option("--off", help="Stop it.")] = False,
-) -> None:
+) -> str:
     """Make the nodes of the redesigned NSQ log the messages of a topic or a channel."""
-    done = "untraced" if off else "traced"
-    connection.change(topic, done, lambda admin: admin.trace_topic(topic, channel=channel, enabled=not off), channel)
+    await admin.trace_topic(topic, channel=channel, enabled=not off)
+    return "untraced" if off else "traced"
 
 
 @app.command("tombstone")
 @examples("nsqext topic tombstone orders 127.0.0.1:4151", "nsqext topic tombstone orders 127.0.0.1:4151 --restore")
-@connected
-def tombstone(
-    connection: Connection,
+@changes("hidden")
+async def tombstone(
+    admin: Admin,
     topic: Topic,
     node: Annotated[str, typer.Argument(help="HOST:PORT of the node's HTTP side.")],
     restore: Annotated[bool, typer.Option("--restore", help="Show a hidden node again.")] = False,
-) -> None:
+) -> str:
     """Hide a topic's node temporarily from consumers and producers, so that it can be taken out of service."""
-    done = "shown" if restore else "hidden"
-    connection.change(topic, done, lambda admin: admin.tombstone(topic, node, restore=restore))
+    await admin.tombstone(topic, node, restore=restore)
+    return "shown" if restore else "hidden"
 
 
 @app.command("empty")
 @examples("nsqext topic empty orders --yes")
-@connected
-def empty(
-    connection: Connection,
-    topic: Topic,
-    yes: Yes = False,
-) -> None:
+@changes("emptied", "Discard the messages that wait in {topic} and all its channels?")
+async def empty(admin: Admin, topic: Topic) -> None:
     """Discard the messages that wait in a topic and in all its channels."""
-    confirm(f"Discard the messages that wait in {topic} and all its channels?", yes=yes)
-    connection.change(topic, "emptied", lambda admin: admin.empty_topic(topic))
+    await admin.empty_topic(topic)
 
 
 def _add_switch(name: str, done: str, summary: str) -> None:
     """Add a command that changes a topic and has no options."""
 
-    def switch(connection: Connection, topic: Topic) -> None:
-        connection.change(topic, done, lambda admin: getattr(admin, f"{name}_topic")(topic))
+    async def switch(admin: Admin, topic: Topic) -> None:
+        await getattr(admin, f"{name}_topic")(topic)
 
     switch.__doc__ = summary
-    app.command(name)(examples(f"nsqext topic {name} orders")(connected(switch)))
+    app.command(name)(examples(f"nsqext topic {name} orders")(changes(done)(switch)))
 
 
 _add_switch("upgrade", "upgraded", "Give a topic extend support: headers, tags and keys. It cannot be undone.")

@@ -10,9 +10,8 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import anyio
 import attrs
@@ -31,17 +30,10 @@ from nsqext.protocol.names import topic_and_partition
 if TYPE_CHECKING:
     from nsqext import Batcher, Producer
 
+Format = Literal["lines", "json", "csv", "whole"]
+
 _CHUNK = 1 << 16
 _LONGEST_LINE = 64 << 20  # bytes; servers accept messages of a few MiB
-
-
-class Format(StrEnum):
-    """Format of the input."""
-
-    LINES = "lines"
-    JSON = "json"
-    CSV = "csv"
-    WHOLE = "whole"
 
 
 async def read_chunks(descriptor: int) -> AsyncIterator[bytes]:
@@ -133,25 +125,19 @@ class Columns:
                 raise InvalidInput(f"the file has no column {name!r}", hint=f"its columns: {', '.join(names)}")
 
 
-class Transport(StrEnum):
-    """How messages are sent."""
-
-    TCP = "tcp"
-    HTTP = "http"
-
-
 @attrs.frozen
 class Sending:
     """How messages are sent."""
 
     rate: Annotated[float, typer.Option(min=0, help="Largest rate, in messages per second; 0 for no limit.")] = 0.0
     transport: Annotated[
-        Transport | None, typer.Option(help="http where TCP does not pass; --nsqd are HTTP addresses then.")
+        Literal["tcp", "http"] | None,
+        typer.Option(help="http where TCP does not pass; --nsqd are HTTP addresses then."),
     ] = None
 
     def producer(self, connection: Connection) -> Producer:
         """Return a producer."""
-        return connection.producer() if self.transport is None else connection.producer(transport=self.transport.value)
+        return connection.producer() if self.transport is None else connection.producer(transport=self.transport)
 
 
 @attrs.frozen
@@ -178,9 +164,9 @@ class Properties:
 
 async def _messages(descriptor: int, form: Format, columns: Columns) -> AsyncIterator[OutgoingMessage]:
     """Yield the messages of an input."""
-    if form is Format.WHOLE:
+    if form == "whole":
         yield OutgoingMessage(b"".join([chunk async for chunk in read_chunks(descriptor)]))
-    elif form is Format.CSV:
+    elif form == "csv":
         names: list[str] = []
         async for row in read_rows(descriptor):
             if not names:
@@ -197,7 +183,7 @@ async def _messages(descriptor: int, form: Format, columns: Columns) -> AsyncIte
             text = line.rstrip(b"\r\n")
             if not text:
                 continue
-            if form is Format.LINES:
+            if form == "lines":
                 yield OutgoingMessage(text)
                 continue
             try:
@@ -246,7 +232,7 @@ async def run(
     form: Annotated[
         Format,
         typer.Option("--format", help="Input format: one message per line, JSON record or row; or the whole input."),
-    ] = Format.LINES,
+    ] = "lines",
     properties: Properties = Properties(),
     sending: Sending = Sending(),
     columns: Columns = Columns(),
@@ -256,11 +242,11 @@ async def run(
     Empty lines are skipped. JSON records have the format that `nsqext tail` prints into a pipe: body or body_base64,
     and headers, tag, key, trace_id.
     """
-    if columns != Columns() and form is not Format.CSV:
+    if columns != Columns() and form != "csv":
         raise InvalidSetting("--key-column, --header-column and --body-column need --format csv")
     given = properties.of_a_batch()
     if body:
-        if file is not None or form is not Format.LINES:
+        if file is not None or form != "lines":
             raise InvalidSetting("--file and --format cannot be combined with messages as arguments")
         options = {**given, "partition": properties.partition, "delay": properties.delay}
         await _publish_arguments(connection, topic, body, sending, options)

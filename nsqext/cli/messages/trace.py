@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from secrets import token_hex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nsqext.cli.arguments import Topic, parse_position, parse_time
+from nsqext.cli.arguments import Topic, parse_message_id, parse_position, parse_time
 from nsqext.cli.command import examples
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.message_record import message_record
 from nsqext.cli.output import printable
-from nsqext.errors import InvalidSetting, OperationNotSupported
+from nsqext.errors import OperationNotSupported
 
 if TYPE_CHECKING:
     from nsqext import Message
     from nsqext.admin import PartitionStats
-
-_MESSAGE_ID = re.compile("[0-9A-Fa-f]{32}")
 
 
 @examples("nsqext trace orders 7", "nsqext trace orders 000000000000002a0000000000000007 --since 1h")
@@ -38,10 +35,7 @@ async def run(
     It reads the topic through a temporary channel, and needs the redesigned NSQ: the original one stores no messages
     that can be read again. Exits with 1 if no message is found.
     """
-    if not (wanted.isdecimal() or _MESSAGE_ID.fullmatch(wanted)):
-        raise InvalidSetting(
-            f"{wanted!r} is not an id", hint="give a trace id, or a message id of 32 hexadecimal digits"
-        )
+    sought = parse_message_id(wanted)
     start = f"timestamp:{parse_time(since) // 1_000_000_000}" if since else "earliest"
     consumer = connection.consumer(
         topic, f"trace_{token_hex(4)}#ephemeral", start=parse_position(start), queue_position=True
@@ -50,7 +44,7 @@ async def run(
 
     @consumer.handler
     async def handle(message: Message) -> None:
-        if wanted.lower() in (str(message.trace_id), message.id.hex()):
+        if sought in (message.trace_id, message.id):
             found.append(message_record(message))
 
     if not await connection.has_positions(topic):

@@ -60,6 +60,15 @@ def _integer(text: str) -> int:
     return value
 
 
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "duration": _duration,
+    **dict.fromkeys(_INTERVALS, _duration),
+    "float": _number,
+    "int": _integer,
+    "bool": _boolean,
+}
+
+
 def parse_value(kind: str, text: str) -> Any:
     """Parse the value of a flag.
 
@@ -71,15 +80,7 @@ def parse_value(kind: str, text: str) -> Any:
     """
     if kind in _INTERVALS and text.isascii() and text.isdecimal():
         return int(text) * _INTERVALS[kind]
-    if kind == "duration" or kind in _INTERVALS:
-        return _duration(text)
-    if kind == "float":
-        return _number(text)
-    if kind == "int":
-        return _integer(text)
-    if kind == "bool":
-        return _boolean(text)
-    return text
+    return _PARSERS[kind](text) if kind in _PARSERS else text
 
 
 def parse_flags(arguments: Sequence[str], kinds: Mapping[str, str]) -> dict[str, Any]:
@@ -97,10 +98,8 @@ def parse_flags(arguments: Sequence[str], kinds: Mapping[str, str]) -> dict[str,
     words = list(arguments)
     while words:
         word = words.pop(0)
-        if not word.startswith("-") or word == "-":
+        if not word.startswith("-") or word in ("-", "--"):
             break  # not a flag: the original ignores the rest
-        if word == "--":
-            break
         name, equals, text = word.removeprefix("-").removeprefix("-").partition("=")
         if not name or name.startswith(("-", "=")):
             raise FlagError(f"bad flag syntax: {word}")

@@ -9,8 +9,9 @@ from typing import Any
 
 from nsqext.broker.listeners import listen_early
 from nsqext.cli.servers import redesigned_flags
-from nsqext.cli.servers.program import read_program, run_program
-from nsqext.cli.servers.startup_checks import check_nsqd, check_values
+from nsqext.cli.servers.flags import FlagError, parse_value
+from nsqext.cli.servers.program import check_nsqlookupd, read_program, run_program
+from nsqext.errors import InvalidSetting
 
 _LIMIT, _REPORTED = "limit", "reported"
 _FLAGS: dict[str, tuple[str, ...]] = {
@@ -85,6 +86,12 @@ FLAGS = {name: kind for name, (kind, *_) in _FLAGS.items()}
 ``-generation``, ``-http-guard`` and ``-http-host`` exist only in this program.
 """
 
+_NAMES = {
+    "node-id": "id",
+    "e2e-processing-latency-percentile": "e2e_processing_latency_percentiles",
+}
+_TLS_REQUIRED = {"false": 0, "tcp-https": 1, "true": 2}
+_TLS_VERSIONS = {"tls1.0": 769, "tls1.1": 770, "tls1.2": 771, "tls1.3": 772}
 _NODE = {"max-pub-waiting-size": "max_pub_waiting"}
 _RULES = {
     "ack-old-than-time": "ignored_after",
@@ -106,6 +113,57 @@ def main(arguments: Sequence[str]) -> None:
     encrypted = flags.get("tls-cert") and flags.get("tls-key")
     listen_early(flags[name] for name in ("tcp-address", "http-address", "https-address")[: 3 if encrypted else 2])
     run_program("nsqd", flags, lambda: _serve(flags))
+
+
+def check_nsqd(flags: dict[str, Any]) -> None:
+    """Check the command line of nsqd, and normalize ``tls-required``."""
+    check_nsqlookupd(flags)
+    if "tls-required" in flags:
+        flags["tls-required"] = _tls_required(flags["tls-required"])
+    if flags.get("generation", "nsq") != "nsq":
+        return
+    version = flags.get("tls-min-version", "")
+    if version and version.lower() not in _TLS_VERSIONS:
+        reason = f'unknown tlsVersionOption "{version.lower()}"'
+        raise FlagError(f'invalid value "{version}" for flag -tls-min-version: {reason}')
+    if "worker-id" in flags:  # the redesigned NSQ has a number
+        try:
+            parse_value("bool", flags["worker-id"])
+        except ValueError as error:
+            raise FlagError(f'invalid boolean value "{flags["worker-id"]}" for -worker-id: {error}') from None
+
+
+def _tls_required(text: str) -> str:
+    word = text.lower()
+    if word == "tcp-https":
+        return word
+    try:
+        return "true" if parse_value("bool", word) else "false"
+    except ValueError:
+        reason = f'strconv.ParseBool: parsing "{word}": invalid syntax'
+        raise FlagError(f'invalid boolean value "{text}" for -tls-required: {reason}') from None
+
+
+def check_values(flags: Mapping[str, Any]) -> None:
+    """Check the settings of nsqd, from its command line and its configuration file."""
+    encrypted = flags.get("tls-cert") or flags.get("tls-key")
+    if not encrypted and (flags.get("tls-client-auth-policy") or flags.get("tls-required", "false") != "false"):
+        raise InvalidSetting("cannot require TLS client connections without TLS key and cert")
+    if flags.get("generation", "nsq") != "nsq":
+        return
+    if not 1 <= flags.get("max-deflate-level", 6) <= 9:
+        raise InvalidSetting("--max-deflate-level must be [1,9]")
+    if not 0 <= flags.get("node-id", 0) < 1024:
+        raise InvalidSetting("--node-id must be [0,1024)")
+    if flags.get("auth-http-request-method", "get") not in ("get", "post"):
+        raise InvalidSetting("--auth-http-request-method must be post or get")
+    for text in flags.get("e2e-processing-latency-percentile", ()):
+        try:
+            sound = 0 < float(text) <= 1
+        except ValueError:
+            raise InvalidSetting(f"Could not parse: {text}") from None
+        if not sound:
+            raise InvalidSetting(f"invalid E2E processing latency percentile: {text}")
 
 
 async def _serve(flags: dict[str, Any]) -> None:
@@ -154,14 +212,6 @@ async def _serve(flags: dict[str, Any]) -> None:
     await run_nsqd(settings)
 
 
-_NAMES = {
-    "node-id": "id",
-    "e2e-processing-latency-percentile": "e2e_processing_latency_percentiles",
-}
-_REQUIRED = {"false": 0, "tcp-https": 1, "true": 2}
-_VERSIONS = {"tls1.0": 769, "tls1.1": 770, "tls1.2": 771, "tls1.3": 772}
-
-
 def reported(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return options with the names and values of ``/config``; durations are in nanoseconds."""
     found: dict[str, Any] = {}
@@ -177,6 +227,6 @@ def reported(flags: Mapping[str, Any]) -> dict[str, Any]:
     required = flags.get("tls-required", "false")
     if required == "false" and flags.get("tls-client-auth-policy"):
         required = "true"  # a client authentication policy requires TLS
-    found["tls_required"] = _REQUIRED[required]
-    found["tls_min_version"] = _VERSIONS.get(flags.get("tls-min-version", "").lower(), 769)
+    found["tls_required"] = _TLS_REQUIRED[required]
+    found["tls_min_version"] = _TLS_VERSIONS.get(flags.get("tls-min-version", "").lower(), 769)
     return found

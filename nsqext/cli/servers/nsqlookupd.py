@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from nsqext.broker.listeners import listen_early
 from nsqext.cli.servers import redesigned_flags
-from nsqext.cli.servers.program import read_program, run_program
-from nsqext.cli.servers.startup_checks import check_nsqlookupd
+from nsqext.cli.servers.program import check_nsqlookupd, read_program, run_program
 
 FLAGS = {
     "version": "bool",

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from nsqext.cli.servers.flags import FlagError, read_flags, with_config_file
-from nsqext.cli.servers.redesigned_flags import given_without_effect, with_new_names, without_old_names
+from nsqext.cli.servers.redesigned_flags import check_alone, given_without_effect, with_new_names, without_old_names
 
 _LEVELS = {"debug": 10, "info": 20, "warn": 30, "error": 40, "fatal": 50}
 _NAMES = {logging.WARNING: "WARN", logging.CRITICAL: "FATAL"}
@@ -47,6 +47,15 @@ def _chooses_redesigned(arguments: Sequence[str]) -> bool:
     """Return whether ``-generation ha`` is among the arguments; it decides how the others are read."""
     words = [word.removeprefix("-").removeprefix("-") for word in arguments]
     return "generation=ha" in words or ("generation", "ha") in pairwise(words)
+
+
+def check_nsqlookupd(flags: dict[str, Any]) -> None:
+    """Check the command line of nsqlookupd."""
+    check_alone(flags)
+    level = flags.get("log-level")
+    if flags.get("generation", "nsq") == "nsq" and level is not None and level.lower() not in _LEVELS:
+        known = ", ".join(_LEVELS)
+        raise FlagError(f"invalid value \"{level}\" for flag -log-level: invalid log level '{level}' ({known})")
 
 
 def read_program(

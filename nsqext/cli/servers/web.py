@@ -6,11 +6,10 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 import typer
-from attrs import evolve
 
 from nsqext.cli.command import examples
 from nsqext.cli.connection import Url, load_settings
@@ -60,33 +59,27 @@ def run(
 
     Example: nsqext web --lookupd 127.0.0.1:4161 --write
     """
-    options = web_options(
-        host,
-        write=write,
-        http_hosts=tuple(http_host or ()),
-        basic_auth_file=basic_auth_file,
-        proxy_header=proxy_header,
-        interval=interval,
-    )
     given = load_settings(url, {"lookupd": lookupd} if lookupd else {})
-    options = evolve(options, settings=given.values)
+    store = None
     if delay_store is not None:
         from nsqext.delays import DelayStore
 
-        options = evolve(options, delay_store=DelayStore(delay_store, create=False))
+        store = DelayStore(delay_store, create=False)
+    options = web_options(
+        host,
+        basic_auth_file,
+        write=write,
+        http_hosts=tuple(http_host or ()),
+        proxy_header=proxy_header,
+        interval=interval,
+        delay_store=store,
+        settings=given.values,
+    )
     anyio.run(_serve_until_signal, given.lookupd or _USUAL, options, Address(host, port))
 
 
-def web_options(
-    host: str,
-    *,
-    write: bool,
-    http_hosts: tuple[str, ...] = (),
-    basic_auth_file: Path | None = None,
-    proxy_header: str | None = None,
-    interval: float = 1.0,
-) -> WebOptions:
-    """Return the page's options."""
+def web_options(host: str, basic_auth_file: Path | None = None, **given: Any) -> WebOptions:
+    """Return the page's options: the given ones, with a password from the file or the environment."""
     try:
         from nsqext.web import WebOptions
     except ModuleNotFoundError as error:
@@ -96,14 +89,12 @@ def web_options(
         auth = basic_auth_file.read_text(encoding="utf-8").strip()
         if not auth:
             raise InvalidSetting(f"{basic_auth_file} is empty", hint="write user:password into it")
-    if not is_loopback(host) and not auth and not proxy_header:
+    if not (is_loopback(host) or auth or given.get("proxy_header")):
         raise InvalidSetting(
             f"{host} can be reached from other machines, and the page shows message bodies",
             hint=f"set {AUTH_VARIABLE} or give --basic-auth-file or --proxy-header",
         )
-    return WebOptions(
-        write=write, interval=interval, http_hosts=http_hosts, basic_auth=auth or None, proxy_header=proxy_header
-    )
+    return WebOptions(basic_auth=auth or None, **given)
 
 
 async def _serve_until_signal(lookupd: str | Sequence[str], options: WebOptions, address: Address) -> None:

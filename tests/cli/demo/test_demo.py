@@ -13,7 +13,7 @@ from attrs import define, field
 from nsqext import Producer, Receipt
 from nsqext.cli import main
 from nsqext.cli.demo import demo
-from nsqext.cli.demo.flights import CANARY, Flight, FlightCheck, read_flights
+from nsqext.cli.demo.demo import CANARY, Flight, FlightCheck, read_flights
 
 if TYPE_CHECKING:
     from nsqext.types import Address

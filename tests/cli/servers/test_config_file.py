@@ -11,9 +11,8 @@ import pytest
 
 from nsqext.cli.servers import nsqd, nsqlookupd
 from nsqext.cli.servers.flags import FlagError, with_config_file
-from nsqext.cli.servers.nsqd import reported
-from nsqext.cli.servers.program import read_program
-from nsqext.cli.servers.startup_checks import check_nsqd, check_nsqlookupd, check_values
+from nsqext.cli.servers.nsqd import check_nsqd, check_values, reported
+from nsqext.cli.servers.program import check_nsqlookupd, read_program
 from nsqext.errors import InvalidSetting
 
 FILE = """

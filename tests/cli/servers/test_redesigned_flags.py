@@ -11,8 +11,8 @@ import pytest
 
 from nsqext.broker.engine.options import ChannelRules
 from nsqext.cli.servers import nsqd, nsqlookupd, redesigned_flags
-from nsqext.cli.servers.program import read_program
-from nsqext.cli.servers.startup_checks import check_nsqd, check_nsqlookupd
+from nsqext.cli.servers.nsqd import check_nsqd
+from nsqext.cli.servers.program import check_nsqlookupd, read_program
 
 if TYPE_CHECKING:
     from nsqext.broker.standalone import NsqdSettings

@@ -138,3 +138,26 @@ def read_columns(value: str) -> Columns:
     if unknown or not names:
         raise ValueError(f"{unknown[0]!r} is not one of {', '.join(ALL_COLUMNS)}" if unknown else "it names no column")
     return tuple(name for name in ALL_COLUMNS if name in names)
+
+
+# options of Spark's Kafka source and sink, for those who write them out of habit
+_INSTEAD_OF_KAFKA = {
+    "kafka.bootstrap.servers": "use lookupd: the HTTP addresses of nsqlookupd, host:port",
+    "kafka.group.id": "use channel",
+    "groupIdPrefix": "use channel: names of ephemeral channels begin with it",
+    "kafka.security.protocol": "use nsqext. and a setting of the client, for TLS and secrets",
+    "kafkaConsumer.pollTimeoutMs": "use readTimeoutMs",
+    "fetchOffset.numRetries": "use readTimeoutMs: requests are repeated until it is over",
+    "fetchOffset.retryIntervalMs": "use readTimeoutMs: requests are repeated until it is over",
+    "startingOffsetsByTimestampStrategy": "remove it: without a message of that time, reading begins at the end",
+    "useDeprecatedOffsetFetching": "remove it",
+}
+_BY_LOWER_NAME = {name.lower(): (name, hint) for name, hint in _INSTEAD_OF_KAFKA.items()}
+
+
+def kafka_hint(name: str) -> tuple[str, str] | None:
+    """Return the name of an option of Kafka as Kafka's documentation writes it, and what to use instead; or None."""
+    found = _BY_LOWER_NAME.get(name.lower())
+    if found is None and name.lower().startswith("kafka."):
+        return name, "use nsqext. and a setting of the client"
+    return found

@@ -19,11 +19,11 @@ from nsqext.protocol.headers import IDENTITY_HEADER
 from nsqext.protocol.names import check_topic
 from nsqext.spark.cluster.client_config import PREFIX, ClientConfig, client_settings, misplaced, unknown
 from nsqext.spark.cluster.ephemeral_channel import MARK
-from nsqext.spark.kafka_names import kafka_hint
 from nsqext.spark.option_values import (
     ALL_COLUMNS,
     BASE_COLUMNS,
     Columns,
+    kafka_hint,
     read_assignment,
     read_bool,
     read_channel,
@@ -75,9 +75,8 @@ class _Option:
     read: Callable[[str], Any]
     only: Literal["batch", "stream"] | None = None  # the kind of query that has it, batch or stream; None for both
     of_ranges: bool = False  # `readMode=channel` has no such option
+    name: str = ""  # its name in the documentation; that of the attribute in camel case by default
     member: str = ""
-    # its name in the documentation; that of the attribute in camel case by default
-    name: str = attrs.field(default=attrs.Factory(lambda option: _camel_case(option.member), takes_self=True))
 
 
 def _camel_case(name: str) -> str:
@@ -88,12 +87,15 @@ def _option(
     default: Any, read: Callable[[str], Any], only: Literal["batch", "stream"] | None = None, **more: Any
 ) -> Any:
     """Declare the attribute of an option."""
-    return attrs.field(default=default, metadata={_Option: {"read": read, "only": only, **more}})
+    return attrs.field(default=default, metadata={_Option: _Option(read, only, **more)})
 
 
-def _options_of(kind: type, *others: _Option) -> tuple[_Option, ...]:
-    declared = [(field.name, field.metadata[_Option]) for field in attrs.fields(kind) if _Option in field.metadata]
-    return (*others, *(_Option(member=name, **found) for name, found in declared))
+def _options_of(kind: type, **others: _Option) -> tuple[_Option, ...]:
+    declared = {field.name: field.metadata[_Option] for field in attrs.fields(kind) if _Option in field.metadata}
+    return tuple(
+        attrs.evolve(option, member=member, name=option.name or _camel_case(member))
+        for member, option in {**others, **declared}.items()
+    )
 
 
 def _unknown(name: str, kind: str) -> InvalidSetting:
@@ -310,16 +312,16 @@ class SinkOptions:
         return options
 
 
-_LOOKUPD = _Option(lambda value: parse_lookup_addresses(read_text(value)), member="lookupd")
+_LOOKUPD = _Option(lambda value: parse_lookup_addresses(read_text(value)))
 _SOURCE = _options_of(
     SourceOptions,
-    _LOOKUPD,
-    _Option(read_topics, member="subscribe"),
-    _Option(read_assignment, of_ranges=True, member="assign"),
-    _Option(read_bool, member="include_headers"),
-    _Option(read_choice("map", "array"), member="headers_format"),
+    lookupd=_LOOKUPD,
+    subscribe=_Option(read_topics),
+    assign=_Option(read_assignment, of_ranges=True),
+    include_headers=_Option(read_bool),
+    headers_format=_Option(read_choice("map", "array")),
 )
-_SINK = _options_of(SinkOptions, _LOOKUPD, _Option(read_choice("fail", "topic"), member="bad_rows"))
+_SINK = _options_of(SinkOptions, lookupd=_LOOKUPD, bad_rows=_Option(read_choice("fail", "topic")))
 _NAMES = {"read": _SOURCE, "write": _SINK}
 _OTHER = {"read": "write", "write": "read"}
 

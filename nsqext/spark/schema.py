@@ -2,43 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    ByteType,
-    DataType,
-    IntegerType,
-    LongType,
-    MapType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-)
 
 from nsqext.errors import InvalidSetting
 from nsqext.spark.columns import arrow_schema, check_written
 from nsqext.spark.option_values import ALL_COLUMNS, BASE_COLUMNS, Columns
 
 if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
     from nsqext.spark.options import SinkOptions
 
-_HEADER = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
-
-_TEXT = (StringType, BinaryType)
-_WHOLE = (ByteType, ShortType, IntegerType, LongType)
-_WRITABLE: dict[str, tuple[tuple[type[DataType], ...], str]] = {
-    "value": (_TEXT, "binary or string"),
-    "topic": ((StringType,), "string"),
-    "key": (_TEXT, "binary or string"),
-    "partition": (_WHOLE, "int"),
-    "headers": ((MapType, ArrayType), "map<string,string>"),
-    "trace_id": (_WHOLE, "bigint"),
-    "tag": ((StringType,), "string"),
+_TEXT, _WHOLE = ("binary", "string"), ("tinyint", "smallint", "int", "bigint")
+_WRITABLE: dict[str, tuple[str, ...]] = {
+    "value": _TEXT,
+    "topic": ("string",),
+    "key": _TEXT,
+    "partition": _WHOLE,
+    "headers": ("map<string,string>", "array<struct<key:string,value:binary>>"),
+    "trace_id": _WHOLE,
+    "tag": ("string",),
 }
+_CAST_TO = {"value": "binary or string", "key": "binary or string", "partition": "int", "trace_id": "bigint"}
+"""What to cast a column to; to the first type in `_WRITABLE` by default."""
+_COLLATION = re.compile(r" collate \w+")
 
 
 def read_schema(columns: Columns = BASE_COLUMNS, headers_as_array: bool = False) -> StructType:
@@ -67,18 +57,8 @@ def chosen_columns(schema: StructType, columns: Columns, headers_as_array: bool 
 def check_write_schema(schema: StructType, options: SinkOptions) -> None:
     """Check that rows with these columns can be published."""
     for found in schema:
-        kinds, wanted = _WRITABLE.get(found.name, ((DataType,), ""))
-        if not isinstance(found.dataType, kinds) or (found.name == "headers" and not _holds_headers(found.dataType)):
-            raise InvalidSetting(f"column {found.name} is {found.dataType.simpleString()}", hint=f"cast it to {wanted}")
+        kind, allowed = found.dataType.simpleString(), _WRITABLE.get(found.name)
+        if allowed is not None and _COLLATION.sub("", kind) not in allowed:
+            hint = f"cast it to {_CAST_TO.get(found.name, allowed[0])}"
+            raise InvalidSetting(f"column {found.name} is {kind}", hint=hint)
     check_written([found.name for found in schema], options.topic)
-
-
-def _holds_headers(kind: DataType) -> bool:
-    if isinstance(kind, ArrayType):
-        found = kind.elementType
-        return isinstance(found, StructType) and [(f.name, f.dataType) for f in found] == [
-            (f.name, f.dataType) for f in _HEADER
-        ]
-    if not isinstance(kind, MapType):
-        return True
-    return isinstance(kind.keyType, StringType) and isinstance(kind.valueType, StringType)

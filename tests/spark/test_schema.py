@@ -61,6 +61,7 @@ def test_these_can_be_written(kind: str) -> None:
     rows.add("trace_id", "integer").add("tag", "string").add("headers", MapType(StringType(), StringType()))
     check_write_schema(rows, NOWHERE)
     check_write_schema(StructType().add("value", kind), SOMEWHERE)
+    check_write_schema(StructType().add("value", StringType("UNICODE")), SOMEWHERE)
 
 
 @pytest.mark.parametrize(

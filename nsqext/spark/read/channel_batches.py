@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final, Self
 
 import anyio
-from attrs import define
 
 from nsqext.admin import Admin
 from nsqext.admin.options import admin_settings
@@ -24,6 +23,7 @@ from nsqext.spark.read.arrow import RowFormat, to_batches
 from nsqext.spark.read.frames import from_messages
 from nsqext.sync.loop import BlockingClient
 from nsqext.sync.mirror import Method
+from nsqext.waits import Wakeup
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -46,14 +46,6 @@ _SETTLED = 0.5
 _TICK = 0.25
 
 
-@define(eq=False)
-class _Held:
-    """A message of a batch with its number, which offsets refer to."""
-
-    number: int
-    message: Message
-
-
 class ChannelBatches:
     """Holds the messages of batches of a channel in flight until they are completed; an async context manager."""
 
@@ -62,10 +54,11 @@ class ChannelBatches:
         self._limit = options.max_offsets_per_trigger or options.rdy
         self._received: deque[Message] = deque()
         self._later: list[Message] = []
-        self._held: deque[_Held] = deque()
+        self._held: deque[Message] = deque()
+        self._number = 0  # of the first held message; offsets refer to it
         self._frozen_at: int | None = None
         self._error: NsqError | None = None
-        self._wake = anyio.Event()
+        self._wake = Wakeup()
         own = settings_for(admin_settings(), options.client.reading())
         self._admin = Admin(options.client.lookupd, **{**own, "node_filter": None})
         self._consumers: list[Consumer] = []
@@ -106,7 +99,7 @@ class ChannelBatches:
         """Requeue unfinished messages: the original NSQ would keep them in flight until their timeout."""
         for consumer in self._consumers:
             consumer.pause()
-        for message in (*(entry.message for entry in self._held), *self._later, *self._received):
+        for message in (*self._held, *self._later, *self._received):
             if is_text_id(message.id) and not message.expired:
                 message.requeue_now(0.0, backoff=False)
         self._held.clear()
@@ -118,16 +111,15 @@ class ChannelBatches:
             async for message in consumer:
                 late = self._frozen_at is not None and message.timestamp > self._frozen_at
                 (self._later if late else self._received).append(message)
-                self._wake.set()
+                self._wake.wake()
         except NsqError as error:
             self._error = error
-            self._wake.set()
+            self._wake.wake()
 
     async def _touch(self) -> None:
         while True:
             await anyio.sleep(_TICK)
-            held = [entry.message for entry in self._held]
-            touch_due((*held, *self._received, *self._later), _clock())
+            touch_due((*self._held, *self._received, *self._later), _clock())
 
     async def freeze(self) -> None:
         """Exclude messages that are stored from now on, by the clocks of the servers."""
@@ -140,14 +132,15 @@ class ChannelBatches:
         """
         await self.finish(start)
         if not self._held:
+            self._number = start
             await (self._wait(_WAIT) if self._frozen_at is None else self._wait_for_all())
             while self._received and len(self._held) < self._limit:
                 message = self._received.popleft()
                 if not message.expired:
-                    self._held.append(_Held(start + len(self._held), message))
+                    self._held.append(message)
         if not self._held and self._error is not None:
             raise self._error
-        return [entry.message for entry in self._held]
+        return list(self._held)
 
     async def _wait_for_all(self) -> None:
         """Wait for a message that is not excluded, or until the channel has no such message.
@@ -180,13 +173,13 @@ class ChannelBatches:
     async def _wait(self, seconds: float) -> None:
         with anyio.move_on_after(seconds):
             while not self._received and self._error is None:
-                self._wake = anyio.Event()
                 await self._wake.wait()
 
     async def finish(self, number: int) -> None:
         """Finish all messages before a number; the server delivers those again that are not in flight any more."""
-        while self._held and self._held[0].number < number:
-            self._held.popleft().message.finish_now()
+        while self._held and self._number < number:
+            self._held.popleft().finish_now()
+            self._number += 1
 
 
 class ChannelReader(BlockingClient[ChannelBatches]):

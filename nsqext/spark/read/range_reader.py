@@ -31,6 +31,7 @@ from nsqext.spark.cluster.ephemeral_channel import ephemeral_name, open_ephemera
 from nsqext.spark.read.frames import decode_frames, finish_commands
 from nsqext.spark.read.offsets import Range
 from nsqext.spark.read.reassembly import Block, Blocks, Reassembler
+from nsqext.waits import Wakeup
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
@@ -89,7 +90,7 @@ class RangeReader:
         self._paused = False
         self._ended = False
         self._failure: NsqError | None = None
-        self._wake = anyio.Event()
+        self._wake = Wakeup()
         self._progress = 0.0
 
     def start(self, tasks: TaskGroup) -> None:
@@ -110,7 +111,6 @@ class RangeReader:
                 return None
             if self._ended:
                 raise InvalidState("the range reader is closed")
-            self._wake = anyio.Event()
             await self._wake.wait()
         self._resume()
         return block
@@ -135,7 +135,7 @@ class RangeReader:
             self._blocks.close()  # without failOnDataLoss, the messages before the lost ones are read
         finally:
             self._ended = True
-            self._wake.set()
+            self._wake.wake()
 
     def _raise_if_final(self, errors: list[NsqError]) -> None:
         """Raise if a retry cannot succeed or the time is over."""
@@ -251,13 +251,13 @@ class RangeReader:
             self._blocks.add(run)
         if self._reassembler.done:
             self._blocks.close()
-            self._wake.set()
+            self._wake.wake()
             reader.abort()
             return
         if self._blocks.full and not self._paused:
             self._paused = True
             self._set_ready(reader)
-            self._wake.set()
+            self._wake.wake()
         reader.pending.append(finish_commands(delivery))
         reader.flush()
 

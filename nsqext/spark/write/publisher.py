@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +23,14 @@ from nsqext.errors import (
     TopicNotFound,
     TopicNotReady,
 )
-from nsqext.spark.write.row_mapper import Group
+from nsqext.spark.write.row_mapper import Group, RowMapper, RowRules
 from nsqext.sync.loop import call, shared_loop
 
 if TYPE_CHECKING:
-    from nsqext.spark.options import ClientConfig
+    import pyarrow as pa
+
+    from nsqext.spark.options import ClientConfig, SinkOptions
+    from nsqext.spark.write.row_id import Origin
     from nsqext.spark.write.row_mapper import Chunk, Target
     from nsqext.types import Receipt, TopicMeta
 
@@ -166,3 +170,51 @@ def wait_logging(pending: Future[None], task: int) -> None:
             time.monotonic() - began,
         )
     pending.result()
+
+
+def publish_rows(
+    options: SinkOptions, columns: tuple[str, ...], origin: Origin, batches: Iterator[pa.RecordBatch]
+) -> Tallies:
+    """Publish the rows of a task; return the published messages by topic and partition.
+
+    Raises:
+        NsqError: a row is invalid or was not stored; the error message contains its number.
+    """
+    rate, client, bad = options.max_rows_per_second, options.client.producer(), options.bad_rows_topic
+    rules = RowRules(
+        columns,
+        options.topic,
+        options.idempotence_header,
+        options.ack_batch_bytes,
+        min(client.max_batch_count, rate or sys.maxsize),
+        bad,
+        client.max_message_size,
+    )
+    mapper = RowMapper(rules, origin)
+
+    def chunks(meta: Callable[[str], TopicMeta]) -> Iterable[Chunk]:
+        found = mapper.chunks(batches, meta)
+        return found if rate is None else paced(found, rate)
+
+    tallies = publish_chunks(options.client, origin.partition, chunks, None if bad is None else mapper.describe)
+    if found := sum(count for (topic, _), count in tallies.items() if topic == bad):
+        logger.warning(
+            "Spark partition %d: %d rows could not be published; %s describes them", origin.partition, found, bad
+        )
+    return tallies
+
+
+def paced(
+    chunks: Iterable[Chunk],
+    rate: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], object] = time.sleep,
+) -> Iterator[Chunk]:
+    """Delay chunks so that their messages do not exceed a rate."""
+    due = clock()
+    for chunk in chunks:
+        now = clock()
+        if due > now:
+            sleep(due - now)
+        due = max(due, now) + chunk.count / rate
+        yield chunk

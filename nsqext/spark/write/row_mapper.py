@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from base64 import b64encode
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, TypedDict
 
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 from attrs import define, field, frozen
@@ -17,9 +19,9 @@ from nsqext.client.producer.batch import TracedBodies
 from nsqext.errors import InvalidBody, InvalidHeader, InvalidInput, InvalidName, InvalidPartition, NsqError
 from nsqext.protocol.names import check_partition, check_topic
 from nsqext.spark.columns import WRITABLE
-from nsqext.spark.write.bad_rows import describe_row
 
 if TYPE_CHECKING:
+    from nsqext.errors import NsqError
     from nsqext.spark.write.row_id import Origin
     from nsqext.types import TopicMeta
 
@@ -113,19 +115,23 @@ class _Pair(TypedDict):
 class RowMapper:
     """Converts the rows of one task to messages."""
 
-    def __init__(self, rules: RowRules, origin: Origin, meta: Callable[[str], TopicMeta]) -> None:
+    def __init__(self, rules: RowRules, origin: Origin) -> None:
         self._rules = rules
         self._origin = origin
-        self._ask = meta
+        self._ask: Callable[[str], TopicMeta]
         self._metas: dict[str, TopicMeta] = {}
         self._row = 0
 
-    def chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Chunk]:
+    def chunks(self, batches: Iterable[pa.RecordBatch], meta: Callable[[str], TopicMeta]) -> Iterator[Chunk]:
         """Return the rows as chunks of messages.
+
+        Args:
+            meta: returns the meta of a topic.
 
         Raises:
             InvalidInput: a row is invalid; the error message contains its number. Not with ``bad_rows_topic``.
         """
+        self._ask = meta
         if self._rules.bad_rows_topic is not None:
             self._resolve(self._rules.bad_rows_topic)
         chunk = Chunk()
@@ -315,3 +321,45 @@ def _bytes(column: pa.Array | None) -> Any:
     # to_pylist makes an Arrow scalar of each value
     values: list[bytes | None] = column.to_numpy(zero_copy_only=False).tolist()
     return values
+
+
+def describe_row(row: int, task: int, error: NsqError, fields: Mapping[str, Any], max_size: int) -> bytes:
+    """Return why a row cannot be published, and what it contains, as a JSON object.
+
+    Args:
+        fields: the row by name of its columns; null ones are left out. Bytes that are not UTF-8 are in Base64, in a
+            member whose name ends with ``_base64``.
+        max_size: largest number of bytes; value and headers of longer descriptions are left out, with the size of the
+            value in ``value_size``.
+    """
+    about: dict[str, Any] = {"error": f"{type(error).__name__}: {error.message}", "row": row, "task": task}
+    described = orjson.dumps({**about, **_members(fields)}, default=str)
+    if len(described) <= max_size:
+        return described
+    kept = {name: value for name, value in fields.items() if name not in ("value", "headers")}
+    return orjson.dumps({**about, "value_size": len(fields.get("value") or b""), **_members(kept)}, default=str)
+
+
+def _members(fields: Mapping[str, Any]) -> dict[str, Any]:
+    members: dict[str, Any] = {}
+    for name, value in fields.items():
+        if isinstance(value, bytes):
+            members.update(_text_of(name, value))
+        elif isinstance(value, list):  # headers as an array
+            members[name] = [
+                {part: found for key, one in (pair or {}).items() for part, found in _pair(key, one)} for pair in value
+            ]
+        elif value is not None:
+            members[name] = value
+    return members
+
+
+def _pair(key: str, value: Any) -> Any:
+    return (_text_of(key, value) if isinstance(value, bytes) else {key: value}).items()
+
+
+def _text_of(name: str, value: bytes) -> dict[str, str]:
+    try:
+        return {name: value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": b64encode(value).decode()}

@@ -16,8 +16,8 @@ from attrs import frozen
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from nsqext.spark.pyspark_features import DataSourceStreamArrowWriter
+from nsqext.spark.write.publisher import publish_rows
 from nsqext.spark.write.row_id import Origin
-from nsqext.spark.write.rows import publish_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -156,7 +156,7 @@ def test_a_stopped_query_keeps_no_message(original: Cluster, topic: str, monkeyp
     publish(original, topic, 10)
     source = reader(original, topic)
     _, end = read_on(source, source.initialOffset(), 10)
-    held = [int(entry.message.body) for entry in source._opened()._original._held]
+    held = [int(message.body) for message in source._opened()._original._held]
     source.stop()
     restarted = reader(original, topic)
     try:
@@ -173,7 +173,7 @@ def test_messages_in_flight_are_touched(original: Cluster, topic: str, monkeypat
         found, _ = read_on(source, source.initialOffset(), 3)
         assert sorted(found) == [0, 1, 2]
         holder = source._opened()._original
-        held = [entry.message for entry in holder._held]
+        held = list(holder._held)
         before = [message.received for message in held]
         later = held[0].owner.msg_timeout * 0.6
         monkeypatch.setattr(channel_batches, "_clock", lambda: time.monotonic() + later)

@@ -21,7 +21,7 @@ from nsqext.spark.read.planning import (
     share,
     with_unread,
 )
-from nsqext.spark.read.rate_limit import within_rows
+from nsqext.spark.read.stream_planner import within_rows
 
 KEYS = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 3))
 LAGS = st.dictionaries(KEYS, st.integers(0, 10**6), max_size=8)

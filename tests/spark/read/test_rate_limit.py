@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.spark.read.planning import Key, Lag, PartitionState
-from nsqext.spark.read.rate_limit import within_bytes
+from nsqext.spark.read.stream_planner import within_bytes
 from tests.support.spark_admin import FakeAdmin, Log
 
 KEYS = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 3))

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.spark.options import SinkOptions
-from nsqext.spark.write import rows
+from nsqext.spark.write import publisher
+from nsqext.spark.write.publisher import paced, publish_rows
 from nsqext.spark.write.row_id import Origin
 from nsqext.spark.write.row_mapper import Chunk
-from nsqext.spark.write.rows import paced, publish_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -74,7 +74,7 @@ def test_a_task_publishes_at_the_rate_of_the_option(servers: Servers, monkeypatc
             found.append((rate, chunk.count))
             yield chunk
 
-    monkeypatch.setattr(rows, "paced", watched)
+    monkeypatch.setattr(publisher, "paced", watched)
     topic = servers.make_topic("paced", 1)
     options = SinkOptions.parse({**servers.options, "topic": topic, "maxRowsPerSecond": "40"})
     batch = pa.record_batch({"value": pa.array([b"%d" % number for number in range(100)])})

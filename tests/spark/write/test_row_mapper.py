@@ -45,7 +45,7 @@ class Rows:
         schema = pa.schema([(name, types[name]) for name in columns])
         rules = RowRules(columns, self._topic, "nsqext_id", *self._limits)
         tables = [pa.RecordBatch.from_pylist(batch, schema=schema) for batch in batches]
-        return list(RowMapper(rules, ORIGIN, self._meta).chunks(tables))
+        return list(RowMapper(rules, ORIGIN).chunks(tables, self._meta))
 
     def message(self, **row: Any) -> bytes | OutgoingMessage:
         """Return the message of a single row."""

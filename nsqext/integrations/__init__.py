@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from attrs import frozen
+
+from nsqext.arguments import check_positive
 from nsqext.client.consumer.handler_signals import ACCEPTED_DELAY
 
 if TYPE_CHECKING:
@@ -12,7 +15,31 @@ if TYPE_CHECKING:
     from nsqext.errors import NsqError
     from nsqext.types import TopicMeta
 
-__all__ = ("kept_delay", "log_lost")
+__all__ = ("TopicOptions", "kept_delay", "log_lost")
+
+
+@frozen(kw_only=True)
+class TopicOptions:
+    """How topics are created that queues need; numbers and extend headers apply to the redesigned NSQ."""
+
+    topic_create: bool = True  # whether they are created; otherwise they must exist
+    topic_partitions: int = 1  # partitions of each
+    topic_replicas: int = 1  # copies of each partition
+    topic_extend: bool = True  # whether they support extend headers
+
+    def __attrs_post_init__(self) -> None:
+        check_positive("topic_partitions", self.topic_partitions)
+        check_positive("topic_replicas", self.topic_replicas)
+
+    def arguments(self, channel: str) -> dict[str, Any]:
+        """Return the arguments of `nsqext.Admin.create_topic`; an existing topic is not changed."""
+        return {
+            "partitions": self.topic_partitions,
+            "replicas": self.topic_replicas,
+            "extend": self.topic_extend,
+            "channels": [channel],
+            "exist_ok": True,
+        }
 
 
 def kept_delay(meta: TopicMeta, delay: float) -> float:

@@ -12,11 +12,10 @@ from attrs import evolve
 from taskiq import AckableMessage, AsyncBroker, BrokerMessage
 
 from nsqext import Admin, AppSettings, Consumer, Lookup, Message, Producer
-from nsqext.arguments import check_positive
 from nsqext.client.consumer.handler_signals import ACCEPTED_DELAY
 from nsqext.client.settings import app_schema, consumer_settings, producer_settings, settings_for
 from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight
-from nsqext.integrations import kept_delay, log_lost
+from nsqext.integrations import TopicOptions, kept_delay, log_lost
 from nsqext.lookup.lookup import share_lookup
 from nsqext.protocol.headers import DUE_HEADER
 from nsqext.protocol.names import check_channel, check_topic
@@ -72,9 +71,9 @@ class NsqBroker(AsyncBroker):
         self.channel: str = check_channel(channel)
         shared = share_lookup(evolve(app_schema(), client="NsqBroker").collect(lookupd, nsqd, None, settings))
         self._lookup: Lookup | None = shared.lookupd or None
-        check_positive("topic_partitions", topic_partitions)
-        check_positive("topic_replicas", topic_replicas)
-        self._create, self._partitions, self._replicas = topic_create, topic_partitions, topic_replicas
+        self._topics = TopicOptions(
+            topic_create=topic_create, topic_partitions=topic_partitions, topic_replicas=topic_replicas
+        )
         addresses = {"lookupd": shared.lookupd, "nsqd": shared.nsqd}
         self._producer = Producer(**addresses, **settings_for(producer_settings(), shared.values))
         # Taskiq closes it after it has waited for its tasks: what is unacknowledged then goes back at once
@@ -93,17 +92,10 @@ class NsqBroker(AsyncBroker):
             return
         self._started = True
         lookup = self._lookup
-        if self._create and lookup is not None:
+        if self._topics.topic_create and lookup is not None:
             async with Admin(list(map(str, lookup.addresses)), **lookup.given) as admin:
                 for queue in self.queues:
-                    await admin.create_topic(
-                        queue,
-                        partitions=self._partitions,
-                        replicas=self._replicas,
-                        extend=True,
-                        channels=[self.channel],
-                        exist_ok=True,
-                    )
+                    await admin.create_topic(queue, **self._topics.arguments(self.channel))
         await self._producer.start()
         await super().startup()
 

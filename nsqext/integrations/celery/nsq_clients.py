@@ -5,19 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
-from attrs import define, field
+from attrs import define, field, fields
 
 from nsqext import sync
 from nsqext.admin.options import admin_settings
-from nsqext.arguments import check_positive, check_time, suggest
+from nsqext.arguments import check_time, suggest
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.settings import consumer_settings, producer_settings, settings_for
 from nsqext.errors import InvalidSetting, InvalidState, PartitionUnavailable, TopicNotFound, TopicNotReady
-from nsqext.integrations import kept_delay
+from nsqext.integrations import TopicOptions, kept_delay
 from nsqext.lookup.lookup import share_lookup
 from nsqext.settings import Given, build
 
@@ -37,6 +37,8 @@ _KOMBU = frozenset(
     }
 )
 """Options that kombu and Celery read themselves."""
+_ETA_HOLD = 30.0
+_TOPIC = {one.name for one in fields(TopicOptions)}
 _REFUSED = {
     "visibility_timeout": "NSQ redelivers after msg_timeout, and messages are touched until they are acknowledged",
     "priority_steps": "NSQ has no priorities; use a queue for each of them",
@@ -44,26 +46,6 @@ _REFUSED = {
     "max_in_flight": "set worker_prefetch_multiplier, or the prefetch count of the channel",
     "concurrency": "set the concurrency of the worker",
 }
-
-
-@define(kw_only=True)
-class TopicOptions:
-    """How topics are created that a declared queue needs."""
-
-    create: bool = True  # whether they are created; otherwise they must exist
-    partitions: int = 1  # partitions of each, on the redesigned NSQ
-    replicas: int = 1  # copies of each partition, on the redesigned NSQ
-    extend: bool = True  # whether they support extend headers, on the redesigned NSQ
-    # seconds that a worker may keep a task with `eta` or `countdown` in flight; the server keeps it before
-    eta_hold: float = 30.0
-
-    def __attrs_post_init__(self) -> None:
-        check_positive("topic_partitions", self.partitions)
-        check_positive("topic_replicas", self.replicas)
-        check_time("eta_hold", self.eta_hold)
-
-
-_TOPIC = {f"topic_{name}": name for name in ("create", "partitions", "replicas", "extend")} | {"eta_hold": "eta_hold"}
 
 
 @define(eq=False)
@@ -78,6 +60,8 @@ class NsqClients:
     # `topic_extend` and `eta_hold`
     options: Mapping[str, Any]
     topics: TopicOptions = field(init=False)
+    # seconds that a worker may keep a task with `eta` or `countdown` in flight; the server keeps it before
+    eta_hold: float = field(init=False)
     _settings: dict[str, Any] = field(init=False)
     _shared: Given = field(init=False)
     """Addresses and settings of producer and consumers."""
@@ -93,12 +77,14 @@ class NsqClients:
         for name in given:
             if name in _REFUSED:
                 raise InvalidSetting(f"transport option {name} has no effect with NSQ", hint=_REFUSED[name])
-            if name not in known and name not in _TOPIC and name not in ("lookupd", "nsqd"):
-                found = suggest(name, (*known, *_TOPIC))
+            if name not in {*known, *_TOPIC, "eta_hold", "lookupd", "nsqd"}:
+                found = suggest(name, (*known, *_TOPIC, "eta_hold"))
                 raise InvalidSetting(
                     f"unknown transport option {name!r}", hint=f"did you mean {found}?" if found else None
                 )
-        self.topics = TopicOptions(**{_TOPIC[name]: value for name, value in given.items() if name in _TOPIC})
+        self.topics = TopicOptions(**{name: value for name, value in given.items() if name in _TOPIC})
+        self.eta_hold = given.get("eta_hold", _ETA_HOLD)
+        check_time("eta_hold", self.eta_hold)
         addresses: dict[str, Any] = {name: given[name] for name in ("lookupd", "nsqd") if name in given}
         self.addresses = addresses or self.addresses
         self._settings = {name: value for name, value in given.items() if name in known}
@@ -164,17 +150,9 @@ class NsqClients:
 
         Without lookup, nsqd creates both with the first publish and the first consumer.
         """
-        if not self.has_lookup or not self.topics.create or (topic, channel) in self._ready:
+        if not self.has_lookup or not self.topics.topic_create or (topic, channel) in self._ready:
             return
-        new = self.topics
-        self.admin.create_topic(
-            topic,
-            partitions=new.partitions,
-            replicas=new.replicas,
-            extend=new.extend,
-            channels=[channel],
-            exist_ok=True,
-        )
+        self.admin.create_topic(topic, **self.topics.arguments(channel))
         self._ready.add((topic, channel))
 
     def publish(self, topic: str, body: bytes, headers: Mapping[str, str] | None, due: float | None) -> bool:
@@ -192,7 +170,7 @@ class NsqClients:
 
     def _delay(self, topic: str, wait: float) -> float | None:
         """Return the delay of a task that is due in so many seconds; None where its consumer has to return it."""
-        meta, wait = self.producer.meta(topic), wait - self.topics.eta_hold
+        meta, wait = self.producer.meta(topic), wait - self.eta_hold
         return (kept_delay(meta, wait) or None) if wait > 0 else None
 
     def extend_support(self, topic: str) -> bool:
@@ -223,22 +201,18 @@ class NsqClients:
         topics = tuple(topics)
         count = self.waiting(topics, channel)
         for topic in topics:
-            try:
+            with suppress(TopicNotFound):
                 self.admin.empty_channel(topic, channel)
-            except TopicNotFound:
-                continue
         return count
 
     def delete(self, topics: Iterable[str], channel: str) -> None:
         """Delete a channel; a topic whose last channel it was, too."""
         for topic in topics:
             self._ready.discard((topic, channel))
-            try:
+            with suppress(TopicNotFound, PartitionUnavailable):
                 self.admin.delete_channel(topic, channel, missing_ok=True)
                 if not self.admin.channels(topic):
                     self.admin.delete_topic(topic, missing_ok=True)
-            except (TopicNotFound, PartitionUnavailable):
-                continue
 
     def exists(self, topic: str, channel: str) -> bool:
         """Return whether a topic has a channel; True without lookup."""

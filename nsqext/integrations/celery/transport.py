@@ -26,10 +26,9 @@ from nsqext.errors import (
     RequestTimeout,
     ServerError,
 )
-from nsqext.integrations.celery.deliveries import Deliveries
 from nsqext.integrations.celery.envelope import due_time, encode_message
 from nsqext.integrations.celery.nsq_clients import NsqClients
-from nsqext.integrations.celery.queue_consumer import DEFAULT_PREFETCH, QueueConsumer
+from nsqext.integrations.celery.queue_consumer import DEFAULT_PREFETCH, Deliveries, QueueConsumer
 from nsqext.integrations.celery.routing import Binding, Exchange, QueueSpec, nsq_name, topic_of
 
 if TYPE_CHECKING:

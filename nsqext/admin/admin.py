@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nsqext.admin.nodes import NodeAdmin
-from nsqext.admin.peek import newest_messages
-from nsqext.admin.requests import http_of, unsupported
+from nsqext.admin.requests import ask_all, http_of, unsupported
+from nsqext.admin.results import StoredMessage
 from nsqext.admin.stats import cluster_stats, in_sync_replicas, topic_stats
 from nsqext.admin.topics import TopicAdmin
 from nsqext.arguments import check_number
-from nsqext.errors import InvalidInput
+from nsqext.errors import InvalidInput, ProtocolError
+from nsqext.lookup.responses import unwrap
+from nsqext.protocol.headers import KEY_HEADER, RESERVED_PREFIX, decode_headers, header_text, tag_of
 from nsqext.protocol.names import check_channel
 
 if TYPE_CHECKING:
-    from nsqext.admin.results import StoredMessage, TopicStats
+    from collections.abc import Iterable
+
+    from nsqext.admin.requests import ClusterRequests
+    from nsqext.admin.results import PartitionStats, TopicStats
+    from nsqext.lookup.partition_map import PartitionMap
+    from nsqext.types import Address
 
 
 class Admin(TopicAdmin, NodeAdmin):
@@ -58,7 +65,6 @@ class Admin(TopicAdmin, NodeAdmin):
         """Return the statistics of a topic: messages, depth and lag per partition and channel, clients.
 
         Args:
-            topic: the topic.
             channel: only this channel; None for all.
 
         Raises:
@@ -87,7 +93,6 @@ class Admin(TopicAdmin, NodeAdmin):
         They are read from the log of the partitions, without using a channel.
 
         Args:
-            topic: the topic.
             count: largest number of messages, 1 to 1000, over all partitions that are read.
             partition: only this partition; None for all.
 
@@ -102,9 +107,70 @@ class Admin(TopicAdmin, NodeAdmin):
             raise unsupported("peek", "the original NSQ cannot read messages without consuming them", topic)
         if partition is not None and partition not in where.leaders:
             raise InvalidInput(f"the topic has no partition {partition}", topic=topic, partition=partition)
-        chosen = [
-            (part.partition, http_of(where, part.node), part.messages)
-            for part in (await self.stats(topic)).partitions
-            if part.partition is not None and partition in (None, part.partition)
-        ]
-        return await newest_messages(requests, topic, chosen, wanted)
+        parts = [part for part in (await self.stats(topic)).partitions if partition in (None, part.partition)]
+        return await _newest_messages(requests, where, parts, wanted)
+
+
+async def _newest_messages(
+    requests: ClusterRequests, where: PartitionMap, parts: Iterable[PartitionStats], count: int
+) -> tuple[StoredMessage, ...]:
+    """Return the newest messages of some partitions, newest first."""
+
+    async def read(at: tuple[int, Address, int]) -> StoredMessage | None:
+        partition, node, number = at
+        return await _message_at(requests, http_of(where, node), where.topic, partition, number)
+
+    wanted = (
+        (part.partition, part.node, number)
+        for part in parts
+        if part.partition is not None
+        for number in range(part.messages, max(part.messages - count, 0), -1)
+    )
+    messages, failed = await ask_all(wanted, read)
+    for error in failed.values():
+        raise error
+    # by partition and offset: for any message of a batch, real servers return the first one
+    found = {(message.partition, message.offset): message for message in messages.values() if message is not None}
+    newest = sorted(found.values(), key=lambda one: (one.timestamp, one.offset), reverse=True)
+    return tuple(newest[:count])
+
+
+async def _message_at(
+    requests: ClusterRequests, http: Address, topic: str, partition: int, number: int
+) -> StoredMessage | None:
+    """Return a message by its number, counted from 1; None if the log no longer contains it."""
+    params: dict[str, str | int] = {
+        "topic": topic,
+        "partition": partition,
+        "search_mode": "count",
+        "search_pos": number,
+        "needext": "true",
+    }
+    status, body = await requests.fetch(http, "/message/get", params)
+    if status != 200:
+        return None
+    return read_message(unwrap(status, body, http), partition, http)
+
+
+def read_message(data: Any, partition: int, node: Address) -> StoredMessage:
+    """Read the data of ``/message/get``.
+
+    Raises:
+        ProtocolError: the data is invalid, or the header is not JSON.
+    """
+    try:
+        ext = str(data.get("ext") or "")
+        headers = decode_headers(ext.encode("utf-8", "surrogatepass")) if ext.lstrip().startswith("{") else {}
+        return StoredMessage(
+            partition=partition,
+            id=int(data["id"]),
+            offset=int(data["offset"]),
+            timestamp=int(data["timestamp"]),
+            trace_id=int(data["trace_id"]),
+            body=str(data["body"]),
+            headers={name: value for name, value in headers.items() if not name.startswith(RESERVED_PREFIX)},
+            key=header_text(headers, KEY_HEADER),
+            tag=tag_of(headers) if headers else (ext or None),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"/message/get cannot be read: {error!r}", node=str(node), partition=partition) from error

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nsqext.admin.base import AdminBase
-from nsqext.admin.channel_creation import create_dispatched_channel
 from nsqext.admin.requests import http_of
 from nsqext.admin.stats import topic_stats
 from nsqext.arguments import check_number
-from nsqext.errors import InvalidInput, LookupFailed
+from nsqext.errors import InvalidInput, LookupFailed, OperationNotSupported, PartitionUnavailable
+from nsqext.protocol.identify import DISPATCH_TYPES, KEY_FAILOVER
 from nsqext.protocol.names import check_channel
 from nsqext.protocol.record import COUNTER_BITS
 
@@ -25,6 +26,10 @@ _MAX_HOURS = 365 * 24
 _MAX_READY = 50_000  # the servers' own limit
 _ID_BYTES = 16
 _LARGEST_ID = 2**63 - 1
+_WITHOUT_DISPATCH = (
+    "create the channel without a dispatch: consumers with dispatch='key_failover' share the keys by the tags of "
+    "producers with key_tags"
+)
 
 
 class ChannelAdmin(AdminBase):
@@ -36,8 +41,6 @@ class ChannelAdmin(AdminBase):
         """Create a channel on every partition, starting after the stored messages. An existing one is not changed.
 
         Args:
-            topic: the topic.
-            channel: the channel.
             dispatch: how messages are distributed to all consumers of the channel, ``shared`` or ``key_failover``; an
                 existing channel without consumers is changed. By default the first consumer chooses. Only servers with
                 the Key_Failover extension can do this, of which the embedded cluster is one.
@@ -52,7 +55,7 @@ class ChannelAdmin(AdminBase):
         check_channel(channel)
         requests = self._open()
         if dispatch is not None or key_header is not None:
-            await create_dispatched_channel(requests, topic, channel, dispatch, key_header)
+            await _create_dispatched(requests, topic, channel, dispatch, key_header)
             return
         where = await requests.find(topic)
         if where.meta.disable_channel_auto_create or not where.leaders:
@@ -68,8 +71,6 @@ class ChannelAdmin(AdminBase):
         Nodes keep the rate limit in memory only: it ends when a node restarts, or another one becomes the leader.
 
         Args:
-            topic: the topic.
-            channel: the channel.
             ordered: deliver one message of a partition at a time. False disconnects the consumers of an ordered
                 channel; a consumer that requests order makes it ordered again.
             rate_limit_kib: KiB a second that each partition delivers, in bodies of more than 1 KiB; smaller messages
@@ -97,8 +98,6 @@ class ChannelAdmin(AdminBase):
         Consumers that connect later are not limited.
 
         Args:
-            topic: the topic.
-            channel: the channel.
             ready: messages in flight at each connection, at most; 0 stops delivery to it, 50,000 is the default.
             address_prefix: beginning of the ``host:port`` of the consumers; by default all are limited.
 
@@ -114,8 +113,6 @@ class ChannelAdmin(AdminBase):
         """Finish a message that is in flight or deferred in a channel of the redesigned NSQ, for any consumer.
 
         Args:
-            topic: the topic.
-            channel: the channel.
             message: id of the message: 16 bytes, as in `nsqext.Message`, or the number of a traced publish's receipt.
 
         Raises:
@@ -162,8 +159,6 @@ class ChannelAdmin(AdminBase):
         for more than 15 minutes.
 
         Args:
-            topic: the topic.
-            channel: the channel.
             within_hours: messages that are due within so many hours, 0 to 8,760.
 
         Raises:
@@ -177,8 +172,6 @@ class ChannelAdmin(AdminBase):
         """Delete a channel with its position and its waiting messages, on every partition.
 
         Args:
-            topic: the topic.
-            channel: the channel.
             missing_ok: a missing channel is not an error.
 
         Raises:
@@ -241,7 +234,6 @@ class ChannelAdmin(AdminBase):
         """Move a channel of the redesigned NSQ; the server drops messages in flight.
 
         Args:
-            topic: the topic.
             channel: the channel; it must exist.
             position: position to continue at.
             partitions: partitions to move the channel on; None for all.
@@ -279,3 +271,73 @@ def _internal_id(message: bytes | int) -> int:
     if not isinstance(message, bytes) or len(message) != _ID_BYTES:
         raise InvalidInput(f"message={message!r} is no message id", hint="give its 16 bytes, or its number")
     return check_number("message", int.from_bytes(message[:8], "big"), 1, _LARGEST_ID, InvalidInput)
+
+
+async def _create_dispatched(
+    requests: ClusterRequests, topic: str, channel: str, dispatch: str | None, key_header: str | None
+) -> None:
+    """Create a channel with a dispatch on every partition; see `nsqext.Admin.create_channel`.
+
+    Servers without the extension refuse the request. For topics with registered channels they ignore its argument: so
+    the dispatch that they report is checked, and the channel is deleted again.
+    """
+    params: dict[str, str | int] = {"topic": topic, "channel": channel, **_dispatch_params(topic, dispatch, key_header)}
+    where = await requests.settled(partial(requests.led, topic), topic)
+    if where.nodes:
+        raise _unknown(topic, dispatch)
+    await _reported(requests, where, channel)  # nothing is sent while a leader cannot show afterwards what it ignores
+
+    async def create() -> None:
+        try:
+            await requests.change_lookup("/channel/create", params)
+        except LookupFailed as error:
+            if "has no leader" in error.message:
+                raise PartitionUnavailable(error.message, topic=topic) from error
+            raise
+
+    known = False
+    try:
+        await requests.settled(create, topic)
+    except LookupFailed as error:
+        if "auto create NOT disabled" in error.message:
+            raise _unknown(topic, dispatch) from error
+        if f"channel {channel} of topic" in error.message:
+            raise InvalidInput(error.message, topic=topic, hint="stop its consumers, or delete the channel") from error
+        known = "already registered" in error.message
+        if not known:
+            raise
+    if dispatch == KEY_FAILOVER and await _reported(requests, where, channel) != {dispatch}:
+        if not known:
+            await requests.change_lookup("/channel/delete", {"topic": topic, "channel": channel})
+        raise _unknown(topic, dispatch)
+
+
+def _dispatch_params(topic: str, dispatch: str | None, key_header: str | None) -> dict[str, str]:
+    """Return the arguments of the request."""
+    if dispatch not in DISPATCH_TYPES:
+        raise InvalidInput(f"dispatch={dispatch!r} is none of {', '.join(DISPATCH_TYPES)}", topic=topic)
+    if key_header is None:
+        return {"dispatch": dispatch}
+    if dispatch != KEY_FAILOVER:
+        raise InvalidInput(f"key_header has no effect without dispatch={KEY_FAILOVER!r}", topic=topic)
+    if not key_header:
+        raise InvalidInput("key_header is empty", topic=topic, hint="leave it out for the default")
+    return {"dispatch": dispatch, "key_header": key_header}
+
+
+async def _reported(requests: ClusterRequests, where: PartitionMap, channel: str) -> set[str]:
+    """Return the dispatches that the leaders of all partitions report for a channel."""
+
+    async def ask() -> set[str]:
+        now = await requests.led(where.topic)
+        parts = (await topic_stats(requests, now, channel)).partitions
+        if len(parts) < now.partition_num:
+            raise PartitionUnavailable("not every leader reports its partition yet", topic=where.topic)
+        found = [part.channels.get(channel) for part in parts]
+        return {one.dispatch if one else "" for one in found}
+
+    return await requests.settled(ask, where.topic)
+
+
+def _unknown(topic: str, dispatch: str | None) -> OperationNotSupported:
+    return OperationNotSupported(f"the servers do not know dispatch={dispatch!r}", topic=topic, hint=_WITHOUT_DISPATCH)

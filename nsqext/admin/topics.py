@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from nsqext.admin.channels import ChannelAdmin
-from nsqext.admin.node_changes import change_everywhere, move_partition
+from nsqext.admin.nodes import change_everywhere, move_partition
 from nsqext.admin.requests import ask_all, generation_of, http_of, unsupported
 from nsqext.admin.results import TopicInfo
 from nsqext.admin.topic_creation import create_topic, expand_topic, wait_offered, wait_writable
@@ -220,7 +220,6 @@ class TopicAdmin(ChannelAdmin):
         Replicas are added and removed afterwards, in the background.
 
         Args:
-            topic: the topic.
             replicas: copies of each partition, 1 to 5.
             retention_days: days for which consumed messages are kept, 1 to 60.
             sync_every: messages after which a node flushes the queue to its disk, 1 to 4000.
@@ -263,7 +262,6 @@ class TopicAdmin(ChannelAdmin):
         process use the new partitions at once, others with their next poll of the lookup service.
 
         Args:
-            topic: the topic.
             partitions: number of partitions, at least that of the topic, at most 254.
             wait: seconds to wait until the new partitions accept publishes; a real cluster may take four minutes, of
                 which it refuses to expand topics for the first ones while other partitions are being placed.
@@ -309,7 +307,6 @@ class TopicAdmin(ChannelAdmin):
         the old one refuses them.
 
         Args:
-            topic: the topic.
             partition: number of the partition.
             source: ``host:port`` of the TCP side of a node with a replica, as `replicas` returns it.
             target: ``host:port`` of the TCP side of the other node.
@@ -338,7 +335,6 @@ class TopicAdmin(ChannelAdmin):
         Nodes keep this in memory: one that restarts does not log them any more.
 
         Args:
-            topic: the topic.
             channel: log deliveries and responses of this channel; by default publishes to the topic are logged.
             enabled: False stops it.
 
@@ -399,7 +395,6 @@ class TopicAdmin(ChannelAdmin):
         """Hide a topic's node temporarily from consumers and producers, so that it can be taken out of service.
 
         Args:
-            topic: the topic.
             node: ``host:port`` of the node's HTTP side.
             restore: show a hidden node again. The original NSQ shows it by itself after a while, 45 s by default.
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Literal
 
+import anyio
 from anyio import to_thread
 from attrs import frozen
 
+from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.settings import consumer_settings, settings_for
-from nsqext.errors import InvalidInput, NsqError, TopicNotFound
+from nsqext.errors import InvalidInput, InvalidState, NsqError, TopicNotFound
 from nsqext.protocol.names import check_channel, check_topic
-from nsqext.web.watch import watch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from nsqext.admin import Admin, NodeStatus, PartitionStats, TopicInfo
     from nsqext.broker import Cluster
+    from nsqext.client.consumer.options import ConsumerSettings
     from nsqext.types import Address
     from nsqext.web.monitor import Monitor, Snapshot
     from nsqext.web.security import WebOptions
@@ -56,13 +59,23 @@ class PartitionRow:
     stats: PartitionStats | None  # statistics from the leader; None while it does not respond
 
 
+@frozen
+class WatchedMessage:
+    """A received message, with the members of `nsqext.StoredMessage` that the page shows."""
+
+    id: str  # message id, in hexadecimal digits
+    timestamp: int  # when the server stored it, in nanoseconds since 1970
+    body: str  # the body as text, with U+FFFD in place of bytes that are not UTF-8
+    node: str  # TCP address of the node that sent it
+
+
 class Pages:
     """Builds the pages."""
 
     def __init__(self, monitor: Monitor, admin: Admin, options: WebOptions, cluster: Cluster | None) -> None:
         self._monitor = monitor
         self._admin = admin
-        self._settings = settings_for(consumer_settings(), options.settings)
+        self._settings: ConsumerSettings = settings_for(consumer_settings(), options.settings)
         self._cluster = cluster
         self._delay_store = options.delay_store
 
@@ -164,12 +177,32 @@ class Pages:
         return _messages(topic, found, count=count, partition=partition)
 
     async def next_messages(self, snapshot: Snapshot, path: Mapping[str, str], lookupd: str) -> Page:
-        """Return the page of the next messages of a topic of the original NSQ."""
+        """Return the page of the next messages of a topic of the original NSQ, which has no log to read from.
+
+        They are copies, received through an ephemeral channel, which the servers delete when its consumer disconnects.
+        """
         name = _known_topic(snapshot, path["topic"])
         if snapshot.topics[name].generation != "nsq":
             raise InvalidInput("the topic has a log", topic=name, hint="load the page to read its newest messages")
-        found = await watch(self._admin, lookupd, name, self._settings, count=_PEEKED, seconds=_WATCHED)
-        return _messages(snapshot.topics[name], found, waited=True)
+        for part in (await self._admin.stats(name)).partitions:
+            if not part.channels:
+                raise InvalidState(
+                    "the topic has no channel, so a temporary channel would consume the waiting messages",
+                    topic=name,
+                    node=str(part.node),
+                    hint="create a channel first",
+                )
+        found: list[WatchedMessage] = []
+        own: ConsumerSettings = {**self._settings, "max_in_flight": _PEEKED}
+        async with Consumer(name, f"watch_{token_hex(4)}#ephemeral", lookupd, **own) as consumer:
+            with anyio.move_on_after(_WATCHED):
+                while len(found) < _PEEKED:
+                    message = await anext(consumer)
+                    await message.finish()
+                    body = message.body.decode(errors="replace")
+                    found.append(WatchedMessage(message.id.hex(), message.timestamp, body, message.node))
+        newest = sorted(found, key=lambda one: one.timestamp, reverse=True)
+        return _messages(snapshot.topics[name], newest, waited=True)
 
     async def node(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
         """Return the page of a node."""

@@ -375,7 +375,7 @@ async def test_an_error_of_one_of_several_requests_is_not_wrapped(ha: Cluster, m
     async with Admin(ha.lookupd) as admin, Producer(ha.lookupd) as producer:
         await admin.create_topic(topic, channels=["ch"])
         await producer.publish_many(topic, [b"1", b"2"])
-        monkeypatch.setattr("nsqext.admin.peek._message_at", fail)
+        monkeypatch.setattr("nsqext.admin.admin._message_at", fail)
         with pytest.raises(ConnectionFailed, match="no answer"):
             await admin.peek(topic)
         monkeypatch.setattr(admin, "topic", fail)

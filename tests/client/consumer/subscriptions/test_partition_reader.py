@@ -19,6 +19,8 @@ from tests.support.consumers import eventually, quick
 from tests.support.fake_nsqd import PLAIN, error, message, obey, scripted_node
 
 if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
+
     from tests.support.fake_nsqd import Peer, ScriptedNode
 
 pytestmark = pytest.mark.anyio
@@ -27,6 +29,21 @@ pytestmark = pytest.mark.anyio
 def request_to(node: ScriptedNode) -> SubscribeRequest:
     """Return a request for partition 0."""
     return SubscribeRequest("t", "ch", 0, node.address, TopicMeta(1), None, ConsumerOptions())
+
+
+async def opened(node: ScriptedNode, tasks: TaskGroup) -> tuple[PartitionReader, Peer]:
+    """Open a reader, and return it with the server's side of its connection."""
+    readers: list[PartitionReader] = []
+
+    async def open_reader() -> None:
+        readers.append(await PartitionReader.open(request_to(node)))
+
+    tasks.start_soon(open_reader)
+    peer = await node.accept()
+    await peer.expect("SUB")
+    await peer.answer()
+    await eventually(lambda: readers)
+    return readers[0], peer
 
 
 async def test_rdy_is_sent_before_responses_and_messages_are_decoded() -> None:
@@ -66,17 +83,7 @@ async def test_rdy_is_sent_before_responses_and_messages_are_decoded() -> None:
 
 async def test_an_unchanged_rdy_is_not_sent_again() -> None:
     async with scripted_node() as node, anyio.create_task_group() as tasks:
-        readers: list[PartitionReader] = []
-
-        async def open_reader() -> None:
-            readers.append(await PartitionReader.open(request_to(node)))
-
-        tasks.start_soon(open_reader)
-        peer = await node.accept()
-        await peer.expect("SUB")
-        await peer.answer()
-        await eventually(lambda: readers)
-        (reader,) = readers
+        reader, peer = await opened(node, tasks)
         assert not reader.has_pending
         assert [reader.set_ready(count) for count in (5, 5, 0, 0, 5)] == [True, False, True, False, True]
         assert reader.has_pending
@@ -89,20 +96,11 @@ async def test_an_unchanged_rdy_is_not_sent_again() -> None:
 
 async def test_two_tasks_that_close_send_one_cls() -> None:
     async with scripted_node() as node, anyio.create_task_group() as tasks:
-        readers: list[PartitionReader] = []
-
-        async def open_reader() -> None:
-            readers.append(await PartitionReader.open(request_to(node)))
-
-        tasks.start_soon(open_reader)
-        peer = await node.accept()
-        await peer.expect("SUB")
-        await peer.answer()
-        await eventually(lambda: readers)
-        tasks.start_soon(readers[0].close)
+        reader, peer = await opened(node, tasks)
+        tasks.start_soon(reader.close)
         await peer.expect("CLS")
-        readers[0].pending.append(b"FIN 0123456789abcdef\n")
-        tasks.start_soon(readers[0].close)
+        reader.pending.append(b"FIN 0123456789abcdef\n")
+        tasks.start_soon(reader.close)
         await peer.expect("FIN")
         await peer.answer(b"CLOSE_WAIT")
         await peer.expect_end()

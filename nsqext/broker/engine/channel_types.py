@@ -47,7 +47,7 @@ def admit(partition: Partition, name: str, wanted: ChannelKind | None) -> Channe
     the channel was created.
     """
     channel = partition.channel(name)
-    if wanted is None or (channel.kind.same(wanted) and (channel.kind.fixed or not wanted.fixed)):
+    if wanted is None or (channel.kind.same(wanted) and channel.kind.fixed):
         return channel
     check_kind(partition, name, wanted)
     return set_kind(partition, name, wanted)

@@ -53,6 +53,27 @@ def test_a_new_deadline_replaces_the_old_one() -> None:
     assert timer.ticks == 4
 
 
+def test_a_deadline_that_is_given_up_is_forgotten_and_one_that_is_repeated_is_not() -> None:
+    schedule, given_up, repeated = Schedule(), Timer(10.0, None), Timer(10.0, 10.0, None)
+    schedule.add(given_up)
+    schedule.add(repeated)
+    schedule.run(0)
+    schedule.add(given_up)
+    for now in (1, 10, 20):
+        schedule.run(now)
+    assert (given_up.ticks, repeated.ticks) == (2, 3)
+
+
+def test_a_change_is_announced_once_until_it_is_processed() -> None:
+    schedule, announced = Schedule(), []
+    schedule.on_change = lambda: announced.append(1)
+    for count in (1, 2):
+        schedule.add(Timer())
+        schedule.add(Timer())
+        assert len(announced) == count
+        schedule.run(0)
+
+
 def test_the_next_deadline() -> None:
     schedule, timer = Schedule(), Timer(10.0, None)
     assert schedule.next_deadline == inf

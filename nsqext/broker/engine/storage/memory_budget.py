@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Protocol
 
 
@@ -19,7 +20,7 @@ class MemoryBudget:
         self.limit = limit  # the bound in bytes
         self.held = 0  # bytes in memory, as the queues count them
         self._users: dict[MemoryUser, None] = {}
-        self._fruitless = -1
+        self._fruitless: float = inf  # bytes that were held when nothing could be freed
 
     def add(self, user: MemoryUser) -> None:
         self._users[user] = None
@@ -34,9 +35,9 @@ class MemoryBudget:
 
     def reclaim(self) -> None:
         """Have every queue free memory, unless that freed nothing and hardly anything was freed since."""
-        if self._fruitless >= 0 and self.held > self._fruitless * 31 // 32:
+        if self.held > self._fruitless * 31 / 32:
             return
-        self._fruitless = -1
+        self._fruitless = inf
         for user in list(self._users):
             user.free_memory()
         if self.is_exceeded:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -285,6 +286,16 @@ def test_create_may_change_the_type_of_a_channel_without_subscribers() -> None:
     bench = Bench(extend=True)
     bench.partition.channel("ch", KEYED)
     assert admit(bench.partition, "ch", make_kind("shared", fixed=True)).kind.type == "shared"
+
+
+def test_the_type_of_a_channel_can_be_fixed_later_and_stays_fixed(tmp_path: Path) -> None:
+    bench = Bench(extend=True, data_path=tmp_path)
+    chosen = admit(bench.partition, "ch", make_kind("key_failover"))
+    assert not chosen.kind.fixed
+    for fixed in (True, False):
+        assert admit(bench.partition, "ch", make_kind("key_failover", fixed=fixed)) is chosen
+        assert chosen.kind.fixed
+    assert Bench(extend=True, data_path=tmp_path).channel().kind == KEYED
 
 
 def test_order_and_key_failover_exclude_each_other() -> None:

@@ -35,6 +35,14 @@ def test_large_messages_above_the_burst_wait() -> None:
     assert delivered(bench) == 6
 
 
+def test_an_idle_channel_has_its_burst_again() -> None:
+    bench, _ = limited(10)
+    for _ in range(2):
+        bench.publish(*[LARGE] * 4)
+        bench.wait(4)
+    assert delivered(bench) == 8
+
+
 def test_a_higher_rate_takes_effect() -> None:
     bench, channel = limited(10)
     bench.publish(*[LARGE] * 8)

@@ -32,6 +32,7 @@ def _requeued(bench: Bench, consumer: Consumer, *delays: float) -> tuple[int, in
     [
         ({"delayed_threshold": 10.0}, (5, 9.999, 10, 10.001, 60), (3, 2)),
         ({"delayed_threshold": 1e-6}, (5, 59, 61), (2, 1)),
+        ({"delayed_threshold": 0.001}, (0.0005, 0.01, 59), (1, 2)),
         ({"delayed_threshold": 10.0, "delayed_most": 2}, (20, 20, 20, 20), (2, 2)),
         ({"delayed_threshold": 10.0, "delayed_most": 0}, (20, 20, 20), (2, 1)),
     ],
@@ -61,6 +62,49 @@ def test_a_new_leader_with_a_full_confirm_window_delivers_finished_messages_agai
     bench.channel().cursor.rewind(forget=False)
     bench.channel().pump()
     assert len(consumer.take()) == again
+
+
+@pytest.mark.parametrize(
+    ("attempts", "age", "refused"),
+    [(100, 0.0, False), (101, 0.0, True), (101, 0.2, False), (1999, 0.2, False), (2000, 0.2, True)],
+)
+def test_a_message_is_requeued_at_once_unless_it_was_delivered_too_often(
+    attempts: int, age: float, refused: bool
+) -> None:
+    bench, consumer = _filled(1)
+    bench.channel().cursor.in_flight.table[2].attempts = attempts
+    bench.now += age
+    if refused:
+        with pytest.raises(Refusal, match="Message too much requeue"):
+            bench.channel().requeue(consumer, 2, 0)
+    else:
+        bench.channel().requeue(consumer, 2, 0)
+        assert consumer.attempts() == [("m0", attempts + 1)]
+
+
+@pytest.mark.parametrize(
+    ("attempts", "age", "delay", "waits"),
+    [(100, 0.0, 0.5, 0.5), (101, 0.0, 0.5, 1.5), (101, 0.7, 0.5, 0.5), (101, 0.0, 1.5, 1.5)],
+)
+def test_after_many_attempts_a_message_waits_at_least_a_second(
+    attempts: int, age: float, delay: float, waits: float
+) -> None:
+    bench, consumer = _filled(1)
+    bench.channel().cursor.in_flight.table[2].attempts = attempts
+    bench.now += age
+    bench.channel().requeue(consumer, 2, delay)
+    bench.wait(waits - 0.01)
+    assert consumer.take() == []
+    bench.wait(0.02)
+    assert consumer.attempts() == [("m0", attempts + 1)]
+
+
+@pytest.mark.parametrize(
+    ("attempts", "after", "ignored"),
+    [(0, 5.0, False), (1, 5.0, True), (2, 5.0, False), (1, 0.5, True), (1, 0.0, False), (1, 10.0, False)],
+)
+def test_an_old_message_is_ignored_after_more_attempts_than_allowed(attempts: int, after: float, ignored: bool) -> None:
+    assert ChannelRules(ignored_attempts=attempts, ignored_after=after).ignores(2, 10.0) is ignored
 
 
 def test_an_old_message_is_finished_after_so_many_attempts() -> None:

@@ -11,7 +11,17 @@ from nsqext import Consumer, Position
 from nsqext.errors import InvalidPartition, InvalidSetting, InvalidState
 from nsqext.lookup.node_channels import NodeChannels
 from tests.support.consumers import QUICK, eventually, opened, publish, quick, take
-from tests.support.fake_nsqd import PLAIN, error, obey, ok, scripted_lookup, scripted_node
+from tests.support.fake_nsqd import (
+    PLAIN,
+    Peer,
+    ScriptedNode,
+    error,
+    message,
+    obey,
+    ok,
+    scripted_lookup,
+    scripted_node,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -113,6 +123,45 @@ async def test_a_seek_ends_with_its_consumer(cluster: Cluster, topic: str) -> No
             await consumer.seek(Position.latest())
     assert seen == ["ended"]
     cluster.restart(cluster.leader(topic))
+
+
+async def test_a_channel_is_moved_when_the_server_has_all_answers_and_sends_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moved: list[object] = []
+
+    async def move(*given: object) -> None:
+        moved.append(given[-1])
+
+    monkeypatch.setattr(NodeChannels, "move", move)
+    async with scripted_lookup() as lookup, scripted_node() as node:
+        lookup.set_leaders({0: node}, num=1)
+        options = quick(start_timeout=0.0, queue_position=False)
+        async with (
+            anyio.create_task_group() as tasks,
+            Consumer("t", "ch", lookupd=str(lookup), **options) as consumer,
+        ):
+            peer = await _serve(node)
+            await peer.raw(message(1))
+            await (await anext(consumer)).finish()
+            tasks.start_soon(consumer.seek, Position.message(7))
+            await peer.expect("FIN")
+            await peer.expect("CLS")
+            await anyio.wait_all_tasks_blocked()
+            assert moved == []
+            await peer.answer(b"CLOSE_WAIT")
+            await peer.expect_end()
+            again = await _serve(node)
+            assert moved == ["msgcount:7"]
+            await again.close()
+
+
+async def _serve(node: ScriptedNode) -> Peer:
+    peer = await node.accept()
+    await peer.expect("SUB")
+    await peer.answer()
+    await peer.expect("RDY")
+    return peer
 
 
 class _Gate:

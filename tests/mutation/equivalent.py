@@ -11,6 +11,21 @@ __all__ = ("EQUIVALENT", "reason_of")
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
+        "broker/engine/channel/ack_tracker.py",
+        "Gt to GtE",
+        "if self._ends and self._ends[-1] > offset:",
+    ): "it ends there already",
+    (
+        "broker/engine/channel/ack_tracker.py",
+        "Gt to GtE",
+        "if self.offset > offset:",
+    ): "it is at this position already",
+    (
+        "broker/engine/channel/ack_tracker.py",
+        "Gt to GtE",
+        "if end > offset:",
+    ): "an interval that ends at the position is merged with it",
+    (
         "broker/engine/options.py",
         "number + 1",
         "return min(max(min(self.memory_bytes, self.finished_bytes, self.cache_bytes) // 16, 4096), _MIB)",

@@ -64,7 +64,7 @@ class Client:
     def refresh(self) -> None:
         """Compute the window from RDY, the limit and recent errors; five or more errors reduce it, down to 1."""
         ready = self.subscriber.ready
-        if self.errors >= _SLOW_AFTER and ready > 1:
+        if ready:
             ready = max(min(ready, ready - self.errors + _SLOW_AFTER), 1)
         self.window = 0 if self.stalled else min(ready, self.limit)
 

@@ -32,7 +32,7 @@ def test_errors_are_bounded() -> None:
     assert found.errors == 30
 
 
-@pytest.mark.parametrize(("errors", "left"), [(1, 0), (2, 0), (3, 0), (9, 7), (6, 3), (30, 28), (12, 10)])
+@pytest.mark.parametrize(("errors", "left"), [(1, 0), (2, 0), (3, 0), (4, 0), (9, 7), (6, 3), (30, 28), (12, 10)])
 def test_successes_reduce_errors(errors: int, left: int) -> None:
     found = client(10)
     found.errors = errors

@@ -238,3 +238,16 @@ def test_a_message_that_returns_to_an_emptied_queue_is_in_it_once() -> None:
         assert (delayed.first_due, delayed.due(49, 10), delayed.due(50, 10)) == (50, [], [one])
         delayed.clear()
         assert (delayed.first_due, delayed.due(50, 10)) == (0, [])
+    delayed.put(one)
+    delayed.clear()
+    delayed.put(one)
+    assert delayed.due(50, 10) == [one]
+
+
+def test_a_message_that_is_postponed_or_removed_is_not_due_at_its_old_time() -> None:
+    queue = DelayedQueue("ch")
+    for number, due in ((1, 10), (2, 20), (3, 30), (2, 40)):
+        queue.put(delayed(number, due))
+    queue.remove(3)
+    assert [item.entry.count for item in queue.due(35, 10)] == [1]
+    assert [item.entry.count for item in queue.due(40, 10)] == [1, 2]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import anyio
@@ -27,7 +26,7 @@ from nsqext.client.settings import (
     producer_settings,
     settings_for,
 )
-from nsqext.client.tasks import BackgroundTasks, first_error, run_blocking, stop_on_signals, takes_signals
+from nsqext.client.tasks import BackgroundTasks, Runnable, first_error, stop_on_signals, takes_signals
 from nsqext.errors import InvalidSetting, InvalidState, NsqError, TopicNotFound, TopicNotReady
 from nsqext.lookup.lookup import Lookup, share_lookup
 from nsqext.protocol.identify import KEY_FAILOVER
@@ -48,7 +47,7 @@ _CHECK_TIMEOUT = 2.0
 """Seconds that the check of published topics may delay the start."""
 
 
-class App(Router):
+class App(Router, Runnable):
     """A service: handlers for several topics, and a producer for their publishes.
 
     All clients of an app share addresses, settings, and the lookup client: one poll for each topic, over one pool of
@@ -230,26 +229,6 @@ class App(Router):
             raise InvalidState("the app is running already", hint="add handlers before it is started")
 
     # Running
-
-    def run(
-        self,
-        *,
-        signals: bool | None = None,
-        backend: str = "asyncio",
-        backend_options: dict[str, Any] | None = None,
-    ) -> None:
-        """Run `serve` in a new event loop; return when the app has drained and closed.
-
-        Args:
-            signals: see `serve`.
-            backend: ``asyncio`` or ``trio``.
-            backend_options: see `anyio.run`, for example ``{"use_uvloop": True}``.
-
-        Raises:
-            InvalidState: called in a running event loop; use `serve` there.
-            NsqError: as for `serve`.
-        """
-        run_blocking("app", partial(self.serve, signals=signals), backend, backend_options)
 
     async def serve(self, *, signals: bool | None = None) -> None:
         """Run until SIGTERM or SIGINT, `stop`, or an error of a consumer; then drain and close.

@@ -331,13 +331,34 @@ async def stop_on_signals(stop: Callable[[], None], log: logging.Logger) -> None
     await _receiver.wait(stop, log)
 
 
-def run_blocking(
-    what: str, serve: Callable[[], Awaitable[None]], backend: str, backend_options: dict[str, Any] | None
-) -> None:
-    """Run a coroutine function in a new event loop; raises InvalidState if one is running."""
-    if current_loop() is not None:
-        raise InvalidState("run() starts an event loop, and one is running", hint=f"await {what}.serve() in it")
-    anyio.run(serve, backend=backend, backend_options=backend_options)
+class Runnable:
+    """A client that serves until it is stopped: by `serve` in an event loop, or by `run` in a new one."""
+
+    async def serve(self, *, signals: bool | None = None) -> None:
+        """Serve until stopped; then drain and close."""
+        raise NotImplementedError
+
+    def run(
+        self,
+        *,
+        signals: bool | None = None,
+        backend: str = "asyncio",
+        backend_options: dict[str, Any] | None = None,
+    ) -> None:
+        """Run `serve` in a new event loop; return when it has drained and closed.
+
+        Args:
+            signals: see `serve`.
+            backend: ``asyncio`` or ``trio``.
+            backend_options: see `anyio.run`, for example ``{"use_uvloop": True}``.
+
+        Raises:
+            InvalidState: called in a running event loop; use `serve` there.
+            NsqError: as for `serve`.
+        """
+        if current_loop() is not None:
+            raise InvalidState("run() starts an event loop, and one is running", hint="await serve() in it")
+        anyio.run(partial(self.serve, signals=signals), backend=backend, backend_options=backend_options)
 
 
 @contextmanager

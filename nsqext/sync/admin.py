@@ -14,16 +14,7 @@ if TYPE_CHECKING:
 
 
 class Admin(BlockingClient[AsyncAdmin]):
-    """Lists and changes topics, channels and nodes; methods, results and errors are those of `nsqext.Admin`.
-
-    Args:
-        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas.
-        timeout: seconds that a change may take, including the wait for leaders.
-        options: time and size limits of a single request.
-
-    Raises:
-        InvalidSetting: no address, or an invalid one.
-    """
+    """Lists and changes topics, channels and nodes; arguments, results and errors are those of `nsqext.Admin`."""
 
     _what = "admin client"
 

@@ -40,24 +40,10 @@ B = TypeVar("B", bound=Callable[[MessageBatch], object])
 
 
 class Consumer(BlockingClient[AsyncConsumer]):
-    """Consumes one or several topics through a channel; see `nsqext.Consumer`.
+    """Consumes one or several topics through a channel, with the arguments and errors of `nsqext.Consumer`.
 
-    Either give it a handler and `run` it, or use it as a context manager and iterate over it.
-
-    Args:
-        topics: name of the topic; or a pattern, where ``*`` stands for any characters and ``?`` for one (``orders.*``);
-            or a sequence of both.
-        channel: name of the channel, the same for all topics.
-        lookupd: lookup addresses, a URL, or a `nsqext.Lookup`, as for `nsqext.Consumer`.
-        nsqd: nsqd addresses (TCP) to consume from without lookup; fine for the original NSQ.
-        env: prefix of the environment variables with further settings.
-        middleware: around every call of the handler; it runs in the event loop's thread.
-        settings: see `ConsumerSettings`. A function for dead letters must be a coroutine function.
-
-    Raises:
-        InvalidName: a topic, channel or tag that servers refuse.
-        InvalidSetting: no address, both kinds of addresses, or an invalid value.
-        UnknownSetting: an unknown setting; the error suggests the right one.
+    Either give it a handler and `run` it, or use it as a context manager and iterate over it. Middleware, and a
+    function for dead letters, which must be a coroutine function, run in the event loop's thread.
     """
 
     _what = "consumer"
@@ -104,15 +90,8 @@ class Consumer(BlockingClient[AsyncConsumer]):
     def handler(self, function: H | None = None, /, *, auto_finish: bool = True) -> H | Callable[[H], H]:
         """Decorator: register a function as the handler of messages; it runs in worker threads.
 
-        It receives the message, or the values that its annotations select, such as the decoded body; see `nsqext.app`.
-
-        When it returns, the message is finished unless it was answered before; when it raises, the message is requeued.
-        See `nsqext.Consumer.handler`.
-
-        Args:
-            function: the function.
-            auto_finish: whether a message is finished when the handler returns. Otherwise any thread finishes or
-                requeues it later, see `nsqext.Consumer.handler`.
+        Arguments and outcomes are those of `nsqext.Consumer.handler`. With ``auto_finish=False`` any thread finishes
+        or requeues a message later.
 
         Raises:
             InvalidSetting: the function is a coroutine function, or the consumer has a handler already.
@@ -138,12 +117,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
         return register if function is None else register(function)
 
     def batch_handler(self, *, max_count: int = 500, max_wait: float = 0.2) -> Callable[[B], B]:
-        """Decorator: register a handler of batches, run in worker threads; see `nsqext.Consumer.batch_handler`.
-
-        Raises:
-            InvalidSetting: the function is a coroutine function, the consumer has a handler already, a limit is
-                invalid, or the options require the order of keys.
-        """
+        """Decorator: register a handler of batches, run in worker threads; see `nsqext.Consumer.batch_handler`."""
         decorate = self._original.batch_handler(max_count=max_count, max_wait=max_wait)
 
         def register(function: B) -> B:
@@ -316,13 +290,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
         return self
 
     def __next__(self) -> Message:
-        """Return the next message, which the caller finishes or requeues.
-
-        Raises:
-            StopIteration: the consumer was stopped.
-            InvalidState: the consumer is not open.
-            NsqError: the consumer cannot continue.
-        """
+        """Return the next message, as `nsqext.Consumer.__anext__`; raises StopIteration if it was stopped."""
         portal = self._portal
         if portal is not None and portal not in shared_loop.orphaned:
             ready = self._original._dispatcher.queue.take_ready()
@@ -338,11 +306,6 @@ class Consumer(BlockingClient[AsyncConsumer]):
         """Iterate over batches of messages; see `nsqext.Consumer.batches`.
 
         Leaving the loop with ``break`` or an exception requeues the messages of its batch that are not answered.
-
-        Raises:
-            InvalidSetting: a limit is invalid, or the options require the order of keys.
-            InvalidState: the consumer is not open.
-            NsqError: the consumer cannot continue.
         """
         return self._iterate(self._original.batches(max_count=max_count, max_wait=max_wait))
 

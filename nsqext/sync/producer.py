@@ -33,21 +33,10 @@ logger: logging.Logger = logging.getLogger("nsqext.sync")
 
 
 class Producer(BlockingClient[AsyncProducer]):
-    """Publishes messages to the leaders of their partitions; see `nsqext.Producer`.
+    """Publishes messages to the leaders of their partitions, with the arguments and errors of `nsqext.Producer`.
 
     Use it as a context manager; leaving the block waits for pending publishes and closes the connections. One
-    producer serves any number of topics and threads.
-
-    Args:
-        lookupd: lookup addresses, a URL, or a `nsqext.Lookup`, as for `nsqext.Producer`.
-        nsqd: nsqd addresses (TCP) to publish to without lookup; fine for the original NSQ.
-        env: prefix of the environment variables with further settings.
-        middleware: around every publish; it runs in the event loop's thread.
-        settings: see `ProducerSettings`.
-
-    Raises:
-        InvalidSetting: no address, both kinds of addresses, or an invalid value.
-        UnknownSetting: an unknown setting; the error suggests the right one.
+    producer serves any number of topics and threads. Middleware runs in the event loop's thread.
     """
 
     _what = "producer"

@@ -26,7 +26,7 @@ from nsqext.client.consumer.typed.parameters import message_handler
 from nsqext.client.events import ClientEvents
 from nsqext.client.middleware import Middleware, check_middleware, surround_batch_handler, surround_handler
 from nsqext.client.settings import consumer_schema
-from nsqext.client.tasks import BackgroundTasks, run_blocking, stop_on_signals, takes_signals
+from nsqext.client.tasks import BackgroundTasks, Runnable, stop_on_signals, takes_signals
 from nsqext.errors import InvalidSetting, InvalidState, NsqError
 from nsqext.lookup.lookup import Lookup, metadata_cache, share_lookup, values_of
 from nsqext.protocol.names import check_channel, check_topic
@@ -54,7 +54,7 @@ _CANCELLED_TIMEOUT = 2.0
 """Seconds that cancelled handlers have to end before the connections are closed."""
 
 
-class Consumer:
+class Consumer(Runnable):
     """Consumes one or several topics through a channel, from the leaders of all partitions, on asyncio and trio.
 
     With a handler: `run` it, or `serve` it in an event loop, or `start` it and `aclose` it later. Without one: open it
@@ -262,26 +262,6 @@ class Consumer:
         return BatchLimits(max_count, max_wait)
 
     # Opening and closing
-
-    def run(
-        self,
-        *,
-        signals: bool | None = None,
-        backend: str = "asyncio",
-        backend_options: dict[str, Any] | None = None,
-    ) -> None:
-        """Run `serve` in a new event loop; return when it has drained and closed.
-
-        Args:
-            signals: see `serve`.
-            backend: ``asyncio`` or ``trio``.
-            backend_options: see `anyio.run`, for example ``{"use_uvloop": True}``.
-
-        Raises:
-            InvalidState: called in a running event loop; use `serve` there.
-            NsqError: as for `serve`.
-        """
-        run_blocking("consumer", partial(self.serve, signals=signals), backend, backend_options)
 
     async def serve(self, *, signals: bool | None = None) -> None:
         """Consume with the handler until cancelled, until SIGTERM or SIGINT, or until `stop`; then drain and close.

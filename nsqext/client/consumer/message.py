@@ -140,33 +140,19 @@ class Message(RawMessage):
     Each message is answered once, by `finish` or `requeue`, or by the return or exception of its handler. Answers are
     collected and sent together in the next turn of the event loop. Awaiting them does not wait for the server, which
     sends no response.
-
-    Attributes:
-        body: the published bytes.
-        attempts: number of deliveries, including this one.
-        timestamp: time when the server stored it, in nanoseconds since 1970.
-        id: the 16 bytes of its id.
-        offset: byte offset in the partition's queue; -1 if the subscription does not report it.
-        size: bytes of its record in the queue; 0 if the subscription does not report it.
-        header: bytes of the extend header as they were published.
-        delivered: time when it was received, in seconds of the monotonic clock.
-        received: time when it was received or last touched, on the same clock.
-        answered: whether it was finished or requeued.
-        owner: the subscription that received it.
-        budget: bounds the unpacked bytes of a body that the publishing client compressed; None for other bodies.
-        counted: counts it as in flight, together with the other messages of its read.
     """
 
     __slots__ = ("_headers", "answered", "budget", "counted", "delivered", "owner", "received")
 
     def __init__(self, owner: Owner, counted: InFlightCount = _NOT_COUNTED) -> None:
-        self.owner: Owner = owner
+        self.owner: Owner = owner  #: the subscription that received it
         self._headers: dict[str, Any] | None = None
-        self.answered: bool = False
+        self.answered: bool = False  #: whether it was finished or requeued
+        #: bounds the unpacked bytes of a body that the publishing client compressed; None for other bodies
         self.budget: UnpackBudget | None = None
-        self.counted: InFlightCount = counted
-        self.delivered: float = counted.time
-        self.received: float = counted.time
+        self.counted: InFlightCount = counted  #: counts it as in flight, together with the other messages of its read
+        self.delivered: float = counted.time  #: when it was received, in seconds of the monotonic clock
+        self.received: float = counted.time  #: when it was received or last touched, on the same clock
 
     @property
     def topic(self) -> str:

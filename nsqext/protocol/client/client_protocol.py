@@ -154,11 +154,6 @@ class Reply:
         deadline: when the caller stops waiting, see `ClientProtocol.expire`.
         breaks: an error response leaves the stream out of step (captured: pub_ext_on_plain, where the server takes the
             rest of a batch for commands).
-
-    Attributes:
-        data: data of the response frame.
-        error: the error response, or why there is no response.
-        wake: called when ``data`` or ``error`` is set.
     """
 
     __slots__ = ("breaks", "data", "deadline", "error", "wake")
@@ -166,9 +161,9 @@ class Reply:
     def __init__(self, deadline: float = inf, breaks: bool = False) -> None:
         self.deadline: float = deadline
         self.breaks: bool = breaks
-        self.data: bytes | None = None
-        self.error: NsqError | None = None
-        self.wake: Callable[[], None] | None = None
+        self.data: bytes | None = None  #: data of the response frame
+        self.error: NsqError | None = None  #: the error response, or why there is no response
+        self.wake: Callable[[], None] | None = None  #: called when ``data`` or ``error`` is set
 
     @property
     def done(self) -> bool:
@@ -185,22 +180,17 @@ class ClientProtocol:
     Args:
         node: ``host:port``, for errors.
         max_frame_size: largest frame that is accepted, in bytes.
-
-    Attributes:
-        out: bytes to be sent, oldest first; the transport sends and clears them.
-        notices: rejected FIN, REQ and TOUCH, which are not responses; the user reads and clears them.
-        error: why the connection cannot be used any more.
-        heartbeats: number of heartbeats that were received and answered.
     """
 
     __slots__ = ("_parser", "error", "heartbeats", "node", "notices", "out", "pending")
 
     def __init__(self, node: str = "", max_frame_size: int = DEFAULT_MAX_FRAME_SIZE) -> None:
         self.node: str = node
-        self.out: list[bytes] = []
+        self.out: list[bytes] = []  #: bytes to be sent, oldest first; the transport sends and clears them
+        #: rejected FIN, REQ and TOUCH, which are not responses; the user reads and clears them
         self.notices: list[ServerError] = []
-        self.error: NsqError | None = None
-        self.heartbeats: int = 0
+        self.error: NsqError | None = None  #: why the connection cannot be used any more
+        self.heartbeats: int = 0  #: number of heartbeats that were received and answered
         self.pending: deque[Reply] = deque()
         """Replies to the commands without a response so far, oldest first; always the same deque."""
         self._parser = FrameParser(max_frame_size)

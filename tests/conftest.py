@@ -165,7 +165,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Exclude the collected objects from garbage collection, which would take longer than most tests."""
-    gc.collect()
     gc.freeze()
     gc.enable()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import nsqext
@@ -58,6 +59,7 @@ _BROKER = "#aa4455"
 _WIDTH, _ROW, _GAP, _SIDE = 600, 52, 8, 150
 
 
+@cache
 def imports() -> dict[str, set[str]]:
     """Return which packages each package imports; modules directly below ``nsqext`` count as packages."""
     folders = {folder.name: tuple(folder.rglob("*.py")) for folder in _PACKAGE.iterdir() if any(folder.glob("*.py"))}

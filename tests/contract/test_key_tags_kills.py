@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import subprocess
-import sys
 from collections import defaultdict
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -17,7 +14,9 @@ import pytest
 from anyio.to_thread import run_sync
 
 from nsqext import Admin, OutgoingMessage, Producer
+from tests.support import key_tags_worker
 from tests.support.cluster import PARTITIONS, REAL
+from tests.support.command_line import Process, environment
 from tests.support.consumers import eventually
 from tests.support.tcp_relay import relaying
 
@@ -60,18 +59,17 @@ class Workers:
     """Processes that consume a channel."""
 
     def __init__(self, lookupd: list[str], topic: str, channel: str, folder: Path) -> None:
-        self.command = [sys.executable, "-m", "tests.support.key_tags_worker", ",".join(map(str, lookupd))]
-        self.command += [topic, channel, str(TAGS)]
+        self.words = (key_tags_worker.__file__, ",".join(map(str, lookupd)), topic, channel, str(TAGS))
         self.folder = folder
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Process] = []
 
     def start(self, relays: dict[str, Relay] | None = None) -> None:
         """Start another process, which connects to nodes through relays."""
         path = self.folder / f"worker-{len(self.processes)}"
         path.touch()
         through = [f"{node}={relay.address}" for node, relay in (relays or {}).items()]
-        environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-        self.processes.append(subprocess.Popen([*self.command, str(path), *through], env=environ))
+        words = (*self.words, str(path), *through)
+        self.processes.append(Process(words, environment(), imports=(key_tags_worker.__name__,), output=(2, 2)))
 
     def end(self) -> None:
         """End all processes."""

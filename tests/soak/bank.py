@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from secrets import token_hex
 
@@ -98,21 +99,20 @@ class _Disaster:
     async def _rest(self) -> None:
         await anyio.sleep(self._chance.uniform(0.5, 1.5) * self._every)
 
-    async def _repeat(self, kind: str, kill: object) -> None:
-        assert callable(kill)
+    async def _repeat(self, kind: str, kill: Callable[[], Awaitable[int]]) -> None:
         while not self.over:
             await self._rest()
-            self.kills[kind] += await run_sync(kill)
+            self.kills[kind] += await kill()
 
-    def _worker(self) -> int:
+    async def _worker(self) -> int:
         return self._run.kill(self._chance, "work")
 
-    def _relay(self) -> int:
+    async def _relay(self) -> int:
         return self._run.kill(self._chance, "relay")
 
-    def _backend(self) -> int:
-        with psycopg.connect(self._postgres, autocommit=True) as connection:
-            row = connection.execute(_TERMINATE).fetchone()
+    async def _backend(self) -> int:
+        async with await psycopg.AsyncConnection.connect(self._postgres, autocommit=True) as connection:
+            row = await (await connection.execute(_TERMINATE)).fetchone()
         return int(row[0]) if row else 0
 
     async def _kill_leaders(self) -> None:
@@ -165,9 +165,9 @@ async def _run_bank(
     run = BankRun(bank, folder)
     disaster = _Disaster(run, cluster, postgres, every, chance)
     result = BankResult(0, disaster.kills, 0, 0, 0.0)
-    began = time.monotonic()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(run.keep_all)
+        await tasks.start(run.keep_all)
+        began = time.monotonic()
         async with anyio.create_task_group() as working:
             working.start_soon(run.transfer_until, chance, 0.05, lambda made: disaster.over)
             working.start_soon(disaster.cause)

@@ -65,6 +65,7 @@ class Publishing:
     Attributes:
         lookupd: lookup addresses.
         topics: number of partitions by topic.
+        rate: messages a second, at most.
         stored: bodies that were acknowledged.
         unknown: bodies that may be stored.
         refused: bodies that are not.
@@ -73,6 +74,7 @@ class Publishing:
     lookupd: list[str]
     topics: dict[str, int]
     chance: random.Random
+    rate: float = _RATE
     stored: set[str] = field(factory=set)
     unknown: set[str] = field(factory=set)
     refused: set[str] = field(factory=set)
@@ -82,7 +84,7 @@ class Publishing:
         names = sorted(self.topics)
         with Producer(self.lookupd, on_unknown="raise") as producer:
             number = 0
-            while not stop.wait(1 / _RATE):
+            while not stop.wait(1 / self.rate):
                 number += 1
                 topic = self.chance.choice(names)
                 body = f"{topic} {number}"
@@ -248,6 +250,7 @@ def run(
     servers: Servers,
     finish: Callable[[Driver], None] = Driver.finish,
     *,
+    rate: float = _RATE,
     count: bool = False,
     delta: str = "",
 ) -> Result:
@@ -259,6 +262,7 @@ def run(
         folder: where the driver keeps everything.
         servers: the cluster.
         finish: reads to the end when all is quiet.
+        rate: messages that are published a second, at most.
         count: also count the messages of a topic, and publish the counts.
         delta: Maven coordinate of Delta, to write that instead of Parquet.
     """
@@ -284,7 +288,7 @@ def run(
     if count:
         target = servers.make_topic("counts", extend=True, replicas=3)
         driver.counts = {"source": extend, "target": target, "lookupd": servers.options["lookupd"]}
-    publishing = Publishing(list(servers.lookupd), topics, random.Random(seed + 1))
+    publishing = Publishing(list(servers.lookupd), topics, random.Random(seed + 1), rate)
     trouble = Trouble(servers.cluster, topics, random.Random(seed + 2)) if servers.cluster is not None else None
     with running(publishing.run, *([trouble.run] if trouble else [])):
         for number in range(1, kills + 1):

@@ -57,9 +57,9 @@ class Process:
     Attributes:
         pid: process id.
         returncode: exit code, or the negative number of the signal that ended the process; None while it runs.
-        stdin: standard input; None at a terminal.
-        stdout: standard output; None at a terminal.
-        stderr: standard error; None at a terminal, and where it goes to standard output.
+        stdin: standard input; None at a terminal, and with descriptors for the output.
+        stdout: standard output; None as well.
+        stderr: standard error; None as well, and where it goes to standard output.
     """
 
     def __init__(
@@ -71,12 +71,15 @@ class Process:
         *,
         joined: bool = False,
         imports: tuple[str, ...] = (),
+        output: tuple[int, int] | None = None,
     ) -> None:
         self.returncode: int | None = None
         self.stdin: IO[bytes] | None = None
         self.stdout: IO[bytes] | None = None
         self.stderr: IO[bytes] | None = None
-        if terminal is None:
+        if output is not None:
+            streams = [os.open(os.devnull, os.O_RDONLY), *map(os.dup, output)]
+        elif terminal is None:
             pipes = [os.pipe() for _ in range(2 if joined else 3)]
             streams = [pipes[0][0], pipes[1][1], os.dup(pipes[1][1]) if joined else pipes[2][1]]
             self.stdin, self.stdout = os.fdopen(pipes[0][1], "wb"), os.fdopen(pipes[1][0], "rb")
@@ -95,6 +98,10 @@ class Process:
         for stream in streams:
             os.close(stream)
         self.pid = int(self._replies.recv(32))
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when the process has ended."""
+        return self._replies.fileno()
 
     def poll(self) -> int | None:
         """Return the exit code, or None while it runs."""

@@ -60,9 +60,9 @@ class Bank:
     confirmations: str = "confirmations"
     death: float = 0.02
 
-    def command(self, role: str) -> list[str]:
-        """Return the command of a process: ``work`` or ``relay``."""
-        return [sys.executable, "-m", "tests.transactions.bank", role, orjson.dumps(asdict(self)).decode()]
+    def words(self, role: str) -> tuple[str, str, str]:
+        """Return the program of a process and its arguments: ``work`` or ``relay``."""
+        return __file__, role, orjson.dumps(asdict(self)).decode()
 
 
 def engine_of(database: str) -> AsyncEngine:

@@ -5,28 +5,31 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from itertools import count
 from pathlib import Path
 from secrets import token_hex
 from signal import SIGKILL
-from subprocess import DEVNULL
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import anyio
 import psycopg
+from anyio import TASK_STATUS_IGNORED
 from attrs import define, field
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 
+from tests.support.command_line import Process, environment
 from tests.support.programs import ROOT
 from tests.transactions.bank import ACCOUNTS, OPENING, SKIPPED, Bank, engine_of, transfer
 
 if TYPE_CHECKING:
-    from anyio.abc import Process
+    from anyio.abc import TaskStatus
 
 __all__ = ("WORKERS", "BankRun", "Book", "two_databases")
 
 WORKERS = 3
+_IMPORTS = ("tests.transactions.bank", "aiosqlite", "psycopg")
 _ROLES = ("relay", "relay", *["work"] * WORKERS)
 _BOOK = """
 SELECT (SELECT sum(balance) FROM account), number, amount, times FROM (SELECT 1) AS one LEFT JOIN transfer ON 1 = 1
@@ -87,30 +90,31 @@ class BankRun:
 
     # Processes
 
-    async def keep_all(self) -> None:
+    async def keep_all(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
         """Run two relays and three workers; another process replaces each one that ends."""
         async with anyio.create_task_group() as tasks:
             for role in _ROLES:
-                tasks.start_soon(self._keep, role)
+                await tasks.start(self._keep, role)
+            task_status.started()
 
-    async def _keep(self, role: str) -> None:
-        while True:
+    async def _keep(self, role: str, *, task_status: TaskStatus[None]) -> None:
+        for starts in count():
             with (self.folder / f"{role}.out").open("ab") as out, (self.folder / f"{role}.err").open("ab") as errors:
-                process = await anyio.open_process(
-                    self.bank.command(role), cwd=ROOT, stdin=DEVNULL, stdout=out, stderr=errors
-                )
+                output = out.fileno(), errors.fileno()
+                process = Process(self.bank.words(role), environment(), ROOT, imports=_IMPORTS, output=output)
             self._running[process] = role
+            if starts == 0:
+                task_status.started()
             try:
-                code = await process.wait()
+                await anyio.wait_readable(process)
+                code = process.wait()
                 self.deaths[role] += 1
                 if code != -SIGKILL:
                     self.ended.append(f"{role} ended with {code}: {self.errors(role)}")
             finally:
                 del self._running[process]
-                if process.returncode is None:
-                    process.kill()
-                with anyio.CancelScope(shield=True):
-                    await process.aclose()
+                process.kill()
+                process.wait()
 
     def errors(self, role: str) -> str:
         """Return the end of what processes of a role wrote to standard error."""
@@ -174,11 +178,11 @@ class BankRun:
         on_their_way = sum(amount for number, (amount, _) in first.transfers.items() if number not in second.transfers)
         return first.total + second.total + on_their_way
 
-    async def until_confirmed(self, count: int) -> None:
+    async def until_confirmed(self, number: int) -> None:
         """Return when a number of transfers were made, applied and confirmed."""
         while True:
             first = await self._again(lambda: self._book(0))
-            if len(first.transfers) == count and all(times for _, times in first.transfers.values()):
+            if len(first.transfers) == number and all(times for _, times in first.transfers.values()):
                 return
             await anyio.sleep(0.2)
 

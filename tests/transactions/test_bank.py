@@ -49,7 +49,7 @@ async def test_every_transfer_is_applied_once_although_processes_and_leaders_are
     run = BankRun(bank, tmp_path)
     with anyio.fail_after(_SECONDS):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(run.keep_all)
+            await tasks.start(run.keep_all)
             tasks.start_soon(run.transfer_until, random.Random(11), 0.02, lambda made: made == _TRANSFERS)
             for kill in range(_KILLS):
                 await anyio.sleep(chance.uniform(0.5, 1.0))

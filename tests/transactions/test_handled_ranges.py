@@ -150,11 +150,11 @@ async def test_the_table_is_bounded_by_what_is_in_flight(
     cluster: Cluster, topic: str, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inbox, "_MERGE_EVERY", 25)
-    bodies = await publish(cluster, topic, 600)
+    bodies = await publish(cluster, topic, 240)
     workers = [Worker(cluster, topic, sessions) for _ in range(3)]
     for worker in workers:
         await worker.consumer.start()
-    await eventually(lambda: sum(one.consumer.statistics().finished for one in workers) >= 600, _SECONDS)
+    await eventually(lambda: sum(one.consumer.statistics().finished for one in workers) >= 240, _SECONDS)
     for worker in workers:
         await worker.consumer.aclose()
     assert await effects(sessions) == dict.fromkeys(bodies, 1)
@@ -166,7 +166,7 @@ async def test_the_table_is_bounded_by_what_is_in_flight(
         await admin.seek_channel(topic, "ch", Position.earliest())
     again = Worker(cluster, topic, sessions)
     async with again.consumer:
-        await eventually(lambda: again.inbox.skipped >= 600, _SECONDS)
+        await eventually(lambda: again.inbox.skipped >= 240, _SECONDS)
     assert again.calls == 0
     assert await rows(sessions) < 40
 
@@ -178,10 +178,10 @@ async def test_a_log_that_begins_again_is_noticed(
     monkeypatch.setattr(inbox, "_MERGE_EVERY", 10)
     expected: list[str] = []
     for prefix in ("a", "b", "c"):
-        expected += await publish(cluster, topic, 50, prefix)
+        expected += await publish(cluster, topic, 30, prefix)
         worker = Worker(cluster, topic, sessions)
         async with worker.consumer:
-            await eventually(lambda: worker.consumer.statistics().finished >= 50, _SECONDS)  # noqa: B023
+            await eventually(lambda: worker.consumer.statistics().finished >= 30, _SECONDS)  # noqa: B023
         await run_sync(cluster.delete_topic, topic)
         await run_sync(lambda: cluster.create_topic(topic, partitions=1, channels=["ch"]))
     assert await effects(sessions) == dict.fromkeys(expected, 1)
@@ -204,7 +204,7 @@ async def test_messages_are_handled_once_while_ranges_are_merged(
 ) -> None:
     """Several processes handle the same deliveries at the same time."""
     monkeypatch.setattr(inbox, "_MERGE_EVERY", 3)
-    count, chance, calls = 80, random.Random(5), Counter[int]()
+    count, chance, calls = 50, random.Random(5), Counter[int]()
 
     async def handle(handling: Handling) -> None:
         calls[handling.message.offset // _SIZE] += 1

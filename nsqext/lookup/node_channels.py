@@ -27,6 +27,7 @@ class ChannelClient(NamedTuple):
     tag: str  # its dispatch tag; empty without one
     ready: int = 0  # its RDY count
     delivered: int = 0  # messages that were sent to it
+    in_flight: int = 0  # messages that it has not answered
 
 
 @frozen
@@ -34,9 +35,16 @@ class ChannelConnections:
     """Who is subscribed to a channel at a partition, and what waits there."""
 
     clients: tuple[ChannelClient, ...] = ()
-    depth: int = 0  # messages that are not finished
+    depth: int = 0  # messages behind the last one up to which all are finished
     in_flight: int = 0  # messages in flight, and requeued ones that are not due
     paused: bool = False  # whether the channel delivers nothing because an administrator has paused it
+    unread: int = 0  # messages that the server has not read from the log for this channel
+    read: int = 0  # how many it has read, from the begin of the log; fewer after the channel was moved back
+
+    @property
+    def unconfirmed(self) -> int:
+        """How many messages the server may redeliver at most, because it has read and not confirmed them."""
+        return max(0, self.depth - self.unread)
 
 
 class LogBounds(NamedTuple):
@@ -87,11 +95,15 @@ class NodeChannels:
         """Return the connections of a channel; see `clients`."""
         for found in await self._channels(node, topic, partition):
             if found.get("channel_name") == channel:
+                deferred = int(found.get("deferred_count") or 0)
+                unread = max(0, int(found.get("backlogs") or 0) - deferred)
                 return ChannelConnections(
                     tuple(map(_client, found.get("clients") or ())),
                     int(found.get("depth") or 0),
-                    int(found.get("in_flight_count") or 0) + int(found.get("deferred_count") or 0),
+                    int(found.get("in_flight_count") or 0) + deferred,
                     bool(found.get("paused")),
+                    unread,
+                    int(found.get("message_count") or 0) - unread,
                 )
         return ChannelConnections()
 
@@ -129,7 +141,7 @@ class NodeChannels:
 def _client(found: Mapping[str, Any]) -> ChannelClient:
     tag = str(found.get("desired_tag") or "")
     ready, delivered = int(found.get("ready_count") or 0), int(found.get("message_count") or 0)
-    return ChannelClient(str(found.get("client_id")), tag, ready, delivered)
+    return ChannelClient(str(found.get("client_id")), tag, ready, delivered, int(found.get("in_flight_count") or 0))
 
 
 async def ask_node(

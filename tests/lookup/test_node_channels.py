@@ -45,10 +45,10 @@ async def test_refusals_and_invalid_responses_of_nodes() -> None:
 
 
 async def test_what_the_statistics_of_a_channel_say() -> None:
-    one = {"client_id": "one", "desired_tag": "red", "ready_count": 9, "message_count": 40}
+    one = {"client_id": "one", "desired_tag": "red", "ready_count": 9, "message_count": 40, "in_flight_count": 6}
     clients = [one, {"client_id": "two"}]
     full = {"channel_name": "full", "clients": clients, "client_num": 7, "depth": 5, "in_flight_count": 3}
-    full |= {"deferred_count": 1, "paused": True}
+    full |= {"deferred_count": 1, "paused": True, "backlogs": 3, "message_count": 20}
     listed = {"channel_name": "listed", "clients": clients, "depth_size": 40}
     counted = {"channel_name": "counted", "client_count": 4}
     bare = {"channel_name": "bare"}
@@ -60,14 +60,15 @@ async def test_what_the_statistics_of_a_channel_say() -> None:
         where = node.address, "t", 3
         names = ("full", "listed", "counted", "bare", "none")
         assert [await channels.clients(*where, name) for name in names] == [7, 2, 4, 0, 0]
-        found = (ChannelClient("one", "red", 9, 40), ChannelClient("two", ""))
+        found = (ChannelClient("one", "red", 9, 40, 6), ChannelClient("two", ""))
         assert [await channels.connections(*where, name) for name in names] == [
-            ChannelConnections(found, 5, 4, True),
+            ChannelConnections(found, 5, 4, True, unread=2, read=18),
             ChannelConnections(found, 0, 0),
             ChannelConnections((), 0, 0),
             ChannelConnections((), 0, 0),
             ChannelConnections(),
         ]
+        assert (await channels.connections(*where, "full")).unconfirmed == 3
         assert [await channels.log_bounds(*where, name) for name in ("listed", "bare", "none", "")] == [
             LogBounds(10, 100, 60),
             LogBounds(10, 100, None),

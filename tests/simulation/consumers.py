@@ -177,9 +177,7 @@ class Consumers:
         if topic == "keyed" and KEY_TAGS in self._plan.features:
             settings = settings | {"key_tags": BUCKETS}
         if way != "handler":
-            in_flight = self._random.choice((4, 20, 200))
-            # a new owner of a bucket sorts what the last one had, unless batches of other buckets use up a low number
-            settings = settings | {"max_in_flight": 200 if "dispatch" in settings else in_flight}
+            settings = settings | {"max_in_flight": self._random.choice((4, 20, 200))}
         options: dict[str, Any] = {
             "close_timeout": 1.0 if hangs else close_timeout,
             "backoff": "off",

@@ -10,7 +10,7 @@ from tests.simulation.key_owners import Handled, KeyOwners, run_key_owners
 
 
 @pytest.mark.parametrize("by_tags", [False, True], ids=["command", "tags"])
-@pytest.mark.parametrize("fault", ["kill", "cut"])
+@pytest.mark.parametrize("fault", ["kill", "cut", "leader"])
 def test_a_key_has_one_owner_and_keeps_its_order(fault: str, *, by_tags: bool) -> None:
     owners = KeyOwners(fault, by_tags, messages=1000, keys=50, seconds=12.0)
     run = run_key_owners(owners, 1)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import random
 import time
-from math import inf
 from typing import TYPE_CHECKING
 
 import anyio
@@ -22,28 +21,28 @@ from nsqext.client.consumer.subscriptions.partition_reader import PartitionReade
 from nsqext.client.consumer.subscriptions.subscription import Subscription
 from nsqext.dispatch.buckets import bucket_tags, count_of_tag, plan_moves, shared_tag
 from nsqext.errors import InvalidSetting, NsqError
+from nsqext.lookup.node_channels import ChannelConnections
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from nsqext.client.consumer.subscriptions.assignment import SubscriberContext
     from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
-    from nsqext.lookup.node_channels import ChannelClient, ChannelConnections
+    from nsqext.lookup.node_channels import ChannelClient
     from nsqext.types import Address
 
-__all__ = ("BucketWatch", "KeyBuckets")
+__all__ = ("BucketWatch", "DeliveryWatch", "KeyBuckets")
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _POLL = 1.0
 """Mean seconds between two looks at the statistics."""
-_TAKEOVER = 1.0
-"""Seconds for which a new owner requests all messages that the last one may have had in flight, to sort them. They
-count while each bucket has an owner: behind a message whose bucket has none, the server delivers nothing."""
-_LONGEST_TAKEOVER = 6.0
-"""Seconds after which a takeover ends although a bucket has no owner."""
+_TAKEOVER_LOOKS = 5
+"""Looks at which the server delivers, after which a new owner has what the last one had in flight, and sorts it."""
 _TAKEOVER_POLL = 0.2
-"""Seconds between two looks at the statistics during a takeover."""
+"""Seconds between two looks during a takeover."""
+_LONGEST_TAKEOVER = 60.0
+"""Seconds after which a takeover ends although the server delivers nothing."""
 _ANSWER_POLL = 0.02
 """Seconds between two checks whether the messages of a bucket were answered."""
 _BLOCKED = 5
@@ -65,6 +64,26 @@ class BucketWatch:
 
     worked: bool = False
     others: set[int] = field(factory=set)
+
+
+@define(eq=False)
+class DeliveryWatch:
+    """Counts the looks at which the server delivers: it reads on only after it has redelivered what was requeued.
+
+    It delivers nothing behind a message whose bucket has no owner, or one that may have no further message in flight.
+    So it delivers if it has read on since the last look, or if no bucket is in this state.
+    """
+
+    tags: set[str]  # of the messages
+    looks: int = 0  # how many there were
+    last: ChannelConnections = field(factory=ChannelConnections)  # what was found last
+
+    def note(self, found: ChannelConnections) -> None:
+        """Count a look."""
+        able = {client.tag for client in found.clients if client.in_flight < client.ready}
+        reads = bool(self.last.clients) and found.read > self.last.read
+        self.looks += not found.paused and (reads or able >= self.tags)
+        self.last = found
 
 
 @frozen(eq=False)
@@ -102,8 +121,8 @@ class KeyBuckets:
         self._owned: dict[str, _Bucket] = {}
         self._claiming: set[str] = set()
         self._looked = 0.0
-        self._owned_since = inf  # since when each bucket has an owner
-        self._last_owners: dict[str, ChannelClient] = {}  # by tag, with the largest RDY count that was seen of each
+        self._last_owners: dict[str, ChannelClient] = {}  # other consumers, by tag
+        self._delivery = DeliveryWatch({*self._tags, self._shared})
         self._blocked = 0
         self._refusal: InvalidSetting | None = None
         self._tags_watch = watch
@@ -162,18 +181,10 @@ class KeyBuckets:
         except NsqError as error:
             self._log(logging.WARNING, f"the other consumers are not known: {error}")
             return None
-        self._note_owners(found)
-        all_owned = {client.tag for client in found.clients} >= set(self._tags)
-        self._owned_since = min(self._owned_since, _clock()) if all_owned else inf
+        mine = request.client_id
+        self._last_owners |= {client.tag: client for client in found.clients if client.client_id != mine}
+        self._delivery.note(found)
         return found
-
-    def _note_owners(self, found: ChannelConnections) -> None:
-        for client in found.clients:
-            before = self._last_owners.get(client.tag)
-            if client.client_id == self._request.client_id:
-                continue
-            if before is None or before.client_id != client.client_id or before.ready < client.ready:
-                self._last_owners[client.tag] = client
 
     def _move(self, tasks: TaskGroup, found: ChannelConnections) -> None:
         owners = {tag: {one.client_id for one in found.clients if one.tag == tag} for tag in self._tags}
@@ -289,27 +300,14 @@ class KeyBuckets:
             raise reason
         group.flush()
 
-    async def _take_over(self, bucket: _Bucket) -> None:
-        """Wait until the server has redelivered what the last owner had in flight, or the bucket is released."""
-        began = _clock()
-        while not bucket.release.is_set() and _clock() - max(began, self._owned_since) < _TAKEOVER:
-            with anyio.move_on_after(_TAKEOVER_POLL):
-                await bucket.release.wait()
-            if _clock() - self._looked >= _TAKEOVER_POLL:  # one bucket looks for all
-                await self._look()
-
     async def _request_messages(self, bucket: _Bucket) -> None:
         subscription, group = bucket.subscription, self._context.group
-        if not group.flow.paused and subscription.topic not in group.paused_topics:
-            # the last owner may have died with messages in flight, which are redelivered in any order
-            before = self._last_owners.get(subscription.request.tag or "")
-            most = max(group.flow.max_in_flight, 0 if before is None else before.ready)
-            subscription.set_ready(min(subscription.max_ready, 2 * most))
-            group.flush()
-        subscription.taking_over = True
-        with anyio.move_on_after(_LONGEST_TAKEOVER):
-            await self._take_over(bucket)
-        subscription.taking_over = False
+        last = self._last_owners.get(subscription.request.tag or "")
+        self._raise_ready(subscription, 0 if last is None else min(last.ready, self._delivery.last.unconfirmed))
+        await self._take_over(bucket)
+        if subscription.taking_over:  # released: it has handled nothing, and the next owner sorts the messages
+            await subscription.close()
+            return
         group.add(subscription)
         group.flush()
         await bucket.release.wait()
@@ -319,6 +317,41 @@ class KeyBuckets:
         await self._wait_answered(subscription)
         group.flush()
         await subscription.close()
+
+    async def _take_over(self, bucket: _Bucket) -> None:
+        """Wait until the server has redelivered what the last owner had in flight, or the bucket is released.
+
+        The last owner may have died, and the server redelivers its messages in any order.
+        """
+        subscription = bucket.subscription
+        subscription.taking_over = True
+        delivery = self._delivery
+        seen, until = delivery.looks, delivery.looks + _TAKEOVER_LOOKS
+        with anyio.move_on_after(_LONGEST_TAKEOVER) as limit:
+            while delivery.looks < until:
+                with anyio.move_on_after(_TAKEOVER_POLL):
+                    await bucket.release.wait()
+                    return
+                if _clock() - self._looked >= _TAKEOVER_POLL:  # one bucket looks for all
+                    await self._look()
+                if delivery.looks == seen and subscription.in_flight >= subscription.ready:
+                    self._raise_ready(subscription, 0)
+                seen = delivery.looks
+        if limit.cancelled_caught:
+            self._log(
+                logging.WARNING,
+                f"for {_LONGEST_TAKEOVER:g} s, messages of other buckets have held back those of "
+                f"{subscription.request.tag}: its keys may be handled out of order",
+            )
+        subscription.taking_over = False
+
+    def _raise_ready(self, subscription: Subscription, least: int) -> None:
+        """Request more messages of a bucket, whose first ones are kept until they can be sorted."""
+        group = self._context.group
+        if subscription.ready or not (group.flow.paused or subscription.topic in group.paused_topics):
+            more = subscription.ready + max(2, group.flow.max_in_flight // len(self._tags))
+            subscription.set_ready(min(subscription.max_ready, max(more, least)))
+            group.flush()
 
     async def _wait_answered(self, subscription: Subscription) -> None:
         while subscription.in_flight:  # noqa: ASYNC110 - answers are not reported, to keep them cheap

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 from anyio import create_task_group
+from attrs import evolve
 
 from nsqext import Consumer, ExtFilter, Message, Producer
 from nsqext.broker import Cluster, ClusterOptions
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.subscriptions import key_buckets
-from nsqext.client.consumer.subscriptions.key_buckets import KeyBuckets
+from nsqext.client.consumer.subscriptions.key_buckets import DeliveryWatch, KeyBuckets
 from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
 from nsqext.client.consumer.subscriptions.subscription import Subscription
 from nsqext.dispatch.buckets import KeySharing
 from nsqext.errors import InvalidInput, InvalidSetting
+from nsqext.lookup.node_channels import ChannelClient, ChannelConnections, NodeChannels
 from nsqext.protocol.identify import Negotiated
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.types import Address, TopicMeta
 from tests.support.consumers import QUICK, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from nsqext.lookup.node_channels import ChannelConnections
+    from collections.abc import Awaitable, Callable, Iterator
 
 TAGS: dict[str, Any] = {"dispatch": "key_failover", "key_tags": 4}
 
@@ -276,46 +276,174 @@ async def test_consumers_with_different_numbers_are_logged(
     assert "other consumers have key_tags=4, and this one 8" in caplog.text
 
 
-@pytest.mark.anyio
-async def test_a_new_owner_asks_for_as_many_messages_as_the_last_one_may_have_had(
-    released: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are redelivered in any order: with fewer, it would handle some of them before earlier ones had arrived."""
-    monkeypatch.setattr(key_buckets, "_POLL", 0.05)
-    released.create_topic("larger", extend=True, channels=["ch"])
-    asked: dict[str, list[int]] = defaultdict(list)
-    seen: list[int] = []
-    note = KeyBuckets._note_owners
+def _found(read: int, *clients: tuple[str, int, int], paused: bool = False) -> ChannelConnections:
+    connections = (ChannelClient("me", tag, ready, 0, in_flight) for tag, in_flight, ready in clients)
+    return ChannelConnections(tuple(connections), paused=paused, read=read)
 
-    def note_large(self: KeyBuckets, found: ChannelConnections) -> None:
-        note(self, found)
-        seen.extend(
-            client.ready
-            for client in found.clients
-            if client.tag == "keys-1-0" and client.client_id != self._request.client_id and client.ready > 20
-        )
 
-    monkeypatch.setattr(KeyBuckets, "_note_owners", note_large)
+@pytest.mark.parametrize(
+    ("looks", "delivers"),
+    [
+        ([_found(0, ("a", 0, 1), ("b", 0, 1))], 1),  # nothing can hold back a message
+        ([_found(0, ("a", 0, 1), ("b", 1, 1))], 0),  # one of b may hold back those of a
+        ([_found(0, ("a", 0, 1), ("b", 1, 1), ("b", 0, 1))], 1),  # not while another consumer takes it
+        ([_found(0, ("a", 0, 1), ("b", 0, 0))], 0),  # the owner of b requests nothing, or has sent CLS
+        ([_found(0, ("a", 0, 1))], 0),  # b has no owner
+        ([_found(9, ("b", 1, 1)), _found(9, ("b", 1, 1))], 0),
+        ([_found(8, ("b", 1, 1)), _found(9, ("b", 1, 1))], 1),  # the server has read on
+        ([_found(9, ("b", 1, 1)), _found(8, ("b", 1, 1))], 0),  # the channel was moved back
+        ([_found(9, ("a", 0, 1), ("b", 0, 1), paused=True)] * 2, 0),
+    ],
+)
+def test_when_the_server_has_redelivered_what_was_requeued(looks: list[ChannelConnections], delivers: int) -> None:
+    watch = DeliveryWatch({"a", "b"})
+    for found in looks:
+        watch.note(found)
+    assert (watch.looks, watch.last) == (delivers, looks[-1])
+
+
+class Nodes:
+    """What nodes say about channels, changed for the consumers of this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.changes: dict[str, Any] = {}
+        """Members of `ChannelConnections` that are replaced."""
+        self.looks = 0
+        self.owned: Counter[str] = Counter()
+        """Connections of each consumer."""
+        connections = NodeChannels.connections
+
+        async def changed(channels: NodeChannels, *where: Any) -> ChannelConnections:
+            found = await connections(channels, *where)
+            self.looks += 1
+            self.owned = Counter(client.client_id for client in found.clients)
+            return evolve(found, **self.changes)
+
+        monkeypatch.setattr(NodeChannels, "connections", changed)
+        monkeypatch.setattr(key_buckets, "_POLL", 0.05)
+        monkeypatch.setattr(key_buckets, "_TAKEOVER_POLL", 0.05)
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
+    """Answers of nodes that can be changed, and short pauses between two looks."""
+    return Nodes(monkeypatch)
+
+
+@pytest.fixture
+def requested(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
+    """RDY counts of each client for the only bucket."""
+    requested: dict[str, list[int]] = defaultdict(list)
     set_ready = Subscription.set_ready
 
     def record(self: Subscription, count: int) -> None:
         if self.request.tag == "keys-1-0":
-            asked[self.request.client_id].append(count)
+            requested[self.request.client_id].append(count)
         set_ready(self, count)
 
     monkeypatch.setattr(Subscription, "set_ready", record)
+    return requested
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("unconfirmed", "first_request"), [(100, 100), (1000, 150), (5, 10)])
+async def test_a_new_owner_requests_what_the_last_one_may_have_in_flight(
+    released: Cluster, nodes: Nodes, requested: dict[str, list[int]], unconfirmed: int, first_request: int
+) -> None:
+    name = f"takeover_{unconfirmed}"
+    released.create_topic(name, extend=True, channels=["ch"])
     first, second = (
-        Consumer("larger", "ch", lookupd=released.lookupd, **{**TAGS, "key_tags": 1, "max_in_flight": most}, **QUICK)
+        Consumer(name, "ch", lookupd=released.lookupd, **{**TAGS, "key_tags": 1, "max_in_flight": most}, **QUICK)
         for most in (300, 10)
     )
+    nodes.changes = {"depth": unconfirmed, "in_flight": 1}
     async with create_task_group() as tasks:
-        for consumer, connections in ((first, 2), (second, 1)):
-            consumer.handler(_nothing)
-            tasks.start_soon(consumer.serve)
-            await eventually(lambda: len(consumer.connections) == connections)  # noqa: B023 - it is awaited at once
-        await eventually(lambda: seen)
+        first.handler(_nothing)
+        tasks.start_soon(first.serve)
+        await eventually(lambda: len(first.connections) == 2 and 150 in next(iter(requested.values())))
+        second.handler(_nothing)
+        tasks.start_soon(second.serve)
+        await eventually(lambda: len(second.connections) == 1)
+        before = nodes.looks
+        await eventually(lambda: nodes.looks > before + 4)
         first.stop()
         await eventually(lambda: len(second.connections) == 2)
         second.stop()
-    _, by_second = asked.values()
-    assert max(by_second) == 2 * max(seen) > 40
+    _, by_second = requested.values()
+    assert by_second[0] == first_request
+
+
+@pytest.mark.anyio
+async def test_a_new_owner_handles_nothing_while_other_buckets_hold_back_messages(
+    released: Cluster, nodes: Nodes, requested: dict[str, list[int]]
+) -> None:
+    released.create_topic("held", extend=True, channels=["ch"])
+    got: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        got.append(message.body)
+
+    nodes.changes = {"paused": True}
+    consumer = Consumer("held", "ch", lookupd=released.lookupd, **{**TAGS, "key_tags": 1, "max_in_flight": 10}, **QUICK)
+    consumer.handler(handle)
+    async with create_task_group() as tasks, Producer(released.lookupd, key_tags=1) as producer:
+        await producer.publish_many("held", [b"%d" % number for number in range(35)], key="a")
+        tasks.start_soon(consumer.serve)
+        await eventually(lambda: [10, 20, 30, 40] in requested.values())
+        assert got == []
+        nodes.changes = {}
+        await eventually(lambda: len(got) == 35)
+        consumer.stop()
+    assert got == [b"%d" % number for number in range(35)]
+
+
+@pytest.mark.anyio
+async def test_a_bucket_that_is_released_before_its_messages_are_sorted_is_not_handled(
+    released: Cluster, nodes: Nodes
+) -> None:
+    released.create_topic("returned", extend=True, channels=["ch"])
+    got: dict[str, list[bytes]] = {"first": [], "second": []}
+    consumers = [Consumer("returned", "ch", lookupd=released.lookupd, **TAGS, **QUICK) for _ in got]
+
+    def handler(name: str) -> Callable[[Message], Awaitable[None]]:
+        async def handle(message: Message) -> None:
+            got[name].append(message.body)
+
+        return handle
+
+    nodes.changes = {"paused": True}
+    async with create_task_group() as tasks, Producer(released.lookupd, key_tags=4) as producer:
+        for number in range(40):
+            await producer.publish("returned", b"%d" % number, key=f"key-{number % 20}")
+        for consumer, name, owned in zip(consumers, got, ([5], [3, 3]), strict=True):
+            consumer.handler(handler(name))
+            tasks.start_soon(consumer.serve)
+            await eventually(lambda: [*nodes.owned.values()] == owned)  # noqa: B023 - it is awaited at once
+        assert got == {"first": [], "second": []}
+        nodes.changes = {}
+        await eventually(lambda: sum(map(len, got.values())) == 40)
+        assert all(got.values())
+        for consumer in consumers:
+            consumer.stop()
+
+
+@pytest.mark.anyio
+async def test_a_takeover_that_takes_too_long_is_logged(
+    released: Cluster, nodes: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(key_buckets, "_LONGEST_TAKEOVER", 0.3)
+    released.create_topic("late", extend=True, channels=["ch"])
+    got: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        got.append(message.body)
+
+    nodes.changes = {"paused": True}
+    consumer = Consumer("late", "ch", lookupd=released.lookupd, **{**TAGS, "key_tags": 1}, **QUICK)
+    consumer.handler(handle)
+    async with create_task_group() as tasks, Producer(released.lookupd, key_tags=1) as producer:
+        await producer.publish("late", b"x", key="a")
+        tasks.start_soon(consumer.serve)
+        await eventually(lambda: got == [b"x"])
+        consumer.stop()
+    assert "messages of other buckets have held back those of keys-1-0" in caplog.text

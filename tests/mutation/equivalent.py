@@ -11,6 +11,21 @@ __all__ = ("EQUIVALENT", "reason_of")
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
+        "broker/engine/filters/go_regexp.py",
+        "number + 1",
+        'elif out[-1:] != [".*"]:',
+    ): "two stars match what one matches",
+    (
+        "broker/engine/filters/header_filter.py",
+        "number + 1",
+        "index = int(place) if _INDEX.fullmatch(place) and len(place) < 20 else len(value)",
+    ): "no list has so many elements",
+    (
+        "broker/engine/filters/header_filter.py",
+        "Lt to LtE",
+        "index = int(place) if _INDEX.fullmatch(place) and len(place) < 20 else len(value)",
+    ): "no list has so many elements",
+    (
         "broker/engine/channel/ack_tracker.py",
         "Gt to GtE",
         "if self._ends and self._ends[-1] > offset:",

@@ -31,9 +31,7 @@ class Latencies:
 
 
 def _bucket(milliseconds: int) -> int:
-    if milliseconds < 16:
-        return 0
-    return min((milliseconds >> 4).bit_length(), _BUCKETS - 1)
+    return min((max(milliseconds, 0) >> 4).bit_length(), _BUCKETS - 1)
 
 
 @define

@@ -24,6 +24,9 @@ _BYTES_OPTIONS.log_errors = False
 _BYTES_OPTIONS.never_capture = True
 _BYTES_OPTIONS.encoding = re2.Options.Encoding.LATIN1
 
+# quoted texts, escaped characters, brackets with what is in them, and parentheses of groups
+_PARTS = re2.compile(r"(?s)\\Q.*?(?:\\E|\z)|\\.|\[\^?\]?(?:\[:.*?:\]|\\.|[^\\\]])*\]|[()]")
+
 Matcher = Callable[[str], bool]
 
 
@@ -77,31 +80,13 @@ def _valid(text: str) -> str:
 
 def _check_go_only_rules(pattern: str) -> None:
     r"""Check a valid RE2 expression against the two rules that only Go has: no ``\C``, and a bound for nesting."""
-    at = depth = 0
-    class_start = -1  # first position inside of brackets; -1 outside
-    while at < len(pattern):
-        char = pattern[at]
-        if char == "\\":
-            letter = pattern[at + 1 : at + 2]
-            if letter == "C":
-                raise InvalidExpression(r"invalid escape sequence: \C")
-            end = pattern.find("\\E", at) if letter == "Q" else at
-            at = end + 2 if end >= 0 else len(pattern)
-            continue
-        if class_start >= 0:
-            end = pattern.find(":]", at + 2) if pattern.startswith("[:", at) else -1
-            if end >= 0:
-                at = end + 1
-            elif char == "]" and at > class_start:
-                class_start = -1
-        elif char == "[":
-            at += pattern.startswith("^", at + 1)
-            class_start = at + 1
-        else:
-            depth += (char == "(") - (char == ")")
-            if depth > _MAX_NESTING:
-                raise InvalidExpression("expression nests too deeply")
-        at += 1
+    depth = 0
+    for part in _PARTS.findall(pattern):
+        if part == r"\C":
+            raise InvalidExpression(r"invalid escape sequence: \C")
+        depth += (part == "(") - (part == ")")
+        if depth > _MAX_NESTING:
+            raise InvalidExpression("expression nests too deeply")
 
 
 def _glob_expression(pattern: str) -> str:

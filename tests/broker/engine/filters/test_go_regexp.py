@@ -61,6 +61,7 @@ def test_texts_that_an_expression_matches(pattern: str, found: list[str]) -> Non
         "(", ")", "(a", "a)", "*", "a|*", "a**", "a++", "a{2}{3}", "a{1001}", "a{2,1}", "(a{100}){11}", "(?=a)",
         "(?!a)", "(?<=a)", "(?>a)", "(?#a)", "(?P=a)", "(?x)a", "(?-)", "(?P<a b>c)", r"(a)\1", r"a\Z", r"\é",
         r"\C", r"[a]\C", r"\p{Klingon}", "\\", "[", "[a", "[]", "[b-a]", r"[a-\d]", "[[:foo:]]", r"\x{110000}", r"\x1",
+        r"[]a]\C", r"[^]]\C", r"[[:alpha:]]\C", r"\Q\C\E\C", "(" * 1001 + ")" * 1001,
     ],
 )  # fmt: skip
 def test_expressions_refused_by_go(pattern: str) -> None:
@@ -69,8 +70,12 @@ def test_expressions_refused_by_go(pattern: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", [r"\\C", r"\Q\C\E", "[" + "(" * 2000 + "]", r"[[:alpha:](]", r"[]\](]", "(a)" * 2000]
-)
+    "pattern",
+    [
+        r"\\C", r"\Q\C\E", "[" + "(" * 2000 + "]", r"[[:alpha:](]", r"[]\](]", r"[^](]", r"\Q" + "(" * 2000,
+        "(a)" * 2000, "(" * 1000 + "b" + ")" * 1000,
+    ],
+)  # fmt: skip
 def test_expressions_that_only_look_refused(pattern: str) -> None:
     assert compile_regexp(pattern)("") is False
 
@@ -112,6 +117,7 @@ def test_hostile_expressions_take_linear_time(compiled: Callable[[str], bool], t
         ("[!a]bc", "xbc", "abc"),
         ("[a^]b", "^b", "cb"),
         ("[a-c]b", "bb", "-b"),
+        ("[a-c]", "c", "d"),
         ("[ab-]", "-", "c"),
         ("[!-]", "a", "-"),
         (r"[\]a]", "]", "\\"),
@@ -120,7 +126,10 @@ def test_hostile_expressions_take_linear_time(compiled: Callable[[str], bool], t
         ("{ab", "ab", "{ab"),
         ("a}", "a}", "a"),
         (r"a\*", "a*", "ab"),
+        (r"a\*b", "a*b", "ab"),
         ("a\\", "a", "a\\"),
+        ("a", "a", ""),
+        ("[!a]b", "xb", "x"),
         ("a.c", "a.c", "abc"),
         ("a,b", "a,b", "a"),
         ("a*c", "a\nc", "a"),
@@ -135,7 +144,7 @@ def test_globs(glob: str, yes: str, no: str) -> None:
     assert not matches(no)
 
 
-@pytest.mark.parametrize("glob", ["[", "[a", "[]", "[!]", "[b-a]", "[a-bc]", "[a-b", "[\\]"])
+@pytest.mark.parametrize("glob", ["[", "[a", "[]", "[!]", "[b-a]", "[a-bc]", "[a-b", "[a-", "[a-]", "[\\]"])
 def test_invalid_globs(glob: str) -> None:
     with pytest.raises(InvalidExpression):
         compile_glob(glob)

@@ -30,6 +30,7 @@ from nsqext.broker.engine.filters.header_filter import compile_path
         ("l.2", b'{"l":["a","b"]}', None),
         ("l.#", b'{"l":["a","b"]}', None),
         ("l.0.k", b'{"l":[{"k":"a"}]}', "a"),
+        ("l.0.k", b'{"l":[{"x":"a"},{"k":"a"}]}', None),
         ("0", b'["a"]', "a"),
         ("0", b'{"0":"a"}', "a"),
         ("..0.k", b'{"k":"a"}', "a"),

@@ -308,6 +308,8 @@ class Nodes:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.changes: dict[str, Any] = {}
         """Members of `ChannelConnections` that are replaced."""
+        self.hidden: set[str] = set()
+        """Consumers that have died as far as the nodes say."""
         self.looks = 0
         self.owned: Counter[str] = Counter()
         """Connections of each consumer."""
@@ -317,7 +319,8 @@ class Nodes:
             found = await connections(channels, *where)
             self.looks += 1
             self.owned = Counter(client.client_id for client in found.clients)
-            return evolve(found, **self.changes)
+            clients = tuple(client for client in found.clients if client.client_id not in self.hidden)
+            return evolve(found, clients=clients, **self.changes)
 
         monkeypatch.setattr(NodeChannels, "connections", changed)
         monkeypatch.setattr(key_buckets, "_POLL", 0.05)
@@ -366,8 +369,9 @@ async def test_a_new_owner_requests_what_the_last_one_may_have_in_flight(
         await eventually(lambda: len(second.connections) == 1)
         before = nodes.looks
         await eventually(lambda: nodes.looks > before + 4)
-        first.stop()
+        nodes.hidden = {*requested}
         await eventually(lambda: len(second.connections) == 2)
+        first.stop()
         second.stop()
     _, by_second = requested.values()
     assert by_second[0] == first_request

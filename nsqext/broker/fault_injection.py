@@ -64,7 +64,6 @@ class NodeFaults:
             callback()
 
     def on_change(self, callback: Callable[[], None]) -> None:
-        """Call a function after each change."""
         self._changed.append(callback)
 
     def freeze(self) -> None:

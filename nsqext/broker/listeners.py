@@ -134,6 +134,5 @@ class Ports:
         return found
 
     def release(self) -> None:
-        """Release every address."""
         while self._kept:
             self._kept.pop().close()

@@ -48,7 +48,6 @@ class _ServerTasks:
             done.set()
 
     async def wait(self) -> None:
-        """Return when all tasks have ended."""
         while self.ended:
             await self.ended.pop().wait()
 
@@ -89,7 +88,6 @@ class ManagedNode:
             await self._tasks.wait()
 
     async def drain(self) -> None:
-        """End as on SIGTERM."""
         if self.server is not None:
             await self.server.drain()
             await self.kill()

@@ -133,7 +133,6 @@ class Runtime(ABC):
         )
 
     def stop(self) -> None:
-        """Make `run` end."""
         self._stopping.set()
 
     async def _end(self) -> None:
@@ -191,14 +190,12 @@ class Runtime(ABC):
         return found
 
     def node(self, name: str) -> ManagedNode:
-        """Return an nsqd."""
         running = self._server(name)
         if not isinstance(running, ManagedNode):
             raise InvalidInput(f"{name!r} is a lookup node", hint=f"use one of {', '.join(self.nodes)}")
         return running
 
     def topics(self) -> dict[str, list[str]]:
-        """Return the channels of each topic."""
         found: dict[str, set[str]] = {}
         for running in self.nodes.values():
             for (topic, _), hosted in running.member.node.hosted.items():
@@ -219,7 +216,6 @@ class Runtime(ABC):
         return self._changes.setdefault(name, anyio.Lock(fast_acquire=True))
 
     async def kill(self, name: str) -> None:
-        """Kill a node as ``kill -9`` does."""
         running = self._server(name)
         async with self._change(name):
             await self._kill(running)
@@ -268,13 +264,11 @@ class Runtime(ABC):
     # Faults
 
     def freeze(self, name: str) -> None:
-        """Freeze a node, as SIGSTOP does."""
         member = self.node(name).member
         member.node.faults.freeze()
         self.node_changed(member, NodeChange.SILENT)
 
     def thaw(self, name: str) -> None:
-        """Thaw a frozen node."""
         member = self.node(name).member
         member.node.faults.thaw()
         if member.reachable:

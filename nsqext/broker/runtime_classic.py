@@ -53,7 +53,6 @@ class RuntimeClassic(Runtime):
         return list(dict.fromkeys(found.subkey for registry in alive for found in registry.find("channel", topic, "*")))
 
     def background_jobs(self) -> list[Callable[..., Coroutine[Any, Any, None]]]:
-        """Return nothing: only servers run."""
         return []
 
     async def wait_registered(self) -> None:
@@ -94,7 +93,6 @@ class RuntimeClassic(Runtime):
                 await anyio.sleep(0.005)
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic on every node."""
         deleted = [running.member.node.delete_topic(name) for running in self.nodes.values()]
         if not any(deleted):
             raise TopicNotFound("unknown topic", topic=name)

@@ -121,7 +121,6 @@ class RuntimeHa(Runtime):
             raise TopicNotFound("unknown topic", topic=name) from error
 
     def upgrade_topic(self, name: str) -> None:
-        """Turn a topic into an extend topic."""
         try:
             admin.update_topic(self.coordinator, name, extend=True)
         except Refusal as error:
@@ -156,7 +155,6 @@ class RuntimeHa(Runtime):
     # Nodes
 
     def node_changed(self, member: Member, change: NodeChange) -> None:
-        """Pass the change to the coordinator."""
         _ON_CHANGE[change](self.coordinator, member)
 
     def isolate(self, name: str) -> None:
@@ -175,7 +173,6 @@ class RuntimeHa(Runtime):
                 self.node_changed(member, NodeChange.THAWED)
 
     def lookupd_changed(self, lookupd: LookupNode) -> None:
-        """Elect the leader of the lookup nodes."""
         self.group.elect()
 
 

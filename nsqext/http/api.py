@@ -133,7 +133,6 @@ class Call:
 
     @property
     def path(self) -> Mapping[str, str]:
-        """The parts of the path that the route names."""
         return self.request.path_params
 
     async def body(self, limit: int = _MAX_BODY, too_big: str = "BODY_TOO_BIG", *, partial: bool = False) -> bytes:

@@ -56,7 +56,6 @@ class GoProtocol(H11Protocol):
     """A connection. Heads of requests are judged before h11 reads them, except those that follow in a pipeline."""
 
     def connection_made(self, transport: Any) -> None:
-        """Begin to read."""
         super().connection_made(transport)
         self._head = bytearray()
         self._line_checked = self._ended = self._refused = False

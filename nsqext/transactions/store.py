@@ -298,7 +298,6 @@ class OutboxListener:
             raise
 
     def close(self) -> None:
-        """Close its connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

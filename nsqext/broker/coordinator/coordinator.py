@@ -76,7 +76,6 @@ class Coordinator:
                     self.mirror(replicas)
 
     def spawn(self, function: Callable[..., Coroutine[Any, Any, object]], *args: object) -> None:
-        """Run a function in the coordinator's task group."""
         if self._group is not None:
             self._group.start_soon(function, *args)
 
@@ -116,16 +115,13 @@ class Coordinator:
             self._holds.update(state.replicas)
 
     def replica_sets_on(self, name: str) -> list[ReplicaSet]:
-        """Return the partitions of which a node holds a replica."""
         return [replicas for replicas in self.replica_sets.values() if name in replicas.state.replicas]
 
     def partitions(self, topic: str) -> Iterator[ReplicaSet]:
-        """Yield the partitions of a topic."""
         for partition in self.topics[topic].partitions:
             yield self.replica_sets[topic, partition]
 
     def exists(self, replicas: ReplicaSet) -> bool:
-        """Return whether a partition still exists."""
         return self.replica_sets.get((replicas.topic, replicas.partition)) is replicas
 
     def writable(self, replicas: ReplicaSet) -> bool:
@@ -187,7 +183,6 @@ class Coordinator:
         self.members[name].node.unhost(replicas.topic, replicas.partition, destroy=True)
 
     def remove_topic(self, topic: TopicState) -> None:
-        """Remove a topic from every node."""
         for partition in list(topic.partitions):
             replicas = self.replica_sets.pop((topic.name, partition))
             for name in list(replicas.hosts):
@@ -265,7 +260,6 @@ class Coordinator:
                     replicas.mirror_to(name)
 
     def notify_watchers(self, topic: str) -> None:
-        """Call the watchers after a change of a topic."""
         for watcher in list(self.watchers):
             watcher(topic)
 

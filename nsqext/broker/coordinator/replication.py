@@ -116,7 +116,6 @@ class ReplicaSet:
 
     @property
     def leader(self) -> Partition:
-        """The leader's replica."""
         return self.hosts[self.state.leader].partition
 
     def push(self, stored: Stored | None = None) -> bool:

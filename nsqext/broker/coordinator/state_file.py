@@ -115,7 +115,6 @@ class StateFile:
             return None
 
     def _keep_aside(self) -> Path:
-        """Rename the file; return its new name."""
         try:
             return keep_aside(self._path, "damaged", move=True)
         except OSError as error:

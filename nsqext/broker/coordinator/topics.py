@@ -71,5 +71,4 @@ class TopicState:
     registered: list[str] = field(factory=list)
 
     def change(self, **changes: Any) -> None:
-        """Change the spec."""
         self.spec = evolve(self.spec, **changes)

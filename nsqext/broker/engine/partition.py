@@ -335,12 +335,10 @@ class Partition:
         return max(min(self.committed, self._stored_count) - self.readable, 0)
 
     def pause(self) -> None:
-        """Stop passing messages to channels."""
         self.paused = True
         self.note_channels()
 
     def unpause(self) -> None:
-        """Pass messages to channels again."""
         self.paused = False
         self.note_channels()
         self._pass_to_channels()

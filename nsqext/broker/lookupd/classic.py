@@ -33,7 +33,6 @@ class ClassicLookupd(LookupNode):
         return self.registry
 
     def peer_info(self) -> PeerInfo:
-        """Return its response to IDENTIFY."""
         return PeerInfo(self.broadcast_address, self.tcp.port, self.http.port, self.version, socket.gethostname())
 
     def clear(self) -> None:

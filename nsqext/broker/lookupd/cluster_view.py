@@ -116,5 +116,4 @@ class Snapshot:
         return self._topics.get(name)
 
     def put(self, topic: TopicView) -> None:
-        """Replace a topic."""
         self._topics[topic.name] = topic

@@ -35,7 +35,6 @@ class Lookupd(LookupNode):
 
     @property
     def id(self) -> str:
-        """Its id in `/listlookup`."""
         return f"{self.tcp.host}:{self.http.port}:{self.tcp.port}:nsqlookup"
 
     def entry(self) -> dict[str, Any]:
@@ -79,5 +78,4 @@ class LookupdGroup:
             self.epoch += 1
 
     def shown(self) -> list[Lookupd]:
-        """Return the nodes that `/listlookup` shows."""
         return [node for node in self.nodes if node.alive and node.id not in self.hidden]

@@ -24,7 +24,6 @@ class Registration(NamedTuple):
     subkey: str = ""
 
     def matches(self, category: str, key: str, subkey: str) -> bool:
-        """Return whether it matches; ``*`` matches every name."""
         return category == self.category and key in ("*", self.key) and subkey in ("*", self.subkey)
 
 
@@ -75,7 +74,6 @@ class Registry:
     # Changes
 
     def add(self, registration: Registration, node: RegisteredNode | None = None) -> None:
-        """Add a registration, with or without a node."""
         producers = self._table.setdefault(registration, {})
         self._by_key.setdefault(registration[:2], {})[registration] = None
         if node is not None:
@@ -112,7 +110,6 @@ class Registry:
         self._mark(topic, address, self.wall())
 
     def show(self, topic: str, address: str) -> None:
-        """Remove the tombstone of a node."""
         self._mark(topic, address, None)
 
     def _mark(self, topic: str, address: str, at: int | None) -> None:
@@ -148,7 +145,6 @@ class Registry:
         return self.wall() - producer.node.last_seen <= self.inactive_timeout * 1e9
 
     def is_hidden(self, producer: Producer) -> bool:
-        """Return whether a tombstone hides a node."""
         return producer.hidden_at is not None and self.wall() - producer.hidden_at < self.tombstone_lifetime * 1e9
 
     def __iter__(self) -> Iterator[tuple[Registration, list[Producer]]]:

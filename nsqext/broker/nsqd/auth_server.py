@@ -70,7 +70,6 @@ class Authorizations:
         return {"authed": True} | {name: text for name, text in members.items() if text}
 
     def reply(self) -> bytes:
-        """Return the reply to AUTH."""
         count = len(self.grants)
         return dump({"identity": self.identity, "identity_url": self.identity_url, "permission_count": count})
 

@@ -59,7 +59,6 @@ class Connection:
         self._reading = self._writing = self._carrying = self._running = self._ended = False
 
     def open(self) -> None:
-        """Start to read."""
         self._read_on()
 
     # Reading

@@ -341,13 +341,11 @@ class Node:
         return hosted.leader and disabled != "all" and not (disabled == "ordered" and hosted.meta.ordered)
 
     def add(self, session: ConnectedClient) -> int:
-        """Register a connection; return its number."""
         number = next(self._ids)
         self.sessions[number] = session
         return number
 
     def remove(self, session: ConnectedClient) -> None:
-        """Remove a connection."""
         self.sessions.pop(session.id, None)
         self._holding.pop(session.id, None)
 

@@ -65,5 +65,4 @@ class NodeOptions:
 
     @property
     def original(self) -> bool:
-        """Whether this is the original generation."""
         return self.limits.generation == "nsq"

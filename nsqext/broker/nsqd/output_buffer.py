@@ -39,7 +39,6 @@ class OutputBuffer:
 
     @property
     def urgent(self) -> bool:
-        """Whether something is to be sent now."""
         return self._urgent or bool(self._segments)
 
     @urgent.setter

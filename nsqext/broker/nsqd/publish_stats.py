@@ -45,7 +45,6 @@ class PublishStats:
             del self._hours[min(self._hours)]
 
     def publisher(self, peer: str, user_agent: str) -> Publisher:
-        """Return the counts of a client."""
         found = self.publishers.get(peer)
         if found is None:
             found = self.publishers[peer] = Publisher(peer, user_agent)

@@ -99,12 +99,10 @@ class NsqdServer:
                 listener.close()
 
     def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a task until the server ends."""
         if self._tasks is not None and not self._scope.cancel_called:
             self._tasks.start_soon(work)
 
     def gone(self, connection: Connection) -> None:
-        """Remove a connection that was closed."""
         self._connections.pop(connection.session.id, None)
 
     def _listen(self) -> dict[str, socket.socket]:

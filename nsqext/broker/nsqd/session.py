@@ -220,7 +220,6 @@ class Session:
         return self.output.size <= self._max_unsent
 
     def answer(self, data: bytes) -> None:
-        """Send a response."""
         self.write(encode_frame(FrameType.RESPONSE, data))
 
     def refuse(self, error: RequestError) -> None:
@@ -323,7 +322,6 @@ class Session:
         return min(self._heartbeat_time(), self._disconnect_time())
 
     def _heartbeat_time(self) -> float:
-        """Return when the next heartbeat is due."""
         return self._heartbeat_due if self.sending.heartbeat_interval and self._magic is None else inf
 
     def _disconnect_time(self) -> float:
@@ -405,7 +403,6 @@ class SessionSubscriber:
         self.client: Client | None = None  # its counters in the engine; None until it has subscribed
 
     def deliver(self, message: RawMessage) -> None:
-        """Send a message."""
         body = message.body
         size = 30 + len(body)
         middle = b""
@@ -424,5 +421,4 @@ class SessionSubscriber:
         self.session.hold(frame, full=full)
 
     def closed(self) -> None:
-        """Close the connection, because the channel was deleted."""
         self.session.close()

@@ -86,7 +86,6 @@ class SimulatedDisk:
             raise _failure(errno.EIO, path)
 
     def heal(self, node: str) -> None:
-        """Remove every fault of a node's disk."""
         self.full.discard(node)
         self.failing.discard(node)
         self.slow.pop(node, None)
@@ -121,7 +120,6 @@ class SimulatedDisk:
     # Functions of os
 
     def open(self, path: SimulatedPath, flags: int) -> int:
-        """Open a file."""
         name = str(path)
         if flags & (os.O_WRONLY | os.O_RDWR):
             self._check(name)
@@ -178,25 +176,21 @@ class SimulatedDisk:
             self._named[path] = file
 
     def ftruncate(self, fd: int, size: int) -> None:
-        """Cut a file."""
         _, file = self._open.get(fd, ("", None))
         if file is None:
             raise _failure(errno.EIO, fd)
         del file.data[size:]
 
     def fstat(self, fd: int) -> _Status:
-        """Return the size of a file."""
         file = self._open[fd][1]
         return _Status(len(file.data) if file is not None else 0)
 
     def close(self, fd: int) -> None:
-        """Close a file."""
         self._open.pop(fd, None)
 
     # Methods of paths
 
     def find(self, path: SimulatedPath) -> _File:
-        """Return a file."""
         found = self._files.get(str(path))
         if found is None:
             raise _failure(errno.ENOENT, path)
@@ -209,11 +203,9 @@ class SimulatedDisk:
         return self.open(path, os.O_WRONLY)
 
     def exists(self, path: SimulatedPath) -> bool:
-        """Return whether a file or folder exists."""
         return str(path) in self._files or self.is_folder(path)
 
     def is_folder(self, path: SimulatedPath) -> bool:
-        """Return whether a folder exists."""
         return str(path) in self._folders
 
     def make_folder(self, path: SimulatedPath) -> None:
@@ -223,7 +215,6 @@ class SimulatedDisk:
             self._folders[str(folder)] = None
 
     def names(self, path: SimulatedPath) -> list[str]:
-        """Return the names in a folder."""
         if not self.is_folder(path):
             raise _failure(errno.ENOENT, path)
         begin = f"{path}/"
@@ -237,13 +228,11 @@ class SimulatedDisk:
         del self._files[str(path)]
 
     def remove(self, path: SimulatedPath) -> None:
-        """Remove a file."""
         if self._files.pop(str(path), None) is None:
             raise _failure(errno.ENOENT, path)
         self._named.pop(str(path), None)
 
     def remove_folder(self, path: SimulatedPath) -> None:
-        """Remove an empty folder."""
         if self.names(path):
             raise _failure(errno.ENOTEMPTY, path)
         del self._folders[str(path)]
@@ -306,19 +295,15 @@ class SimulatedPath(PosixPath):
     disk: ClassVar[SimulatedDisk]
 
     def exists(self, **settings: Any) -> bool:
-        """Return whether it exists."""
         return self.disk.exists(self)
 
     def is_dir(self, **settings: Any) -> bool:
-        """Return whether it is a folder."""
         return self.disk.is_folder(self)
 
     def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
-        """Create a folder."""
         self.disk.make_folder(self)
 
     def iterdir(self) -> Generator[Any, None, None]:
-        """Yield what is in a folder."""
         for name in self.disk.names(self):
             yield self / name
 
@@ -337,28 +322,22 @@ class SimulatedPath(PosixPath):
         return _Writer(self) if "w" in mode else io.BytesIO(self.read_bytes())
 
     def read_bytes(self) -> bytes:
-        """Return the content."""
         return bytes(self.disk.find(self).data)
 
     def write_bytes(self, data: Any) -> int:
-        """Replace the content."""
         with self.open("wb") as out:
             return int(out.write(data))
 
     def replace(self, target: Any) -> Any:
-        """Rename."""
         self.disk.move(self, str(target))
         return target
 
     def rename(self, target: Any) -> Any:
-        """Rename."""
         return self.replace(target)
 
     def unlink(self, missing_ok: bool = False) -> None:
-        """Remove a file."""
         if not missing_ok or self.disk.exists(self):
             self.disk.remove(self)
 
     def rmdir(self) -> None:
-        """Remove an empty folder."""
         self.disk.remove_folder(self)

@@ -28,7 +28,6 @@ class _Received:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Add received bytes."""
         self._data += data
 
     def take(self) -> tuple[bytes, list[tuple[bytes, bytes]], bytes] | None:
@@ -96,7 +95,6 @@ class _ClientConnection(asyncio.Protocol):
             self.answer.set_exception(error)
 
     async def exchange(self, data: bytes) -> Any:
-        """Send a request and return the response."""
         self.answer = asyncio.get_running_loop().create_future()
         self.transport.write(data)
         try:
@@ -168,7 +166,6 @@ class SimulatedHttpTransport:
         return protocol
 
     async def aclose(self) -> None:
-        """Close the idle connections."""
         for connections in self._idle.values():
             for connection in connections:
                 connection.transport.close()
@@ -195,7 +192,6 @@ class SimulatedHttpServer(asyncio.Protocol):
         self._lost = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Register the connection."""
         self.transport = transport
         self._port = transport.get_extra_info("peername")[1]
         self._state.connections.add(self)
@@ -204,12 +200,10 @@ class SimulatedHttpServer(asyncio.Protocol):
         return self._port
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Remove the connection."""
         self._state.connections.discard(self)
         self._lost.set()
 
     def data_received(self, data: bytes) -> None:
-        """Run the requests that are received."""
         self._received.feed(data)
         self._next()
 

@@ -117,7 +117,6 @@ class Network:
         return SimulatedSocket(self, current_host.get())
 
     def next_number(self) -> int:
-        """Return the number of a new socket."""
         self._numbers += 1
         return self._numbers
 
@@ -143,11 +142,9 @@ class Network:
             self.listeners[port].host = host
 
     def host_of(self, port: int) -> str:
-        """Return the host of a port."""
         return self._hosts.get(port, "server")
 
     def close(self, sock: SimulatedSocket) -> None:
-        """Close a socket."""
         sock.ended = True
         del self.sockets[sock.fd]
         heappush(self._free_fds, sock.fd)
@@ -292,7 +289,6 @@ class Network:
                 self.readable[peer.fd] = None
 
     def _reset(self, sock: SimulatedSocket) -> None:
-        """Process a received RST."""
         if sock.peer is not None:
             sock.peer = None
             sock.segments.clear()

@@ -75,7 +75,6 @@ class SimulatedTask(asyncio.Task[Any]):
 
     @classmethod
     def restart(cls) -> None:
-        """Count from 1 again."""
         cls._serials = count(1)
 
 
@@ -98,7 +97,6 @@ class SimulatedLoop(BaseSelectorEventLoop):
         self.set_task_factory(cast("Any", _make_task))
 
     def time(self) -> float:
-        """Return the virtual time."""
         return self.network.now
 
     # the base class connects two real sockets, with which other threads and signals wake the loop
@@ -127,7 +125,6 @@ class SimulatedLoop(BaseSelectorEventLoop):
     async def create_connection(
         self, protocol_factory: Any, host: Any = None, port: Any = None, **settings: Any
     ) -> Any:
-        """Connect through the simulated network."""
         sock = settings.pop("sock", None)
         for name in ("family", "proto", "flags", "local_addr", "happy_eyeballs_delay", "interleave", "all_errors"):
             settings.pop(name, None)
@@ -143,7 +140,6 @@ class SimulatedLoop(BaseSelectorEventLoop):
         return await super().create_connection(protocol_factory, sock=sock, **settings)
 
     async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **settings: Any) -> Any:
-        """Listen on the simulated network."""
         sock = settings.pop("sock", None)
         for name in ("family", "flags", "reuse_address", "reuse_port", "keep_alive"):
             settings.pop(name, None)

@@ -63,19 +63,15 @@ class SimulatedClock:
         self.jumped: float = 0.0
 
     def monotonic(self) -> float:
-        """Return virtual seconds."""
         return self._network.now
 
     def monotonic_ns(self) -> int:
-        """Return virtual nanoseconds."""
         return round(self._network.now * 1e9)
 
     def time(self) -> float:
-        """Return seconds since 1970."""
         return EPOCH + self._network.now + self.jumped
 
     def time_ns(self) -> int:
-        """Return nanoseconds since 1970."""
         return int(EPOCH) * 1_000_000_000 + round((self._network.now + self.jumped) * 1e9)
 
 

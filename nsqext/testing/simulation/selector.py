@@ -46,7 +46,6 @@ class SimulatedSelector(selectors.BaseSelector):
         self._most = self.turns + turns
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        """Report a socket."""
         fd = fileobj if isinstance(fileobj, int) else fileobj.fileno()
         if fd not in self._network.sockets:
             raise ValueError(f"{fileobj!r} is not an open socket of the simulation")
@@ -66,28 +65,23 @@ class SimulatedSelector(selectors.BaseSelector):
             self._network.readable[fd] = None
 
     def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        """Report a socket no more."""
         fd = fileobj if isinstance(fileobj, int) else fileobj.fileno()
         self._writers.pop(fd, None)
         return self._keys.pop(fd)
 
     def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        """Change what is reported of a socket."""
         fd = fileobj if isinstance(fileobj, int) else fileobj.fileno()
         key = self._keys[fd]._replace(events=events, data=data)
         self._set(fd, key)
         return key
 
     def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
-        """Return the registered sockets."""
         return self._keys
 
     def get_key(self, fileobj: Any) -> selectors.SelectorKey:
-        """Return the registration of a socket."""
         return self._keys[fileobj if isinstance(fileobj, int) else fileobj.fileno()]
 
     def close(self) -> None:
-        """Forget everything."""
         self._keys.clear()
         self._writers.clear()
 

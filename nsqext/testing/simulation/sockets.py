@@ -94,19 +94,16 @@ class SimulatedSocket(socket.socket):
         return bytes(size) if size else 0
 
     def getsockname(self) -> tuple[str, int]:
-        """Return the address of this end."""
         self._check()
         return self.address
 
     def getpeername(self) -> tuple[str, int]:
-        """Return the address of the other end."""
         self._check()
         if self.remote is None or self.connecting:
             raise _failure(errno.ENOTCONN)
         return self.remote
 
     def bind(self, address: Any, /) -> None:
-        """Bind to a port of this host; 0 for a free one."""
         self._check()
         port = address[1] or self.network.take_port()
         if port in self.network.listeners:
@@ -114,7 +111,6 @@ class SimulatedSocket(socket.socket):
         self.address = (HOST, port)
 
     def listen(self, backlog: int = 128, /) -> None:
-        """Accept connections."""
         self._check()
         if self.address[1] in self.network.listeners:
             raise _failure(errno.EADDRINUSE)
@@ -123,7 +119,6 @@ class SimulatedSocket(socket.socket):
         self.network.listeners[self.address[1]] = self
 
     def accept(self) -> tuple[socket.socket, tuple[str, int]]:
-        """Return the next connection."""
         self._check()
         if not self.backlog:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
@@ -153,7 +148,6 @@ class SimulatedSocket(socket.socket):
         return self.network.send(self, bytes(data[:room]))
 
     def sendmsg(self, buffers: Iterable[Any], *args: Any) -> int:
-        """Send buffers as one."""
         return self.send(b"".join(buffers))
 
     def sendall(self, data: Any, flags: int = 0, /) -> None:
@@ -161,7 +155,6 @@ class SimulatedSocket(socket.socket):
         raise NotImplementedError("a simulated socket does not block")
 
     def recv(self, size: int, flags: int = 0, /) -> bytes:
-        """Return received bytes."""
         self._check()
         if self.buffer:
             data = bytes(self.buffer[:size])
@@ -174,13 +167,11 @@ class SimulatedSocket(socket.socket):
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     def recv_into(self, buffer: Any, size: int = 0, flags: int = 0) -> int:
-        """Read received bytes into a buffer."""
         data = self.recv(size or len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
     def shutdown(self, how: int, /) -> None:
-        """End the outgoing direction."""
         self._check()
         if self.peer is None:
             raise _failure(errno.ENOTCONN)

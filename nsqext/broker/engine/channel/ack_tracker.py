@@ -63,7 +63,6 @@ class AckTracker:
         self.clear()
 
     def clear(self) -> None:
-        """Drop the intervals."""
         self.starts.clear()
         self._ends.clear()
         self._counts.clear()

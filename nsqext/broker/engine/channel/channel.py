@@ -70,7 +70,6 @@ class Channel:
 
     @property
     def acked(self) -> AckTracker:
-        """The acknowledged position."""
         return self.cursor.acked
 
     # Clients
@@ -147,7 +146,6 @@ class Channel:
                 self.pump()
 
     def set_ready(self, subscriber: Subscriber, count: int) -> None:
-        """Set the RDY count of a client."""
         subscriber.ready = count
         client = self.clients.get(subscriber.id)
         if client is not None:
@@ -427,12 +425,10 @@ class Channel:
             self._close_clients()
 
     def pause(self) -> None:
-        """Deliver nothing."""
         self.paused = True
         self._partition.note_channels()
 
     def unpause(self) -> None:
-        """Deliver again."""
         self.paused = False
         self._partition.note_channels()
         self.pump()
@@ -475,7 +471,6 @@ class Channel:
         self.latencies = Latencies()
 
     def close(self) -> None:
-        """Close the clients and deliver nothing more."""
         self._closed = True
         self._close_clients()
 

@@ -188,7 +188,6 @@ class ClassicChannel(Channel):
 
     @property
     def depth(self) -> int:
-        """Messages that wait for delivery."""
         return self._unread_depth(self._partition.readable)
 
     @property

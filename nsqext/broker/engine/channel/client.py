@@ -69,7 +69,6 @@ class Client:
         self.window = 0 if self.stalled else min(ready, self.limit)
 
     def stall(self) -> None:
-        """Deliver nothing more."""
         self.stalled = True
         self.window = 0
 

@@ -182,7 +182,6 @@ class Cursor:
         return waiting >= self._window and deferred * 2 > waiting
 
     def acknowledge(self, delivery: Delivery) -> None:
-        """Record a finished message."""
         entry = delivery.entry
         if delivery.delayed:
             self.from_delayed.discard(entry.record.internal_id)
@@ -205,7 +204,6 @@ class Cursor:
     # Requeued and delayed messages
 
     def requeue(self, delivery: Delivery) -> None:
-        """Queue a message for redelivery."""
         delivery.owner = None
         delivery.deferred = False
         self.requeues += 1
@@ -231,7 +229,6 @@ class Cursor:
         return True
 
     def takes_delayed(self) -> bool:
-        """Return whether the delayed queue has room."""
         return len(self.delayed.messages) < max(self._options.rules.delayed_most, 1)
 
     def requeue_delayed(self, ahead: float = 0) -> None:
@@ -267,7 +264,6 @@ class Cursor:
 
     @property
     def rewinds(self) -> bool:
-        """Whether the next `take` starts with a rewind."""
         return self._rewind is not None
 
     def _apply_rewind(self, forget: bool) -> None:
@@ -294,7 +290,6 @@ class Cursor:
         self.timestamp = 0
 
     def restore(self, state: ChannelState, delayed: Iterable[Delayed]) -> None:
-        """Load the acknowledged position and the delayed queue."""
         log = self._partition.log
         # records may have been removed before the position was written, when the disk was full
         offset, count = max((state.offset, state.count), (log.start_offset, log.start_count))
@@ -311,7 +306,6 @@ class Cursor:
         self._apply_rewind(False)
 
     def stats(self) -> ChannelCounters:
-        """Return the counters of the queue and of what is in flight."""
         partition, acked, in_flight, delayed = self._partition, self.acked, self.in_flight, self.delayed
         depth = partition.readable - acked.count
         return ChannelCounters(

@@ -71,7 +71,6 @@ class Delivery:
             return ""
 
     def message(self) -> RawMessage:
-        """Return the message with every field set."""
         entry = self.entry
         record = entry.record
         message = RawMessage()
@@ -158,7 +157,6 @@ class InFlight:
         return current is delivery and delivery.deferred and delivery.deadline == deadline
 
     def clear(self) -> list[Delivery]:
-        """Remove and return everything."""
         removed = list(self.table.values())
         self.table.clear()
         self._delays.clear()

@@ -82,7 +82,6 @@ class KeyFailoverChannel(Channel):
         super().subscribe(subscriber, start=start)
 
     def set_ordered(self, ordered: bool) -> None:
-        """Refuse to become ordered."""
         if ordered:
             raise Refusal(_NOT_ORDERED.format(name=self.name))
 

@@ -118,7 +118,6 @@ class KeySelector(TagSelector):
         self._balance_later()
 
     def balance(self) -> None:
-        """Move keys from clients that are busier than others."""
         self.balance_due = inf
         moved = [ranges.balance() for ranges in self._ranges.values()]
         if any(moved):
@@ -146,7 +145,6 @@ class KeySelector(TagSelector):
 
     @property
     def can_take(self) -> bool:
-        """Whether any client can take a message."""
         while self._free:
             client = next(iter(self._free))
             if client.in_flight < client.window:
@@ -262,7 +260,6 @@ class KeySelector(TagSelector):
             del self._key_queues[queue.key]
 
     def clear(self) -> None:
-        """Discard all messages."""
         self._key_queues.clear()
         self.waiting = 0
         for heap in self._heaps.values():

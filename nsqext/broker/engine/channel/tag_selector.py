@@ -41,7 +41,6 @@ class TagSelector:
             self.tagged = bool(self._members)
 
     def has(self, tag: str) -> bool:
-        """Return whether a client with this tag is connected."""
         return tag in self._members
 
     def offer(self, client: Client) -> None:

@@ -82,11 +82,9 @@ class DelayedJournal:
         self._write(_encode_put(channel, delayed))
 
     def removed(self, channel: str, internal_id: int) -> None:
-        """Record a removed message."""
         self._try_write({"channel": channel, "removed": internal_id})
 
     def cleared(self, channel: str) -> None:
-        """Record that all messages of a channel were removed."""
         self._try_write({"channel": channel})
 
     def _write(self, line: bytes) -> None:
@@ -131,7 +129,6 @@ class DelayedJournal:
             self._out = -1
 
     def destroy(self) -> None:
-        """Close and remove the file."""
         self.close()
         self.path.unlink(missing_ok=True)
 

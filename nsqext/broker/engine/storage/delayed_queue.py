@@ -52,12 +52,10 @@ class DelayedQueue:
         heappush(self._order, (delayed.due, internal_id))
 
     def remove(self, internal_id: int) -> None:
-        """Remove a message, if it is in the queue."""
         if self.messages.pop(internal_id, None) is not None and self._journal is not None:
             self._journal.removed(self._channel, internal_id)
 
     def clear(self) -> None:
-        """Remove all messages."""
         if self.messages and self._journal is not None:
             self._journal.cleared(self._channel)
         self.messages.clear()

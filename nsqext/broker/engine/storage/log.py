@@ -292,7 +292,6 @@ class Log:
             self._store.trim(self.start_offset)
 
     def truncate(self, offset: int) -> None:
-        """Remove the records at and behind an offset."""
         index = len(self._segments) - 1
         while index and (self._segments[index].first_offset >= offset or self._segments[index].is_gap):
             index -= 1

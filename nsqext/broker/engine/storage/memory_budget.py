@@ -30,7 +30,6 @@ class MemoryBudget:
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether the queues hold more than the bound."""
         return self.held > self.limit
 
     def reclaim(self) -> None:

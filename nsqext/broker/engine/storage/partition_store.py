@@ -75,7 +75,6 @@ class StoredPartition:
     files: list[tuple[int, int, int]] = field(factory=list)
 
     def encode(self) -> bytes:
-        """Return the state as JSON."""
         members: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__ if not name.startswith("_")}
         members["channels"] = [
             {name: getattr(channel, name) for name in channel.__slots__ if not name.startswith("_")}
@@ -266,7 +265,6 @@ class PartitionStore:
         self.journal.close()
 
     def destroy(self) -> None:
-        """Close and remove the files."""
         self.store.destroy()
         self.journal.destroy()
         self._path.unlink(missing_ok=True)

@@ -55,7 +55,6 @@ class SegmentFolder:
         return SegmentFile(self._path(number), number, offset, count, size)
 
     def base_path(self, number: int) -> Path:
-        """Return the path of the begin of a file."""
         return self._path(number, "base.json")
 
     def _path(self, number: int, kind: str = "dat") -> Path:
@@ -75,7 +74,6 @@ class SegmentFolder:
         return file
 
     def write_begin(self, file: SegmentFile) -> None:
-        """Store the begin of a file."""
         begin = {"offset": file.offset, "count": file.count}
         if file.follows >= 0:
             begin["follows"] = file.follows
@@ -87,6 +85,5 @@ class SegmentFolder:
         write_atomically(file.path, data, sync=self._sync)
 
     def remove(self, file: SegmentFile) -> None:
-        """Remove a file and its begin."""
         file.path.unlink(missing_ok=True)
         self.base_path(file.number).unlink(missing_ok=True)

@@ -220,7 +220,6 @@ class SegmentStore:
                 self._out = -1
 
     def destroy(self) -> None:
-        """Close and remove the files."""
         self.close()
         for file in self._files:
             self._folder.remove(file)

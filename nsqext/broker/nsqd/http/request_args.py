@@ -26,7 +26,6 @@ class RequestArgs:
         self.addresses: Mapping[str, str] = addresses
 
     def port(self, name: str) -> int:
-        """Return the port of an address."""
         return split_address(self.addresses[name]).port
 
     def about(self) -> dict[str, object]:
@@ -60,7 +59,6 @@ class RequestArgs:
         return hosted, channel
 
     def led_channel(self, call: Call) -> Channel:
-        """Return a channel of a partition that this node leads."""
         hosted, channel = self.channel(call)
         self.check_leader(hosted)
         return channel

@@ -131,7 +131,6 @@ class StatsPage(RequestArgs):
     """What /stats of both generations has in common."""
 
     def answer(self, topics: object) -> dict[str, Any]:
-        """Return the page as JSON members."""
         return {
             "version": self.node.limits.version,
             "health": "OK",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 from nsqext.errors import InvalidSetting
-from nsqext.transactions.statements import execute, fetched, is_postgresql
+from nsqext.transactions.statements import OF_PARTITION, ChannelPartition, execute, fetched, is_postgresql
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
@@ -17,21 +17,20 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.transactions")
 
-_WHERE = "topic = :topic AND channel = :channel AND partition = :partition"
 _INSERT = """
 INSERT INTO nsqext_inbox_range (topic, channel, partition, first, next, stored, handled)
 VALUES (:topic, :channel, :partition, :first, :next, :stored, :handled) ON CONFLICT DO NOTHING
 """
 _COVERING = f"""
 SELECT max(stored) FROM nsqext_inbox_range
-WHERE {_WHERE} AND first <= :first AND next > :first AND NOT (first = :first AND stored = :stored)
+WHERE {OF_PARTITION} AND first <= :first AND next > :first AND NOT (first = :first AND stored = :stored)
 """  # noqa: S608
 _REPLACED = f"""
-DELETE FROM nsqext_inbox_range WHERE {_WHERE} AND stored <= (
-    SELECT max(stored) FROM nsqext_inbox_range WHERE {_WHERE} AND next > :first AND stored < :stored
+DELETE FROM nsqext_inbox_range WHERE {OF_PARTITION} AND stored <= (
+    SELECT max(stored) FROM nsqext_inbox_range WHERE {OF_PARTITION} AND next > :first AND stored < :stored
 )
 """  # noqa: S608
-_TAKE = f"DELETE FROM nsqext_inbox_range WHERE {_WHERE} RETURNING first, next, stored, handled"  # noqa: S608
+_TAKE = f"DELETE FROM nsqext_inbox_range WHERE {OF_PARTITION} RETURNING first, next, stored, handled"  # noqa: S608
 _FORGET = "DELETE FROM nsqext_inbox_range WHERE handled < :before"
 _CLOCKS = 5_000_000_000
 """Nanoseconds by which the clocks of leaders may differ: a later message may have an earlier time by so much."""
@@ -40,9 +39,6 @@ _IDLE = 1_000_000_000
 """Nanoseconds without a message after which ranges are kept apart."""
 _APART = 3600.0
 """Seconds for which they are."""
-
-Key = tuple[str, str, int]
-"""Topic, channel and partition."""
 
 
 class HandledRange(NamedTuple):
@@ -110,7 +106,7 @@ class HandledRanges:
         """Record a message; return whether it was not handled before."""
         await self._check(session)
         values = {
-            **_values((message.topic, channel, message.partition)),
+            **ChannelPartition(message.topic, channel, message.partition)._asdict(),
             "first": message.offset,
             "next": message.offset + message.size,
             "stored": message.timestamp,
@@ -131,12 +127,12 @@ class HandledRanges:
         await execute(session, _REPLACED, values)
         return True
 
-    async def merge(self, session: SqlConnection, key: Key) -> None:
+    async def merge(self, session: SqlConnection, key: ChannelPartition) -> None:
         """Join the ranges of a partition, in a transaction of its own, unless another process does it now."""
-        values = _values(key)
+        values = key._asdict()
         if is_postgresql(session):
             lock = "SELECT pg_try_advisory_xact_lock(:number)"
-            number = crc32(repr(key).encode())
+            number = crc32(repr(tuple(key)).encode())
             ((free,),) = await fetched(await execute(session, lock, {"number": number}))
             if not free:
                 return
@@ -159,7 +155,3 @@ class HandledRanges:
                     hint="use read committed, the default of PostgreSQL, or serializable",
                 )
         self._checked = True
-
-
-def _values(key: Key) -> dict[str, object]:
-    return {"topic": key[0], "channel": key[1], "partition": key[2]}

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from nsqext.arguments import check_time
 from nsqext.protocol.headers import IDENTITY_HEADER
-from nsqext.transactions.handled_ranges import HandledRanges, Key
+from nsqext.transactions.handled_ranges import HandledRanges
 from nsqext.transactions.handler_transaction import Begin, HandlerTransaction, S
-from nsqext.transactions.statements import execute
+from nsqext.transactions.statements import ChannelPartition, execute
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
@@ -74,7 +74,7 @@ class Inbox(HandlerTransaction[S]):
         self._identity = identity
         self._forgotten = float("-inf")
         self._ranges = HandledRanges()
-        self._unmerged: Counter[Key] = Counter()
+        self._unmerged: Counter[ChannelPartition] = Counter()
 
     async def handle(self, handling: Handling, call_next: CallNext) -> object:
         """Call the handler in a transaction, unless the message was handled before.
@@ -86,17 +86,20 @@ class Inbox(HandlerTransaction[S]):
         try:
             return await super().handle(handling, call_next)
         finally:
-            key = handling.messages[0].topic, handling.channel, handling.messages[0].partition
+            first = handling.messages[0]
+            key = ChannelPartition(first.topic, handling.channel, first.partition)
             if self._unmerged[key] >= _MERGE_EVERY:
                 self._unmerged[key] = 0
                 await self._merge(key)
 
-    async def _merge(self, key: Key) -> None:
+    async def _merge(self, key: ChannelPartition) -> None:
         try:
             async with self._transaction() as session:
                 await self._ranges.merge(session, key)
         except Exception as error:  # the message that was handled is committed
-            logger.warning("what was handled is not merged: %s", error, extra={"topic": key[0], "channel": key[1]})
+            logger.warning(
+                "what was handled is not merged: %s", error, extra={"topic": key.topic, "channel": key.channel}
+            )
 
     async def _is_new(self, session: S, channel: str, message: Message) -> bool:
         now = time.time()
@@ -108,7 +111,7 @@ class Inbox(HandlerTransaction[S]):
         if given is None:
             given = message.header_value(IDENTITY_HEADER)
         if given is None and message.offset >= 0:
-            self._unmerged[message.topic, channel, message.partition] += 1
+            self._unmerged[ChannelPartition(message.topic, channel, message.partition)] += 1
             return await self._ranges.add(session, channel, message, now)
         identity = f"{message.topic}/{message.id.hex() if given is None else given}"
         values = {"channel": channel, "identity": identity, "handled": now}

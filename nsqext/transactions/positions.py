@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsqext.client.consumer.handler_signals import Requeue
@@ -11,23 +10,22 @@ from nsqext.client.consumer.position import Position
 from nsqext.errors import DataLoss, InvalidInput, InvalidSetting, PartitionUnavailable
 from nsqext.protocol.identify import SHARED
 from nsqext.transactions.handler_transaction import Begin, HandlerTransaction, S
-from nsqext.transactions.statements import execute, fetched
+from nsqext.transactions.statements import OF_PARTITION, ChannelPartition, execute, fetched
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
     from nsqext.client.middleware import Client
     from nsqext.lookup.node_channels import LogBounds
 
-_WHERE = "topic = :topic AND channel = :channel AND partition = :partition"
 _ADVANCE = f"""
 UPDATE nsqext_position SET last = :last, next = :next, identity = :identity, stored = :stored
-WHERE {_WHERE} AND next = :last
+WHERE {OF_PARTITION} AND next = :last
 """  # noqa: S608
 _INSERT = """
 INSERT INTO nsqext_position (topic, channel, partition, last, next, identity, stored)
 VALUES (:topic, :channel, :partition, :last, :next, :identity, :stored) ON CONFLICT DO NOTHING
 """
-_SELECT = f"SELECT last, next, identity, stored FROM nsqext_position WHERE {_WHERE}"  # noqa: S608
+_SELECT = f"SELECT last, next, identity, stored FROM nsqext_position WHERE {OF_PARTITION}"  # noqa: S608
 _FORGET = "DELETE FROM nsqext_position WHERE topic = :topic AND channel = :channel"
 _ALLOWED = {
     "tag": (None,),
@@ -40,9 +38,6 @@ _ALLOWED = {
 
 _MOVES = 3
 """How often a channel is moved to a message until that message is missing."""
-
-_Key = tuple[str, str, int]
-"""Topic, channel and partition."""
 
 
 class _Row(NamedTuple):
@@ -90,11 +85,11 @@ class Positions(HandlerTransaction[S]):
 
     def __init__(self, begin: Begin[S]) -> None:
         super().__init__(begin)
-        self._sought: dict[_Key, _Row] = {}
+        self._sought: dict[ChannelPartition, _Row] = {}
         """Rows from whose last message partitions are read again, until their first message."""
-        self._misses: Counter[_Key] = Counter()
+        self._misses: Counter[ChannelPartition] = Counter()
         """How often in succession another message came first: servers send what they had read before the move."""
-        self._lost: dict[_Key, DataLoss] = {}
+        self._lost: dict[ChannelPartition, DataLoss] = {}
 
     def attach(self, client: Client) -> None:
         """Check the settings of a consumer.
@@ -132,7 +127,7 @@ class Positions(HandlerTransaction[S]):
             DataLoss: the log does not contain the message behind the last one that was handled.
             PartitionUnavailable: the database does not respond.
         """
-        key = topic, channel, partition
+        key = ChannelPartition(topic, channel, partition)
         if key in self._lost:
             raise self._lost.pop(key)
         try:
@@ -179,12 +174,12 @@ class Positions(HandlerTransaction[S]):
                 partition=message.partition,
                 hint="set ordered=True, or use an Inbox",
             )
-        key = message.topic, channel, message.partition
+        key = ChannelPartition(message.topic, channel, message.partition)
         sought = self._sought.pop(key, None)
         if sought is not None:
             self._check_first(key, message, sought)
         values = {
-            **_where(key),
+            **key._asdict(),
             "last": message.offset,
             "next": message.offset + message.size,
             "identity": message.id.hex(),
@@ -204,7 +199,7 @@ class Positions(HandlerTransaction[S]):
             raise self._give_up(key, message, _replaced(key, row, f"byte {message.offset} holds a newer message"))
         return False
 
-    def _check_first(self, key: _Key, message: Message, sought: _Row) -> None:
+    def _check_first(self, key: ChannelPartition, message: Message, sought: _Row) -> None:
         """Check that the first message after a move is the one that was handled last."""
         if message.offset == sought.last:
             del self._misses[key]
@@ -215,26 +210,22 @@ class Positions(HandlerTransaction[S]):
         message.owner.reset(f"byte {message.offset} was received in place of byte {sought.last}")
         raise Requeue(0, backoff=False)
 
-    async def _row(self, session: S, key: _Key) -> _Row | None:
-        found: Any = await execute(session, _SELECT, _where(key))
+    async def _row(self, session: S, key: ChannelPartition) -> _Row | None:
+        found: Any = await execute(session, _SELECT, key._asdict())
         rows = await fetched(found)
         return _Row(*rows[0]) if rows else None
 
-    def _give_up(self, key: _Key, message: Message, error: DataLoss) -> Requeue:
+    def _give_up(self, key: ChannelPartition, message: Message, error: DataLoss) -> Requeue:
         """End the consumer with an error: it is raised by the next `start_of`."""
         self._lost[key] = error
         message.owner.reset(error.message)
         return Requeue(0, backoff=False)
 
 
-def _where(key: _Key) -> Mapping[str, object]:
-    return {"topic": key[0], "channel": key[1], "partition": key[2]}
-
-
-def _replaced(key: _Key, row: _Row, reason: str) -> DataLoss:
+def _replaced(key: ChannelPartition, row: _Row, reason: str) -> DataLoss:
     return DataLoss(
-        f"the log is not the one of which {key[1]} has handled the message at byte {row.last}: {reason}",
-        topic=key[0],
-        partition=key[2],
+        f"the log is not the one of which {key.channel} has handled the message at byte {row.last}: {reason}",
+        topic=key.topic,
+        partition=key.partition,
         hint="was the topic created again? await positions.forget(topic, channel) to begin where the channel is",
     )

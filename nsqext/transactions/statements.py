@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from anyio import to_thread
 
@@ -13,6 +13,17 @@ from nsqext.errors import InvalidInput
 
 _PARAMETER = re.compile(r":([a-z]+)")
 _PACKAGES = ("sqlalchemy", "psycopg", "sqlite3", "aiosqlite")
+
+OF_PARTITION = "topic = :topic AND channel = :channel AND partition = :partition"
+"""Condition of the rows of a `ChannelPartition`, whose members are the values."""
+
+
+class ChannelPartition(NamedTuple):
+    """A partition, as a channel reads it."""
+
+    topic: str
+    channel: str
+    partition: int
 
 
 class SqlConnection(Protocol):

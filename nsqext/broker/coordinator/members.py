@@ -31,21 +31,6 @@ class Member:
         return self.alive and not self.isolated and not self.node.faults.frozen
 
     @property
-    def peer_id(self) -> str:
-        """``host:port`` that identifies its connection at lookup nodes."""
-        return str(self.tcp)
-
-    @property
     def distributed_id(self) -> str:
         """Its id in the cluster, made of host, RPC port (the HTTP port), TCP port and number."""
         return f"{self.tcp.host}:{self.http.port}:{self.tcp.port}:{self.number}"
-
-    @property
-    def hostname(self) -> str:
-        """Name of its host."""
-        return self.node.options.hostname
-
-    @property
-    def version(self) -> str:
-        """Version that it reports."""
-        return self.node.limits.version

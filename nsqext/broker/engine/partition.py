@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from nsqext.broker.engine.schedule import Schedule
-    from nsqext.broker.engine.storage.delayed_queue import Delayed, Journal
+    from nsqext.broker.engine.storage.delayed_queue import Delayed, DelayedJournal
     from nsqext.broker.engine.storage.memory_budget import MemoryBudget
     from nsqext.broker.engine.storage.recovery import Recovery
 
@@ -441,7 +441,7 @@ class Partition:
         self._trim(self.options.disk.retention_bytes)
 
     @property
-    def journal(self) -> Journal | None:
+    def journal(self) -> DelayedJournal | None:
         """The journal of the delayed queues; None without a disk."""
         return None if self._storage is None else self._storage.journal
 

@@ -51,7 +51,7 @@ class _Routes:
         return view_metrics(self.lookupd.view, self._version(), leads=self.lookupd.is_leader)
 
     def _version(self) -> str:
-        return next((member.version for member in self.coordinator.members.values()), "")
+        return next((member.node.limits.version for member in self.coordinator.members.values()), "")
 
     def listlookup(self, call: Call) -> object:
         group = self.lookupd.group
@@ -217,7 +217,7 @@ class _Routes:
                     topics[replicas.topic] = topics.get(replicas.topic, 0) + size
         nodes = [
             {
-                "hostname": member.hostname,
+                "hostname": member.node.options.hostname,
                 "broadcast_address": member.tcp.host,
                 "tcp_port": member.tcp.port,
                 "http_port": member.http.port,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
@@ -40,38 +40,25 @@ class TopicView:
     partitions: Mapping[int, PartitionView] = field(factory=dict)
 
 
-class ClusterView(Protocol):
-    """Queries of a lookup node."""
-
-    def peers(self) -> Mapping[str, Peer]:
-        """Return the connected nodes by name."""
-
-    def names(self) -> list[str]:
-        """Return the names of the topics."""
-
-    def topic(self, name: str) -> TopicView | None:
-        """Return a topic; None if it is unknown."""
-
-
 def _peer(member: Member) -> Peer:
     return Peer(
         member.name,
         f"{member.http.host}:{member.http.port}",
         {
-            "id": member.peer_id,
-            "remote_address": member.peer_id,
-            "hostname": member.hostname,
+            "id": str(member.tcp),
+            "remote_address": str(member.tcp),
+            "hostname": member.node.options.hostname,
             "broadcast_address": member.tcp.host,
             "tcp_port": member.tcp.port,
             "http_port": member.http.port,
-            "version": member.version,
+            "version": member.node.limits.version,
             "distributed_id": member.distributed_id,
         },
     )
 
 
 class LiveView:
-    """The present state of the cluster."""
+    """The present state of the cluster: connected nodes and topics, by name."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
@@ -117,3 +104,6 @@ class Snapshot:
 
     def put(self, topic: TopicView) -> None:
         self._topics[topic.name] = topic
+
+
+ClusterView = LiveView | Snapshot

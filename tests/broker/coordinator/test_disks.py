@@ -211,6 +211,6 @@ async def test_the_delayed_queue_moves_to_a_leader_whose_disk_is_full(
         def refuse(*_: object) -> None:
             raise Refusal("No space left on device")
 
-        monkeypatch.setattr("nsqext.broker.engine.storage.delayed_journal.DelayedJournal.put", refuse)
+        monkeypatch.setattr("nsqext.broker.engine.storage.delayed_queue.DelayedJournal.put", refuse)
         await admin.move_partition(coordinator, "t", 0, "n1", "n2", leader=True)
         assert len(hosted(coordinator, "n2").partition.channels["ch"].cursor.delayed.messages) == 1

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from nsqext.broker.engine.channel.client import Client, Subscriber
 from nsqext.broker.engine.channel.cursor import Cursor
+from nsqext.broker.engine.channel.delivery_rules import DeliveryRules
 from nsqext.broker.engine.channel.kind import PLAIN
-from nsqext.broker.engine.channel.rate_limit import RateLimit
 from nsqext.broker.engine.channel.requeue_rules import NOT_IN_FLIGHT, RequeueRules, not_owned
 from nsqext.broker.engine.channel.stats import ChannelCounters, Latencies
 from nsqext.broker.engine.channel.tag_selector import TagSelector
@@ -54,11 +54,10 @@ class Channel:
         self._clock = partition.options.clock
         self._in_flight = self.cursor.in_flight
         self._selector = TagSelector()
+        self._delivery_rules = DeliveryRules(partition)
         self._requeue_rules = RequeueRules(partition.options, self.cursor, on_disk=not self.ephemeral)
         self._pumping = False
         self._closed = False
-        rate = partition.options.rules.rate_limit
-        self._rate_limit: RateLimit | None = RateLimit(rate, self._clock()) if rate > 0 else None
 
     def _make_cursor(self, partition: PartitionView, position: tuple[int, int]) -> Cursor:
         return Cursor(partition, self.name, position, self._dropped)
@@ -163,9 +162,7 @@ class Channel:
         self.pump()
 
     def set_rate_limit(self, rate: int) -> None:
-        """Limit the KiB of large messages that are delivered a second; a rate of zero or less changes nothing."""
-        if rate > 0:
-            self._rate_limit = RateLimit(rate, self._clock())
+        self._delivery_rules.set_rate_limit(rate)
 
     def is_stalled(self, subscriber: Subscriber) -> bool:
         """Return whether the sending side of a client has stopped for good: no messages and no heartbeats.
@@ -194,7 +191,7 @@ class Channel:
         if self._must_not_pump():
             return
         self._pumping = True
-        selector = self._selector
+        selector, limit = self._selector, self._delivery_rules.rate_limit
         try:
             while True:
                 delivery = self.read_ahead
@@ -204,7 +201,7 @@ class Channel:
                     self.cursor.skip_queue()
                 if delivery is None or self.paused:
                     return
-                if self._rate_limit is not None and self._rate_limit.holds(delivery, self._clock()):
+                if limit is not None and limit.holds(delivery, self._clock()):
                     return
                 client = selector.pick(delivery.tag if selector.tagged else "")
                 if client is None:
@@ -228,18 +225,14 @@ class Channel:
             self.cursor.skip_queue()
             return None
         delivery = self.cursor.take()
-        while delivery is not None and self._is_ignored(delivery):
+        while delivery is not None and self._delivery_rules.is_ignored(delivery):
             self.cursor.acknowledge(delivery)
             delivery = self.cursor.take()
         return delivery
 
-    def _is_ignored(self, delivery: Delivery) -> bool:
-        rules, age = self._options.rules, self._options.wall() - delivery.entry.record.timestamp
-        return delivery.attempts > 0 and rules.ignores(delivery.attempts, age / 1e9)
-
     def _deliver(self, client: Client, delivery: Delivery) -> None:
         subscriber = client.subscriber
-        if not self._passes_filters(client, delivery) or self.cursor.is_finished(delivery):
+        if not self._delivery_rules.passes_filters(client, delivery) or self.cursor.is_finished(delivery):
             self.cursor.acknowledge(delivery)
             return
         known = self._in_flight.table.get(delivery.entry.record.internal_id)
@@ -268,14 +261,6 @@ class Channel:
 
     def _next_attempt(self, attempts: int) -> int:
         return min(attempts + 1, MAX_ATTEMPTS)
-
-    def _passes_filters(self, client: Client, delivery: Delivery) -> bool:
-        rate = client.subscriber.sample_rate
-        # the real server compares so, and delivers one percent more
-        if rate and not delivery.delayed and int(self._options.random.random() * 100) > rate:
-            return False
-        matches = client.matches
-        return matches is None or not self._partition.extend or matches(delivery.entry.record)
 
     # Responses to messages
 
@@ -346,7 +331,7 @@ class Channel:
             raise Refusal(not_owned(delivery, subscriber))
         longest = delivery.delivered + self._options.limits.max_msg_timeout
         delivery.deadline = min(self._clock() + subscriber.touch_timeout, longest)
-        self._in_flight.deadline_changed(delivery)
+        self._in_flight.add(delivery)
         self._partition.touch()
 
     def _refused(self, client: Client | None, text: str) -> Refusal:
@@ -369,7 +354,8 @@ class Channel:
         due = self._in_flight.next_deadline()
         if not self.clients:
             return due
-        held = self._rate_limit.until if self._rate_limit is not None else now
+        limit = self._delivery_rules.rate_limit
+        held = limit.until if limit is not None else now
         return min(due, self.cursor.delayed_deadline(), held if held > now else inf)
 
     def _expire(self, delivery: Delivery) -> None:
@@ -399,10 +385,6 @@ class Channel:
         """Move to the end and empty the delayed queue."""
         self.cursor.delayed.clear()
         self.set_offset(AT_END)
-
-    def empty_delayed(self) -> None:
-        """Empty the delayed queue; messages that were taken from it stay in flight."""
-        self.cursor.delayed.clear()
 
     def requeue_delayed(self, ahead: float = 0) -> None:
         """Requeue messages of the delayed queue that are due within so many seconds."""

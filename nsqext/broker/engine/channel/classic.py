@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.channel.partition_view import PartitionView
     from nsqext.broker.engine.channel.stats import ChannelCounters
     from nsqext.broker.engine.start_position import StartPosition
-    from nsqext.broker.engine.storage.delayed_queue import Journal
+    from nsqext.broker.engine.storage.delayed_queue import DelayedJournal
     from nsqext.broker.engine.storage.log import Entry
 
 
@@ -29,7 +29,7 @@ class ClassicCursor(Cursor):
         super().__init__(partition, channel.name, position, channel.release)
         self._passed_over: set[int] = set()  # numbers ahead that must not be read: deferred or discarded messages
 
-    def _journal(self, partition: PartitionView, channel: str) -> Journal | None:
+    def _journal(self, partition: PartitionView, channel: str) -> DelayedJournal | None:
         return None
 
     def unread(self, end: int) -> int:

@@ -16,7 +16,7 @@ from nsqext.broker.engine.channel.ack_tracker import AckTracker
 from nsqext.broker.engine.channel.in_flight import Delivery, InFlight
 from nsqext.broker.engine.channel.stats import ChannelCounters
 from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.engine.storage.delayed_queue import Delayed, DelayedQueue, Journal
+from nsqext.broker.engine.storage.delayed_queue import Delayed, DelayedJournal, DelayedQueue
 from nsqext.protocol.names import is_ephemeral
 from nsqext.protocol.record import MAX_ATTEMPTS
 
@@ -64,7 +64,7 @@ class Cursor:
         self._unreadable = -1  # messages before the one that could not be read from disk
         self._rewind: bool | None = None  # rewind before the next message is taken; True drops the intervals
 
-    def _journal(self, partition: PartitionView, channel: str) -> Journal | None:
+    def _journal(self, partition: PartitionView, channel: str) -> DelayedJournal | None:
         return None if is_ephemeral(channel) else partition.journal
 
     # Reading and acknowledging

@@ -99,13 +99,8 @@ class InFlight:
         self._earliest = inf
 
     def add(self, delivery: Delivery) -> None:
-        """Add a message that is sent to a client."""
+        """Add a message that is sent to a client, or record its new deadline."""
         self.table[delivery.entry.record.internal_id] = delivery
-        if delivery.deadline < self._earliest:
-            self._earliest = delivery.deadline
-
-    def deadline_changed(self, delivery: Delivery) -> None:
-        """Record the new deadline of a message at a client."""
         if delivery.deadline < self._earliest:
             self._earliest = delivery.deadline
 

@@ -27,7 +27,7 @@ class KeyFailoverCursor(Cursor):
     requeues: int
 
     def __init__(self, partition: PartitionView, position: tuple[int, int], channel: KeyFailoverChannel) -> None:
-        super().__init__(partition, channel.name, position, channel.release)
+        super().__init__(partition, channel.name, position, channel._dropped)
         self._keys = channel.keys
 
     def _must_wait(self) -> bool:
@@ -70,10 +70,6 @@ class KeyFailoverChannel(Channel):
 
     def _make_cursor(self, partition: PartitionView, position: tuple[int, int]) -> KeyFailoverCursor:
         return KeyFailoverCursor(partition, position, self)
-
-    def release(self, delivery: Delivery) -> None:
-        """Take a message from its client, because the read position is moved."""
-        self._dropped(delivery)
 
     def subscribe(self, subscriber: Subscriber, *, ordered: bool = False, start: StartPosition | None = None) -> None:
         """Add a client, which is assigned a range of the keys; raises `Refusal` if it requests order."""

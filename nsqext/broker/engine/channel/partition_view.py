@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from nsqext.broker.engine.options import PartitionOptions
-    from nsqext.broker.engine.storage.delayed_queue import Journal
+    from nsqext.broker.engine.storage.delayed_queue import DelayedJournal
     from nsqext.broker.engine.storage.log import Log
 
 
@@ -24,7 +24,7 @@ class PartitionView(Protocol):
     touched: bool
 
     @property
-    def journal(self) -> Journal | None: ...
+    def journal(self) -> DelayedJournal | None: ...
     def touch(self) -> None: ...
     def delete_channel(self, name: str) -> None: ...
     def note_progress(self) -> None: ...

@@ -1,14 +1,33 @@
-"""The delayed queue of a channel: messages that were requeued with a long delay (captured: delayed_req_to_queue)."""
+"""The delayed queue of a channel: messages that were requeued with a long delay (captured: delayed_req_to_queue).
+
+On disk, the queues of a partition share a file with one line per change, compacted when it is opened.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
+from base64 import b64decode, b64encode
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
+import orjson
 from attrs import define
 
+from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.storage.files import checked_number, with_checksum, without_checksum, write_atomically
+from nsqext.broker.engine.storage.log import Entry
+from nsqext.broker.engine.storage.recovery import keep_aside
+from nsqext.errors import ProtocolError
+from nsqext.protocol.record import decode_record, encode_record
+
 if TYPE_CHECKING:
-    from nsqext.broker.engine.storage.log import Entry
+    from collections.abc import Iterable
+    from pathlib import Path
+
+_OVERGROWN = 16 * 1024 * 1024
+_NUMBERS = ("offset", "size", "count", "attempts", "due")
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 @define(eq=False)
@@ -20,20 +39,12 @@ class Delayed:
     due: int  # nanoseconds since 1970
 
 
-class Journal(Protocol):
-    """Persistent record of the changes of delayed queues, by channel."""
-
-    def put(self, channel: str, delayed: Delayed) -> None: ...
-    def removed(self, channel: str, internal_id: int) -> None: ...
-    def cleared(self, channel: str) -> None: ...
-
-
 class DelayedQueue:
     """Messages by due time; a message stays until it is finished."""
 
     __slots__ = ("_channel", "_journal", "_order", "messages")
 
-    def __init__(self, channel: str, journal: Journal | None = None) -> None:
+    def __init__(self, channel: str, journal: DelayedJournal | None = None) -> None:
         self.messages: dict[int, Delayed] = {}  # messages by internal id
         self._order: list[tuple[int, int]] = []
         self._channel = channel
@@ -84,3 +95,143 @@ class DelayedQueue:
         self._order += keep
         heapify(self._order)
         return found
+
+
+class DelayedJournal:
+    """The file with all changes of the delayed queues of one partition."""
+
+    def __init__(self, path: Path) -> None:
+        self.path: Path = path
+        # the copy of the file that is kept because `load` found damage; empty without damage
+        self.damaged_file: str = ""
+        self.torn_bytes: int = 0  # bytes of an unfinished last line that `load` found
+        self._out = -1
+        self._size = 0
+        self._compact_size = 0  # bytes after the last compaction
+        self._closed = False
+
+    def load(self) -> dict[str, dict[int, Delayed]]:
+        """Return the content of the delayed queues, by channel and internal id.
+
+        The last line may be torn. Any other unreadable line is damage: it is logged, and a copy of the file is kept.
+        """
+        held: dict[str, dict[int, Delayed]] = {}
+        if not self.path.exists():
+            return held
+        lines = self.path.read_bytes().split(b"\n")
+        damaged, self.torn_bytes = 0, len(lines[-1])
+        for line in lines[:-1]:
+            try:
+                _apply(held, orjson.loads(without_checksum(line)))
+            except (ValueError, TypeError, KeyError, AttributeError, ProtocolError):
+                damaged += 1
+        if damaged:
+            kept = keep_aside(self.path, "damaged", move=False)
+            self.damaged_file = kept.name
+            logger.warning(
+                "%s is damaged: %d of %d changes of delayed queues are lost; the file is kept as %s",
+                self.path, damaged, len(lines) - 1, kept.name,
+            )  # fmt: skip
+        if self.torn_bytes:
+            logger.warning("%s: removed a torn line of %d bytes at the end", self.path, self.torn_bytes)
+        return held
+
+    def rewrite(self, held: Iterable[tuple[str, Iterable[Delayed]]]) -> None:
+        """Compact the file: write only the current content. After an `OSError` the file is unchanged."""
+        data = b"".join(_encode_put(channel, delayed) for channel, messages in held for delayed in messages)
+        write_atomically(self.path, data, sync=False)
+        self._release()
+        self._size = self._compact_size = len(data)
+
+    @property
+    def is_overgrown(self) -> bool:
+        """Whether most of the file is about removed messages."""
+        return self._size > max(_OVERGROWN, 4 * self._compact_size)
+
+    def put(self, channel: str, delayed: Delayed) -> None:
+        """Record an added message; raises `Refusal` if the disk cannot be written."""
+        self._write(_encode_put(channel, delayed))
+
+    def removed(self, channel: str, internal_id: int) -> None:
+        self._try_write({"channel": channel, "removed": internal_id})
+
+    def cleared(self, channel: str) -> None:
+        self._try_write({"channel": channel})
+
+    def _write(self, line: bytes) -> None:
+        """Write one change; raises `Refusal` if it is closed or the disk cannot be written, and is unchanged then."""
+        if self._closed:
+            raise Refusal("exiting")
+        written = 0
+        try:
+            if self._out < 0:
+                self._out = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+                self._size = os.fstat(self._out).st_size
+            while written < len(line):
+                written += os.write(self._out, line[written:])
+        except OSError as error:
+            if written:
+                self._cut_back()
+            raise Refusal(f"{self.path} cannot be written: {error.strerror}") from error
+        self._size += written
+
+    def _cut_back(self) -> None:
+        """Remove a partly written line; if that fails, the journal is closed so that nothing follows on it."""
+        try:
+            os.ftruncate(self._out, self._size)
+        except OSError:
+            self._closed = True
+
+    def _try_write(self, change: dict[str, Any]) -> None:
+        """Write a change whose loss only causes a redelivery after a restart."""
+        try:
+            self._write(_encode(change))
+        except Refusal as refusal:
+            logger.warning("%s", refusal.text)
+
+    def close(self) -> None:
+        """Close the file; further writes are refused."""
+        self._closed = True
+        self._release()
+
+    def _release(self) -> None:
+        if self._out >= 0:
+            os.close(self._out)
+            self._out = -1
+
+    def destroy(self) -> None:
+        self.close()
+        self.path.unlink(missing_ok=True)
+
+
+def _apply(held: dict[str, dict[int, Delayed]], change: dict[str, Any]) -> None:
+    messages = held.setdefault(change["channel"], {})
+    if "record" in change:
+        for name in _NUMBERS:
+            checked_number(change[name])
+        record, _ = decode_record(b64decode(change["record"]))
+        entry = Entry(record, change["offset"], change["size"], change["count"])
+        messages[record.internal_id] = Delayed(entry, change["attempts"], change["due"])
+    elif "removed" in change:
+        messages.pop(change["removed"], None)
+    else:
+        messages.clear()
+
+
+def _encode(change: dict[str, Any]) -> bytes:
+    return with_checksum(orjson.dumps(change)) + b"\n"
+
+
+def _encode_put(channel: str, delayed: Delayed) -> bytes:
+    entry = delayed.entry
+    return _encode(
+        {
+            "channel": channel,
+            "record": b64encode(encode_record(entry.record)).decode(),
+            "offset": entry.offset,
+            "size": entry.size,
+            "count": entry.count,
+            "attempts": delayed.attempts,
+            "due": delayed.due,
+        }
+    )

@@ -12,7 +12,7 @@ import msgspec
 import orjson
 from attrs import define, field
 
-from nsqext.broker.engine.storage.delayed_journal import DelayedJournal
+from nsqext.broker.engine.storage.delayed_queue import Delayed, DelayedJournal
 from nsqext.broker.engine.storage.files import (
     checked_number,
     topic_folder,
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from nsqext.broker.engine.storage.delayed_queue import Delayed
     from nsqext.broker.engine.storage.memory_budget import MemoryBudget
 
 logger: logging.Logger = logging.getLogger(__name__)

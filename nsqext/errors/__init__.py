@@ -346,9 +346,11 @@ class ServerError(NsqError):
     advice: ClassVar[str | None] = None
     """What to do about it, the hint of an error without another one."""
 
-    def __init_subclass__(cls, *, codes: tuple[str, ...] = ()) -> None:
+    def __init_subclass__(cls, *, codes: tuple[str, ...] = (), closes_connection: bool | None = None) -> None:
         super().__init_subclass__()
         cls.codes = codes
+        if closes_connection is not None:
+            cls.closes_connection = closes_connection
 
     def __init__(self, code: str, description: str = "", **where: Any) -> None:
         super().__init__(f"{code} {description}".rstrip(), **{"hint": self.advice, **where})

@@ -48,52 +48,36 @@ __all__ = (
 )
 
 
-class InvalidCommand(ServerError, codes=("E_INVALID", "E_BAD_EXT")):
+class InvalidCommand(ServerError, codes=("E_INVALID", "E_BAD_EXT"), closes_connection=True):
     """The command is unknown, not allowed in this state, or has invalid arguments (E_INVALID, E_BAD_EXT)."""
 
-    closes_connection = True
 
-
-class BadProtocol(ServerError, codes=("E_BAD_PROTOCOL",)):
+class BadProtocol(ServerError, codes=("E_BAD_PROTOCOL",), closes_connection=True):
     """The server does not know the protocol magic (E_BAD_PROTOCOL)."""
 
-    closes_connection = True
 
-
-class BadTopic(ServerError, codes=("E_BAD_TOPIC",)):
+class BadTopic(ServerError, codes=("E_BAD_TOPIC",), closes_connection=True):
     """The server refuses the topic name (E_BAD_TOPIC)."""
 
-    closes_connection = True
 
-
-class BadChannel(ServerError, codes=("E_BAD_CHANNEL",)):
+class BadChannel(ServerError, codes=("E_BAD_CHANNEL",), closes_connection=True):
     """The server refuses the channel name (E_BAD_CHANNEL)."""
 
-    closes_connection = True
 
-
-class BadPartition(ServerError, codes=("E_BAD_PARTITION", "E_BAD_PARTITIONID")):
+class BadPartition(ServerError, codes=("E_BAD_PARTITION", "E_BAD_PARTITIONID"), closes_connection=True):
     """The server refuses the partition (E_BAD_PARTITION, E_BAD_PARTITIONID)."""
 
-    closes_connection = True
 
-
-class BadBody(ServerError, codes=("E_BAD_BODY",)):
+class BadBody(ServerError, codes=("E_BAD_BODY",), closes_connection=True):
     """The server refuses the size or the format of a body (E_BAD_BODY)."""
 
-    closes_connection = True
 
-
-class BadMessage(ServerError, codes=("E_BAD_MESSAGE",)):
+class BadMessage(ServerError, codes=("E_BAD_MESSAGE",), closes_connection=True):
     """The server refuses a message, mostly because of its size (E_BAD_MESSAGE)."""
 
-    closes_connection = True
 
-
-class BadTag(ServerError, codes=("E_BAD_TAG", "E_TAG_NOT_SUPPORT")):
+class BadTag(ServerError, codes=("E_BAD_TAG", "E_TAG_NOT_SUPPORT"), closes_connection=True):
     """The server refuses a tag (E_BAD_TAG, E_TAG_NOT_SUPPORT)."""
-
-    closes_connection = True
 
 
 class PubFailed(ServerError, codes=("E_PUB_FAILED", "E_MPUB_FAILED", "E_DPUB_FAILED")):
@@ -128,20 +112,18 @@ class RecordTooLarge(PubRefused):
         return int(found[1]) if found else 0
 
 
-class TooMuchWaiting(ServerError, codes=("E_PUB_TOO_MUCH_WAITING",)):
+class TooMuchWaiting(ServerError, codes=("E_PUB_TOO_MUCH_WAITING",), closes_connection=True):
     """Too many publishes wait at the server (E_PUB_TOO_MUCH_WAITING); nothing was stored."""
 
     retryable = True
     overload = True
-    closes_connection = True
 
 
-class TooManyConnections(ServerError):
+class TooManyConnections(ServerError, closes_connection=True):
     """The server accepts no more connections ("too much client connections")."""
 
     retryable = True
     overload = True
-    closes_connection = True
 
 
 class NotLeader(ServerError, codes=("E_FAILED_ON_NOT_LEADER",)):
@@ -170,12 +152,11 @@ class NotWritable(ServerError, codes=("E_FAILED_ON_NOT_WRITABLE",)):
     maybe_stored = True
 
 
-class TopicNotExist(ServerError, codes=("E_TOPIC_NOT_EXIST",)):
+class TopicNotExist(ServerError, codes=("E_TOPIC_NOT_EXIST",), closes_connection=True):
     """The node does not hold the topic or the partition (E_TOPIC_NOT_EXIST)."""
 
     retryable = True
     refresh_lookup = True
-    closes_connection = True
 
 
 class ExtendRefused(ServerError, codes=("E_EXT_NOT_SUPPORT",)):
@@ -190,41 +171,35 @@ class InvalidTraceId(ServerError, codes=("INVALID_TRACE_ID",)):
     """The header ``##trace_id`` is invalid (INVALID_TRACE_ID)."""
 
 
-class OrderRequired(ServerError, codes=("E_SUB_ORDER_IS_MUST",)):
+class OrderRequired(ServerError, codes=("E_SUB_ORDER_IS_MUST",), closes_connection=True):
     """The topic is ordered and requires SUB_ORDERED (E_SUB_ORDER_IS_MUST)."""
 
     refresh_lookup = True
     retryable = True
-    closes_connection = True
 
 
-class ExtendRequired(ServerError, codes=("E_SUB_EXTEND_NEED",)):
+class ExtendRequired(ServerError, codes=("E_SUB_EXTEND_NEED",), closes_connection=True):
     """The topic supports extend headers and the consumer did not declare it (E_SUB_EXTEND_NEED)."""
 
     refresh_lookup = True
     retryable = True
-    closes_connection = True
 
 
-class ExtendForbidden(ServerError, codes=("E_SUB_EXTEND_FORBIDDON",)):
+class ExtendForbidden(ServerError, codes=("E_SUB_EXTEND_FORBIDDON",), closes_connection=True):
     """The topic has no extend support and the consumer declared it (E_SUB_EXTEND_FORBIDDON, the server's spelling)."""
 
     refresh_lookup = True
     retryable = True
-    closes_connection = True
 
 
-class ChannelNotRegistered(ServerError, codes=("E_SUB_CHANNEL_NOT_REGISTERED",)):
+class ChannelNotRegistered(ServerError, codes=("E_SUB_CHANNEL_NOT_REGISTERED",), closes_connection=True):
     """The topic requires registered channels (E_SUB_CHANNEL_NOT_REGISTERED)."""
 
-    closes_connection = True
 
-
-class SubscribeFailed(ServerError, codes=("E_SUB_FAILED",)):
+class SubscribeFailed(ServerError, codes=("E_SUB_FAILED",), closes_connection=True):
     """The topic or channel was deleted, or has too many consumers (E_SUB_FAILED of the original NSQ)."""
 
     retryable = True
-    closes_connection = True
 
 
 class FinishFailed(ServerError, codes=("E_FIN_FAILED",)):
@@ -239,36 +214,28 @@ class TouchFailed(ServerError, codes=("E_TOUCH_FAILED",)):
     """TOUCH of a message that is not in flight at this connection (E_TOUCH_FAILED)."""
 
 
-class IdentifyFailed(ServerError, codes=("E_IDENTIFY_FAILED",)):
+class IdentifyFailed(ServerError, codes=("E_IDENTIFY_FAILED",), closes_connection=True):
     """The server refuses the settings of IDENTIFY (E_IDENTIFY_FAILED)."""
 
-    closes_connection = True
 
-
-class AuthRequired(ServerError, codes=("E_AUTH_FIRST",)):
+class AuthRequired(ServerError, codes=("E_AUTH_FIRST",), closes_connection=True):
     """AUTH is required before this command (E_AUTH_FIRST)."""
 
-    closes_connection = True
 
-
-class AuthFailed(ServerError, codes=("E_AUTH_FAILED", "E_AUTH_ERROR")):
+class AuthFailed(ServerError, codes=("E_AUTH_FAILED", "E_AUTH_ERROR"), closes_connection=True):
     """The server could not verify the secret, or refuses it (E_AUTH_FAILED, E_AUTH_ERROR)."""
 
-    closes_connection = True
     advice: ClassVar[str | None] = "check auth_secret, and the address after -auth-http-address of nsqd"
 
 
-class AuthDisabled(ServerError, codes=("E_AUTH_DISABLED",)):
+class AuthDisabled(ServerError, codes=("E_AUTH_DISABLED",), closes_connection=True):
     """The server has no authentication (E_AUTH_DISABLED)."""
 
-    closes_connection = True
     advice: ClassVar[str | None] = "remove auth_secret, or start nsqd with -auth-http-address"
 
 
-class Unauthorized(ServerError, codes=("E_UNAUTHORIZED",)):
+class Unauthorized(ServerError, codes=("E_UNAUTHORIZED",), closes_connection=True):
     """The identity lacks the permission (E_UNAUTHORIZED)."""
-
-    closes_connection = True
 
 
 class CreateTopicFailed(ServerError, codes=("E_CREATE_TOPIC_FAILED",)):

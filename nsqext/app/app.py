@@ -43,8 +43,7 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.app")
 
-_CHECK_TIMEOUT = 2.0
-"""Seconds that the check of published topics may delay the start."""
+_CHECK_TIMEOUT = 2.0  # seconds that the check of published topics may delay the start
 
 
 class App(Router, Runnable):

@@ -36,12 +36,9 @@ logger: logging.Logger = logging.getLogger("nsqext.lookup")
 
 T = TypeVar("T")
 
-_RELIST_SOON = 5.0
-"""Seconds to the next ``/listlookup`` after all lookup nodes failed to respond to it."""
-_MAX_PARSED = 4096
-"""Number of cached parsed responses; a digest identifies unchanged ones."""
-_AT_ONCE = 32
-"""Lookup nodes that are queried concurrently; a connection that fails costs milliseconds of CPU."""
+_RELIST_SOON = 5.0  # seconds to the next ``/listlookup`` after all lookup nodes failed to respond to it
+_MAX_PARSED = 4096  # number of cached parsed responses; a digest identifies unchanged ones
+_AT_ONCE = 32  # lookup nodes that are queried concurrently; a connection that fails costs milliseconds of CPU
 
 
 @define(eq=False)

@@ -31,13 +31,10 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.lookup")
 
-_MAX_FAILED = 1024
-"""Nodes of which it is remembered that an error was logged."""
-_MANY = 1024
-"""Number of topics above which topics that were never found are removed."""
+_MAX_FAILED = 1024  # nodes of which it is remembered that an error was logged
+_MANY = 1024  # number of topics above which topics that were never found are removed
 
-_in_use: WeakSet[MetadataCache] = WeakSet()
-"""Caches of this process that have users."""
+_in_use: WeakSet[MetadataCache] = WeakSet()  # caches of this process that have users
 _in_use_lock = threading.Lock()
 
 Callback = Callable[[PartitionMap], None]

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 LOOKUP_PORT = 4161
 """Port of nsqlookupd's HTTP API, used for an address without a port."""
-_NODE_PORT = 4151
-"""Port of nsqd's HTTP API, used for an address without a port."""
+_NODE_PORT = 4151  # port of nsqd's HTTP API, used for an address without a port
 
 _COUNTS = ("max_failures", "max_answer_size", "max_lookup_nodes", "max_nodes", "max_topics", "max_concurrent")
 _HOST = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_.])?"

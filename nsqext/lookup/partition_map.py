@@ -18,10 +18,8 @@ from nsqext.types import Address, TopicMeta
 if TYPE_CHECKING:
     from nsqext.lookup.responses import LookupAnswer, NodeInfo
 
-_MAX_SOURCES = 256
-"""Number of lookup nodes whose last answers are kept."""
-_REASONS = 5
-"""Errors of lookup nodes that one error quotes."""
+_MAX_SOURCES = 256  # number of lookup nodes whose last answers are kept
+_REASONS = 5  # errors of lookup nodes that one error quotes
 
 
 @frozen

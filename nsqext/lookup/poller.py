@@ -18,16 +18,12 @@ if TYPE_CHECKING:
     from nsqext.types import Address
 
 _FIRST_PAUSE = 0.05
-_UNSETTLED = 1.0
-"""Seconds to the next poll after a leader is missing; later polls wait as long as it has been missing."""
+_UNSETTLED = 1.0  # seconds to the next poll after a leader is missing; later polls wait as long as it has been missing
 _ADDED_SHARE = 20
 """Polls for added partitions, which never had a leader, wait for this share of the time for which it is missing."""
-_POLLS = 4
-"""Topics that are polled concurrently."""
-_REFRESHES = 32
-"""Rounds per second, and at once, that errors of found topics may request."""
-_REFRESHED_WITHIN = 5.0
-"""Seconds within which errors may refresh each of many topics once."""
+_POLLS = 4  # topics that are polled concurrently
+_REFRESHES = 32  # rounds per second, and at once, that errors of found topics may request
+_REFRESHED_WITHIN = 5.0  # seconds within which errors may refresh each of many topics once
 _NEVER = float("inf")
 
 

@@ -15,16 +15,12 @@ from nsqext.protocol.names import MAX_PARTITION
 from nsqext.types import Address, TopicMeta
 
 MapAddress = Callable[[Address], Address]
-_SHOWN = 120
-"""Bytes of an unexpected response that an error quotes."""
-_MAX_CHANNELS = 10_000
-"""Channels of a topic that are read; they are only listed to the user."""
+_SHOWN = 120  # bytes of an unexpected response that an error quotes
+_MAX_CHANNELS = 10_000  # channels of a topic that are read; they are only listed to the user
 _SHARED_NODES = 4096
 """Nodes without topics that all responses share, so that many lookup nodes that list the same nodes cost little."""
-_SHARED_TEXT = 512
-"""Longest text of a shared node."""
-_GATEWAY_ERRORS = (502, 503, 504)
-"""Status codes of proxies whose server is down."""
+_SHARED_TEXT = 512  # longest text of a shared node
+_GATEWAY_ERRORS = (502, 503, 504)  # status codes of proxies whose server is down
 
 
 @frozen(cache_hash=True)

@@ -21,10 +21,8 @@ Schema = Mapping[str, Any]
 """Name to ``str``, ``bool``, ``int``, the largest number as an ``int`` value, a schema, or a list of one of these."""
 
 _INT64 = (1 << 63) - 1
-_DEEPEST = 10_000
-"""Levels that Go's library reads."""
-_SHALLOW = 100
-"""Levels that are parsed as they are: more than schemas have, fewer than Python's recursion limit."""
+_DEEPEST = 10_000  # levels that Go's library reads
+_SHALLOW = 100  # levels that are parsed as they are: more than schemas have, fewer than Python's recursion limit
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _TOKEN = re.compile(rf"{_STRING}|[\[\]{{}}]", re.DOTALL)
 _NO_BRACKETS = re.compile(rf'{_STRING}|"|[^\[\]{{}}"]+', re.DOTALL)

@@ -33,8 +33,7 @@ KEY_FAILOVER = "key_failover"
 DISPATCH_TYPES = (SHARED, KEY_FAILOVER)
 """How a channel distributes messages to its consumers; the second is an addition (Key_Failover note)."""
 
-_FOREVER = 1e9
-"""Seconds; larger than any time that a server accepts."""
+_FOREVER = 1e9  # seconds; larger than any time that a server accepts
 
 _REPLY = {
     "version": str,

@@ -10,8 +10,7 @@ from typing import Any
 
 from nsqext.errors import ConnectionFailed, InvalidSetting, InvalidState, ProtocolError
 
-_READ_SIZE = 64 * 1024
-"""Bytes that are read from the TLS connection at a time."""
+_READ_SIZE = 64 * 1024  # bytes that are read from the TLS connection at a time
 
 
 class TlsLayer:

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 _WARM_UP = 3
 """Publishes to a node in the event loop before a connection for threads is opened: many programs publish only once."""
-_PAUSE = 100
-"""Publishes in the event loop after such a connection could not be opened, until it is tried again."""
+_PAUSE = 100  # publishes in the event loop after such a connection could not be opened, until it is tried again
 _IDLE_TICK = 5.0
 _TICKS_PER_HEARTBEAT = 8
 _clock = time.monotonic

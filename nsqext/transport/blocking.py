@@ -9,8 +9,7 @@ if TYPE_CHECKING:
     from nsqext.protocol.client.commands import Command
     from nsqext.transport.connection import Connection
 
-_TICK = 250
-"""Milliseconds after which a thread that waits for a response enforces the timeouts."""
+_TICK = 250  # milliseconds after which a thread that waits for a response enforces the timeouts
 
 
 def thread_can_wait() -> bool:

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
     from nsqext.protocol.layers import Layer
 
-_JOINED = 262144
-"""Bytes of small commands that make one part."""
+_JOINED = 262144  # bytes of small commands that make one part
 
 
 class SendQueue:

@@ -50,8 +50,7 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 H = TypeVar("H", bound=Callable[..., Awaitable[object]])
 B = TypeVar("B", bound=Callable[[MessageBatch], Awaitable[object]])
 
-_CANCELLED_TIMEOUT = 2.0
-"""Seconds that cancelled handlers have to end before the connections are closed."""
+_CANCELLED_TIMEOUT = 2.0  # seconds that cancelled handlers have to end before the connections are closed
 
 
 class Consumer(Runnable):

@@ -130,8 +130,7 @@ class InFlightCount:
 
 
 _NOT_COUNTED = InFlightCount()
-_FRESH = 0.2
-"""Seconds for which a message cannot have timed out: servers grant at least one second."""
+_FRESH = 0.2  # seconds for which a message cannot have timed out: servers grant at least one second
 
 
 class Message(RawMessage):

@@ -26,12 +26,9 @@ if TYPE_CHECKING:
     from nsqext.protocol.client.commands import Command
     from nsqext.protocol.hashing import KeyHash
 
-_COUNT_WORD = 4
-"""Bytes before the first message of a batch."""
-_ITEM_WORD = 4
-"""Bytes before each message of a batch."""
-_LONGEST_TRACE = 40
-"""Largest number of bytes that a trace id takes, as a header of its own."""
+_COUNT_WORD = 4  # bytes before the first message of a batch
+_ITEM_WORD = 4  # bytes before each message of a batch
+_LONGEST_TRACE = 40  # largest number of bytes that a trace id takes, as a header of its own
 
 _LARGEST_TRACE = (1 << 64) - 1
 

@@ -29,19 +29,15 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.producer")
 
-_TICK = 0.25
-"""Seconds between two checks of a connection with a request in flight."""
+_TICK = 0.25  # seconds between two checks of a connection with a request in flight
 _IDLE_TICK = 5.0
 """Longest time between two checks of a connection without a request in flight: only heartbeats need them."""
 _TICKS_PER_HEARTBEAT = 8
-_QUIET = 1.0
-"""Seconds without a response after which a connection counts as unused."""
+_QUIET = 1.0  # seconds without a response after which a connection counts as unused
 _FIRST_REST = 0.2
 _LONGEST_REST = 5.0
-_LAST = 1.0
-"""Seconds for sending written bytes of all connections when the pool is closed."""
-_LOG_PAUSE = 60.0
-"""Seconds in which the end of a connection to a node is logged once."""
+_LAST = 1.0  # seconds for sending written bytes of all connections when the pool is closed
+_LOG_PAUSE = 60.0  # seconds in which the end of a connection to a node is logged once
 
 _clock = time.monotonic
 

@@ -34,10 +34,8 @@ if TYPE_CHECKING:
     from nsqext.types import Address
 
 _HEADERS = {"Accept": "application/vnd.nsq; version=1.0", "Content-Type": "application/octet-stream"}
-_REQUESTS = 16
-"""Requests to a node at the same time; further ones wait."""
-_MOST_BYTES = 65536
-"""Largest response."""
+_REQUESTS = 16  # requests to a node at the same time; further ones wait
+_MOST_BYTES = 65536  # largest response
 _clock = time.monotonic
 
 

@@ -28,11 +28,9 @@ if TYPE_CHECKING:
 
 DELAY_TOPIC = "delayed"
 _MAX_RETRY_WAIT = 1.0
-_MOST_TOPICS = 4096
-"""Topics whose options are kept."""
+_MOST_TOPICS = 4096  # topics whose options are kept
 _SETTLE_TIMEOUT = 30.0
-_OVER_HTTP = ("connect_timeout", "request_timeout", "tls")
-"""Settings of connections that HTTP has as well."""
+_OVER_HTTP = ("connect_timeout", "request_timeout", "tls")  # settings of connections that HTTP has as well
 
 
 class ProducerSettings(ConnectionSettings, LookupSettings, total=False):

@@ -53,8 +53,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.route import Route, Target
     from nsqext.types import Address, Receipt, TopicMeta
 
-_CLOSE_POLL = 0.01
-"""Seconds between two checks for pending publishes while a producer closes."""
+_CLOSE_POLL = 0.01  # seconds between two checks for pending publishes while a producer closes
 _IDLE_TURNS = 3
 """Turns of the event loop without a pending publish before a producer closes.
 
@@ -261,10 +260,8 @@ class Producer:
 
         Raises:
             TopicNotFound: lookup does not know the topic, and knows redesigned nodes.
-            TopicNotReady: the topic has no channel yet.
-            LookupFailed: no lookup node responds, for ``lookup_timeout`` where none ever did.
             PublishFailed: lookup knew no node within ``timeout``.
-            InvalidState: the producer is not open.
+            NsqError: as for `publish`.
         """
         self._check_open()
         return (await self._sender.wait_for_route(topic, _clock())).view.meta
@@ -512,11 +509,8 @@ class Producer:
         Raises:
             InvalidInput: a message is invalid, see ``index``; nothing was sent.
             BatchFailed: not all messages were stored; see ``outcomes``.
-            TopicNotFound: lookup does not know the topic, and knows nodes.
-            TopicNotReady: the topic has no channel yet, so that lookup does not offer it to producers.
-            LookupFailed: no lookup node responds, for ``lookup_timeout`` where none ever did.
-            PublishFailed: lookup knew no node at all for ``timeout``.
-            InvalidState: the producer is not open, or another event loop opened it.
+            NsqError: nothing was sent: TopicNotFound, TopicNotReady, LookupFailed and InvalidState as for `publish`,
+                PublishFailed if lookup knew no node at all for ``timeout``.
 
         When it is cancelled, any of the batches may be stored or not.
         """

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from nsqext.protocol.client.commands import Command
 
 _HEADER_LENGTH = 2
-_RECORD_PARTS = 29
-"""Most bytes of a record besides body and header, without its length word."""
+_RECORD_PARTS = 29  # most bytes of a record besides body and header, without its length word
 TRACE_SIZE = 8
 """Bytes of a trace id in front of a body."""
 _UNKNOWN = TopicMeta()

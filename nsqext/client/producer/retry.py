@@ -20,11 +20,9 @@ from nsqext.waits import pause_after
 if TYPE_CHECKING:
     from nsqext.client.producer.options import ProducerOptions
 
-_PACED = 0.1
-"""Longest pause, in seconds, before an attempt that waits for lookup, which has pauses of its own."""
+_PACED = 0.1  # longest pause, in seconds, before an attempt that waits for lookup, which has pauses of its own
 _KEPT_FIRST = 4
-_KEPT_LAST = 16
-"""Errors of attempts that are kept: the first ones and the last ones."""
+_KEPT_LAST = 16  # errors of attempts that are kept: the first ones and the last ones
 
 
 def outcome_unknown(error: NsqError) -> bool:

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from nsqext.protocol.client.commands import Command
     from nsqext.protocol.hashing import KeyHash
 
-_REST = 0.5
-"""Seconds for which a target that refused a publish is avoided."""
+_REST = 0.5  # seconds for which a target that refused a publish is avoided
 _pack = Struct(">I").pack
 _clock = time.monotonic
 

@@ -38,10 +38,8 @@ if TYPE_CHECKING:
     from nsqext.client.producer.settling import Settler
     from nsqext.types import Receipt
 
-_EXPLAINED = 8
-"""Failed attempts of a publish, for one of which lookup is asked why it does not offer the partition."""
-_MOVES = 3
-"""Failures after which even a publish that can use another partition waits before it is retried."""
+_EXPLAINED = 8  # failed attempts of a publish, for one of which lookup is asked why it does not offer the partition
+_MOVES = 3  # failures after which even a publish that can use another partition waits before it is retried
 
 _clock = time.monotonic
 

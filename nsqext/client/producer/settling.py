@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from nsqext.lookup.metadata import MetadataCache
     from nsqext.types import Receipt
 
-_PAUSE = 0.5
-"""Seconds until the log is searched again for a publish whose connection is still open."""
+_PAUSE = 0.5  # seconds until the log is searched again for a publish whose connection is still open
 
 
 @mutable

@@ -22,8 +22,7 @@ _LONE_TRACE_HEAD = encode_frame(0, bytes(TRACE_REPLY_SIZE))[:-TRACE_REPLY_SIZE]
 _LONE_TRACE_SIZE = len(_LONE_TRACE_HEAD) + TRACE_REPLY_SIZE
 _LARGE = 65536
 """Bytes of a frame that is read by itself: below, further frames of the same read save more than copies cost."""
-_SMALL = 4096
-"""Bytes of a piece that is appended to another one, because an object of its own would take more memory."""
+_SMALL = 4096  # bytes of a piece that is appended to another one, because an object of its own would take more memory
 
 
 class FrameParser:

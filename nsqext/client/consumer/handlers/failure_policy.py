@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _clock = time.monotonic
-_LETTERS_AT_ONCE = 32
-"""Messages of a batch that are published to the dead letter topic at the same time."""
+_LETTERS_AT_ONCE = 32  # messages of a batch that are published to the dead letter topic at the same time
 
 _key_of = key_reader(KEY_HEADER)
 

@@ -22,8 +22,7 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 TOUCHES = 16
 """Looks at the messages in flight within a timeout. A message is touched when half to 9/16 of it have passed."""
 
-_DRAIN_LOOK = 0.01
-"""Seconds between two looks whether all held messages were answered, while the consumer closes."""
+_DRAIN_LOOK = 0.01  # seconds between two looks whether all held messages were answered, while the consumer closes
 _SPARE_HOLDINGS = 16
 """Holdings that are kept, beyond twice those with unanswered messages, until the others are forgotten."""
 

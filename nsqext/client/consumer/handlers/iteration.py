@@ -24,10 +24,8 @@ if TYPE_CHECKING:
     from nsqext.errors import NsqError
 
 _clock = time.monotonic
-_SLICE = 0.02
-"""Seconds after which an iteration that never waits yields to the event loop."""
-_FULL_WAIT = 0.005
-"""Seconds that a batch waits for other connections after one has used up its RDY."""
+_SLICE = 0.02  # seconds after which an iteration that never waits yields to the event loop
+_FULL_WAIT = 0.005  # seconds that a batch waits for other connections after one has used up its RDY
 
 
 @define(eq=False)

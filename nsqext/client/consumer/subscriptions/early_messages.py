@@ -33,8 +33,7 @@ DELAYED_MARK: Final = DUE_HEADER.encode()
 """Bytes that the header of a delayed message contains."""
 KEPT: Final = 10.0
 """Seconds before a message is due from which a consumer keeps it in flight."""
-_MOST_KNOWN = 10_000
-"""Messages that are remembered because they may be delivered early again."""
+_MOST_KNOWN = 10_000  # messages that are remembered because they may be delivered early again
 
 Name = tuple[str, bytes]
 """Topic and id of a message."""

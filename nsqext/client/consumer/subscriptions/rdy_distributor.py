@@ -16,12 +16,10 @@ K = TypeVar("K", bound=Hashable)
 
 IDLE = 10.0
 """Seconds without a message after which a connection has RDY 1 in favour of busier ones, and its window is reset."""
-_TURN = 5.0
-"""Longest turn of a busy connection while others wait for one."""
+_TURN = 5.0  # longest turn of a busy connection while others wait for one
 IDLE_TURN = 1.0
 """Longest turn of a connection that receives nothing."""
-_TURNOVER = 0.05
-"""Seconds within which a window was exhausted if as many messages were received."""
+_TURNOVER = 0.05  # seconds within which a window was exhausted if as many messages were received
 
 
 @define(eq=False)

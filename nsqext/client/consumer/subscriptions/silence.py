@@ -18,12 +18,9 @@ if TYPE_CHECKING:
     from nsqext.lookup.metadata import MetadataCache
     from nsqext.types import Address
 
-_PAUSE = 4.0
-"""Seconds without a message, and seconds between two lookups, of a topic."""
-_JITTER = 1.0
-"""Most seconds by which a pause is shorter, so that processes do not look topics up together."""
-_RATE = 5.0
-"""Most lookups per second, of all topics."""
+_PAUSE = 4.0  # seconds without a message, and seconds between two lookups, of a topic
+_JITTER = 1.0  # most seconds by which a pause is shorter, so that processes do not look topics up together
+_RATE = 5.0  # most lookups per second, of all topics
 
 _Key: TypeAlias = "tuple[frozenset[Address], str]"
 

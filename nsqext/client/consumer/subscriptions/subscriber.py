@@ -65,13 +65,10 @@ _MISCONFIGURED = (NegotiationFailed, ProtocolError)
 _NOT_LEADER = (NotLeader, TopicNotExist)
 _STALE_META = (ExtendForbidden, ExtendRequired, OrderRequired)
 
-_STABLE = 5.0
-"""Seconds after which a subscription counts as stable, so that the next failure starts with a short pause."""
-_WARNING_INTERVAL = 60.0
-"""Seconds between two warnings about failures of one partition."""
+_STABLE = 5.0  # seconds after which a subscription counts as stable, so that the next failure starts with a short pause
+_WARNING_INTERVAL = 60.0  # seconds between two warnings about failures of one partition
 
-_LEAVE_POLL = 0.02
-"""Seconds between two checks whether the messages of a topic that is left were answered."""
+_LEAVE_POLL = 0.02  # seconds between two checks whether the messages of a topic that is left were answered
 
 LONGEST_POLL: Final = 1.0
 """Longest pause while lookup lists no topic or no partition to begin with, in seconds."""

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _clock = time.monotonic
-_MANY = 750
-"""Answers that are sent without waiting for the end of the turn of the event loop."""
+_MANY = 750  # answers that are sent without waiting for the end of the turn of the event loop
 _SPARE_COUNTS = 16
 """Counts of answered messages that are kept, beyond as many as there are messages in flight, until they are dropped."""
 _COMPRESSED = COMPRESS_HEADER.encode()

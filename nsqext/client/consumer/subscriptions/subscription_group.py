@@ -27,14 +27,11 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
-_TICK = 0.25
-"""Seconds between two ticks while messages are received or something is unsent."""
+_TICK = 0.25  # seconds between two ticks while messages are received or something is unsent
 _IDLE_TICK = 5.0
 """Longest time between two ticks of a `Pulse`, and of a connection without messages while others have some."""
-_PAST_DUE = 0.01
-"""Seconds by which a tick follows a time that has to have passed."""
-_LONGEST_REST = 60.0
-"""Longest time between two ticks while nothing is in flight and nothing is due."""
+_PAST_DUE = 0.01  # seconds by which a tick follows a time that has to have passed
+_LONGEST_REST = 60.0  # longest time between two ticks while nothing is in flight and nothing is due
 _TICKS_PER_TIMEOUT = 8
 _AFTERWARDS = 0.05
 """Seconds after a late tick within which bytes may have been in the socket before it: trio runs timers and readers of a

@@ -47,7 +47,8 @@ class BatchCall:
     key: str | bytes | int | None = None  # for all messages without a key of their own
     partition: int | None = None  # for all messages
     entered: Collection[TopicKey] = ()  # keys whose lock the caller has
-    started: float = field(factory=_clock)  # when the call began, in seconds of the monotonic clock
+    # when the call began, in seconds of the monotonic clock; read when a call is made, for simulations
+    started: float = field(factory=lambda: _clock())
 
 
 class BatchPublisher:

@@ -39,19 +39,6 @@ from nsqext.spark.option_values import (
 )
 from nsqext.spark.read.offsets import parse_starting
 
-__all__ = (
-    "ID_HEADER",
-    "TABLE_OPTION",
-    "ClientConfig",
-    "SinkOptions",
-    "SourceOptions",
-    "check_load",
-    "columns_of",
-    "names_by_keyword",
-    "of_table",
-    "table_options",
-)
-
 ID_HEADER = IDENTITY_HEADER
 """Default name of the header that carries the id of a row."""
 
@@ -228,11 +215,7 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str], *, streaming: bool = False) -> Self:
-        """Return the options of a query.
-
-        Args:
-            streaming: the options are those of ``readStream``.
-        """
+        """Return the options of a query; with ``streaming`` they are those of ``readStream``."""
         values, settings = _read_all(given, "read")
         present = {option.name for option in _SOURCE if option.member in values}
         _check_source(present, values, streaming)

@@ -147,8 +147,7 @@ def _python_path(context: SparkContext) -> list[str]:
 def driver_python(wanted: str, master: str, path: list[str]) -> str:
     """Return the interpreter for the format: one that starts on the driver, which plans, and on the workers.
 
-    Args:
-        path: entries that Spark adds to ``sys.path`` of workers.
+    ``path`` is what Spark adds to ``sys.path`` of workers.
     """
     is_relative = os.sep in wanted and not Path(wanted).is_absolute()
     if not master.startswith("local") and is_relative and not Path(wanted).exists():

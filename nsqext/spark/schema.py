@@ -37,11 +37,7 @@ def read_schema(columns: Columns = BASE_COLUMNS, headers_as_array: bool = False)
 
 
 def chosen_columns(schema: StructType, columns: Columns, headers_as_array: bool = False) -> Columns:
-    """Return the columns that a query reads: those of its schema.
-
-    Args:
-        schema: schema of the query: that of the source, or that of ``DataFrameReader.schema``.
-    """
+    """Return the columns that a query reads: those of its schema, which is the source's or that of ``schema()``."""
     known = read_schema(ALL_COLUMNS if columns == BASE_COLUMNS else columns, headers_as_array)
     types = {field.name: field.dataType for field in known}
     for field in schema:

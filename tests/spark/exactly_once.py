@@ -31,7 +31,7 @@ from attrs import define, field
 
 from nsqext.errors import DeliveryUnknown, NsqError
 from nsqext.spark.cluster.admin import Admin
-from nsqext.spark.options import ClientConfig
+from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.sync import Producer
 from tests.spark.exactly_once_driver import WINDOW
 from tests.support.spark_cluster import Servers, running_servers

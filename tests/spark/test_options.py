@@ -9,8 +9,9 @@ import pytest
 import trustme
 
 from nsqext.errors import InvalidSetting
+from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.spark.option_values import ALL_COLUMNS, BASE_COLUMNS
-from nsqext.spark.options import ClientConfig, SinkOptions, SourceOptions, columns_of
+from nsqext.spark.options import SinkOptions, SourceOptions, columns_of
 from nsqext.spark.source import NsqDataSource
 
 READ = {"lookupd": "a:4161, b:4161", "subscribe": "t"}

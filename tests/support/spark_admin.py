@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from nsqext.spark.cluster.admin import Admin
-    from nsqext.spark.read.planning import Key
+    from nsqext.spark.read.offsets import Key
 
 __all__ = ("FakeAdmin", "Log")
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 
 from nsqext.spark.cluster.admin import Admin
+from nsqext.spark.options import SourceOptions
 from nsqext.spark.read.offsets import plan_tasks
 from nsqext.spark.read.range_reader import RangeReader
 
@@ -22,13 +23,27 @@ __all__ = ("SingleReader", "bodies", "split")
 class SingleReader(RangeReader):
     """A range reader with a task group and an `Admin` of its own: an asynchronous context manager."""
 
-    def __init__(self, config: ClientConfig, found: Range, **given: Any) -> None:
-        super().__init__(Admin(config), found, **{"timeout": config.timeout, **given})
+    def __init__(
+        self,
+        config: ClientConfig,
+        found: Range,
+        *,
+        timeout: float | None = None,
+        block_rows: int = 2000,
+        **given: Any,
+    ) -> None:
+        options = SourceOptions(
+            config,
+            {found.topic: None},
+            read_timeout=config.timeout if timeout is None else timeout,
+            arrow_batch_rows=block_rows,
+            **given,
+        )
+        super().__init__(Admin(config), found, options)
 
     async def __aenter__(self) -> Self:
-        if not self._started:
-            self._tasks = await anyio.create_task_group().__aenter__()
-        self.start(self._tasks)
+        self._tasks = await anyio.create_task_group().__aenter__()
+        self._tasks.start_soon(self.run)
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:

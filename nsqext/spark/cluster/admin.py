@@ -24,9 +24,6 @@ class Admin:
     """Creates, moves and deletes anchor channels; an async context manager.
 
     Every method raises what `LeaderLocator` raises.
-
-    Args:
-        first_contact: seconds in which a lookup node must answer for the first time; None for ``config.timeout``.
     """
 
     def __init__(self, config: ClientConfig, *, first_contact: float | None = None) -> None:
@@ -81,9 +78,7 @@ class Admin:
     ) -> None:
         """Move an anchor behind ``count`` messages and wait until it is there.
 
-        Args:
-            count: number of messages before the new position.
-            backwards: also move an anchor back; otherwise one that is further ahead keeps its position.
+        One that is further ahead keeps its position, unless it may be moved ``backwards``.
         """
         position = await self.position(topic, partition, channel)
         if position is None:

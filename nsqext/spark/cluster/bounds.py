@@ -50,11 +50,8 @@ class PartitionBounds:
 
         The end includes every message whose publish was acknowledged before the call, and no message that a leader
         change could remove: it is what channels may read. The count that a leader reports for the partition itself
-        includes messages that are not replicated yet.
-
-        Args:
-            patience: seconds after which the end may exclude messages that are written but not readable: those of a
-                publish that hangs and, for some seconds, large ones.
+        includes messages that are not replicated yet. After ``patience`` seconds the end may exclude messages that are
+        written but not readable: those of a publish that hangs and, for some seconds, large ones.
         """
         return await self._leaders.ask(topic, partition, self._of, patience)
 
@@ -172,19 +169,11 @@ class PartitionBounds:
         return (await self.message(topic, partition, count)).offset
 
     async def message(self, topic: str, partition: int, count: int) -> MessagePosition:
-        """Return the position of a committed message, or of the first retained one if it is not retained.
-
-        Args:
-            count: number of the message, counted from 0.
-        """
+        """Return the position of a committed message, counted from 0, or of the first one that is retained."""
         return await self._leaders.ask(topic, partition, self._leaders.nodes.message, "count", count + 1)
 
     async def count_before(self, topic: str, partition: int, offset: int) -> int:
-        """Return the number of messages that end at or before a byte offset.
-
-        Args:
-            offset: at most the offset of the last message.
-        """
+        """Return the number of messages that end at or before a byte offset, that of the last message at most."""
         # the first message that begins at the offset or after it
         found = await self._leaders.ask(topic, partition, self._leaders.nodes.message, "virtual_offset", offset)
         return found.count if found.offset == offset else found.count - 1

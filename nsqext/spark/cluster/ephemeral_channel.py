@@ -36,11 +36,7 @@ _CONSUMER = ConsumerOptions(
 
 
 def ephemeral_name(prefix: str | None = None) -> str:
-    """Return a unique name of an ephemeral channel.
-
-    Args:
-        prefix: first part of the name; cut where the name would be too long.
-    """
+    """Return a unique name of an ephemeral channel; its first part is cut where the name would be too long."""
     suffix = f"_{token_hex(8)}{_EPHEMERAL}"
     return f"{(prefix or _PREFIX)[: MAX_NAME_LENGTH - len(suffix)]}{suffix}"
 
@@ -59,14 +55,8 @@ async def open_ephemeral(
 ) -> PartitionReader:
     """Connect to a leader and subscribe to a channel with RDY 0.
 
-    SUB creates the channel: one that is created over HTTP and never subscribed to is never deleted.
-
-    Args:
-        options: how to connect.
-        meta: meta of the topic; decides extend support and order.
-
-    Raises:
-        NsqError: the node refused or did not answer; nothing stays open.
+    SUB creates the channel: one that is created over HTTP and never subscribed to is never deleted. If the node refuses
+    or does not answer, nothing stays open.
     """
     consumer = evolve(_CONSUMER, connection=options)
     request = SubscribeRequest(topic, channel, partition, leader.tcp, meta, None, consumer)

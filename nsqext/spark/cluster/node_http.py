@@ -107,8 +107,7 @@ class Nodes:
     async def led(self, leader: Leader, topic: str | None) -> dict[tuple[str, int], PartitionStats]:
         """Return the statistics of all partitions that a node leads, by topic and partition, with one request.
 
-        Args:
-            topic: the topic; None for all topics of the node.
+        They are those of one topic, or with None of all topics of the node.
         """
         found = await self._stats(leader, topic, None)
         return {key: stats for key, stats in found.items() if stats.leads}
@@ -134,13 +133,9 @@ class Nodes:
             raise _unreadable("the channel's positions", body, leader, topic, partition) from error
 
     async def message(self, leader: Leader, topic: str, partition: int, mode: str, number: int) -> MessagePosition:
-        """Look a message up; returns the first retained message if it is not retained.
+        """Look a message up by ``count`` (from 1) or ``virtual_offset``, or the first retained one after it.
 
-        Args:
-            mode: ``count`` (from 1) or ``virtual_offset``.
-
-        Raises:
-            PartitionUnavailable: no usable response; this is also the result for a number after the last message.
+        Raises PartitionUnavailable without a usable response, also for a number after the last message.
         """
         body = await self._ask("GET", leader, "/message/get", topic, partition, search_mode=mode, search_pos=number)
         try:

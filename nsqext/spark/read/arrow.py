@@ -59,9 +59,7 @@ def to_batches(
 ) -> list[pa.RecordBatch]:
     """Return messages as rows: one batch, or several if the bodies are large.
 
-    Args:
-        first: number of the first message; None if numbers are unknown.
-        partition: the partition; -1 for the original NSQ.
+    The number of the first message is None where numbers are unknown; the partition of the original NSQ is -1.
     """
     batch = _Batch(columns, first, topic, partition, rows)
     try:

@@ -61,10 +61,10 @@ class ChannelBatches:
         self._wake = Wakeup()
         own = settings_for(admin_settings(), options.client.reading())
         self._admin = Admin(options.client.lookupd, **{**own, "node_filter": None})
-        self._consumers: list[Consumer] = []
+        self._consumer: Consumer
         self._closing = AsyncExitStack()
 
-    def _consumer(self, topic: str) -> Consumer:
+    def _make_consumer(self) -> Consumer:
         client = self._options.client
         settings: ConsumerSettings = {
             **client.reading(),
@@ -73,20 +73,18 @@ class ChannelBatches:
             "decompress": False,
             "block_warning": 0,
         }
-        return Consumer(topic, self._options.channel or "", client.lookupd, **settings)
+        return Consumer(tuple(self._options.topics), self._options.channel or "", client.lookupd, **settings)
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._admin.aclose)
-            for topic in self._options.topics:
-                self._consumers.append(await stack.enter_async_context(self._consumer(topic)))
-            # after the receiving tasks have ended: one would keep a message that the server delivers again
+            self._consumer = await stack.enter_async_context(self._make_consumer())
+            # after the receiving task has ended: it would keep a message that the server delivers again
             stack.callback(self._requeue)
             tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(tasks.cancel_scope.cancel)
             self._closing = stack.pop_all()
-        for consumer in self._consumers:
-            tasks.start_soon(self._receive, consumer)
+        tasks.start_soon(self._receive)
         tasks.start_soon(self._touch)
         return self
 
@@ -97,8 +95,7 @@ class ChannelBatches:
 
     def _requeue(self) -> None:
         """Requeue unfinished messages: the original NSQ would keep them in flight until their timeout."""
-        for consumer in self._consumers:
-            consumer.pause()
+        self._consumer.pause()
         for message in (*self._held, *self._later, *self._received):
             if is_text_id(message.id) and not message.expired:
                 message.requeue_now(0.0, backoff=False)
@@ -106,9 +103,9 @@ class ChannelBatches:
         self._later.clear()
         self._received.clear()
 
-    async def _receive(self, consumer: Consumer) -> None:
+    async def _receive(self) -> None:
         try:
-            async for message in consumer:
+            async for message in self._consumer:
                 late = self._frozen_at is not None and message.timestamp > self._frozen_at
                 (self._later if late else self._received).append(message)
                 self._wake.wake()

@@ -95,11 +95,7 @@ class MessageColumns:
 
 
 def decode_frames(frames: list[bytes], extend: bool, *, with_bodies: bool = True) -> MessageColumns:
-    """Decode the message frames of a SUB_ADVANCED or SUB_ORDERED subscription.
-
-    Args:
-        extend: the topic supports extend headers, and the connection negotiated them.
-    """
+    """Decode the message frames of a SUB_ADVANCED or SUB_ORDERED subscription, which has extend headers or not."""
     if extend:
         return _decode_extended(frames, with_bodies)
     heads = _array(map(_head_of, frames), _HEAD, frames)

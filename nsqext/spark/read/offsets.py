@@ -167,12 +167,7 @@ def _count(count: object, lowest: int) -> int:
 
 
 def parse_starting(text: str, option: str = "startingOffsets") -> OffsetSpec:
-    """Parse ``earliest``, ``latest``, or JSON as ``{"orders": {"0": 23, "1": -2}}``.
-
-    Args:
-        text: value of the option; the JSON of a checkpoint is accepted, too.
-        option: name of the option, for errors.
-    """
+    """Parse ``earliest``, ``latest``, or JSON as ``{"orders": {"0": 23, "1": -2}}``, or the JSON of a checkpoint."""
     word = _WORDS.get(text.strip().lower())
     if word is not None:
         return OffsetSpec(option, word)

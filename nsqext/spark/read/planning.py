@@ -14,20 +14,6 @@ from nsqext.spark.read.offsets import Key, Range
 if TYPE_CHECKING:
     from nsqext.spark.read.offsets import Offsets
 
-__all__ = (
-    "LOST",
-    "Key",
-    "Lag",
-    "PartitionState",
-    "frozen_at",
-    "lags_of",
-    "only",
-    "plan_end",
-    "plan_ranges",
-    "share",
-    "with_unread",
-)
-
 LOST = "failOnDataLoss=false continues without the lost messages"
 
 
@@ -55,16 +41,10 @@ class Lag:
 
 
 def share(lags: Mapping[Key, int], limit: int | None, turn: int = 0) -> dict[Key, int]:
-    """Distribute a number of messages over partitions, in proportion to their lags.
+    """Distribute a number of messages over partitions, in proportion to their lags; return a number for each.
 
-    Every partition with a lag gets at least one message; if the limit is too small for that, partitions take turns. The
-    limit is never exceeded, and used up if the lags suffice.
-
-    Args:
-        turn: rotates the order in which partitions take turns; grows by the number of messages that are read.
-
-    Returns:
-        A number for each partition, which may be 0.
+    Every partition with a lag gets at least one message; if the limit is too small for that, partitions take turns: the
+    number of messages that are read rotates their order. The limit is never exceeded, and used up if the lags suffice.
     """
     total = sum(lags.values())
     if limit is None or total <= limit:
@@ -109,10 +89,7 @@ def lags_of(
     New partitions begin with the first retained message. Without ``fail_on_data_loss``, the offset of a deleted
     partition does not change, that of a truncated one is set back to the first message that was not read (if it is
     unknown, to the end), and a recreated one begins again; a batch that sets an offset back reads nothing from that
-    partition.
-
-    Args:
-        topics: topics that were read before; None for those of the start.
+    partition. ``topics`` were read before; by default those of the start.
     """
     lags: dict[Key, Lag] = {}
     topics = {topic for topic, _ in start} if topics is None else topics
@@ -176,11 +153,7 @@ def _check_kept(key: Key, known: int | None, state: PartitionState, *, is_new_to
 
 
 def only(offsets: Offsets, topics: Mapping[str, tuple[int, ...] | None]) -> Offsets:
-    """Return the offsets of partitions that the query reads.
-
-    Args:
-        topics: partitions that the query reads, by topic; None for all.
-    """
+    """Return the offsets of partitions that the query reads: the given ones of each topic, with None all of them."""
     return {
         (topic, partition): count
         for (topic, partition), count in offsets.items()
@@ -201,9 +174,7 @@ def plan_ranges(
 ) -> list[Range]:
     """Return the non-empty ranges of a batch, ordered by topic and partition.
 
-    Args:
-        start: start of the batch; a partition without an offset begins with its first message.
-        found: states of the partitions; a partition without a state is assumed to have every message.
+    A partition without a start begins with its first message; one without a state is assumed to have every message.
     """
     ranges: list[Range] = []
     topics = {topic for topic, _ in start}

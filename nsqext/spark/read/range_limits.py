@@ -62,8 +62,7 @@ class RangeLimit:
     def first_count(self, key: Key, bounds: Bounds, *, strict: bool) -> int:
         """Return the number of the first message of a partition; where times determine it, of the first retained one.
 
-        Args:
-            strict: raise `DataLoss` if it is not retained any more; otherwise begin with the first retained one.
+        If it is not retained any more, raises `DataLoss` with ``strict``; otherwise the first retained one is meant.
         """
         asked = self._count(key, bounds, bounds.start)
         if asked < bounds.start and strict:

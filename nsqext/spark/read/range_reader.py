@@ -19,7 +19,6 @@ from nsqext.client.tasks import first_error
 from nsqext.errors import (
     ConnectionLost,
     DataLoss,
-    InvalidState,
     NsqError,
     PartitionUnavailable,
     ProtocolError,
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
     from nsqext.spark.cluster.node_http import Leader
     from nsqext.spark.options import SourceOptions
 
-__all__ = ("Block", "RangeReader", "TaskReader")
-
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 _clock = time.monotonic
@@ -60,64 +57,40 @@ _LAST_PAUSE = 0.5
 
 
 class RangeReader:
-    """Reads a range in a task of its own; `start` it, and call `next_block` until it returns None.
+    """Reads a range: while `run` runs in a task of its own, call `next_block` until it returns None.
 
     While the caller processes a block, the reader receives one more, and then stops the server with RDY 0. Cancellation
     at any time closes the connection, and with it the ephemeral channel.
     """
 
-    def __init__(
-        self,
-        admin: Admin,
-        found: Range,
-        *,
-        timeout: float = 60.0,
-        rdy: int = 1000,
-        block_rows: int = 2000,
-        channel: str | None = None,
-        with_bodies: bool = True,
-    ) -> None:
+    def __init__(self, admin: Admin, found: Range, options: SourceOptions) -> None:
         self.range: Range = found
         self._admin = admin
-        self._timeout = timeout  # seconds in which the next message must be received, leader changes included
-        self._rdy = rdy
-        self._prefix = channel  # first part of the name of the ephemeral channel
-        self._with_bodies = with_bodies
-        self._reassembler = Reassembler(found.start, found.end, 2 * rdy)
-        self._blocks = Blocks(found.start, block_rows, _BLOCK_BYTES, _READ_AHEAD)
-        self._started = False
+        self._options = options
+        self._timeout = options.read_timeout
+        self._reassembler = Reassembler(found.start, found.end, 2 * options.rdy)
+        self._blocks = Blocks(found.start, options.arrow_batch_rows, _BLOCK_BYTES, _READ_AHEAD)
         self._reader: PartitionReader | None = None
         self._paused = False
-        self._ended = False
         self._failure: NsqError | None = None
         self._wake = Wakeup()
         self._progress = 0.0
 
-    def start(self, tasks: TaskGroup) -> None:
-        """Start reading in a task group of the caller."""
-        if self._started:
-            raise InvalidState("a range reader can be used once only")
-        self._started = True
-        tasks.start_soon(self._run)
-
     async def next_block(self) -> Block | None:
         """Return the next block; None after the last one."""
-        if not self._started:
-            raise InvalidState("the range reader is not open", hint="call start")
         while (block := self._blocks.pop()) is None:
             if self._failure is not None:
                 raise self._failure
             if self._reassembler.done:
                 return None
-            if self._ended:
-                raise InvalidState("the range reader is closed")
             await self._wake.wait()
         self._resume()
         return block
 
     # Connections
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Read the range; an error is raised by `next_block`, after the blocks before it."""
         self._progress = _clock()
         errors: list[NsqError] = []
         try:
@@ -133,9 +106,7 @@ class RangeReader:
         except NsqError as error:
             self._failure = error
             self._blocks.close()  # without failOnDataLoss, the messages before the lost ones are read
-        finally:
-            self._ended = True
-            self._wake.wake()
+        self._wake.wake()
 
     def _raise_if_final(self, errors: list[NsqError]) -> None:
         """Raise if a retry cannot succeed or the time is over."""
@@ -160,7 +131,7 @@ class RangeReader:
         """Read with one connection until it ends or the range is complete."""
         topic, partition = self.range.topic, self.range.partition
         leader, meta = await self._admin.leaders.leader(topic, partition)
-        channel = ephemeral_name(self._prefix)
+        channel = ephemeral_name(self._options.channel)
         try:
             options = self._admin.leaders.connection
             reader = await open_ephemeral(options, leader, topic, partition, meta, channel)
@@ -220,7 +191,7 @@ class RangeReader:
             raise ended
 
     def _set_ready(self, reader: PartitionReader) -> None:
-        reader.set_ready(0 if self._paused else min(self._rdy, reader.max_ready))
+        reader.set_ready(0 if self._paused else min(self._options.rdy, reader.max_ready))
 
     async def _watch(self, reader: PartitionReader) -> None:
         since = _clock()
@@ -241,7 +212,7 @@ class RangeReader:
         if reader is None or self._reassembler.done:
             return
         try:
-            delivery = decode_frames(frames, reader.extend, with_bodies=self._with_bodies)
+            delivery = decode_frames(frames, reader.extend, with_bodies="value" in self._options.columns)
             runs = self._reassembler.take(delivery)
         except NsqError as error:
             reader.fail(error)
@@ -283,7 +254,7 @@ class TaskReader:
         self._waiting = deque(ranges)
         self._open: deque[RangeReader] = deque()
         self._next = 0
-        self._tasks: TaskGroup | None = None
+        self._tasks: TaskGroup
 
     async def __aenter__(self) -> Self:
         self._tasks = await anyio.create_task_group().__aenter__()
@@ -292,8 +263,6 @@ class TaskReader:
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._tasks is None:
-            return
         self._tasks.cancel_scope.cancel()
         try:
             # without the error of the caller, which the task group would wrap
@@ -309,19 +278,8 @@ class TaskReader:
             self._open.append(self._start(self._waiting.popleft()))
 
     def _start(self, found: Range) -> RangeReader:
-        options = self._options
-        reader = RangeReader(
-            self._admin,
-            found,
-            timeout=options.read_timeout,
-            rdy=options.rdy,
-            block_rows=options.arrow_batch_rows,
-            channel=options.channel,
-            with_bodies="value" in options.columns,
-        )
-        if self._tasks is None:
-            raise InvalidState("the task reader is not open", hint="use it inside 'async with'")
-        reader.start(self._tasks)
+        reader = RangeReader(self._admin, found, self._options)
+        self._tasks.start_soon(reader.run)
         return reader
 
     async def next_block(self) -> tuple[Range, Block] | None:

@@ -40,9 +40,7 @@ def dump_last(last: LastMessages) -> dict[str, Any]:
 def load_last(data: Mapping[str, Any], offsets: Offsets) -> LastMessages:
     """Return the last messages of offsets in a checkpoint, without those of partitions that have no offset.
 
-    Args:
-        data: the checkpoint's JSON; earlier versions wrote it without last messages.
-        offsets: the offsets of the same JSON.
+    Earlier versions wrote the JSON of the checkpoint without last messages.
     """
     return {
         key: MessagePosition(offsets[key] - 1, *(message[name] for name in _MEMBERS))
@@ -63,9 +61,7 @@ class TruncationCheck:
     ) -> LastMessages:
         """Return the last messages before ``end``; sends a request for each partition whose offset has changed.
 
-        Args:
-            start: offsets of ``known``.
-            known: last messages before ``start``.
+        Those before ``start`` are ``known``.
         """
         wanted = {
             key: count

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,13 +22,14 @@ from nsqext.errors import (
     TopicNotFound,
     TopicNotReady,
 )
-from nsqext.spark.write.row_mapper import Group, RowMapper, RowRules
+from nsqext.spark.write.row_mapper import Group, RowMapper
 from nsqext.sync.loop import call, shared_loop
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from nsqext.spark.options import ClientConfig, SinkOptions
+    from nsqext.spark.cluster.client_config import ClientConfig
+    from nsqext.spark.options import SinkOptions
     from nsqext.spark.write.row_id import Origin
     from nsqext.spark.write.row_mapper import Chunk, Target
     from nsqext.types import Receipt, TopicMeta
@@ -58,8 +58,7 @@ class Publisher:
     async def publish(self, chunk: Chunk) -> None:
         """Publish a chunk; returns after every message is stored.
 
-        Raises:
-            NsqError: the error of the first message that was not stored; other messages may be stored.
+        Raises the error of the first message that was not stored; other messages may be stored.
         """
         failures: dict[int, NsqError] = {}
         if len(chunk.groups) == 1:
@@ -138,10 +137,7 @@ def publish_chunks(
     """Publish the messages of a task; returns after every message is stored.
 
     One chunk is published while the next one is built. Chunks are published one after the other: the messages of a key
-    keep their order.
-
-    Args:
-        chunks_of: returns the chunks; its argument returns the meta of a topic.
+    keep their order. The function that makes them receives one that returns the meta of a topic.
     """
     publisher = Publisher(config, task, describe)
     with shared_loop.entered() as portal, portal.wrap_async_context_manager(publisher.producer):
@@ -177,20 +173,10 @@ def publish_rows(
 ) -> Tallies:
     """Publish the rows of a task; return the published messages by topic and partition.
 
-    Raises:
-        NsqError: a row is invalid or was not stored; the error message contains its number.
+    An error, of an invalid row or of one that was not stored, has the number of the row in its message.
     """
-    rate, client, bad = options.max_rows_per_second, options.client.producer(), options.bad_rows_topic
-    rules = RowRules(
-        columns,
-        options.topic,
-        options.idempotence_header,
-        options.ack_batch_bytes,
-        min(client.max_batch_count, rate or sys.maxsize),
-        bad,
-        client.max_message_size,
-    )
-    mapper = RowMapper(rules, origin)
+    rate, bad = options.max_rows_per_second, options.bad_rows_topic
+    mapper = RowMapper(options, columns, origin)
 
     def chunks(meta: Callable[[str], TopicMeta]) -> Iterable[Chunk]:
         found = mapper.chunks(batches, meta)

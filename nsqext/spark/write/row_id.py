@@ -39,11 +39,7 @@ class Origin:
 
     @classmethod
     def of_query(cls, job: str) -> Self:
-        """Return the origin of the rows of the current task of a micro-batch.
-
-        Args:
-            job: used if Spark does not provide the id of the query.
-        """
+        """Return the origin of the rows of the current task of a micro-batch; of the job if Spark names no query."""
         from pyspark import TaskContext  # nsqext.arrow has no Spark
 
         context = TaskContext.get()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
-from attrs import define, field, frozen
+from attrs import define, field
 
 from nsqext import OutgoingMessage
 from nsqext.client.producer.batch import TracedBodies
@@ -22,6 +22,7 @@ from nsqext.spark.columns import WRITABLE
 
 if TYPE_CHECKING:
     from nsqext.errors import NsqError
+    from nsqext.spark.options import SinkOptions
     from nsqext.spark.write.row_id import Origin
     from nsqext.types import TopicMeta
 
@@ -91,20 +92,6 @@ def _as_list(group: Group) -> list[bytes | OutgoingMessage]:
     return group.messages
 
 
-@frozen
-class RowRules:
-    """How rows become messages."""
-
-    columns: tuple[str, ...]
-    topic: str | None  # topic of rows without one
-    header: str  # header that carries the id of a row
-    max_bytes: int  # largest number of bytes of a chunk with several messages
-    max_count: int
-    # topic of descriptions of rows that cannot be published; None raises their errors
-    bad_rows_topic: str | None = None
-    max_message_size: int = sys.maxsize
-
-
 class _Pair(TypedDict):
     """A header of a row that has its headers as an array."""
 
@@ -115,27 +102,27 @@ class _Pair(TypedDict):
 class RowMapper:
     """Converts the rows of one task to messages."""
 
-    def __init__(self, rules: RowRules, origin: Origin) -> None:
-        self._rules = rules
+    def __init__(self, options: SinkOptions, columns: tuple[str, ...], origin: Origin) -> None:
+        client = options.client.producer()
+        self._options = options
+        self._names = columns
         self._origin = origin
+        self._most_rows = min(client.max_batch_count, options.max_rows_per_second or sys.maxsize)  # of a chunk
+        self._max_message_size = client.max_message_size
         self._ask: Callable[[str], TopicMeta]
         self._metas: dict[str, TopicMeta] = {}
         self._row = 0
 
     def chunks(self, batches: Iterable[pa.RecordBatch], meta: Callable[[str], TopicMeta]) -> Iterator[Chunk]:
-        """Return the rows as chunks of messages.
+        """Return the rows as chunks of messages; ``meta`` returns the meta of a topic.
 
-        Args:
-            meta: returns the meta of a topic.
-
-        Raises:
-            InvalidInput: a row is invalid; the error message contains its number. Not with ``bad_rows_topic``.
+        Raises InvalidInput for an invalid row, with its number in the message; not with ``bad_rows_topic``.
         """
         self._ask = meta
-        if self._rules.bad_rows_topic is not None:
-            self._resolve(self._rules.bad_rows_topic)
+        if self._options.bad_rows_topic is not None:
+            self._resolve(self._options.bad_rows_topic)
         chunk = Chunk()
-        limit, most = self._rules.max_bytes, self._rules.max_count
+        limit, most = self._options.ack_batch_bytes, self._most_rows
         for batch in batches:
             uniform = self._uniform(batch)
             if uniform is None:
@@ -170,8 +157,8 @@ class RowMapper:
 
         Costs half of what single rows cost. None for other batches.
         """
-        found = dict(zip(self._rules.columns, batch.columns, strict=True))
-        topic, values = self._rules.topic, found["value"]
+        found = dict(zip(self._names, batch.columns, strict=True))
+        topic, values = self._options.topic, found["value"]
         if topic is None or values.null_count or not found.keys() <= {"value", "key"}:
             return None
         try:
@@ -182,7 +169,7 @@ class RowMapper:
         overhead = _MESSAGE
         messages: Uniform
         if meta.extend_support:
-            name = self._rules.header
+            name = self._options.idempotence_header
             ids = self._origin.row_ids(first, len(values))
             messages = [
                 OutgoingMessage(body, {name: row_id}, None, None, key)
@@ -209,7 +196,7 @@ class RowMapper:
         try:
             return self._message(*row)
         except InvalidInput as error:
-            if self._rules.bad_rows_topic is None:
+            if self._options.bad_rows_topic is None:
                 raise
             return self.describe(self._row, error, dict(zip(WRITABLE, row, strict=True)))
 
@@ -217,8 +204,8 @@ class RowMapper:
         self, row: int, error: NsqError, fields: Mapping[str, Any]
     ) -> tuple[Target, bytes | OutgoingMessage, int]:
         """Return the message that describes a row which cannot be published; it has the id of the row."""
-        body = describe_row(row, self._origin.partition, error, fields, self._rules.max_message_size)
-        return self._message(body, self._rules.bad_rows_topic, None, None, None, None, None, row=row)
+        body = describe_row(row, self._origin.partition, error, fields, self._max_message_size)
+        return self._message(body, self._options.bad_rows_topic, None, None, None, None, None, row=row)
 
     def _located(self, error: InvalidInput, topic: str | None) -> InvalidInput:
         """Return an error that names the current row."""
@@ -228,7 +215,7 @@ class RowMapper:
 
     def _columns(self, batch: pa.RecordBatch) -> list[Iterable[Any]]:
         """Return the values of `WRITABLE`."""
-        found = dict(zip(self._rules.columns, batch.columns, strict=True))
+        found = dict(zip(self._names, batch.columns, strict=True))
         return [(_bytes if name in ("value", "key") else _values)(found.get(name)) for name in WRITABLE]
 
     def _message(
@@ -242,7 +229,7 @@ class RowMapper:
         tag: str | None,
         row: int | None = None,
     ) -> tuple[Target, bytes | OutgoingMessage, int]:
-        topic = self._rules.topic if topic is None else topic
+        topic = self._options.topic if topic is None else topic
         row = self._row if row is None else row
         try:
             meta = self._metas.get(topic) if topic is not None else None
@@ -264,7 +251,7 @@ class RowMapper:
             raise self._located(error, topic) from error.__cause__
         trace = trace_id & _U64 if trace_id else None
         if meta.extend_support:
-            name = self._rules.header
+            name = self._options.idempotence_header
             if headers is None:
                 headers = {name: self._origin.row_id(row)}
             elif name not in headers:
@@ -326,11 +313,8 @@ def _bytes(column: pa.Array | None) -> Any:
 def describe_row(row: int, task: int, error: NsqError, fields: Mapping[str, Any], max_size: int) -> bytes:
     """Return why a row cannot be published, and what it contains, as a JSON object.
 
-    Args:
-        fields: the row by name of its columns; null ones are left out. Bytes that are not UTF-8 are in Base64, in a
-            member whose name ends with ``_base64``.
-        max_size: largest number of bytes; value and headers of longer descriptions are left out, with the size of the
-            value in ``value_size``.
+    Null fields are left out. Bytes that are not UTF-8 are in Base64, in a member whose name ends with ``_base64``. A
+    description of more than ``max_size`` bytes has neither value nor headers, but the value's size, ``value_size``.
     """
     about: dict[str, Any] = {"error": f"{type(error).__name__}: {error.message}", "row": row, "task": task}
     described = orjson.dumps({**about, **_members(fields)}, default=str)

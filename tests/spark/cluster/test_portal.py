@@ -21,7 +21,7 @@ from nsqext.sync import Producer
 from tests.support.spark_readers import SingleReader, bodies
 
 if TYPE_CHECKING:
-    from nsqext.spark.read.range_reader import Block
+    from nsqext.spark.read.reassembly import Block
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +92,10 @@ def test_a_generator_that_is_closed_early_closes_the_reader(cluster: Cluster, to
     reader = SingleReader(ClientConfig(tuple(cluster.lookupd)), Range(topic, 0, 0, 101), block_rows=10)
     blocks = blocks_of(reader)
     assert next(blocks).first == 0
+    assert reader._reader is not None
     assert isinstance(blocks, Iterator)
     blocks.close()  # type: ignore[attr-defined]
-    assert reader._ended
+    assert reader._reader is None
 
 
 _PROGRAM = """

@@ -130,6 +130,20 @@ def test_a_batch_is_read_as_soon_as_there_is_a_message(
         source.stop()
 
 
+def test_several_topics_are_consumed_together(original: Cluster, topic: str) -> None:
+    other = f"{topic}_2"
+    original.create_topic(other, channels=["spark"])
+    publish(original, topic, 10)
+    publish(original, other, 10, 10)
+    source = reader(original, f"{topic},{other}", maxOffsetsPerTrigger="4")
+    try:
+        found, end = read_on(source, source.initialOffset(), 20)
+        source.commit(end)
+    finally:
+        source.stop()
+    assert sorted(found) == list(range(20))
+
+
 def test_messages_of_an_incomplete_batch_are_delivered_again(original: Cluster, topic: str) -> None:
     publish(original, topic, 10)
     source = reader(original, topic, maxOffsetsPerTrigger="5")

@@ -19,7 +19,6 @@ from nsqext.errors import (
     ConnectionLost,
     DataLoss,
     InvalidPartition,
-    InvalidState,
     NegotiationFailed,
     NsqError,
     RangeIncomplete,
@@ -419,22 +418,6 @@ async def test_cancelling_at_any_time_leaves_no_channel(cluster: Cluster) -> Non
         with anyio.move_on_after(pause):
             await read(SingleReader(access(cluster), Range(topic, 0, 0, COUNT + 1), rdy=10))
     await gone(cluster, topic)
-
-
-async def test_a_reader_is_used_once_and_inside_its_block(cluster: Cluster) -> None:
-    topic = await made(cluster)
-    reader = SingleReader(access(cluster), Range(topic, 0, 0, COUNT))
-    with pytest.raises(InvalidState, match="not open"):
-        await reader.next_block()
-    assert len(await read(reader)) == COUNT
-    with pytest.raises(InvalidState, match="once"):
-        async with reader:
-            pass
-    reader = SingleReader(access(cluster), Range(topic, 0, 0, COUNT + 1))
-    async with reader:
-        pass
-    with pytest.raises(InvalidState, match="closed"):
-        await reader.next_block()
 
 
 @pytest.mark.parametrize("settings", [{"deflate_level": "3"}, {"snappy": "true"}])

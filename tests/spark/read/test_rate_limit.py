@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext.spark.read.planning import Key, Lag, PartitionState
+from nsqext.spark.read.planning import Lag, PartitionState
 from nsqext.spark.read.stream_planner import within_bytes
 from tests.support.spark_admin import FakeAdmin, Log
+
+if TYPE_CHECKING:
+    from nsqext.spark.read.offsets import Key
 
 KEYS = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 3))
 

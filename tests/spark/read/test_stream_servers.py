@@ -16,8 +16,9 @@ from nsqext.errors import DataLoss, InvalidState, PartitionUnavailable, TopicNot
 from nsqext.lookup.client import LookupClient
 from nsqext.spark.cluster import leader_locator
 from nsqext.spark.cluster.admin import Admin
+from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.spark.cluster.leader_locator import LeaderLocator
-from nsqext.spark.options import ClientConfig, SourceOptions
+from nsqext.spark.options import SourceOptions
 from nsqext.spark.read.offsets import Offsets, Range
 from nsqext.spark.read.stream_planner import StreamPlanner
 from tests.support.spark_queries import post, starting

@@ -15,7 +15,7 @@ import trustme
 from nsqext import OutgoingMessage
 from nsqext.broker import Cluster, ClusterOptions
 from nsqext.errors import InvalidInput, InvalidPartition, NsqError, PublishFailed, TopicNotFound, TopicNotReady
-from nsqext.spark.options import ClientConfig
+from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.spark.write import publisher
 from nsqext.spark.write.publisher import Tallies, publish_chunks, wait_logging
 from nsqext.spark.write.row_mapper import Chunk

@@ -11,8 +11,10 @@ import pytest
 from nsqext import OutgoingMessage
 from nsqext.client.producer.batch import TracedBodies
 from nsqext.errors import InvalidHeader, InvalidInput
+from nsqext.spark.cluster.client_config import ClientConfig
+from nsqext.spark.options import SinkOptions
 from nsqext.spark.write.row_id import Origin
-from nsqext.spark.write.row_mapper import Chunk, RowMapper, RowRules
+from nsqext.spark.write.row_mapper import Chunk, RowMapper
 from nsqext.types import TopicMeta
 
 ORIGIN = Origin("q", 4, 2)
@@ -32,8 +34,8 @@ class Rows:
     """Makes chunks of rows, and notes which topics were asked about."""
 
     def __init__(self, topic: str | None = None, max_bytes: int = 1 << 20, max_count: int = 1000) -> None:
-        self._limits = (max_bytes, max_count)
-        self._topic = topic
+        client = ClientConfig(("a:1",))
+        self._options = SinkOptions(client, topic, ack_batch_bytes=max_bytes, max_rows_per_second=max_count)
         self.asked: list[str] = []
 
     def _meta(self, topic: str) -> TopicMeta:
@@ -43,9 +45,8 @@ class Rows:
     def chunks(self, *batches: Sequence[dict[str, Any]], types: dict[str, pa.DataType] = TYPES) -> list[Chunk]:
         columns = tuple(batches[0][0])
         schema = pa.schema([(name, types[name]) for name in columns])
-        rules = RowRules(columns, self._topic, "nsqext_id", *self._limits)
         tables = [pa.RecordBatch.from_pylist(batch, schema=schema) for batch in batches]
-        return list(RowMapper(rules, ORIGIN).chunks(tables, self._meta))
+        return list(RowMapper(self._options, columns, ORIGIN).chunks(tables, self._meta))
 
     def message(self, **row: Any) -> bytes | OutgoingMessage:
         """Return the message of a single row."""

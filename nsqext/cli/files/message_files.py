@@ -97,11 +97,7 @@ def files_in(paths: Sequence[Path]) -> list[Path]:
 
 
 def read_entries(path: Path, skip: int = 0) -> Iterator[Entry]:
-    """Yield the messages of a file, except those of an incomplete member at its end.
-
-    Args:
-        path: the file, compressed or not.
-    """
+    """Yield the messages of a file, compressed or not, except those of an incomplete member at its end."""
     for number, line in enumerate(_lines(path), 1):
         if number <= skip:
             continue

@@ -14,7 +14,7 @@ import typer
 from anyio.to_thread import run_sync
 from attrs import define, field, frozen
 
-from nsqext.cli.command import examples
+from nsqext.cli.command import examples, option_objects
 from nsqext.cli.connection import Connection, connected
 from nsqext.cli.files.message_files import Entry, files_in, read_entries
 from nsqext.cli.message_record import outgoing_message
@@ -61,11 +61,17 @@ class Progress:
 
 
 @frozen
-class _Plan:
-    topic: str | None
-    speed: float
-    batch: int
-    keep_partitions: bool
+class Plan:
+    """How recorded messages are published."""
+
+    topic: Annotated[str | None, typer.Option(help="Publish to this topic instead of the recorded one.")] = None
+    speed: Annotated[
+        float, typer.Option(min=0, help="Factor of the recorded speed: 2 is twice as fast; 0 makes no pauses.")
+    ] = 1.0
+    keep_partitions: Annotated[
+        bool, typer.Option("--keep-partitions", help="Publish messages without key to the recorded partition.")
+    ] = False
+    batch: Annotated[int, typer.Option(min=1, help="Messages in one publish.")] = 500
 
 
 @examples(
@@ -74,20 +80,14 @@ class _Plan:
     "nsqext replay backup/ --speed 10 --keep-partitions",
 )
 @connected
+@option_objects
 async def run(
     connection: Connection,
     paths: Annotated[list[Path], typer.Argument(help="Files, or folders of them.")],
-    topic: Annotated[str | None, typer.Option(help="Publish to this topic instead of the recorded one.")] = None,
-    speed: Annotated[
-        float, typer.Option(min=0, help="Factor of the recorded speed: 2 is twice as fast; 0 makes no pauses.")
-    ] = 1.0,
     progress: Annotated[
         Path | None, typer.Option(help="File for the progress: a later replay continues from it.")
     ] = None,
-    keep_partitions: Annotated[
-        bool, typer.Option("--keep-partitions", help="Publish messages without key to the recorded partition.")
-    ] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Messages in one publish.")] = 500,
+    plan: Plan = Plan(),
 ) -> None:
     """Publish recorded messages with headers, tags, keys and trace ids, in order.
 
@@ -97,7 +97,6 @@ async def run(
     files = files_in(paths)
     if progress is not None and progress.is_dir():
         raise InvalidSetting(f"--progress {progress} is a folder", hint="give a file")
-    plan = _Plan(topic, speed, batch, keep_partitions)
     await _replay(connection, files, plan, Progress.load(progress))
 
 
@@ -119,7 +118,7 @@ class _Clock:
         return (stored - self._first) / 1e9 / self._speed - (time.monotonic() - self._began)
 
 
-async def _replay(connection: Connection, files: Sequence[Path], plan: _Plan, progress: Progress) -> None:
+async def _replay(connection: Connection, files: Sequence[Path], plan: Plan, progress: Progress) -> None:
     count, skipped = 0, sum(progress.lines.get(path.name, 0) for path in files)
     entries = (entry for path in files for entry in read_entries(path, progress.lines.get(path.name, 0)))
     async with connection.producer() as producer:
@@ -143,7 +142,7 @@ async def _replay(connection: Connection, files: Sequence[Path], plan: _Plan, pr
     )
 
 
-async def _publish(producer: Producer, due: Sequence[Entry], plan: _Plan) -> None:
+async def _publish(producer: Producer, due: Sequence[Entry], plan: Plan) -> None:
     """Publish messages in order, consecutive ones for one topic and partition together."""
 
     def target(entry: Entry) -> tuple[str, int | None]:

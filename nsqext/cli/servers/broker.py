@@ -29,12 +29,9 @@ _GENERATIONS = {"ha": "redesigned NSQ", "nsq": "original NSQ"}
 
 
 def parse_topic(text: str) -> tuple[str, dict[str, Any]]:
-    """Parse a topic: ``NAME[:OPTION[,OPTION…]]``.
+    """Parse a topic to its name and the arguments of `nsqext.broker.Cluster.create_topic`: ``NAME[:OPTION[,OPTION…]]``.
 
     The options are ``partitions=N``, ``replicas=N``, ``extend``, ``ordered`` and ``channel=NAME``.
-
-    Returns:
-        The name of the topic and the arguments of `nsqext.broker.Cluster.create_topic`.
     """
     name, _, options = text.partition(":")
     arguments: dict[str, Any] = {}
@@ -195,12 +192,9 @@ def _served_page(cluster: Cluster, options: WebOptions | None, port: int) -> Ite
 
 
 def banner_of(cluster: Cluster, about: str, wanted: list[str], page: str) -> str:
-    """Return the addresses, commands to copy, and ``ready`` as the last line.
+    """Return the addresses, commands to copy with the first wanted topic, and ``ready`` as the last line.
 
-    Args:
-        about: its generation, and where messages are kept.
-        wanted: the topics of the command line; the commands to copy use the first of them.
-        page: URL of the web page; empty without one.
+    ``about`` is the generation, and where messages are kept; ``page`` the URL of the web page, empty without one.
     """
     from nsqext._version import __version__
 

@@ -70,29 +70,19 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
 
 
 def parse_value(kind: str, text: str) -> Any:
-    """Parse the value of a flag.
-
-    Args:
-        kind: see `parse_flags`, except ``list``.
-
-    Raises:
-        ValueError: the value is invalid; the text is the original's.
-    """
+    """Parse the value of a flag of any kind but ``list``; raises ValueError with the original's text."""
     if kind in _INTERVALS and text.isascii() and text.isdecimal():
         return int(text) * _INTERVALS[kind]
     return _PARSERS[kind](text) if kind in _PARSERS else text
 
 
 def parse_flags(arguments: Sequence[str], kinds: Mapping[str, str]) -> dict[str, Any]:
-    """Read a command line.
+    """Read a command line, and return the values of the given flags.
 
     Args:
         kinds: type of each flag: ``str``, ``int``, ``float``, ``duration`` (returned in seconds), ``minutes`` and
             ``fives`` (a duration, or a number of minutes or of five seconds), ``bool`` (needs no value), ``switch`` (a
             text; ``true`` without a value), ``list`` (may be repeated; commas separate values).
-
-    Returns:
-        The values of the given flags.
     """
     found: dict[str, Any] = {}
     words = list(arguments)
@@ -136,8 +126,7 @@ def read_flags(
 ) -> dict[str, Any]:
     """Read the command line of a program; exit after ``--help`` or an error.
 
-    Args:
-        check: raises `FlagError` for invalid values of text flags.
+    ``check`` raises `FlagError` for invalid values of text flags.
     """
     if any(word in ("-h", "-help", "--help", "--h") for word in arguments):
         _usage(program, kinds)
@@ -171,11 +160,7 @@ _NAMES = {
 
 
 def with_config_file(flags: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, Any]:
-    """Return the flags, completed by the values of the configuration file (``-config``).
-
-    Args:
-        kinds: see `parse_flags`; other names in the file are ignored.
-    """
+    """Return the flags, completed by those that the configuration file (``-config``) has; ignore its other names."""
     path = flags.get("config")
     if not path:
         return dict(flags)

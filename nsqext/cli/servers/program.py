@@ -68,9 +68,7 @@ def read_program(
 ) -> dict[str, Any]:
     """Read the command line and the configuration file of a program; exit if they are invalid.
 
-    Args:
-        kinds: see `nsqext.cli.servers.flags.parse_flags`.
-        redesigned: kinds of the flags that only the redesigned program has, or reads in another way.
+    The redesigned program has further flags, and reads some in another way.
     """
     both = {**kinds, **redesigned}
     flags = with_new_names(read_flags(name, arguments, both if _chooses_redesigned(arguments) else kinds, check))

@@ -70,11 +70,8 @@ class Supervisor:
     async def run(self, watch: Path | None = None, listener: socket.socket | None = None) -> int:
         """Run until a signal, or until all workers have exited with status 0; return the exit status.
 
-        The status is 1 if workers were killed because they did not drain in time, or on a second signal.
-
-        Args:
-            watch: restart the workers when a Python file below this folder changes.
-            listener: serve health and metrics of all workers on this socket.
+        The status is 1 if workers were killed because they did not drain in time, or on a second signal. Workers
+        restart when a Python file below the watched folder changes; the listener serves health and metrics of all.
         """
         try:
             async with anyio.create_task_group() as tasks:

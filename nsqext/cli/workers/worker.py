@@ -30,11 +30,7 @@ LOG_FORMAT = "%(asctime)s %(levelname)s [{}] %(name)s: %(message)s"
 
 
 def load_app(place: str) -> App:
-    """Import an app.
-
-    Args:
-        place: ``module:name``; the name may have dots, and is ``app`` by default.
-    """
+    """Import an app from ``module:name``; the name may have dots, and is ``app`` by default."""
     module, _, name = place.partition(":")
     try:
         found: object = import_module(module)

@@ -199,8 +199,7 @@ async def change_everywhere(
 ) -> None:
     """Send a change to every nsqd, and with ``lookupd`` to every lookup node.
 
-    Raises:
-        PartitionUnavailable, ConnectionFailed, InvalidInput: the error of one of the nodes; the others are changed.
+    Raises the error of one of the nodes; the others are changed.
     """
     nodes = [http_address(info) for info in await requests.client.nodes()]
     if lookupd:

@@ -63,10 +63,7 @@ async def wait_writable(requests: ClusterRequests, topic: str, partitions: int =
     """Create a topic on nodes of the original generation, then wait until each partition's leader accepts publishes.
 
     Nodes of the original generation register the topic at lookup some time after they have created it. Without this
-    wait, the next change, of a channel for example, would not reach them.
-
-    Args:
-        partitions: number of partitions that lookup must report, at least.
+    wait, the next change, of a channel for example, would not reach them. Lookup must report ``partitions``, at least.
     """
     created: set[Address] = set()
     for info in await requests.client.nodes():

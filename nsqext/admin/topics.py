@@ -189,8 +189,7 @@ class TopicAdmin(ChannelAdmin):
     async def _end_connections(self, topic: str, channel: str, *, ordered: bool) -> None:
         """End the connections of consumers: the server does so when a channel stops to be ordered.
 
-        Args:
-            ordered: the topic and thus the channel is ordered, and remains so.
+        An ordered channel, that of an ordered topic, remains ordered.
         """
         requests = self._open()
 

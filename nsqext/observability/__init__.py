@@ -7,7 +7,6 @@ Observers are middleware: give `LogObserver`, `nsqext.observability.otel.OpenTel
 
 from __future__ import annotations
 
-from nsqext.observability.logs import LogObserver
-from nsqext.observability.observer import Observer
+from nsqext.observability.observer import LogObserver, Observer
 
 __all__ = ("LogObserver", "Observer")

@@ -71,11 +71,7 @@ def sparkline(rate: Rate, label: str) -> Markup:
 
 
 def key_ranges(ranges: Sequence[KeyRange], clients: Sequence[str]) -> Markup:
-    """Draw the key ranges of consumers on the hash space from 0 to 1.
-
-    Args:
-        clients: addresses of all consumers of the channel; the index selects the shade.
-    """
+    """Draw the key ranges of consumers on the hash space from 0 to 1; the index in all clients selects the shade."""
     rect = Markup(
         '<rect class="shade-{shade}" x="{x:.2f}" width="{width:.2f}" y="0" height="28"><title>{title}</title></rect>'
     )

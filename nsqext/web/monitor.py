@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -157,11 +158,7 @@ class Monitor:
                 await self._admin.aclose()
 
     async def current(self, *, newest: bool = False) -> Snapshot:
-        """Return the latest sample, or a new one if it is too old.
-
-        Args:
-            newest: always take a new sample, because the cluster was changed.
-        """
+        """Return the latest sample, or a new one: if it is too old, or if the cluster was changed (``newest``)."""
         self._view()
         if newest or time.monotonic() - self._sampled > 3 * self._interval:
             await self._sample()
@@ -179,11 +176,8 @@ class Monitor:
 
     async def replicas(self, topic: str) -> dict[int, tuple[str, ...]]:
         """Return the in-sync replicas by partition, the leader first; empty if the request fails."""
-        with anyio.move_on_after(_REQUEST_TIMEOUT):
-            try:
-                return await self._admin.replicas(topic)
-            except NsqError:
-                return {}
+        with anyio.move_on_after(_REQUEST_TIMEOUT), suppress(NsqError):
+            return await self._admin.replicas(topic)
         return {}
 
     def _view(self) -> None:

@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 async def serve(
     page: WebPage, listener: socket.socket, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
 ) -> None:
-    """Serve on asyncio until cancelled, then close the socket and every connection.
-
-    Args:
-        listener: a listening socket; the server takes ownership of it.
-    """
+    """Serve on asyncio until cancelled, then close the listening socket, which it owns, and every connection."""
     async with anyio.create_task_group() as tasks:
         await tasks.start(page.run)
         await tasks.start(HttpServer(page).serve, listener)

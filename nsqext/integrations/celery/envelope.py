@@ -39,11 +39,7 @@ _PROPERTIES = frozenset(
 
 
 def encode_message(message: Mapping[str, Any], *, extend: bool) -> tuple[bytes, dict[str, str] | None]:
-    """Return body and extend headers of a message.
-
-    Args:
-        message: the message as `kombu.transport.virtual.Channel.prepare_message` returns it.
-    """
+    """Return body and extend headers of a message of `kombu.transport.virtual.Channel.prepare_message`."""
     given = message["body"]
     body: bytes = given.encode() if isinstance(given, str) else bytes(given)
     rest = {name: value for name, value in message.items() if name != "body"}

@@ -156,10 +156,9 @@ class NsqClients:
         self._ready.add((topic, channel))
 
     def publish(self, topic: str, body: bytes, headers: Mapping[str, str] | None, due: float | None) -> bool:
-        """Publish a message; return False if no queue is bound: the topic or its channels do not exist.
+        """Publish a message that is due at a time, in seconds since 1970, or at once.
 
-        Args:
-            due: when it is to be delivered, in seconds since 1970.
+        Returns False if no queue is bound: the topic or its channels do not exist.
         """
         try:
             delay = None if due is None else self._delay(topic, due - time.time())

@@ -34,10 +34,7 @@ class QueueConsumer:
     """Receives the messages of a queue, and drops those that no binding selects or that have expired.
 
     A task whose ``eta`` is later than ``eta_hold`` goes back to the server until then: the worker would keep it in
-    flight, for longer than servers allow.
-
-    Args:
-        prefetch: messages in flight, at most; 0 for the default.
+    flight, for longer than servers allow. A prefetch count of 0 stands for the default.
     """
 
     def __init__(self, clients: NsqClients, spec: QueueSpec, prefetch: int, receive: Receive) -> None:

@@ -375,11 +375,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
                     item[3].requeue()
 
     def drain_events(self, connection: object, timeout: float | None = None) -> None:
-        """Deliver the next message.
-
-        Raises:
-            TimeoutError: no message arrived within ``timeout`` seconds.
-        """
+        """Deliver the next message; raises TimeoutError if no message arrived within ``timeout`` seconds."""
         try:
             delivery = self._inbox.get(timeout=timeout) if timeout else self._inbox.get(timeout is None)
         except Empty:

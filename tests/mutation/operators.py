@@ -35,7 +35,7 @@ _CHOSEN = 8
 _WORDS = ("logger.", "log(", "log.", "warnings.", "self._log(")
 """What only produces text: a changed log record loses no message."""
 _BOUNDS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
-_MOMENTS = re.compile(r"now|due|until|since|deadline|horizon|\w+_(at|due|until|since)")
+_MOMENTS = re.compile(r"now|due|until|since|deadline|horizon|began|started|received|delivered|\w+_(at|due|until|since)")
 _CLOCKS = ("_clock", "clock", "current_time", "monotonic")
 
 

@@ -7,15 +7,25 @@ from attrs import frozen
 __all__ = ("NAMED", "ROOMS", "Named")
 
 ROOMS = {
-    "client/producer": ("tests/client/producer", "tests/observability/test_observers.py"),
+    "client/producer": (
+        "tests/client/producer",
+        "tests/client/test_trace_log.py",
+        "tests/contract/test_settling.py",
+        "tests/delays/test_relay.py",
+        "tests/observability/test_observers.py",
+        "tests/test_settings.py",
+    ),
     "client/consumer": (
         "tests/client/consumer",
+        "tests/client/test_tasks.py",
+        "tests/client/test_trace_log.py",
         "tests/app/test_typed.py",
         "tests/contract/test_key_tags.py",
         "tests/observability/test_observers.py",
         "tests/property/test_bodies.py",
+        "tests/test_settings.py",
     ),
-    "lookup": ("tests/lookup",),
+    "lookup": ("tests/lookup", "tests/test_settings.py"),
     "dispatch": ("tests/dispatch",),
     "broker/engine": ("tests/broker/engine",),
     "broker/coordinator": ("tests/broker/coordinator", "tests/broker/cluster/test_disk.py"),

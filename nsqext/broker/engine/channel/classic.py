@@ -179,12 +179,11 @@ class ClassicChannel(Channel):
 
     def discard_after(self, first: int) -> None:
         """Discard the messages behind a number, because the topic was emptied before they entered the channel."""
-        for count in range(first + 1, self._partition.readable + 1):
-            entry = self._partition.log.at(count)
+        for before in range(first, self._partition.readable):
+            entry = self._partition.log.at(before + 1)
             if entry is not None:
                 self.cursor.discard_new(entry)
         self.first_count += self._partition.readable - first
-        self.pump()
 
     @property
     def depth(self) -> int:
@@ -208,7 +207,6 @@ class ClassicChannel(Channel):
         """Discard everything, including messages in flight."""
         self.read_ahead: Delivery | None = None
         self.cursor.jump(self._partition.readable_offset, self._partition.readable)
-        self.pump()
 
     def stats(self) -> ChannelCounters:
         stats, depth = super().stats(), self.depth

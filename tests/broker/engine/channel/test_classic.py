@@ -55,6 +55,29 @@ def test_an_emptied_topic_discards_its_messages() -> None:
     assert bench.channel().stats().message_count == 1
 
 
+def test_a_channel_keeps_what_it_had_before_its_topic_was_emptied() -> None:
+    bench = original()
+    consumer = bench.consume(ready=0)
+    bench.publish("m0")
+    bench.partition.pause()
+    bench.publish("m1", "m2")
+    bench.partition.empty()
+    bench.partition.unpause()
+    stats = bench.channel().stats()
+    assert (stats.depth, stats.backend_depth, stats.message_count) == (1, 0, 1)
+    bench.channel().set_ready(consumer, 5)
+    assert consumer.bodies() == ["m0"]
+
+
+def test_a_channel_without_messages_has_no_depth_after_it_was_emptied() -> None:
+    bench = original()
+    bench.consume(ready=0)
+    bench.publish("soon", NewMessage(b"late", delay=60))
+    bench.channel().empty()
+    stats = bench.channel().stats()
+    assert (stats.depth, stats.deferred_count) == (0, 0)
+
+
 def test_requeue_moves_a_message_to_the_end() -> None:
     bench = original()
     consumer = bench.consume()
@@ -92,6 +115,43 @@ def test_a_deferred_publish_is_delivered_after_later_ones() -> None:
     assert bench.channel().acked.count == 2
 
 
+def test_a_message_that_no_client_waits_for_is_in_memory() -> None:
+    bench = original()
+    bench.channel()
+    bench.publish("m0")
+    stats = bench.channel().stats()
+    assert (stats.depth, stats.backend_depth) == (1, 0)
+
+
+def test_depth_counts_what_waits_and_not_what_is_deferred() -> None:
+    bench = original()
+    consumer = bench.consume(ready=0)
+    bench.publish(NewMessage(b"late", delay=2), "soon", NewMessage(b"later", delay=0.5))
+    stats = bench.channel().stats()
+    assert (stats.depth, stats.backend_depth, stats.deferred_count) == (1, 0, 2)
+    bench.channel().set_ready(consumer, 3)
+    assert (consumer.bodies(), bench.channel().stats().depth) == (["soon"], 0)
+    for wait, bodies in ((0.4, []), (0.2, ["later"]), (1.3, []), (0.2, ["late"])):
+        bench.wait(wait)
+        assert consumer.bodies() == bodies
+    bench.channel().requeue(consumer, 3, 0.5)
+    for wait, bodies in ((0.4, []), (0.2, ["soon"])):
+        bench.wait(wait)
+        assert consumer.bodies() == bodies
+    assert bench.channel().stats().depth == 0
+
+
+def test_a_client_answers_only_its_own_messages() -> None:
+    bench = original()
+    owner, other = bench.consume(ready=1), bench.consume(2)
+    bench.publish("m0")
+    with pytest.raises(Refusal, match=r"^client does not own message$"):
+        bench.channel().touch(other, 2)
+    with pytest.raises(Refusal, match=r"^ID not in flight$"):
+        bench.channel().touch(owner, 3)
+    bench.channel().touch(owner, 2)
+
+
 def test_the_delay_starts_when_the_channel_receives_the_message() -> None:
     bench = original()
     bench.publish(NewMessage(b"late", delay=2))
@@ -123,8 +183,12 @@ def test_empty_discards_everything() -> None:
     bench.channel().empty()
     with pytest.raises(Refusal, match=r"^ID not in flight$"):
         bench.finish(consumer, [2])
-    bench.publish("new")
-    assert consumer.bodies() == ["new"]
+    bench.publish("new", NewMessage(b"late", delay=60), "more", "over")
+    assert (consumer.bodies(), bench.channel().stats().depth) == (["new", "more"], 1)
+    bench.channel().empty()
+    assert bench.channel().stats().depth == 0
+    bench.publish("a", "b", "c")
+    assert (consumer.bodies(), bench.channel().stats().depth) == (["a", "b"], 1)
 
 
 def test_clients_are_limited() -> None:
@@ -138,6 +202,8 @@ def test_an_ephemeral_channel_discards_messages_beyond_its_bound() -> None:
     bench = original(mem_queue_size=2)
     consumer = bench.consume(ready=0, channel="tmp#ephemeral")
     bench.publish("m0", "m1", "m2", "m3")
+    stats = bench.channel("tmp#ephemeral").stats()
+    assert (stats.depth, stats.backend_depth) == (2, 0)
     bench.channel("tmp#ephemeral").set_ready(consumer, 10)
     assert consumer.bodies() == ["m0", "m1"]
     bench.finish(consumer, [2, 3], "tmp#ephemeral")
@@ -169,14 +235,20 @@ def test_a_restarted_server_delivers_what_was_in_flight_after_what_waits() -> No
     bench.wait(1)
     bench.partition.restart()
     assert (consumer.has_closed, list(bench.partition.channels)) == (True, ["ch"])
+    assert bench.channel().clients == {}
     stats = bench.channel().stats()
     assert (stats.depth, stats.backend_depth, stats.in_flight_count, stats.deferred_count) == (4, 4, 0, 0)
     assert (stats.message_count, stats.requeue_count, bench.partition.message_count) == (0, 0, 0)
     bench.publish("new")
-    found = bench.consume(2, ready=10).attempts()
+    second = bench.consume(2, ready=10)
+    found = second.attempts()
     assert (found[0], found[-1]) == (("m4", 1), ("new", 1))
     assert sorted(found[1:-1]) == [("m0", 2), ("m2", 2), ("m3", 2)]
     assert bench.channel().stats().backend_depth == 0
+    bench.channel().set_ready(second, 0)
+    bench.channel().requeue(second, 2, 0)
+    stats = bench.channel().stats()
+    assert (stats.depth, stats.backend_depth) == (1, 0), "it is in memory, though it was stored before the restart"
 
 
 def test_messages_of_a_topic_are_on_disk_after_a_restart() -> None:

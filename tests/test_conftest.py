@@ -43,7 +43,7 @@ def test_a_skip_that_could_have_run_fails_in_continuous_integration(
     monkeypatch.setenv("CI", environment)
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(SKIPPING.format(reason=reason))
-    result = pytester.runpytest_subprocess()
+    result = pytester.runpytest_inprocess("-o", "asyncio_default_fixture_loop_scope=function")
     result.assert_outcomes(passed=1, skipped=1)
     assert result.ret == expected
     assert ("ERROR skipped with CI=true" in result.stdout.str()) is (expected != pytest.ExitCode.OK)

@@ -71,12 +71,14 @@ def test_two(nsq_cluster, nsq_topic, letter):
     assert outcome(output) == {"passed": 2}, output
 
 
-def test_it_works_with_pytest_asyncio_and_anyio(tmp_path: Path) -> None:
+def test_it_works_with_default_topics_pytest_asyncio_and_anyio(tmp_path: Path) -> None:
     output = run(
         tmp_path,
         """
 import pytest
 import nsqext
+from nsqext import sync
+from nsqext.errors import NsqError
 
 async def journey(cluster, topic):
     async with nsqext.Producer(cluster.lookupd) as producer:
@@ -96,19 +98,6 @@ async def test_asyncio(nsq_cluster, nsq_topic):
 @pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
 async def test_anyio(nsq_cluster, nsq_topic, anyio_backend):
     await journey(nsq_cluster, nsq_topic)
-""",
-    )
-    assert outcome(output) == {"passed": 3}, output
-
-
-def test_a_default_topic_can_be_published_to_and_consumed(tmp_path: Path) -> None:
-    output = run(
-        tmp_path,
-        """
-import pytest
-from nsqext import sync
-from nsqext.client.producer.options import ProducerOptions
-from nsqext.errors import NsqError
 
 def test_default(nsq_cluster, nsq_topic):
     with sync.Producer(nsq_cluster.lookupd) as producer:
@@ -121,9 +110,8 @@ def test_without_channels(nsq_cluster, nsq_topic):
     with sync.Producer(nsq_cluster.lookupd, timeout=0.5) as producer, pytest.raises(NsqError):
         producer.publish(nsq_topic, b"hi")
 """,
-        ini="nsqext_nodes = 1\n",
     )
-    assert outcome(output) == {"passed": 2}, output
+    assert outcome(output) == {"passed": 5}, output
 
 
 def test_the_original_generation(tmp_path: Path) -> None:
@@ -142,10 +130,13 @@ def test_it(nsq_cluster, nsq_topic):
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:
-    code = "import pytest\n@pytest.mark.nsq_topic({})\ndef test_it(nsq_topic): pass\n"
-    assert "takes keywords only" in run(tmp_path, code.format('"orders"'))
-    assert "unexpected keyword argument 'colour'" in run(tmp_path, code.format('colour="red"'))
-    assert "nsqext_nodes = 'many' is not a number" in run(tmp_path, code.format(""), ini="nsqext_nodes = many\n")
+    test = "@pytest.mark.nsq_topic({})\ndef test_{}(nsq_topic): pass\n"
+    code = "import pytest\n" + test.format('"orders"', "name") + test.format('colour="red"', "colour")
+    output = run(tmp_path, code)
+    assert outcome(output) == {"errors": 2}, output
+    assert "takes keywords only" in output
+    assert "unexpected keyword argument 'colour'" in output
+    assert "nsqext_nodes = 'many' is not a number" in run(tmp_path, code, ini="nsqext_nodes = many\n")
 
 
 def test_the_plugin_is_cheap_to_load(tmp_path: Path) -> None:

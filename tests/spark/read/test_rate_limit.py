@@ -28,25 +28,33 @@ def logs(draw: st.DrawFn) -> Log:
     )
 
 
-def counts(found: dict[Key, Log], begins: dict[Key, int], limit: int) -> dict[Key, int]:
-    """Ask how much the next batch reads."""
+async def counted(found: dict[Key, Log], begins: dict[Key, int], limit: int) -> dict[Key, int]:
+    """Return how much the next batch reads."""
     servers = FakeAdmin(found)
     lags = {key: Lag(begins[key], log.end - begins[key]) for key, log in found.items()}
     standings = {key: PartitionState(log.start, log.end, None, log.end_offset) for key, log in found.items()}
-    return anyio.run(within_bytes, servers.admin, lags, standings, limit)
+    return await within_bytes(servers.admin, lags, standings, limit)
+
+
+def counts(found: dict[Key, Log], begins: dict[Key, int], limit: int) -> dict[Key, int]:
+    """Return how much the next batch reads."""
+    return anyio.run(counted, found, begins, limit)
 
 
 @given(st.dictionaries(KEYS, logs(), min_size=1, max_size=6), st.integers(1, 20_000))
 def test_batches_read_everything_within_their_limit(found: dict[Key, Log], limit: int) -> None:
-    begins = {key: log.start for key, log in found.items()}
-    while any(begins[key] < log.end for key, log in found.items()):
-        taken = counts(found, begins, limit)
-        assert any(taken.values())
-        assert all(0 <= count <= found[key].end - begins[key] for key, count in taken.items())
-        # each may give one message although there is no room for it
-        assert sum(max(count - 1, 0) * found[key].size for key, count in taken.items()) <= limit
-        begins = {key: begin + taken.get(key, 0) for key, begin in begins.items()}
-    assert counts(found, begins, limit) == {}
+    async def read() -> dict[Key, int]:
+        begins = {key: log.start for key, log in found.items()}
+        while any(begins[key] < log.end for key, log in found.items()):
+            taken = await counted(found, begins, limit)
+            assert any(taken.values())
+            assert all(0 <= count <= found[key].end - begins[key] for key, count in taken.items())
+            # each may give one message although there is no room for it
+            assert sum(max(count - 1, 0) * found[key].size for key, count in taken.items()) <= limit
+            begins = {key: begin + taken.get(key, 0) for key, begin in begins.items()}
+        return await counted(found, begins, limit)
+
+    assert anyio.run(read) == {}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,7 @@ class AttemptErrors:
     def __init__(self, options: ProducerOptions, errors: Iterable[NsqError] = ()) -> None:
         self._options = options
         self._first: list[NsqError] = []
-        self._last: list[NsqError] = []
+        self._last: deque[NsqError] = deque(maxlen=_KEPT_LAST)
         self.count: int = 0  # number of failed attempts
         self.unknown: bool = False  # the outcome of an attempt is unknown
         for error in errors:
@@ -51,12 +52,7 @@ class AttemptErrors:
         """Add the error of the latest attempt."""
         self.count += 1
         self.unknown = self.unknown or outcome_unknown(error)
-        if len(self._first) < _KEPT_FIRST:
-            self._first.append(error)
-            return
-        self._last.append(error)
-        if len(self._last) > _KEPT_LAST:
-            del self._last[0]
+        (self._first if len(self._first) < _KEPT_FIRST else self._last).append(error)
 
     @property
     def kept(self) -> tuple[NsqError, ...]:

@@ -17,7 +17,17 @@ if TYPE_CHECKING:
     from nsqext.admin.requests import ClusterRequests
     from nsqext.types import Address
 
+EXPAND = "/topic/partition/expand"
+CREATE = "/topic/create"
+
 _PAUSE = 0.2  # seconds between two attempts while a topic is created
+
+_REQUEST_AGAIN = 7.0
+"""Seconds after which the request for partitions is repeated while they have no leaders.
+
+A real cluster assigns missing leaders when it checks all topics: once a minute, and after such a request if the last
+check is 6 s old. Without repeats a topic takes up to two minutes.
+"""
 
 
 async def create_topic(
@@ -31,7 +41,7 @@ async def create_topic(
             await requests.find(topic)
             raise exists
     try:
-        await requests.change_lookup("/topic/create", params)
+        await requests.change_lookup(CREATE, params)
     except LookupFailed as error:
         if "No node is available" in error.message and not params.keys() & {"multipart", "orderedmulti"}:
             raise _too_few_nodes(error, topic, params, len(await requests.client.nodes())) from error
@@ -59,11 +69,17 @@ def _too_few_nodes(error: LookupFailed, topic: str, params: Mapping[str, str | i
     )
 
 
-async def wait_writable(requests: ClusterRequests, topic: str, partitions: int = 0) -> None:
+async def wait_writable(
+    requests: ClusterRequests, topic: str, path: str, params: Mapping[str, str | int], *, partitions: int = 0
+) -> None:
     """Create a topic on nodes of the original generation, then wait until each partition's leader accepts publishes.
 
     Nodes of the original generation register the topic at lookup some time after they have created it. Without this
     wait, the next change, of a channel for example, would not reach them. Lookup must report ``partitions``, at least.
+
+    Args:
+        path: path of the request for the partitions that lookup has accepted; it changes nothing if it is repeated.
+        params: its arguments.
     """
     created: set[Address] = set()
     for info in await requests.client.nodes():
@@ -84,7 +100,20 @@ async def wait_writable(requests: ClusterRequests, topic: str, partitions: int =
             with suppress(InvalidInput):
                 await requests.post(http_of(where, node), "/pubtrace", params, b"x")
 
-    await _settled(requests, check, topic, TopicNotFound)
+    again_at = anyio.current_time() + _REQUEST_AGAIN
+
+    async def check_or_request_again() -> None:
+        nonlocal again_at
+        try:
+            await check()
+        except NsqError:
+            if anyio.current_time() >= again_at:
+                again_at = anyio.current_time() + _REQUEST_AGAIN
+                with suppress(LookupFailed, TopicNotFound):  # it exists with other flags, or the cluster is unstable
+                    await requests.change_lookup(path, params)
+            raise
+
+    await _settled(requests, check_or_request_again, topic, TopicNotFound)
 
 
 async def wait_offered(requests: ClusterRequests, topic: str) -> None:
@@ -115,7 +144,7 @@ async def expand_topic(requests: ClusterRequests, topic: str, partitions: int) -
     """Request more partitions, again while the cluster is unstable: leaders of other partitions are being elected."""
     while True:
         try:
-            await requests.change_lookup("/topic/partition/expand", {"topic": topic, "partition_num": partitions})
+            await requests.change_lookup(EXPAND, {"topic": topic, "partition_num": partitions})
             return
         except LookupFailed as error:
             if "cluster is unstable" not in error.message:

@@ -11,7 +11,7 @@ from nsqext.admin.channels import ChannelAdmin
 from nsqext.admin.nodes import change_everywhere, move_partition
 from nsqext.admin.requests import ask_all, generation_of, http_of, unsupported
 from nsqext.admin.results import TopicInfo
-from nsqext.admin.topic_creation import create_topic, expand_topic, wait_offered, wait_writable
+from nsqext.admin.topic_creation import CREATE, EXPAND, create_topic, expand_topic, wait_offered, wait_writable
 from nsqext.arguments import check_number, check_time
 from nsqext.errors import InvalidInput, PartitionUnavailable, TopicNotFound
 from nsqext.lookup.metadata import topic_changed
@@ -92,8 +92,8 @@ class TopicAdmin(ChannelAdmin):
             registered_channels_only: consumers cannot create channels; `create_channel` registers them.
             channels: channels to create.
             exist_ok: an existing topic is not an error; its partitions and flags stay as they are.
-            wait: seconds to wait until the topic accepts publishes; a real cluster may take two minutes. With 0 it does
-                not wait, and ``channels`` must be empty.
+            wait: seconds to wait until the topic accepts publishes; a real cluster takes 2 to 12 s, and longer while its
+                nodes change. With 0 it does not wait, and ``channels`` must be empty.
 
         Raises:
             InvalidInput: a name or number is invalid, or the topic exists.
@@ -122,7 +122,7 @@ class TopicAdmin(ChannelAdmin):
         await create_topic(requests, topic, params, exist_ok=exist_ok)
         if wait > 0:
             with anyio.move_on_after(wait) as scope:
-                await wait_writable(requests, topic)
+                await wait_writable(requests, topic, CREATE, params)
                 for name in names:
                     await self.create_channel(topic, name)
                 if names:
@@ -262,8 +262,8 @@ class TopicAdmin(ChannelAdmin):
 
         Args:
             partitions: number of partitions, at least that of the topic, at most 254.
-            wait: seconds to wait until the new partitions accept publishes; a real cluster may take four minutes, of
-                which it refuses to expand topics for the first ones while other partitions are being placed.
+            wait: seconds to wait until the new partitions accept publishes; a real cluster may take two minutes, most of
+                them because it expands no topic while other partitions are being placed.
 
         Raises:
             InvalidInput: the number is not valid.
@@ -281,7 +281,8 @@ class TopicAdmin(ChannelAdmin):
         with anyio.move_on_after(wait) as scope:
             await expand_topic(requests, topic, number)
             sent = True
-            await wait_writable(requests, topic, number)
+            params = {"topic": topic, "partition_num": number}
+            await wait_writable(requests, topic, EXPAND, params, partitions=number)
             for channel in channels:
                 await self.create_channel(topic, channel)
             if channels:

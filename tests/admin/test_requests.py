@@ -82,6 +82,32 @@ async def test_a_topic_that_is_created_meanwhile_exists(nodes: LookupNodes) -> N
         await admin_of(nodes).create_topic("orders", wait=0)
 
 
+@pytest.mark.parametrize("refused", [False, True], ids=["accepted", "refused"])
+async def test_the_creation_is_requested_again_until_partitions_have_leaders(
+    nodes: LookupNodes, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    """A real cluster checks its topics after such a request, and else once a minute."""
+    monkeypatch.setattr("nsqext.admin.topic_creation._REQUEST_AGAIN", 0.0)
+    asked = list[dict[str, str]]()
+
+    def create(request: httpx.Request) -> httpx.Response:
+        asked.append(dict(request.url.params))
+        return httpx.Response(400, json={"message": "already exist"}) if refused and len(asked) > 1 else OK
+
+    def lookup(request: httpx.Request) -> httpx.Response:
+        leaders = {0: "n1:4150"} if len(asked) > 2 else {}
+        return httpx.Response(200, json=lookup_json(leaders, num=bool(asked)))
+
+    for name in ("a:4161", "b:4161"):
+        nodes.finds(name, lookup)
+        nodes.route(name, "/nodes", {"producers": []})
+    nodes.route("b:4161", "/topic/create", create, "POST")
+    nodes.route("n1:4151", "/pubtrace", httpx.Response(400, json={"message": "INVALID_TRACE_ID"}), "POST")
+    admin = admin_of(nodes)
+    await admin.create_topic("orders")
+    assert asked == [{"topic": "orders", "partition_num": "1", "replicator": "1"}] * 3
+
+
 @pytest.mark.parametrize("wrong", [{"partitions": 0}, {"partitions": 255}, {"replicas": 6}, {"partitions": True}])
 async def test_numbers_are_checked(nodes: LookupNodes, wrong: dict[str, int]) -> None:
     with pytest.raises(InvalidInput, match="is not within 1"):

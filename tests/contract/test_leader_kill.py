@@ -15,7 +15,6 @@ from attrs import define, field
 from nsqext import Consumer, Message, NsqError, Producer
 from tests.support.cluster import REAL, Killable
 from tests.support.machine_pauses import PauseWatch
-from tests.support.node_restarts import until_nodes_are_back
 from tests.support.transports import Transport, over_tcp_and_http
 
 pytestmark = pytest.mark.anyio
@@ -26,12 +25,6 @@ _STALL = 2.0 if not REAL else 40.0
 """Longest time of a publish or a consumption, in seconds; a real cluster detects a kill after 20 s."""
 _BEFORE, _AFTER = 20, 40
 """Publishes of each publisher before the kill, and after it."""
-
-
-@pytest.fixture(autouse=True)
-def nodes() -> None:
-    """An earlier test has killed one of them."""
-    until_nodes_are_back()
 
 
 @define

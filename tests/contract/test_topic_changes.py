@@ -15,6 +15,7 @@ from nsqext import Admin, Consumer, Producer, sync
 from nsqext.admin.requests import http_of
 from nsqext.admin.topic_creation import expand_topic
 from nsqext.errors import InvalidInput, OperationNotSupported, PublishFailed
+from tests.support.cluster import REAL
 from tests.support.messages import finish_all
 
 if TYPE_CHECKING:
@@ -38,6 +39,24 @@ async def new_topic(cluster: ClusterUnderTest, *channels: str) -> AsyncIterator[
             await admin.delete_topic(topic)
 
 
+@asynccontextmanager
+async def soon_stable(admin: Admin, topic: str) -> AsyncIterator[None]:
+    """Have a real cluster check its topics, after which it expands a new one; else it does so once a minute."""
+
+    async def change_nothing() -> None:
+        while True:
+            await admin._requests.change_lookup(
+                "/topic/meta/update", {"topic": topic, "disable_channel_auto_create": "false"}
+            )
+            await anyio.sleep(7)
+
+    async with anyio.create_task_group() as tasks:
+        if REAL:
+            tasks.start_soon(change_nothing)
+        yield
+        tasks.cancel_scope.cancel()
+
+
 async def test_new_partitions_are_published_to_and_consumed_at_once(
     cluster_under_test: ClusterUnderTest, channel: str
 ) -> None:
@@ -50,7 +69,8 @@ async def test_new_partitions_are_published_to_and_consumed_at_once(
     ):
         await producer.publish(topic, b"before", key="key")
         assert [message.body for message in await finish_all(consumer, 1)] == [b"before"]
-        await admin.expand_topic(topic, 3)
+        async with soon_stable(admin, topic):
+            await admin.expand_topic(topic, 3)
         used, published = set[int](), 0
         with anyio.fail_after(5):  # clients of the process look it up at once, and not before the call returns
             while used != {0, 1, 2}:
@@ -82,7 +102,8 @@ async def test_publishes_with_a_key_continue_while_another_process_expands_the_t
                     await anyio.sleep(0.02)
 
         tasks.start_soon(publish)
-        await admin.expand_topic(topic, 3)
+        async with soon_stable(admin, topic):
+            await admin.expand_topic(topic, 3)
         with anyio.fail_after(5):
             while used != {0, 1, 2}:  # noqa: ASYNC110 - the producer has no event for it
                 await anyio.sleep(0.01)
@@ -100,7 +121,8 @@ async def test_a_partition_that_was_added_by_another_process_is_asked_for(
     ):
         await producer.publish(topic, b"before", partition=0)
         monkeypatch.setattr("nsqext.admin.topics.topic_changed", lambda topic: None)
-        await admin.expand_topic(topic, 2)
+        async with soon_stable(admin, topic):
+            await admin.expand_topic(topic, 2)
         assert (await producer.publish(topic, b"after", partition=1)).partition == 1
 
 
@@ -112,7 +134,8 @@ async def test_a_partition_without_channel_is_named(cluster_under_test: ClusterU
         Producer(cluster.lookupd, timeout=5.0) as producer,
     ):
         await producer.publish(topic, b"before")
-        await expand_topic(admin._requests, topic, 2)  # without channels, as another client does
+        async with soon_stable(admin, topic):
+            await expand_topic(admin._requests, topic, 2)  # without channels, as another client does
         with anyio.fail_after(240):
             while not await admin._requests.client.lacks_channel(topic, 1):  # noqa: ASYNC110 - registered later
                 await anyio.sleep(0.1)

@@ -15,6 +15,7 @@ from attrs import define, field, frozen
 
 from nsqext import Admin, Producer
 from nsqext.broker import Cluster
+from tests.support.node_restarts import start_nodes, until_nodes_lead
 from tests.support.topic_plan import TopicPlan
 
 if TYPE_CHECKING:
@@ -86,6 +87,11 @@ class ClusterUnderTest:
     extend: str
     ordered: str
     upgradable: list[str] = field(factory=list)
+
+    def wait_until_led(self) -> None:
+        """Wait until all nodes run, and all partitions of the shared topics have a leader."""
+        topics = {topic: PARTITIONS for topic in (self.plain, self.extend, self.ordered)}
+        anyio.run(until_nodes_lead, self.lookupd, [node.tcp for node in self.nodes], topics)
 
     async def make_channel(self, topic: str) -> str:
         """Create a channel without consumers; return its name."""
@@ -205,7 +211,7 @@ class Killable:
 
 @contextmanager
 def killable_cluster(*, extend: bool = False) -> Iterator[Killable]:
-    """Yield a cluster whose nodes may be killed: a new embedded one, or the real one."""
+    """Yield a cluster whose nodes may be killed: a new embedded one, or the real one, whose nodes run again at the end."""
     topic = f"contract_kill_{token_hex(4)}"
     if not REAL:
         with Cluster(nodes=3) as cluster:
@@ -215,11 +221,23 @@ def killable_cluster(*, extend: bool = False) -> Iterator[Killable]:
         return
     lookupd = REAL.split(",")
     nodes = anyio.run(_make_killable, lookupd, topic, extend)
+    killed = list[int]()
 
     def kill(address: str) -> None:
-        subprocess.run(shlex.split(KILL.format(n=nodes.index(address) + 1)), check=True)
+        killed.append(nodes.index(address) + 1)
+        subprocess.run(shlex.split(KILL.format(n=killed[-1])), check=True)
 
-    yield Killable(lookupd, topic, kill)
+    try:
+        yield Killable(lookupd, topic, kill)
+    finally:
+        start_nodes(START, killed)
+        anyio.run(_delete_when_led, lookupd, nodes, topic)
+
+
+async def _delete_when_led(lookupd: list[str], nodes: list[str], topic: str) -> None:
+    await until_nodes_lead(lookupd, nodes, {topic: 1})
+    async with Admin(lookupd) as admin:
+        await admin.delete_topic(topic)
 
 
 async def _make_killable(lookupd: list[str], topic: str, extend: bool) -> list[str]:
@@ -253,20 +271,24 @@ def truncatable_cluster() -> Iterator[Truncatable]:
             yield Truncatable(cluster.lookupd, topic, lambda: cluster.faults.truncate(topic, 0, 7400))
         return
     lookupd = REAL.split(",")
-    number = anyio.run(_make_truncatable, lookupd, topic)
+    nodes, number = anyio.run(_make_truncatable, lookupd, topic)
 
     def truncate() -> None:
         # the server writes to its log in large blocks, and loses the last one
-        for command in (KILL, START):
-            subprocess.run(shlex.split(command.format(n=number)), check=True)
+        subprocess.run(shlex.split(KILL.format(n=number)), check=True)
+        start_nodes(START, [number])
 
-    yield Truncatable(lookupd, topic, truncate)
+    try:
+        yield Truncatable(lookupd, topic, truncate)
+    finally:
+        anyio.run(_delete_when_led, lookupd, nodes, topic)
 
 
-async def _make_truncatable(lookupd: list[str], topic: str) -> int:
-    """Create a topic; returns the number of its leader."""
+async def _make_truncatable(lookupd: list[str], topic: str) -> tuple[list[str], int]:
+    """Create a topic; returns the nodes and the number of its leader."""
     async with Admin(lookupd) as admin:
         await admin.create_topic(topic, replicas=1, channels=READY, wait=150.0)
         async with Producer(lookupd) as producer:
             leader = (await producer.publish(topic, b"the first message")).node
-        return [str(node.tcp) for node in await admin.nodes()].index(str(leader)) + 1
+        nodes = [str(node.tcp) for node in await admin.nodes()]
+        return nodes, nodes.index(str(leader)) + 1

@@ -2,25 +2,55 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
 import anyio
 
 from nsqext import Admin
-from tests.support.cluster import REAL
+from nsqext.errors import NsqError
 
-__all__ = ("until_nodes_are_back",)
+if TYPE_CHECKING:
+    from nsqext.admin.requests import ClusterRequests
 
-_NODES = 3
-_PATIENCE = 120.0
+__all__ = ("start_nodes", "until_nodes_lead")
 
-
-def until_nodes_are_back() -> None:
-    """Wait until the real cluster lists all its nodes; return at once for an embedded one."""
-    if REAL:
-        anyio.run(_wait)
+_PATIENCE = 300.0
 
 
-async def _wait() -> None:
-    async with Admin(REAL.split(",")) as admin:
+def start_nodes(command: str, numbers: Collection[int]) -> None:
+    """Start nodes that were killed; without a command they are started by who supervises them."""
+    if command:
+        for number in numbers:
+            subprocess.run(shlex.split(command.format(n=number)), check=True)
+
+
+async def until_nodes_lead(lookupd: list[str], nodes: Collection[str], topics: dict[str, int]) -> None:
+    """Wait until lookup lists all nodes, and offers every partition of the topics to producers.
+
+    Args:
+        lookupd: lookup addresses.
+        nodes: TCP addresses of all nodes.
+        topics: numbers of partitions, by topic.
+    """
+    async with Admin(lookupd) as admin:
         with anyio.fail_after(_PATIENCE):
-            while len(await admin.nodes()) < _NODES:  # noqa: ASYNC110 - no event for it
+            while not await _lead(admin, nodes, topics):
                 await anyio.sleep(0.5)
+
+
+async def _lead(admin: Admin, nodes: Collection[str], topics: dict[str, int]) -> bool:
+    try:
+        listed = {str(node.tcp) for node in await admin.nodes()}
+        return listed >= set(nodes) and all([
+            len(await _offered(admin._requests, topic)) == count for topic, count in topics.items()
+        ])
+    except NsqError:  # a lookup server that was restarted
+        return False
+
+
+async def _offered(requests: ClusterRequests, topic: str) -> set[int]:
+    answers = await requests.client.lookup(topic, "w")
+    return {partition for answer in answers for partition in answer.partitions}

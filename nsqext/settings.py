@@ -337,6 +337,12 @@ class _Collector:
         self.add(_from_environment(environ, prefix), "environment", text=True)
 
 
+def _frozen(value: object) -> object:
+    if isinstance(value, Mapping):
+        return MappingProxyType(dict(value))
+    return tuple(value) if isinstance(value, list) else value
+
+
 @attrs.frozen
 class Schema:
     """The settings of one kind of client."""
@@ -400,10 +406,13 @@ class Schema:
         return Given(addresses.get("lookupd", ()), addresses.get("nsqd", ()), collector.values)
 
     def effective(self, options: object) -> Mapping[str, object]:
-        """Return the values of an option object by name; secrets are shown as ``***``."""
+        """Return the values of an option object by name; secrets are shown as ``***``.
+
+        Tables and lists are copies that cannot be changed: a change would have no effect on the client.
+        """
         values: dict[str, object] = {}
         for name, setting in self.own.items():
             owner = getattr(options, setting.group) if setting.group else options
             value = getattr(owner, setting.member)
-            values[name] = "***" if value is not None and is_secret_name(name) else value
+            values[name] = "***" if value is not None and is_secret_name(name) else _frozen(value)
         return MappingProxyType(values)

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
@@ -344,6 +345,10 @@ def test_variables_of_tests_are_ignored() -> None:
 def test_clients_from_urls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORDERS_MAX_IN_FLIGHT", "9")
     assert nsqext.Producer("nsq://h", timeout=2.0).settings["timeout"] == 2
+    compression = nsqext.Producer("nsq://h", compression={"orders": "gzip"}).settings["compression"]
+    assert isinstance(compression, MappingProxyType)
+    assert compression == {"orders": "gzip"}
+    assert nsqext.Consumer("orders", "ch", "nsq://h", partitions=[1]).settings["partitions"] == (1,)
     assert nsqext.Consumer("orders", "ch", "nsqd://h", tag="blue", env="ORDERS_").settings["max_in_flight"] == 9
     assert sync.Producer("nsq://h?timeout=2").settings["timeout"] == 2
     assert sync.Consumer("orders", "ch", "nsq://h", close_timeout=1.0).settings["close_timeout"] == 1

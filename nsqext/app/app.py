@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import anyio
@@ -98,7 +99,8 @@ class App(Router, Runnable):
         Where the defaults differ (``close_timeout``, ``lookup_timeout``), it is that of the consumers; the producer's
         are in ``app.producer.settings``.
         """
-        return {**self._producer.settings, **consumer_schema().effective(self._consumer_options({}))}
+        own = consumer_schema().effective(self._consumer_options({}))
+        return MappingProxyType({**self._producer.settings, **own})
 
     @property
     def producer(self) -> Producer:

@@ -276,6 +276,18 @@ class LookupClient:
         answers = await self._collect("/topics", {}, self._read_topics)
         return tuple(sorted({topic for topics in answers for topic in topics}))
 
+    async def extend_support(self) -> dict[str, bool]:
+        """Return whether topics have extend support, for all topics of the redesigned NSQ, with one request.
+
+        Raises LookupFailed.
+        """
+        answers = await self._collect("/topics", {"metaInfo": "true"}, self._read_extend_support)
+        found: dict[str, bool] = {}
+        for answer in answers:
+            for topic, extend in answer.items():
+                found[topic] = extend or found.get(topic, False)
+        return found
+
     async def nodes(self) -> tuple[NodeInfo, ...]:
         """Return all nsqd that any lookup node knows, sorted; ``max_nodes`` of each at most. Raises LookupFailed."""
         answers = await self._collect("/nodes", {}, self._read_nodes)
@@ -310,6 +322,10 @@ class LookupClient:
                 hint="raise max_topics if the cluster has so many",
             )
         return tuple(map(str, topics))
+
+    def _read_extend_support(self, data: Any, address: Address) -> dict[str, bool]:
+        self._read_topics(data, address)
+        return {str(one["topic_name"]): one["extend_support"] is True for one in data.get("meta_info") or ()}
 
     def _read_nodes(self, data: Any, address: Address) -> tuple[NodeInfo, ...]:
         listed = data["producers"] or ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,9 +15,10 @@ import anyio
 from anyio.lowlevel import EventLoopToken, checkpoint, current_token
 
 from nsqext.errors import InvalidSetting, InvalidState, LookupFailed
+from nsqext.lookup.extended_topics import ExtendedTopics
 from nsqext.lookup.options import LookupOptions, LookupUrl, parse_addresses, parse_http_addresses
 from nsqext.lookup.partition_map import PartitionMap
-from nsqext.lookup.poller import Poller, RefreshBudget, Refresher
+from nsqext.lookup.poller import Polled, Poller, RefreshBudget, Refresher
 from nsqext.protocol.names import check_topic
 from nsqext.transport.event_loop import call_in_loop, current_loop
 
@@ -105,6 +106,7 @@ class MetadataCache:
         self._callbacks: dict[Key, list[Callback]] = {}
         self._poller = Poller(self._polled)
         self._budget = RefreshBudget()
+        self._extended = ExtendedTopics(self._extend_support, partial(self._poll_soon, accesses="r"))
         self._users = 0
         self._loop: EventLoopToken | None = None
         self._closed = False
@@ -253,6 +255,20 @@ class MetadataCache:
                 refresher.poll_soon()
         self._poller.wake()
 
+    def lists_cheaply(self, count: int) -> bool:
+        """Return whether one list of all topics costs less than lookups of this many topics."""
+        return self._extended.cheap_for(count)
+
+    def poll_extended(self, topics: Iterable[str]) -> None:
+        """Look up soon those of a consumer's topics that have extend support by now, with one list. Not thread-safe."""
+        self._extended.request(topics)
+        self._poller.wake()
+
+    async def _extend_support(self) -> dict[str, bool]:
+        if self._client is None:
+            raise InvalidState("the metadata cache uses no lookup")
+        return await self._client.extend_support()
+
     def watch(self, topic: str, access: str, callback: Callback) -> Callable[[], None]:
         """Poll a topic and call ``callback`` with each new map; return a function that ends this.
 
@@ -332,8 +348,9 @@ class MetadataCache:
         if self._client is not None:
             await self._poller.run()
 
-    def _polled(self) -> list[Refresher]:
-        return [one for key, one in self._refreshers.items() if one.map is not None or key in self._callbacks]
+    def _polled(self) -> list[Polled]:
+        topics = [one for key, one in self._refreshers.items() if one.map is not None or key in self._callbacks]
+        return [self._extended, *topics]
 
     async def aclose(self) -> None:
         """Close the connections to lookup nodes; pending calls raise. Closing twice does nothing."""

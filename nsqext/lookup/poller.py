@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
@@ -194,10 +194,23 @@ class Refresher:
             self.poll_at, self._outdated = float("-inf"), False
 
 
+class Polled(Protocol):
+    """What is polled: the map of a topic, or a list.
+
+    Attributes:
+        poll_at: time of the next poll, in seconds of the event loop's clock.
+    """
+
+    poll_at: float
+
+    async def refresh(self, *, after_error: bool) -> None:
+        """Poll; raises InvalidState."""
+
+
 class Poller:
     """Polls all topics in one task: of all tasks in `run` one polls, and another takes over if it is cancelled."""
 
-    def __init__(self, polled: Callable[[], Iterable[Refresher]]) -> None:
+    def __init__(self, polled: Callable[[], Iterable[Polled]]) -> None:
         self._polled = polled
         self._wake = Wakeup()
         self._polling = anyio.Lock()
@@ -231,7 +244,7 @@ class Poller:
                 with anyio.move_on_after(next_poll - now):
                     await self._wake.wait()
 
-    async def _poll(self, refresher: Refresher, limiter: anyio.CapacityLimiter) -> None:
+    async def _poll(self, refresher: Polled, limiter: anyio.CapacityLimiter) -> None:
         try:
             async with limiter:
                 if refresher.poll_at == _NEVER:  # otherwise it was refreshed in the meantime

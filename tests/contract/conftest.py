@@ -57,7 +57,8 @@ def cluster_under_test() -> Iterator[ClusterUnderTest]:
 @pytest.fixture(scope="module", autouse=True)
 def _led(request: pytest.FixtureRequest) -> None:
     """Begin the tests of a module once all nodes of the real cluster run, and lead what they led."""
-    _until_all_lead(request)
+    if REAL:
+        request.getfixturevalue("cluster_under_test").wait_until_led()
 
 
 @pytest.fixture(scope="session")
@@ -92,9 +93,11 @@ def killable(request: pytest.FixtureRequest) -> Iterator[Killable]:
     """A cluster with a topic of three replicas, whose nodes may be killed; the parameter is whether it is extended."""
     if REAL and not KILL:
         pytest.skip("NSQEXT_TEST_KILL_LEADER does not say how a node of the real cluster is killed")
+    shared = _shared(request)
     with killable_cluster(extend=getattr(request, "param", False)) as cluster:
         yield cluster
-    _until_all_lead(request)
+    if shared is not None:
+        shared.wait_until_led()
 
 
 @pytest.fixture
@@ -104,11 +107,13 @@ def truncatable(request: pytest.FixtureRequest) -> Iterator[Truncatable]:
         pytest.skip(
             "NSQEXT_TEST_KILL_LEADER and NSQEXT_TEST_START_NODE do not say how a real node is killed and started"
         )
+    shared = _shared(request)
     with truncatable_cluster() as cluster:
         yield cluster
-    _until_all_lead(request)
+    if shared is not None:
+        shared.wait_until_led()
 
 
-def _until_all_lead(request: pytest.FixtureRequest) -> None:
-    if REAL:
-        request.getfixturevalue("cluster_under_test").wait_until_led()
+def _shared(request: pytest.FixtureRequest) -> ClusterUnderTest | None:
+    """Return the real cluster, of which a test kills a node."""
+    return request.getfixturevalue("cluster_under_test") if REAL else None

@@ -74,11 +74,16 @@ class PublishOptions(TypedDict, total=False):
 
 
 def key_bytes(key: str | bytes | int) -> bytes:
-    """Return a key as bytes; text is encoded as UTF-8, a number as its decimal digits. Raises InvalidInput."""
-    if isinstance(key, str):
-        return key.encode()
-    if isinstance(key, bytes):
-        return key
+    """Return a key as bytes; text is encoded as UTF-8, a number as its decimal digits.
+
+    Empty keys are refused: a header with empty text counts as no key, where servers and consumers read it.
+
+    Raises InvalidInput.
+    """
+    if isinstance(key, (str, bytes)):
+        if not key:
+            raise InvalidInput("the key is empty", hint="leave out key=, or give None, for a message without a key")
+        return key.encode() if isinstance(key, str) else key
     if is_whole(key, -inf):
         return b"%d" % key
     raise InvalidInput(f"a key has to be str, bytes or int, not {type(key).__name__}")

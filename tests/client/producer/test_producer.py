@@ -70,7 +70,7 @@ async def test_a_key_keeps_its_partition_and_a_chosen_one_is_kept() -> None:
             await producer.publish("t", b"x", partition=0, key="k")
 
 
-@pytest.mark.parametrize("key", ["", "user:42", b"\xff"])
+@pytest.mark.parametrize("key", ["user:42", b"\xff"])
 @pytest.mark.parametrize("extend", [False, True])
 async def test_later_publishes_of_a_key_are_encoded_as_the_first_one(key: str | bytes, extend: bool) -> None:
     """The first publish opens the connection; later ones use the fast path."""
@@ -83,6 +83,20 @@ async def test_later_publishes_of_a_key_are_encoded_as_the_first_one(key: str | 
     first, *later = [command for command in node.commands if command.words[0].startswith(b"PUB")]
     assert first.words[0] == (b"PUB_EXT" if extend else b"PUB")
     assert later == [first] * 2
+
+
+@pytest.mark.parametrize("key", ["", b""])
+async def test_an_empty_key_is_refused(key: str | bytes) -> None:
+    """Servers and consumers read it as no key: it would have a partition, and no order among consumers."""
+    async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
+        lookup.set_leaders({0: node}, num=1, extend=True)
+        async with Producer(str(lookup), **quick()) as producer:
+            with pytest.raises(InvalidInput, match="the key is empty"):
+                await producer.publish("t", b"x", key=key)
+            with pytest.raises(InvalidInput, match="the key is empty"):
+                await producer.publish_many("t", [b"x"], key=key)
+            with pytest.raises(InvalidInput, match="the key is empty"):
+                await producer.publish_many("t", [OutgoingMessage(b"x", key=key)])
 
 
 async def test_a_key_needs_partitions() -> None:

@@ -203,6 +203,9 @@ def test_keys_and_partitions() -> None:
     for value in (True, 1.5, [b"k"]):
         with pytest.raises(InvalidInput, match="has to be str, bytes or int"):
             key_bytes(value)  # type: ignore[arg-type]
+    for empty in ("", b""):
+        with pytest.raises(InvalidInput, match="the key is empty"):
+            key_bytes(empty)
     check_choice(None, 3)
     for partition in (-1, 1024, True, "0"):
         with pytest.raises(InvalidPartition):

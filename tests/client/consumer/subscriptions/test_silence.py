@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
+from collections.abc import Iterable
 from math import inf
 from typing import TYPE_CHECKING, cast
 
@@ -29,6 +31,14 @@ class Lookups:
 
     addresses: tuple[str, ...] = ("lookup:4161",)
     topics: list[str] = field(factory=list)
+    lists: list[list[str]] = field(factory=list)
+    long: bool = False
+
+    def lists_cheaply(self, count: int) -> bool:
+        return not self.long
+
+    def poll_extended(self, topics: Iterable[str]) -> None:
+        self.lists.append(sorted(topics))
 
     def poll_soon(self, topic: str, accesses: str) -> None:
         assert accesses == "r"
@@ -72,7 +82,7 @@ class Consumers:
 
     @property
     def looked_up(self) -> int:
-        return sum(len(group.metadata.topics) for group in self.groups)
+        return sum(len(group.metadata.topics) + len(group.metadata.lists) for group in self.groups)
 
 
 def test_a_silent_topic_is_looked_up_every_four_seconds_at_the_latest() -> None:
@@ -103,11 +113,30 @@ def test_a_topic_of_two_services_is_looked_up_at_both() -> None:
     assert (here.topics, there.topics) == (["t"], ["t"])
 
 
-def test_many_topics_are_looked_up_less_often() -> None:
-    lookups = Lookups()
-    consumers = Consumers([(lookups, [Stand(f"t{number}") for number in range(200)])])
+def test_many_topics_are_looked_up_with_one_list() -> None:
+    lookups, names = Lookups(), [f"t{number}" for number in range(200)]
+    stands = [Stand(name, delivered_at=100.0 + number / 100) for number, name in enumerate(names)]
+    consumers = Consumers([(lookups, stands)])
     consumers.run(200.0)
-    assert 2 * 200 <= len(lookups.topics) <= 6 * 100
+    assert lookups.topics == []
+    assert lookups.lists == [sorted(names)] * len(lookups.lists)
+    assert 24 <= len(lookups.lists) <= 33
+
+
+def test_a_hundred_topics_of_a_large_cluster_are_looked_up_one_by_one_every_four_seconds() -> None:
+    lookups = Lookups(long=True)
+    consumers = Consumers([(lookups, [Stand(f"t{number}") for number in range(100)])])
+    consumers.run(200.0)
+    assert lookups.lists == []
+    assert all(24 <= count <= 33 for count in Counter(lookups.topics).values())
+
+
+def test_more_topics_of_a_large_cluster_are_looked_up_less_often() -> None:
+    lookups = Lookups(long=True)
+    consumers = Consumers([(lookups, [Stand(f"t{number}") for number in range(500)])])
+    consumers.run(200.0)
+    assert len(Counter(lookups.topics)) == 500
+    assert len(lookups.topics) <= 26 * 100
 
 
 def test_other_topics_are_not_looked_up() -> None:

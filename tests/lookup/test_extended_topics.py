@@ -1,0 +1,102 @@
+"""Which of many topics have extend support, with one request."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import httpx
+import pytest
+
+from nsqext.broker import Cluster
+from nsqext.errors import InvalidState, LookupFailed, LookupUnreachable, NsqError
+from nsqext.lookup.client import LookupClient
+from nsqext.lookup.extended_topics import ExtendedTopics
+from tests.support.fake_lookupd import LookupNodes
+
+
+pytestmark = pytest.mark.anyio
+
+
+class Reader:
+    """Reads a list; records which topics are reported."""
+
+    def __init__(self, answer: dict[str, bool] | NsqError) -> None:
+        self.answer = answer
+        self.reported: list[str] = []
+        self.topics = ExtendedTopics(self.ask, self.reported.append)
+
+    async def ask(self) -> dict[str, bool]:
+        if isinstance(self.answer, NsqError):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "reported"),
+    [
+        pytest.param({"a": True, "b": False, "c": True}, ["a", "missing"], id="listed"),
+        pytest.param(LookupFailed("Key not found"), ["a", "b", "missing"], id="a topic is being deleted"),
+        pytest.param(LookupUnreachable("down"), [], id="lookup is down"),
+    ],
+)
+async def test_requested_topics_are_reported(answer: dict[str, bool] | NsqError, reported: list[str]) -> None:
+    reader = Reader(answer)
+    reader.topics.request(["a", "b"])
+    reader.topics.request(["missing", "a"])
+    assert reader.topics.poll_at == -inf
+    await reader.topics.refresh()
+    await reader.topics.refresh()
+    assert reader.reported == reported
+
+
+async def test_a_closed_client_ends_the_poll() -> None:
+    with pytest.raises(InvalidState):
+        await Reader(InvalidState("closed")).topics.refresh()
+
+
+async def test_a_long_list_is_read_once() -> None:
+    reader = Reader({f"t{number}": False for number in range(100)})
+    assert reader.topics.cheap_for(4)
+    await reader.topics.refresh()
+    assert (reader.topics.cheap_for(9), reader.topics.cheap_for(10)) == (False, True)
+
+
+@pytest.mark.parametrize("data", [{"topics": ["a"]}, {"topics": None, "meta_info": None}])
+async def test_the_original_nsq_tells_nothing(data: dict[str, Any]) -> None:
+    nodes = LookupNodes()
+    nodes.lists("a:4161")
+    nodes.route("a:4161", "/topics", data)
+    assert await LookupClient("a:4161", transport=nodes.transport).extend_support() == {}
+
+
+async def test_a_topic_is_extended_if_any_lookup_node_says_so() -> None:
+    nodes = LookupNodes()
+    nodes.lists("a:4161", "a:4161", "b:4161")
+    nodes.route("a:4161", "/topics", listed(a=False, b=True))
+    nodes.route("b:4161", "/topics", listed(a=True, b=False))
+    client = LookupClient("a:4161", transport=nodes.transport)
+    assert await client.extend_support() == {"a": True, "b": True}
+
+
+@pytest.mark.parametrize("answer", [{"topics": ["a"], "meta_info": [{}]}, {"topics": ["a"], "meta_info": ["a"]}, []])
+async def test_an_invalid_list_is_an_error(answer: Any) -> None:
+    nodes = LookupNodes()
+    nodes.lists("a:4161")
+    nodes.route("a:4161", "/topics", httpx.Response(200, json=answer))
+    with pytest.raises(LookupFailed, match="invalid response to /topics"):
+        await LookupClient("a:4161", transport=nodes.transport).extend_support()
+
+
+async def test_the_embedded_cluster_lists_it() -> None:
+    with Cluster(nodes=1) as cluster:
+        cluster.create_topic("plain")
+        cluster.create_topic("headers", extend=True)
+        async with LookupClient(cluster.lookupd) as client:
+            assert await client.extend_support() == {"plain": False, "headers": True}
+
+
+def listed(**extend: bool) -> dict[str, Any]:
+    """Return the data of the list."""
+    infos = [{"topic_name": topic, "extend_support": value} for topic, value in extend.items()]
+    return {"topics": list(extend), "meta_info": infos}

@@ -15,6 +15,7 @@ from nsqext.errors import (
     ExtendNotSupported,
     InvalidBody,
     InvalidHeader,
+    InvalidInput,
     InvalidPartition,
     TopicNotFound,
 )

@@ -92,8 +92,8 @@ class TopicAdmin(ChannelAdmin):
             registered_channels_only: consumers cannot create channels; `create_channel` registers them.
             channels: channels to create.
             exist_ok: an existing topic is not an error; its partitions and flags stay as they are.
-            wait: seconds to wait until the topic accepts publishes; a real cluster takes 2 to 12 s, and longer while its
-                nodes change. With 0 it does not wait, and ``channels`` must be empty.
+            wait: seconds to wait until the topic accepts publishes; a real cluster takes 2 to 12 s, and longer while
+                its nodes change. With 0 it does not wait, and ``channels`` must be empty.
 
         Raises:
             InvalidInput: a name or number is invalid, or the topic exists.
@@ -262,8 +262,8 @@ class TopicAdmin(ChannelAdmin):
 
         Args:
             partitions: number of partitions, at least that of the topic, at most 254.
-            wait: seconds to wait until the new partitions accept publishes; a real cluster may take two minutes, most of
-                them because it expands no topic while other partitions are being placed.
+            wait: seconds to wait until the new partitions accept publishes; a real cluster may take two minutes, most
+                of them because it expands no topic while other partitions are being placed.
 
         Raises:
             InvalidInput: the number is not valid.

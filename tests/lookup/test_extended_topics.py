@@ -14,7 +14,6 @@ from nsqext.lookup.client import LookupClient
 from nsqext.lookup.extended_topics import ExtendedTopics
 from tests.support.fake_lookupd import LookupNodes
 
-
 pytestmark = pytest.mark.anyio
 
 

@@ -90,7 +90,7 @@ class ClusterUnderTest:
 
     def wait_until_led(self) -> None:
         """Wait until all nodes run, and all partitions of the shared topics have a leader."""
-        topics = {topic: PARTITIONS for topic in (self.plain, self.extend, self.ordered)}
+        topics = dict.fromkeys((self.plain, self.extend, self.ordered), PARTITIONS)
         anyio.run(until_nodes_lead, self.lookupd, [node.tcp for node in self.nodes], topics)
 
     async def make_channel(self, topic: str) -> str:
@@ -211,7 +211,7 @@ class Killable:
 
 @contextmanager
 def killable_cluster(*, extend: bool = False) -> Iterator[Killable]:
-    """Yield a cluster whose nodes may be killed: a new embedded one, or the real one, whose nodes run again at the end."""
+    """Yield a cluster whose nodes may be killed: a new embedded one, or the real one, whose nodes run at the end."""
     topic = f"contract_kill_{token_hex(4)}"
     if not REAL:
         with Cluster(nodes=3) as cluster:

@@ -37,16 +37,16 @@ async def until_nodes_lead(lookupd: list[str], nodes: Collection[str], topics: d
     """
     async with Admin(lookupd) as admin:
         with anyio.fail_after(_PATIENCE):
-            while not await _lead(admin, nodes, topics):
+            while not await _lead(admin, nodes, topics):  # noqa: ASYNC110 - no event for it
                 await anyio.sleep(0.5)
 
 
 async def _lead(admin: Admin, nodes: Collection[str], topics: dict[str, int]) -> bool:
     try:
         listed = {str(node.tcp) for node in await admin.nodes()}
-        return listed >= set(nodes) and all([
-            len(await _offered(admin._requests, topic)) == count for topic, count in topics.items()
-        ])
+        return listed >= set(nodes) and all(
+            [len(await _offered(admin._requests, topic)) == count for topic, count in topics.items()]
+        )
     except NsqError:  # a lookup server that was restarted
         return False
 

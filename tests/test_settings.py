@@ -348,7 +348,8 @@ def test_clients_from_urls(monkeypatch: pytest.MonkeyPatch) -> None:
     compression = nsqext.Producer("nsq://h", compression={"orders": "gzip"}).settings["compression"]
     assert isinstance(compression, MappingProxyType)
     assert compression == {"orders": "gzip"}
-    assert nsqext.Consumer("orders", "ch", "nsq://h", partitions=[1]).settings["partitions"] == (1,)
+    consumer = nsqext.Consumer("orders", "ch", "nsq://h", partitions=[1])  # type: ignore[arg-type]
+    assert consumer.settings["partitions"] == (1,)
     assert nsqext.Consumer("orders", "ch", "nsqd://h", tag="blue", env="ORDERS_").settings["max_in_flight"] == 9
     assert sync.Producer("nsq://h?timeout=2").settings["timeout"] == 2
     assert sync.Consumer("orders", "ch", "nsq://h", close_timeout=1.0).settings["close_timeout"] == 1

@@ -281,7 +281,7 @@ class TopicAdmin(ChannelAdmin):
         with anyio.move_on_after(wait) as scope:
             await expand_topic(requests, topic, number)
             sent = True
-            params = {"topic": topic, "partition_num": number}
+            params: dict[str, str | int] = {"topic": topic, "partition_num": number}
             await wait_writable(requests, topic, EXPAND, params, partitions=number)
             for channel in channels:
                 await self.create_channel(topic, channel)

@@ -132,7 +132,7 @@ def depth(cluster: Cluster, topic: str) -> int:
     return total
 
 
-def opened(topic: str, cluster: Cluster, **settings: Unpack[ConsumerSettings]) -> Consumer:
+def opened(topic: str | list[str], cluster: Cluster, **settings: Unpack[ConsumerSettings]) -> Consumer:
     """Return a consumer of the channel ``ch``."""
     return Consumer(topic, "ch", lookupd=cluster.lookupd, **quick(**settings))
 

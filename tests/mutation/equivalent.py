@@ -11,6 +11,11 @@ __all__ = ("EQUIVALENT", "reason_of")
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
+        "client/producer/options.py",
+        "GtE to Gt",
+        "if len(self._by_topic) >= _MOST_TOPICS:",
+    ): "the bound of a cache is chosen",
+    (
         "broker/engine/filters/go_regexp.py",
         "number + 1",
         'elif out[-1:] != [".*"]:',

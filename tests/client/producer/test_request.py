@@ -19,6 +19,7 @@ from nsqext.client.producer.request import MessageRequest, OutgoingMessage, chec
 from nsqext.client.producer.route import Route, Target
 from nsqext.client.trace_log import trace_log
 from nsqext.errors import ExtendNotSupported, InvalidBody, InvalidInput, InvalidPartition, InvalidSetting, ProtocolError
+from nsqext.errors.server import PubRefused, RecordTooLarge
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.protocol.hashing import key_hash
 from nsqext.protocol.headers import decode_headers
@@ -106,6 +107,23 @@ def test_a_message_has_the_default_trace_id_where_it_fits() -> None:
 
 
 @pytest.mark.parametrize(
+    ("compression", "extend", "size", "compressed"),
+    [
+        ("gzip", True, 100, True),
+        ("gzip", True, 99, False),
+        ("gzip", False, 100, False),
+        ("none", True, 100, False),
+    ],
+)
+def test_large_bodies_are_compressed_where_topics_have_headers(
+    compression: str, extend: bool, size: int, compressed: bool
+) -> None:
+    options = ProducerOptions(compression=compression, compression_min=100)
+    body, header, _ = encode_message(options, TopicMeta(1, extend_support=extend), b"x" * size)
+    assert (len(body) < size, header != b"") == (compressed, compressed)
+
+
+@pytest.mark.parametrize(
     ("members", "plain", "extend", "original", "redesigned"),
     [
         ({}, b"PUB t 0\n", b"PUB t 0\n", b"PUB t\n", b"PUB t\n"),
@@ -127,8 +145,9 @@ def test_topics_and_servers_decide_what_a_message_may_have(
         target = Target("t", partition, ConnectionPool(ConnectionOptions(), ClientEvents()).node(Address("n", 1)), meta)
         target.node.negotiated = Negotiated(version="0.3.7-HA.1.9.7" if is_ha else "1.3.0")
         if line is None:
-            with pytest.raises(ExtendNotSupported):
+            with pytest.raises(ExtendNotSupported) as caught:
                 _request(**members).command(target)
+            assert ("trace ids" in str(caught.value)) is (list(members) == ["trace_id"])
         else:
             assert bytes(_request(**members).command(target)).startswith(line)
 
@@ -161,6 +180,8 @@ def test_a_traced_topic_returns_receipts_by_default(tracing: None) -> None:
     single = _request()
     assert bytes(single.command(target)).startswith(b"PUB_TRACE t 0\n")
     assert single.receipts(target, encode_trace_reply(9, 0, 31, 31))[0].message_id == 9
+    only = Target("t", 0, target.node, TopicMeta(partition_num=1))
+    assert bytes(_request().command(only)).startswith(b"PUB_TRACE t 0\n")
     assert b'"##trace_id":"0"' in bytes(_request(tag="a").command(target))
     assert bytes(_request().command(Target("t", -1, target.node, TopicMeta()))).startswith(b"PUB t")
     sorter = _sorter(route)
@@ -260,3 +281,29 @@ def test_batches_split_by_partition_count_and_size() -> None:
 def test_invalid_settings_are_refused(members: dict[str, object]) -> None:
     with pytest.raises(InvalidSetting):
         ProducerOptions(**members)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("size", "own"), [(1, True), (1 + 29, True), (1 + 30, False)])
+def test_a_record_that_is_larger_than_the_message_is_one_of_another_client(size: int, own: bool) -> None:
+    error = RecordTooLarge("E_PUB_FAILED", f"invalid message write size ({size}) maxMsgSize=1")
+    assert error.size == size
+    refined = _request().refined(error)
+    assert (refined is error, type(refined)) == (own, RecordTooLarge if own else PubRefused)
+
+
+@pytest.mark.parametrize(
+    ("meta", "members", "marked"),
+    [
+        (TopicMeta(), {}, None),
+        (TopicMeta(), {"trace_id": 5}, (1, False)),
+        (TopicMeta(), {"tag": "x"}, (1, True)),
+        (TopicMeta(2, extend_support=True), {"tag": "x"}, None),
+    ],
+)
+def test_the_first_message_of_a_batch_that_fixed_nodes_may_not_accept_is_remembered(
+    meta: TopicMeta, members: dict[str, Any], marked: tuple[int, bool] | None
+) -> None:
+    view = PartitionMap("t", meta=meta, leaders={partition: Address("n", 1) for partition in range(meta.partition_num)})
+    planner = _sorter(Route("t", view, ConnectionPool(ConnectionOptions(), ClientEvents())))
+    planner.add([b"plain", OutgoingMessage(b"x", **members), OutgoingMessage(b"y", **members)])
+    assert planner.marked == marked

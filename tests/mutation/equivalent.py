@@ -11,6 +11,16 @@ __all__ = ("EQUIVALENT", "reason_of")
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
+        "client/producer/route.py",
+        "Lt to LtE",
+        "if other.node.in_flight < target.node.in_flight:",
+    ): "of nodes with as many requests any may be used",
+    (
+        "client/producer/route.py",
+        "GtE to Gt",
+        "if len(body) >= LARGE:",
+    ): "the size from which on a body counts as large is chosen",
+    (
         "client/producer/options.py",
         "GtE to Gt",
         "if len(self._by_topic) >= _MOST_TOPICS:",

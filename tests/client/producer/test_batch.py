@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nsqext import OutgoingMessage
 from nsqext.client.events import ClientEvents
-from nsqext.client.producer.batch import BatchPlanner, TracedBodies, plain_batches
+from nsqext.client.producer.batch import Batch, BatchPlanner, TracedBodies, plain_batches
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.request import encode_message
@@ -200,3 +200,12 @@ def test_columns_with_a_message_that_servers_refuse(body: bytes, trace_id: int) 
     with pytest.raises(InvalidInput, match="message 1: ") as caught:
         planner.add(messages)
     assert caught.value.index == 1
+
+
+@pytest.mark.parametrize(("spare", "count", "has_room"), [(0, 2, True), (-1, 2, False), (0, 1, False)])
+def test_a_batch_may_be_as_large_as_its_limits(spare: int, count: int, has_room: bool) -> None:
+    most = 4 + 2 * (4 + 40 + 10)  # a count, and two messages, each with its size and a trace id in an extend header
+    options = ProducerOptions(max_batch_size=most + spare, max_batch_count=count)
+    batch = Batch("t", 0)
+    batch.add(0, b"x" * 10, b"", None)
+    assert batch.has_room(b"x" * 10, b"", 5, options) is has_room

@@ -121,6 +121,14 @@ def test_a_retry_uses_a_partition_on_another_node_if_one_exists() -> None:
     assert _route({0: 1}).any([_route({0: 1}).at(0)]).partition == 0
 
 
+def test_another_partition_of_the_node_is_tried_before_a_node_that_cannot_be_reached() -> None:
+    route = _route({0: 1, 1: 1, 2: 2})
+    targets = {target.partition: target for target in route.targets}
+    targets[2].node.rest_until = float("inf")
+    assert [route.any([targets[1]]).partition for _ in range(3)] == [0, 0, 0]
+    assert [route.any([targets[0]]).partition for _ in range(3)] == [1, 1, 1]
+
+
 def test_a_target_that_refused_is_avoided_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(module, "_clock", lambda: now)

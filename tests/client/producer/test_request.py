@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from attrs import evolve
@@ -116,7 +116,7 @@ def test_a_message_has_the_default_trace_id_where_it_fits() -> None:
     ],
 )
 def test_large_bodies_are_compressed_where_topics_have_headers(
-    compression: str, extend: bool, size: int, compressed: bool
+    compression: Literal["gzip", "none"], extend: bool, size: int, compressed: bool
 ) -> None:
     options = ProducerOptions(compression=compression, compression_min=100)
     body, header, _ = encode_message(options, TopicMeta(1, extend_support=extend), b"x" * size)
@@ -276,6 +276,7 @@ def test_batches_split_by_partition_count_and_size() -> None:
         {"compression": "zstd"},
         {"close_timeout": -1},
         {"lookup": {"poll_interval": 5}},
+        {"delay_topic": "a b"},
     ],
 )
 def test_invalid_settings_are_refused(members: dict[str, object]) -> None:

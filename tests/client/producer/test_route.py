@@ -59,6 +59,13 @@ def test_targets_are_used_in_turn_and_a_new_route_continues() -> None:
     assert after.any().partition == partitions[0]
 
 
+def test_a_target_that_was_not_used_is_the_next_one() -> None:
+    route = _route({0: 1, 1: 2, 2: 1})
+    first = route.next()
+    route.give_back()
+    assert route.next() is first
+
+
 def test_another_partition_of_the_node_is_tried_next() -> None:
     route = _route({0: 1, 1: 1, 2: 1})
     for _ in range(3):

@@ -57,13 +57,7 @@ def is_whole(value: object, least: float = 0, most: float = math.inf) -> TypeGua
 def check_number(
     name: str, value: object, least: int = 0, most: float = math.inf, error: type[InvalidInput] = InvalidSetting
 ) -> int:
-    """Return a whole number within bounds.
-
-    Args:
-        least: the lower bound.
-
-    Raises InvalidInput.
-    """
+    """Return a whole number within bounds; raises InvalidInput."""
     if is_whole(value, least, most):
         return value
     if most < math.inf:
@@ -84,13 +78,7 @@ def check_counts(options: object, *names: str) -> None:
 
 
 def check_time(name: str, value: object, *, zero: bool = True) -> None:
-    """Check that a setting is a time in seconds; infinity is one.
-
-    Args:
-        zero: whether it may be 0.
-
-    Raises InvalidSetting.
-    """
+    """Check that a setting is a time in seconds, 0 if ``zero``; infinity is one. Raises InvalidSetting."""
     if not is_number(value) or not (zero or value):
         raise InvalidSetting(f"{name}={value!r} is not a {'' if zero else 'positive '}time in seconds")
 
@@ -116,9 +104,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
 def check_kinds(options: AttrsInstance) -> None:
     """Check the members of options that are True or False, text, or one of some words: others fail late, if at all.
 
-    Values of text are not shown: some are secrets.
-
-    Raises InvalidSetting.
+    Values of text are not shown: some are secrets. Raises InvalidSetting.
     """
     for member in attrs.fields(type(options)):
         annotation, value = str(member.type), getattr(options, member.name)

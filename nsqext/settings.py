@@ -63,15 +63,11 @@ class Setting:
 
 @attrs.frozen
 class Given:
-    """Settings from all places.
-
-    Attributes:
-        values: values by name, without those that were not given.
-    """
+    """Settings from all places."""
 
     lookupd: Any  # lookup addresses
     nsqd: Any  # nsqd addresses, instead
-    values: Mapping[str, Any] = attrs.field(repr=False)  # some are secrets
+    values: Mapping[str, Any] = attrs.field(repr=False)  # those that were given, by name; some are secrets
 
 
 def _read_bool(text: str) -> bool:
@@ -120,8 +116,7 @@ def _reader(kind: str, name: str, readers: Mapping[str, Reader]) -> Reader | Non
 def settings_of(options: type, readers: Mapping[str, Reader] | None = None) -> dict[str, Setting]:
     """Return the settings of an option class and of its groups, by name.
 
-    Args:
-        readers: parsers by name of the setting, where the type does not determine it.
+    ``readers`` parse the settings whose type does not determine how.
     """
     found: dict[str, Setting] = {}
     for outer in attrs.fields(options):
@@ -148,13 +143,7 @@ def unknown_setting(place: str, name: str, known: Iterable[str]) -> UnknownSetti
 
 
 def build(options: type[T], known: Mapping[str, Setting], values: Mapping[str, object]) -> T:
-    """Return an option object with its groups.
-
-    Args:
-        values: values by name; the others have their defaults.
-
-    Raises InvalidSetting.
-    """
+    """Return an option object with its groups, from values by name; the others are defaults. Raises InvalidSetting."""
     groups: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
         groups.setdefault(known[name].group, {})[known[name].member] = value
@@ -193,12 +182,9 @@ def _cuts_secret(parts: SplitResult) -> bool:
 
 
 def parse(value: str, setting: Setting, place: str) -> object:
-    """Return the value of a setting that is given as text.
+    """Return the value of a setting that is given as text; raises InvalidSetting.
 
-    Args:
-        place: where it is given, for errors; stands in front of its name.
-
-    Raises InvalidSetting.
+    ``place``, where it is given, stands in front of its name in errors.
     """
     if setting.read is None:
         raise InvalidSetting(f"{place}{setting.name} cannot be written as text", hint="give it as a keyword")
@@ -278,11 +264,7 @@ def _from_environment(environ: Mapping[str, str], prefix: str) -> dict[str, str]
 def settings_as_text(url: str | None, environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the settings of a URL and the environment as text, without addresses, for a process that reads them later.
 
-    Args:
-        url: see `load`.
-        environ: the environment; the one of the process by default.
-
-    Raises InvalidSetting.
+    Without an environment, that of the process is read. Raises InvalidSetting.
     """
     environ = os.environ if environ is None else environ
     url = url or environ.get(f"{PREFIX}URL")
@@ -370,12 +352,10 @@ class Schema:
         Args:
             lookupd: lookup addresses, a `nsqext.Lookup`, or a URL: ``nsq://lookupd:4161,lookupd2:4161?…``, or
                 ``nsqd://nsqd:4150?…`` to do without lookup.
-            nsqd: nsqd addresses.
             env: prefix of the environment variables; None reads ``NSQEXT_*`` where no address is given.
             keywords: settings by name; values, not text.
             environ: the environment; the one of the process by default.
             url: a URL beside addresses, which take precedence over its own; for command lines.
-            required: whether an address is needed.
 
         Raises:
             UnknownSetting: a setting that this client does not have; in URL and environment, one that no client has.

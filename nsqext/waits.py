@@ -23,13 +23,9 @@ T = TypeVar("T")
 
 
 def check_wait(name: str, value: object, bound_name: str, bound: float, default_bound: float) -> None:
-    """Check a setting that is a first pause in seconds or a strategy.
+    """Check a setting that is a first pause in seconds or a strategy; raises InvalidSetting.
 
-    Args:
-        bound_name: name of the setting that bounds the pauses after a number.
-        default_bound: its default.
-
-    Raises InvalidSetting.
+    The setting ``bound_name`` bounds the pauses after a number.
     """
     if is_number(value, -math.inf):
         if not value > 0:
@@ -47,12 +43,9 @@ def check_wait(name: str, value: object, bound_name: str, bound: float, default_
 
 
 def pause_after(wait: float | wait_base, longest: float, attempts: int, error: BaseException | None = None) -> float:
-    """Return the seconds until the next attempt.
+    """Return the seconds until the next attempt, after so many failed ones; strategies may depend on the latest error.
 
-    Args:
-        longest: bound of pauses that double; ignored for a strategy.
-        attempts: number of failed attempts, at least 1.
-        error: error of the latest one, for strategies that depend on it.
+    ``longest`` bounds pauses that double, and not those of a strategy.
     """
     from tenacity import wait_random_exponential
 

@@ -21,12 +21,9 @@ def is_secret_name(name: str) -> bool:
 def redact_url(url: str, known: Container[str] | None = None) -> str:
     """Return a URL or address without user, password and secret parameters.
 
-    Everything before the last ``@`` is removed, because a password may contain any character.
-
-    Args:
-        url: the URL.
-        known: parameters whose values are shown unless they are secrets, because a misspelt name may hold a secret;
-            None shows every parameter whose name is not that of a secret.
+    Everything before the last ``@`` is removed, because a password may contain any character. Only the values of
+    ``known`` parameters are shown, because a misspelt name may hold a secret; None shows every parameter whose name is
+    not that of a secret.
     """
 
     def masked(match: re.Match[str]) -> str:

@@ -361,9 +361,7 @@ class Consumer(Runnable):
         if self._dead_letters is not None:
             hook = self._dead_letters.publish
         iteration = self._iteration
-        self._dispatcher.start_workers(
-            self._tasks, handler, options.concurrency, hook, iteration.flush, iteration.batches
-        )
+        self._dispatcher.start_workers(self._tasks, handler, hook, iteration.flush, iteration.batches)
 
     async def _stop_on_signals(self) -> None:
         await stop_on_signals(self.stop, logger)

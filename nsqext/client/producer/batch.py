@@ -118,7 +118,11 @@ class Batch(PublishRequest):
         bodies = self._bodies
         if self.breaks:
             check_supported(target, header=True)
-            return multi_ext(target.line("MPUB_EXT"), list(map(_ext_header, self._headers, self._traces)), bodies)
+            headers = [
+                header or (b"" if trace is None else encode_headers(trace_id=trace))
+                for header, trace in zip(self._headers, self._traces, strict=True)
+            ]
+            return multi_ext(target.line("MPUB_EXT"), headers, bodies)
         if self._traced:
             check_supported(target, header=False)
             return multi_trace(target.line("MPUB_TRACE"), [trace or 0 for trace in self._traces], bodies)
@@ -153,10 +157,6 @@ class Batch(PublishRequest):
                 receipts.append(Receipt(*where, trace_id=trace or 0))
             offset += size
         return receipts
-
-
-def _ext_header(header: bytes, trace_id: int | None) -> bytes:
-    return encode_headers(trace_id=trace_id) if not header and trace_id is not None else header
 
 
 def plain_batches(

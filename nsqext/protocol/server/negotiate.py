@@ -233,7 +233,7 @@ def _layers(settings: ClientSettings, limits: ServerLimits, data: dict[str, Any]
         raise RequestError("E_IDENTIFY_FAILED", "cannot enable both deflate and snappy compression")
 
 
-def identify_reply(settings: ClientSettings, limits: ServerLimits, extra: dict[str, Any] | None = None) -> bytes:
+def identify_reply(settings: ClientSettings, limits: ServerLimits) -> bytes:
     """Return the reply to IDENTIFY: ``OK``, or JSON in the server's order (captured: identify_negotiated)."""
     if not settings.feature_negotiation:
         return b"OK"
@@ -258,4 +258,4 @@ def identify_reply(settings: ClientSettings, limits: ServerLimits, extra: dict[s
         reply["desired_tag"] = settings.desired_tag
     if settings.dispatch:
         reply["dispatch"] = settings.dispatch
-    return orjson.dumps(reply | (extra or {}))
+    return orjson.dumps(reply)

@@ -150,7 +150,6 @@ class MessageDispatcher:
         self,
         tasks: TaskGroup | BackgroundTasks,
         handler: MessageHandler | BatchHandler,
-        concurrency: int,
         dead_letters: DeadLetterHook | None,
         flush: Callable[[], None],
         batches: BatchCollector,
@@ -167,7 +166,7 @@ class MessageDispatcher:
         policy = FailurePolicy(options.failure, dead_letters, self._delays)
         self._iterated.clear()  # the workers have the messages
         self._workers = Workers(policy, self._stall, self.held, flush, self._expired)
-        queues = self._queues(concurrency)
+        queues = self._queues(options.concurrency)
         lanes = self._lanes
         if isinstance(handler, BatchHandler):
             sources = [batches if lanes is None else batches.of_lane(lanes, queue) for queue in queues]

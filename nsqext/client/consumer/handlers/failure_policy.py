@@ -10,6 +10,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 import anyio
+from attrs import define
 
 from nsqext.client.consumer.handler_signals import Finish, HandlerSignal, Reject, Requeue
 from nsqext.client.consumer.message import Message, key_reader
@@ -51,20 +52,14 @@ class DelayedRequeues:
                 message.requeue_now(0.0, backoff=False)
 
 
+@define(eq=False)
 class FailurePolicy:
     """Decides about messages whose handler raised, or that were delivered too often."""
 
-    def __init__(
-        self,
-        options: FailureOptions,
-        dead_letters: DeadLetters | None,
-        delays: DelayedRequeues,
-        chance: Callable[[], float] = lambda: random.uniform(-1, 1),
-    ) -> None:
-        self._options = options
-        self._dead_letters = dead_letters  # receives rejected messages; None to only log and finish them
-        self._delays = delays
-        self._chance = chance  # returns a number from -1 to 1 for the jitter
+    _options: FailureOptions
+    _dead_letters: DeadLetters | None  # receives rejected messages; None to only log and finish them
+    _delays: DelayedRequeues
+    _chance: Callable[[], float] = lambda: random.uniform(-1, 1)  # returns a number for the jitter
 
     def delay(self, message: Message) -> float:
         """Return the delay of a message that failed, in seconds."""

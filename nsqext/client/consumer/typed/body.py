@@ -33,7 +33,7 @@ def body_decoder(kind: Any) -> BodyDecoder | None:
     if kind is bytes:
         return None
     if kind is str:
-        return _decode_text
+        return bytes.decode
     if kind is Any or kind is object:
         return orjson.loads
     if _uses_pydantic(kind):
@@ -107,10 +107,6 @@ def _unknown(kind: Any, reason: str) -> InvalidSetting:
         f"bodies cannot be decoded as {type_name(kind)}: {reason}",
         hint="use bytes, str, JSON types, a dataclass, or an attrs, msgspec or pydantic class, defined in a module",
     )
-
-
-def _decode_text(body: bytes) -> str:
-    return body.decode()
 
 
 def _parts(kind: Any) -> Iterator[Any]:

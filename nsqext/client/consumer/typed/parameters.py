@@ -143,12 +143,12 @@ class _Undecodable(Exception):
     """The message does not have what the parameters ask for."""
 
 
+@frozen(eq=False)
 class CallPlan:
     """How a handler is called, worked out once."""
 
-    def __init__(self, function: Callable[..., Awaitable[object]], arguments: _Arguments) -> None:
-        self._function = function
-        self._arguments = arguments  # where its arguments are found
+    _function: Callable[..., Awaitable[object]]
+    _arguments: _Arguments  # where its arguments are found
 
     def handler(self, failure: FailureOptions) -> Handler:
         """Return the function that a consumer calls with a message.

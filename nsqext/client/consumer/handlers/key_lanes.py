@@ -26,16 +26,11 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message, Owner
     from nsqext.client.consumer.options import DeliveryOptions
 
-__all__ = ("KeyLanes", "lane_number")
-
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
-_FULL = 1.0
-"""Seconds for which messages that wait for others may use up RDY, before some of them are requeued."""
-_SETTLE = 0.2
-"""Seconds for which the first messages of a partition are collected and sorted."""
-_SETTLE_OWNED = 0.8
-"""The same, for a bucket of keys that another consumer may have left with many messages in flight."""
+_FULL = 1.0  # seconds for which messages that wait for others may use up RDY, before some of them are requeued
+_SETTLE = 0.2  # seconds for which the first messages of a partition are collected and sorted
+_SETTLE_OWNED = 0.8  # the same, for a bucket of keys that another consumer may have left with many messages in flight
 _RETURN = 0.5
 """Delay in seconds of the REQ for a message that waits for a lost one, times its requeues; original NSQ only."""
 _MOST_RETURNED = 10_000
@@ -47,17 +42,7 @@ the connection is ended: the server then redelivers all of them in order."""
 
 
 class KeyLanes:
-    """Queues of messages, one for each worker; the messages of a key are always in the same one.
-
-    Args:
-        count: number of lanes, one for each worker.
-        key: reads the key of a message.
-        clock: gives the time.
-        delivery: how long to wait for lost messages.
-
-    Attributes:
-        lanes: the queues.
-    """
+    """Queues of messages, one for each worker; the messages of a key are always in the same one."""
 
     def __init__(
         self,
@@ -67,8 +52,8 @@ class KeyLanes:
         delivery: DeliveryOptions,
     ) -> None:
         self.lanes: list[MessageQueue] = [MessageQueue() for _ in range(count)]
-        self._key = key
-        self._clock = clock
+        self._key = key  # reads the key of a message
+        self._clock = clock  # gives the time
         self._redelivery_wait = delivery.redelivery_wait
         self._gap_wait = delivery.gap_wait
         self._orders: dict[tuple[str, int | str] | Owner, PartitionOrder] = {}
@@ -90,11 +75,9 @@ class KeyLanes:
     # Receiving
 
     def put(self, messages: list[Message]) -> None:
-        """Queue the messages of one read of a subscription.
+        """Queue the messages of one read of a subscription; raises InvalidInput if the key of one cannot be read.
 
-        Raises:
-            InvalidInput: the key of a message cannot be read. The messages before it are queued; it and the messages
-                after it are kept for `requeue_remaining`.
+        The messages before that one are queued; it and those after it are kept for `requeue_remaining`.
         """
         if not messages:
             return
@@ -475,8 +458,7 @@ class KeyLanes:
     def requeue_remaining(self, wanted: Callable[[Message], bool]) -> None:
         """Send REQ for messages that were not handled, delayed ones with the rest of their delay; call `stop` first.
 
-        Args:
-            wanted: selects messages; the server redelivers the others when the connection ends.
+        Only for those that are ``wanted``: the server redelivers the others when the connection ends.
         """
         now = self._clock()
         remaining = [(message, 0.0) for message in self._unstarted]
@@ -499,18 +481,13 @@ class KeyLanes:
 
 
 class _LaneBatch:
-    """A batch that a handler has.
-
-    Attributes:
-        keys: its messages, in their order, and their keys.
-        requeued: those that were requeued, and when each is due.
-    """
+    """A batch that a handler has."""
 
     __slots__ = ("keys", "requeued")
 
     def __init__(self) -> None:
-        self.keys: dict[Message, bytes] = {}
-        self.requeued: dict[Message, float] = {}
+        self.keys: dict[Message, bytes] = {}  # its messages, in their order, and their keys
+        self.requeued: dict[Message, float] = {}  # those that were requeued, and when each is due
 
     def rows(self) -> list[list[Message]]:
         """Return the first requeued message of each key, and those behind it that are requeued or not answered."""

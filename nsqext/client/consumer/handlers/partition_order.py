@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from nsqext.client.consumer.message import Message, Owner
 
-__all__ = ("KeyLaneOwner", "PartitionOrder", "is_lost", "owner_of")
-
 
 def is_lost(message: Message) -> bool:
     """Return whether the server will redeliver a message: it timed out, was requeued, or its connection ended."""
@@ -36,22 +34,6 @@ class PartitionOrder:
 
     RDY bounds its memory: it holds the messages that are in flight, or were when a connection ended, and as many ids of
     finished messages as could be in flight; those of earlier subscriptions until `forget_handled`.
-
-    Args:
-        key_sharing: how the keys are shared. The server of a channel of type key_failover keeps the order of a key
-            across connections, so that nothing is expected to return to this consumer.
-
-    Attributes:
-        key_sharing: how the keys are shared.
-        owner: the current subscription.
-        unfinished: messages that were received and not finished, lost ones included, by id.
-        early: messages received ahead of unseen ones, by offset.
-        gap_due: when the wait for unseen messages ends; None before the first early message.
-        most_ready: the largest number of messages that the server could have in flight.
-        held_from: from this time on, the server can redeliver all lost messages of earlier connections.
-        full_since: since when messages that wait for others use up RDY; None while they do not.
-        returned: how often messages were requeued without being handled, by id.
-        returned_bytes: bytes of their bodies.
     """
 
     __slots__ = (
@@ -74,16 +56,21 @@ class PartitionOrder:
     )
 
     def __init__(self, key_sharing: KeySharing = KeySharing.NONE) -> None:
+        # how the keys are shared. The server of a channel of type key_failover keeps the order of a key across
+        # connections, so that nothing is expected to return to this consumer.
         self.key_sharing: KeySharing = key_sharing
-        self.owner: Owner | None = None
+        self.owner: Owner | None = None  # the current subscription
+        # messages that were received and not finished, lost ones included, by id
         self.unfinished: dict[bytes, Message] = {}
-        self.early: dict[int, Message] = {}
-        self.gap_due: float | None = None
+        self.early: dict[int, Message] = {}  # messages received ahead of unseen ones, by offset
+        self.gap_due: float | None = None  # when the wait for unseen messages ends; None before the first early message
+        # since when messages that wait for others use up RDY; None while they do not
         self.full_since: float | None = None
-        self.most_ready: int = 1
+        self.most_ready: int = 1  # the largest number of messages that the server could have in flight
+        # from this time on, the server can redeliver all lost messages of earlier connections
         self.held_from: float = 0.0
-        self.returned: dict[bytes, int] = {}
-        self.returned_bytes: int = 0
+        self.returned: dict[bytes, int] = {}  # how often messages were requeued without being handled, by id
+        self.returned_bytes: int = 0  # bytes of their bodies
         self._finished: dict[bytes, int] = {}  # ids on this subscription, oldest first, and when they were stored
         # ids on earlier subscriptions, when they were stored, and from when on the server can redeliver them
         self._finished_before: dict[bytes, tuple[int, float]] = {}
@@ -98,15 +85,9 @@ class PartitionOrder:
         return self.key_sharing is KeySharing.SERVER
 
     def subscribe(self, owner: Owner, now: float) -> bool:
-        """Continue with a new subscription.
+        """Continue with a new subscription; return whether lost messages of earlier ones must be forgotten.
 
-        Args:
-            owner: the subscription.
-            now: the time.
-
-        Returns:
-            Whether the lost messages of earlier subscriptions must be forgotten: the channel was moved, or the server
-            keeps the order itself.
+        They must where the channel was moved, or the server keeps the order itself.
         """
         previous, self.owner = self.owner, owner
         first = previous is None
@@ -245,13 +226,7 @@ class PartitionOrder:
 
 
 class KeyLaneOwner:
-    """The owner of messages in lanes: passes answers on to their subscription, but delays requeued messages itself.
-
-    Args:
-        owner: the subscription.
-        order: of its partition.
-        delay: keeps a requeued message in its lane for so many seconds.
-    """
+    """The owner of messages in lanes: passes answers on to their subscription, but delays requeued messages itself."""
 
     __slots__ = (
         "_delay",
@@ -270,7 +245,7 @@ class KeyLaneOwner:
     )
 
     def __init__(self, owner: Owner, order: PartitionOrder, delay: Callable[[Message, float], None]) -> None:
-        self.owner: Owner = owner
+        self.owner: Owner = owner  # the subscription
         self.order: PartitionOrder = order
         self.topic: str = owner.topic
         self.partition: int = owner.partition
@@ -282,7 +257,7 @@ class KeyLaneOwner:
         self.msg_timeout: float = owner.msg_timeout
         self.max_msg_timeout: float = owner.max_msg_timeout
         self.ignore_lost: bool = owner.ignore_lost
-        self._delay = delay
+        self._delay = delay  # keeps a requeued message in its lane for so many seconds
 
     @property
     def horizon(self) -> float:

@@ -25,37 +25,23 @@ WaitName = tuple[bytes, "PartitionOrder | None"]
 
 @define(eq=False)
 class Wait:
-    """A key whose first message cannot be handled yet.
+    """A key whose first message cannot be handled yet."""
 
-    Attributes:
-        message: its first message.
-        lane: the lane of the key.
-        due: when the message is handled again, or for a lost one, when the wait for its redelivery ends. Infinite for a
-            lost message of a key_failover channel while no other message waits behind it.
-        lost: whether the server has to redeliver the message first.
-        behind: later messages of the key.
-    """
-
-    message: Message
-    lane: MessageQueue
+    message: Message  # its first message
+    lane: MessageQueue  # the lane of the key
+    # when the message is handled again, or for a lost one, when the wait for its redelivery ends. Infinite for a lost
+    # message of a key_failover channel while no other message waits behind it.
     due: float
-    lost: bool
-    behind: list[Message] = field(factory=list)
+    lost: bool  # whether the server has to redeliver the message first
+    behind: list[Message] = field(factory=list)  # later messages of the key
 
 
 class WaitingKeys:
-    """The waits of all keys.
-
-    Args:
-        key: reads the key of a message.
-
-    Attributes:
-        waits: by key and partition; read it, and change it by the methods.
-    """
+    """The waits of all keys."""
 
     def __init__(self, key: Callable[[Message], bytes]) -> None:
-        self.waits: dict[WaitName, Wait] = {}
-        self._key = key
+        self.waits: dict[WaitName, Wait] = {}  # by key and partition; read it, and change it by the methods
+        self._key = key  # reads the key of a message
 
     def find(self, key: bytes, order: PartitionOrder) -> Wait | None:
         """Return what a new message of a key and partition waits for; None if it can be handled."""

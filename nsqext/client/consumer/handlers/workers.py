@@ -36,25 +36,18 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 Handler = Callable[[Message], Awaitable[object]]
 
 _clock = time.monotonic
-_SLICE = 0.02
-"""Seconds after which a worker whose handlers never wait yields to the event loop, and sends its answers."""
-_MOST_NAMED = 3
-"""Messages that a report of a blocked event loop names, at most."""
+_SLICE = 0.02  # seconds after which a worker whose handlers never wait yields to the event loop, and sends its answers
+_MOST_NAMED = 3  # messages that a report of a blocked event loop names, at most
 
 
 class MessageQueue:
-    """A queue that any number of tasks take messages from.
-
-    Attributes:
-        messages: oldest first.
-        stopped: no further message is handed out.
-    """
+    """A queue that any number of tasks take messages from."""
 
     __slots__ = ("_wake", "messages", "stopped")
 
     def __init__(self) -> None:
-        self.messages: deque[Message] = deque()
-        self.stopped: bool = False
+        self.messages: deque[Message] = deque()  # oldest first
+        self.stopped: bool = False  # no further message is handed out
         self._wake = anyio.Event()
 
     def put(self, messages: list[Message]) -> None:
@@ -134,18 +127,12 @@ class Slot:
 
 @frozen
 class MessageHandler:
-    """A function that handles one message at a time.
-
-    Attributes:
-        function: the function.
-        auto_finish: whether a message is finished when it returns; otherwise the program finishes it later.
-        burst: called instead of the function, for one that blocks. It handles the message of the slot and, while they
-            succeed, the next ones of the queue; the slot always has the one that it handles, and the last one is left
-            to the worker.
-    """
+    """A function that handles one message at a time."""
 
     function: Handler
-    auto_finish: bool = True
+    auto_finish: bool = True  # whether a message is finished when it returns; otherwise the program finishes it later
+    # called instead of the function, for one that blocks. It handles the message of the slot and, while they succeed,
+    # the next ones of the queue; the slot always has the one that it handles, and the last one is left to the worker.
     burst: Callable[[Slot, MessageQueue], Awaitable[object]] | None = None
 
     def __attrs_post_init__(self) -> None:
@@ -153,18 +140,13 @@ class MessageHandler:
 
 
 class StallWatch:
-    """Compares the delay of a timer with the durations of handlers.
-
-    Args:
-        limit: seconds of delay that are reported; 0 for never.
-        name: what handles the messages, for the log.
-    """
+    """Compares the delay of a timer with the durations of handlers."""
 
     __slots__ = ("_limit", "_name", "_slow")
 
     def __init__(self, limit: float, name: str) -> None:
-        self._limit = limit
-        self._name = name
+        self._limit = limit  # seconds of delay that are reported; 0 for never
+        self._name = name  # what handles the messages, for the log
         self._slow: list[tuple[float, str]] = []
 
     def took(self, messages: Sequence[Message], seconds: float) -> None:
@@ -173,12 +155,7 @@ class StallWatch:
             self._slow.append((seconds, _names(messages)))
 
     def tick(self, late: float, running: Sequence[Message]) -> None:
-        """Report the delay of the timer if it is above the limit.
-
-        Args:
-            late: the delay, in seconds.
-            running: messages whose handlers run.
-        """
+        """Report the delay of the timer, in seconds, if it is above the limit; handlers of ``running`` messages run."""
         slow, self._slow = self._slow, []
         if not self._limit or late < self._limit:
             return
@@ -205,15 +182,7 @@ def _names(messages: Sequence[Message]) -> str:
 
 
 class Workers:
-    """The tasks that call a handler.
-
-    Args:
-        policy: decides about messages whose handler raised.
-        stall: records handlers that took long.
-        held: receives messages that are not finished when their handler returns.
-        flush: sends all answers.
-        expired: called with messages that are not in flight any more when their turn comes.
-    """
+    """The tasks that call a handler."""
 
     def __init__(
         self,
@@ -223,11 +192,11 @@ class Workers:
         flush: Callable[[], None],
         expired: Callable[[Message], None],
     ) -> None:
-        self._policy = policy
-        self._stall = stall
-        self._held = held
-        self._flush = flush
-        self._expired = expired
+        self._policy = policy  # decides about messages whose handler raised
+        self._stall = stall  # records handlers that took long
+        self._held = held  # receives messages that are not finished when their handler returns
+        self._flush = flush  # sends all answers
+        self._expired = expired  # called with messages that are not in flight any more when their turn comes
         self._slots: list[Slot] = []
         self._busy = 0
         self._ended = Waiters()
@@ -395,8 +364,7 @@ def _without_answer(messages: Iterable[Message], source: BatchSource) -> list[Me
 def _interrupted(slot: Slot, error: BaseException) -> InvalidState:
     """Return the failure of a handler that raised a cancellation or GeneratorExit by itself.
 
-    Raises:
-        BaseException: the given error, if the worker was cancelled, its event loop has ended, or it is another error.
+    Raises the given error if the worker was cancelled, its event loop has ended, or it is another error.
     """
     try:
         running = anyio.get_current_task() == slot.task

@@ -31,39 +31,26 @@ if TYPE_CHECKING:
     from nsqext.lookup.node_channels import ChannelClient
     from nsqext.types import Address
 
-__all__ = ("BucketWatch", "DeliveryWatch", "KeyBuckets")
-
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
-_POLL = 1.0
-"""Mean seconds between two looks at the statistics."""
+_POLL = 1.0  # mean seconds between two looks at the statistics
 _TAKEOVER_LOOKS = 5
 """Looks at which the server delivers, after which a new owner has what the last one had in flight, and sorts it."""
-_TAKEOVER_POLL = 0.2
-"""Seconds between two looks during a takeover."""
-_LONGEST_TAKEOVER = 60.0
-"""Seconds after which a takeover ends although the server delivers nothing."""
-_ANSWER_POLL = 0.02
-"""Seconds between two checks whether the messages of a bucket were answered."""
-_BLOCKED = 5
-"""Looks in a row at a partition that delivers nothing, before that is an error, or is logged."""
-_BLOCKED_AGAIN = 60
-"""Looks until it is logged again."""
+_TAKEOVER_POLL = 0.2  # seconds between two looks during a takeover
+_LONGEST_TAKEOVER = 60.0  # seconds after which a takeover ends although the server delivers nothing
+_ANSWER_POLL = 0.02  # seconds between two checks whether the messages of a bucket were answered
+_BLOCKED = 5  # looks in a row at a partition that delivers nothing, before that is an error, or is logged
+_BLOCKED_AGAIN = 60  # looks until it is logged again
 
 _clock = time.monotonic
 
 
 @define(eq=False)
 class BucketWatch:
-    """What a consumer has found out about the tags of a topic.
+    """What a consumer has found out about the tags of a topic."""
 
-    Attributes:
-        worked: whether a message of a bucket was delivered, to this consumer or another one.
-        others: numbers of buckets of other consumers that were logged.
-    """
-
-    worked: bool = False
-    others: set[int] = field(factory=set)
+    worked: bool = False  # whether a message of a bucket was delivered, to this consumer or another one
+    others: set[int] = field(factory=set)  # numbers of buckets of other consumers that were logged
 
 
 @define(eq=False)
@@ -88,33 +75,22 @@ class DeliveryWatch:
 
 @frozen(eq=False)
 class _Bucket:
-    """A bucket that this consumer owns.
+    """A bucket that this consumer owns."""
 
-    Attributes:
-        subscription: receives its messages.
-        release: set when it is to be given away.
-    """
-
-    subscription: Subscription
-    release: anyio.Event = field(factory=lambda: anyio.Event())
+    subscription: Subscription  # receives its messages
+    release: anyio.Event = field(factory=lambda: anyio.Event())  # set when it is to be given away
 
 
 class KeyBuckets:
-    """The buckets of one partition that this consumer owns, for as long as the connection of its member lasts.
-
-    Args:
-        member: the open subscription for messages without a key; it shows the other consumers that this one exists.
-        node: HTTP address of the partition's leader; None if lookup does not tell it.
-        context: what all subscribers of the consumer share.
-        watch: what is known about the tags of the topic.
-    """
+    """The buckets of one partition that this consumer owns, for as long as the connection of its member lasts."""
 
     def __init__(
         self, member: Subscription, node: Address | None, context: SubscriberContext, watch: BucketWatch
     ) -> None:
+        # the open subscription for messages without a key; it shows the other consumers that this one exists
         self._member = member
         self._request: SubscribeRequest = member.request
-        self._context = context
+        self._context = context  # what all subscribers of the consumer share
         count = member.request.key_tags
         self._tags = bucket_tags(count)
         self._shared = shared_tag(count)
@@ -125,14 +101,14 @@ class KeyBuckets:
         self._delivery = DeliveryWatch({*self._tags, self._shared})
         self._blocked = 0
         self._refusal: InvalidSetting | None = None
-        self._tags_watch = watch
+        self._tags_watch = watch  # what is known about the tags of the topic
         if node is None:
             raise InvalidSetting(
                 "key_tags needs the HTTP addresses of nodes, to see the other consumers",
                 topic=member.topic,
                 hint="give lookupd instead of nsqd",
             )
-        self._node: Address = node
+        self._node: Address = node  # HTTP address of the partition's leader; None if lookup does not tell it
 
     @property
     def subscriptions(self) -> list[Subscription]:
@@ -140,11 +116,9 @@ class KeyBuckets:
         return [bucket.subscription for bucket in self._owned.values()]
 
     async def read(self) -> None:
-        """Share buckets while the member's connection is open.
+        """Share buckets while the member's connection is open; raises why it ended.
 
-        Raises:
-            InvalidSetting: the messages of the topic have no tags of these buckets.
-            NsqError: why it ended.
+        Raises InvalidSetting if the messages of the topic have no tags of these buckets.
         """
         reason: NsqError | None = None
         async with anyio.create_task_group() as tasks:
@@ -282,11 +256,7 @@ class KeyBuckets:
         ]
 
     async def _own(self, bucket: _Bucket) -> None:
-        """Receive the messages of a bucket.
-
-        Raises:
-            NsqError: why the connection ended.
-        """
+        """Receive the messages of a bucket; raises why the connection ended."""
         subscription, group = bucket.subscription, self._context.group
         reason: NsqError | None = None
         async with anyio.create_task_group() as tasks:

@@ -34,10 +34,8 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _READ_SIZE = 65536
 _CLOSE_TIMEOUT = 2.0
-_HEARTBEAT_LATE = 1.0
-"""Seconds after which a heartbeat is missing."""
-_PAST_DUE = 0.05
-"""Seconds by which a tick follows such a time."""
+_HEARTBEAT_LATE = 1.0  # seconds after which a heartbeat is missing
+_PAST_DUE = 0.05  # seconds by which a tick follows such a time
 _EXCESS = 16
 """Messages in flight beyond twice the RDY count that are accepted: the server restarts its count at 0 when an
 administrator empties or moves the channel."""
@@ -47,36 +45,25 @@ class PartitionReader:
     """A connection that is subscribed; made by `open`.
 
     Commands are sent by `flush`: RDY first, then the others in the order in which they were added.
-
-    Attributes:
-        request: what it is subscribed to.
-        node: ``host:port`` of the node.
-        pending: commands that the next `flush` sends: FIN, REQ, TOUCH.
-        extend: whether messages carry an extend header.
-        detail: whether messages carry their offset and size.
-        most_in_flight: largest number of messages that the server may have sent and that were neither answered nor
-            timed out, by the largest RDY count. The server may redeliver them shortly before this client notices that
-            they timed out.
-        ready: the RDY count that was set last.
-        max_ready: largest RDY count: that of the server, or 1 for an ordered subscription.
-        msg_timeout: seconds that a message may be in flight.
-        max_msg_timeout: seconds that a message may be in flight, touches included.
     """
 
     def __init__(self, request: SubscribeRequest, connection: Connection, negotiated: Negotiated) -> None:
-        self.request: SubscribeRequest = request
-        self.node: str = str(request.address)
-        self.pending: list[bytes] = []
-        self.ready: int = 0
-        # an ordered channel sends one message at a time
+        self.request: SubscribeRequest = request  # what it is subscribed to
+        self.node: str = str(request.address)  # ``host:port`` of the node
+        self.pending: list[bytes] = []  # commands that the next `flush` sends: FIN, REQ, TOUCH
+        self.ready: int = 0  # the RDY count that was set last
+        # largest RDY count: that of the server, or 1 for an ordered subscription, whose channel sends one at a time
         self.max_ready: int = 1 if request.ordered else negotiated.max_rdy_count
-        self.msg_timeout: float = negotiated.msg_timeout
+        self.msg_timeout: float = negotiated.msg_timeout  # seconds that a message may be in flight
+        # seconds that a message may be in flight, touches included
         self.max_msg_timeout: float = negotiated.max_msg_timeout
         self._connection = connection
-        self.extend: bool = request.meta.extend_support
-        self.detail: bool = request.verb != "SUB"
+        self.extend: bool = request.meta.extend_support  # whether messages carry an extend header
+        self.detail: bool = request.verb != "SUB"  # whether messages carry their offset and size
         self._rdy: int | None = None
         self._largest = 0
+        # largest number of messages that the server may have sent and that were neither answered nor timed out, by the
+        # largest RDY count. The server may redeliver them shortly before this client notices that they timed out.
         self.most_in_flight: int = _EXCESS
         self._silent_since = 0.0
         self._closing: anyio.Event | None = None
@@ -84,14 +71,10 @@ class PartitionReader:
 
     @classmethod
     async def open(cls, request: SubscribeRequest, read_size: int = _READ_SIZE) -> Self:
-        """Connect and subscribe.
+        """Connect and subscribe; cancellation closes the connection.
 
-        Args:
-            request: the partition, the channel, and how to subscribe; one that shares keys by the server's dispatch
-                becomes one by tags where the server does not have it.
-            read_size: bytes that one read takes at most.
-
-        Cancellation closes the connection.
+        A request that shares keys by the server's dispatch becomes one by tags where the server does not have it.
+        ``read_size``: bytes that one read takes at most.
         """
         connection: Connection | None = None
         try:
@@ -149,11 +132,7 @@ class PartitionReader:
     # Receiving
 
     async def read(self, on_messages: Callable[[list[bytes]], None]) -> None:
-        """Read until the connection ends.
-
-        Args:
-            on_messages: called with the data of the message frames of one read; see `decode`.
-        """
+        """Read until the connection ends, calling a function with the message frames of each read, see `decode`."""
         connection = self._connection
         connection.on_messages = on_messages
         try:
@@ -162,11 +141,7 @@ class PartitionReader:
             raise _located(error, self.request) from error.__cause__
 
     def flooded(self, in_flight: int) -> None:
-        """End the connection, because the server sent more than ``most_in_flight`` messages.
-
-        Args:
-            in_flight: messages received that were neither answered nor timed out.
-        """
+        """End the connection, because more than ``most_in_flight`` messages are neither answered nor timed out."""
         self.fail(
             ProtocolError(
                 f"the server sent {in_flight} messages that were not answered, with RDY {self.ready}; "
@@ -243,9 +218,6 @@ class PartitionReader:
 
         Does not raise. The server still accepts answers (captured: cls). While another task waits, what is pending is
         sent, and the other task awaited: the server refuses a second CLS.
-
-        Args:
-            timeout: seconds to wait.
         """
         if not self.usable:
             return

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
+from attrs import define
 
 from nsqext.arguments import is_number
 from nsqext.errors import InvalidSetting, NsqError
@@ -63,13 +64,13 @@ def _ask(strategy: wait_base, attempts: int, error: BaseException | None = None)
     return max(0.0, strategy(state))
 
 
+@define(eq=False)
 class Doubling:
     """Pauses of a loop that polls: each is twice the one before, up to a bound."""
 
-    def __init__(self, first: float, longest: float) -> None:
-        self._first = first  # the first pause, in seconds
-        self._longest = longest  # the bound, in seconds
-        self._count = 0
+    _first: float  # the first pause, in seconds
+    _longest: float  # the bound, in seconds
+    _count: int = 0
 
     def next(self) -> float:
         """Return the next pause."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, overload
 
+from attrs import define, field
+
 from nsqext.client.producer.request import (
     TRACE_SIZE,
     OutgoingMessage,
@@ -214,24 +216,22 @@ Rows = list[list[Batch]]
 """Batches of one call; those of a row are sent one after the other, rows at the same time."""
 
 
+@define(eq=False)
 class BatchPlanner:
     """Divide the messages of one call into batches; all messages are checked before anything is sent."""
 
-    def __init__(
-        self, route: Route, options: ProducerOptions, key_hash: KeyHash, key: bytes | None, partition: int | None
-    ) -> None:
-        self.rows: Rows = []  # the batches
-        self.keys: set[bytes] = set()  # keys of the messages, to be locked during the publish
-        # for a topic without metadata, where only the node can tell whether it accepts headers and trace ids: the index
-        # of the first message that has them, and whether it has more than a trace id; otherwise None
-        self.marked: tuple[int, bool] | None = None
-        self.route: Route = route
-        self._options = options
-        self._key_hash = key_hash
-        self._key = key
-        self._partition = partition
-        self._filling: dict[int | None, Batch] = {}
-        self._row_of: dict[int, list[Batch]] = {}
+    route: Route
+    _options: ProducerOptions
+    _key_hash: KeyHash
+    _key: bytes | None
+    _partition: int | None
+    rows: Rows = field(factory=list)  # the batches
+    keys: set[bytes] = field(factory=set)  # keys of the messages, to be locked during the publish
+    # for a topic without metadata, where only the node can tell whether it accepts headers and trace ids: the index of
+    # the first message that has them, and whether it has more than a trace id; otherwise None
+    marked: tuple[int, bool] | None = None
+    _filling: dict[int | None, Batch] = field(factory=dict)
+    _row_of: dict[int, list[Batch]] = field(factory=dict)
 
     def add(self, messages: Messages) -> None:
         """Divide messages into batches; raises InvalidInput."""

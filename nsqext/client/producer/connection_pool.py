@@ -13,6 +13,7 @@ from copy import copy
 from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
+from attrs import define, field
 
 from nsqext.errors import InvalidState, NsqError
 from nsqext.protocol.identify import IdentifyRequest, Negotiated
@@ -96,18 +97,17 @@ class PooledNode:
             logger.info("connection to %s ended: %s", self.node, reason, extra={"node": self.node})
 
 
+@define(eq=False)
 class ConnectionPool:
     """Connections by node."""
 
-    def __init__(
-        self, options: ConnectionOptions, events: ClientEvents, http_tasks: BackgroundTasks | None = None
-    ) -> None:
-        self._options = options
-        self._http_tasks = http_tasks  # run the requests of connections over HTTP; None for TCP
-        self._events = events
-        self._nodes: dict[Address, PooledNode] = {}
-        self._closed = False
-        self._used = Waiters()  # woken by a request, and by a connection that opens, while the pool rests
+    _options: ConnectionOptions
+    _events: ClientEvents
+    _http_tasks: BackgroundTasks | None = None  # run the requests of connections over HTTP; None for TCP
+    _nodes: dict[Address, PooledNode] = field(factory=dict)
+    _closed: bool = False
+    # woken by a request, and by a connection that opens, while the pool rests
+    _used: Waiters = field(factory=Waiters)
 
     def node(self, address: Address, http: Address | None = None) -> PooledNode:
         """Return the node of a TCP address (an HTTP address, for fixed nodes and HTTP), without connecting to it.

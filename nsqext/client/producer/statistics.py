@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from attrs import define, frozen
 
 
 @frozen
@@ -20,14 +20,12 @@ class ProducerStatistics:
     lookup_failures: int  #: rounds in a row in which no lookup node returned a usable response
 
 
+@define(eq=False)
 class Counters:
     """The numbers that publishes count; see `ProducerStatistics`."""
 
-    __slots__ = ("bytes_sent", "failed", "retries", "stored", "unknown")
-
-    def __init__(self) -> None:
-        self.stored: int = 0
-        self.failed: int = 0
-        self.unknown: int = 0
-        self.retries: int = 0
-        self.bytes_sent: int = 0
+    stored: int = 0
+    failed: int = 0
+    unknown: int = 0
+    retries: int = 0
+    bytes_sent: int = 0

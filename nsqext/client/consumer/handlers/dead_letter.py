@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 import anyio
+from attrs import define, field
 
 from nsqext.client.consumer.handlers.failure_policy import text_of
 from nsqext.client.settings import connection_settings, settings_for
@@ -36,6 +37,7 @@ and ``time`` (seconds since 1970).
 _LONGEST_ERROR = 1000
 
 
+@define(eq=False)
 class DeadLetterTopic:
     """Publishes rejected messages.
 
@@ -43,11 +45,10 @@ class DeadLetterTopic:
     extend support stores body and trace id alone (the original NSQ only the body): such letters cannot be replayed.
     """
 
-    def __init__(self, topic: str, channel: str, producer: Producer) -> None:
-        self.topic: str = topic
-        self._channel = channel
-        self._producer = producer  # publishes them; not open
-        self._open = anyio.Event()
+    topic: str
+    _channel: str
+    _producer: Producer  # publishes them; not open
+    _open: anyio.Event = field(factory=lambda: anyio.Event())
 
     @classmethod
     def of(cls, topic: str, channel: str, given: Given) -> DeadLetterTopic:

@@ -13,6 +13,8 @@ from math import inf
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from attrs import define, field
+
 from nsqext.client.consumer.handlers.in_flight import touch_due
 from nsqext.client.consumer.handlers.partition_order import KeyLaneOwner, PartitionOrder, is_lost, owner_of
 from nsqext.client.consumer.handlers.waiting_keys import Wait, WaitingKeys, WaitName
@@ -480,14 +482,12 @@ class KeyLanes:
             yield from lane.messages
 
 
+@define(eq=False)
 class _LaneBatch:
     """A batch that a handler has."""
 
-    __slots__ = ("keys", "requeued")
-
-    def __init__(self) -> None:
-        self.keys: dict[Message, bytes] = {}  # its messages, in their order, and their keys
-        self.requeued: dict[Message, float] = {}  # those that were requeued, and when each is due
+    keys: dict[Message, bytes] = field(factory=dict)  # its messages, in their order, and their keys
+    requeued: dict[Message, float] = field(factory=dict)  # those that were requeued, and when each is due
 
     def rows(self) -> list[list[Message]]:
         """Return the first requeued message of each key, and those behind it that are requeued or not answered."""

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from attrs import define, field
+
 from nsqext.dispatch.buckets import KeySharing
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ def is_lost(message: Message) -> bool:
     return message.received < message.owner.horizon
 
 
+@define(eq=False)
 class PartitionOrder:
     """The unfinished messages of one partition (or node of the original NSQ), across its subscriptions.
 
@@ -36,48 +39,28 @@ class PartitionOrder:
     finished messages as could be in flight; those of earlier subscriptions until `forget_handled`.
     """
 
-    __slots__ = (
-        "_finished",
-        "_finished_before",
-        "_frontier",
-        "_last_end",
-        "_settling",
-        "_unseen",
-        "early",
-        "full_since",
-        "gap_due",
-        "held_from",
-        "key_sharing",
-        "most_ready",
-        "owner",
-        "returned",
-        "returned_bytes",
-        "unfinished",
-    )
-
-    def __init__(self, key_sharing: KeySharing = KeySharing.NONE) -> None:
-        # how the keys are shared. The server of a channel of type key_failover keeps the order of a key across
-        # connections, so that nothing is expected to return to this consumer.
-        self.key_sharing: KeySharing = key_sharing
-        self.owner: Owner | None = None  # the current subscription
-        # messages that were received and not finished, lost ones included, by id
-        self.unfinished: dict[bytes, Message] = {}
-        self.early: dict[int, Message] = {}  # messages received ahead of unseen ones, by offset
-        self.gap_due: float | None = None  # when the wait for unseen messages ends; None before the first early message
-        # since when messages that wait for others use up RDY; None while they do not
-        self.full_since: float | None = None
-        self.most_ready: int = 1  # the largest number of messages that the server could have in flight
-        # from this time on, the server can redeliver all lost messages of earlier connections
-        self.held_from: float = 0.0
-        self.returned: dict[bytes, int] = {}  # how often messages were requeued without being handled, by id
-        self.returned_bytes: int = 0  # bytes of their bodies
-        self._finished: dict[bytes, int] = {}  # ids on this subscription, oldest first, and when they were stored
-        # ids on earlier subscriptions, when they were stored, and from when on the server can redeliver them
-        self._finished_before: dict[bytes, tuple[int, float]] = {}
-        self._frontier = -1  # offset behind the last message that has no unseen one before it
-        self._last_end = -1  # offset behind the last message ever received
-        self._settling = False  # the first messages are collected, to be sorted
-        self._unseen = 0  # messages behind the frontier that may be redelivered out of order
+    # how the keys are shared. The server of a channel of type key_failover keeps the order of a key across connections,
+    # so that nothing is expected to return to this consumer.
+    key_sharing: KeySharing = KeySharing.NONE
+    owner: Owner | None = None  # the current subscription
+    # messages that were received and not finished, lost ones included, by id
+    unfinished: dict[bytes, Message] = field(factory=dict)
+    early: dict[int, Message] = field(factory=dict)  # messages received ahead of unseen ones, by offset
+    gap_due: float | None = None  # when the wait for unseen messages ends; None before the first early message
+    full_since: float | None = None  # since when messages that wait for others use up RDY; None while they do not
+    most_ready: int = 1  # the largest number of messages that the server could have in flight
+    held_from: float = 0.0  # from this time on, the server can redeliver all lost messages of earlier connections
+    returned: dict[bytes, int] = field(factory=dict)  # how often messages were requeued without being handled, by id
+    returned_bytes: int = 0  # bytes of their bodies
+    _finished: dict[bytes, int] = field(
+        factory=dict
+    )  # ids on this subscription, oldest first, and when they were stored
+    # ids on earlier subscriptions, when they were stored, and from when on the server can redeliver them
+    _finished_before: dict[bytes, tuple[int, float]] = field(factory=dict)
+    _frontier: int = -1  # offset behind the last message that has no unseen one before it
+    _last_end: int = -1  # offset behind the last message ever received
+    _settling: bool = False  # the first messages are collected, to be sorted
+    _unseen: int = 0  # messages behind the frontier that may be redelivered out of order
 
     @property
     def ordered_by_server(self) -> bool:

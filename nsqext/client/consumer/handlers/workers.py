@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio import get_cancelled_exc_class
 from anyio.lowlevel import checkpoint
-from attrs import frozen
+from attrs import define, field, frozen
 
 from nsqext.arguments import check_kinds
 from nsqext.client.consumer.handlers.batches import BatchHandler, MessageBatch
@@ -113,16 +113,14 @@ class MessageQueue:
         await self._wake.wait()
 
 
+@define(eq=False)
 class Slot:
     """The state of one worker."""
 
-    __slots__ = ("batch", "message", "scope", "task")
-
-    def __init__(self) -> None:
-        self.task: object = None
-        self.message: Message | None = None
-        self.batch: Sequence[Message] = ()
-        self.scope: anyio.CancelScope = anyio.CancelScope(shield=True)
+    task: object = None
+    message: Message | None = None
+    batch: Sequence[Message] = ()
+    scope: anyio.CancelScope = field(factory=lambda: anyio.CancelScope(shield=True))
 
 
 @frozen
@@ -139,15 +137,13 @@ class MessageHandler:
         check_kinds(self)
 
 
+@define(eq=False)
 class StallWatch:
     """Compares the delay of a timer with the durations of handlers."""
 
-    __slots__ = ("_limit", "_name", "_slow")
-
-    def __init__(self, limit: float, name: str) -> None:
-        self._limit = limit  # seconds of delay that are reported; 0 for never
-        self._name = name  # what handles the messages, for the log
-        self._slow: list[tuple[float, str]] = []
+    _limit: float  # seconds of delay that are reported; 0 for never
+    _name: str  # what handles the messages, for the log
+    _slow: list[tuple[float, str]] = field(factory=list)
 
     def took(self, messages: Sequence[Message], seconds: float) -> None:
         """Record how long the handler of one message, or of a batch, took."""
@@ -181,26 +177,19 @@ def _names(messages: Sequence[Message]) -> str:
     return f"{named} and {further} further messages" if further > 0 else named
 
 
+@define(eq=False)
 class Workers:
     """The tasks that call a handler."""
 
-    def __init__(
-        self,
-        policy: FailurePolicy,
-        stall: StallWatch,
-        held: HeldMessages,
-        flush: Callable[[], None],
-        expired: Callable[[Message], None],
-    ) -> None:
-        self._policy = policy  # decides about messages whose handler raised
-        self._stall = stall  # records handlers that took long
-        self._held = held  # receives messages that are not finished when their handler returns
-        self._flush = flush  # sends all answers
-        self._expired = expired  # called with messages that are not in flight any more when their turn comes
-        self._slots: list[Slot] = []
-        self._busy = 0
-        self._ended = Waiters()
-        self._cancelled: list[Message] = []
+    _policy: FailurePolicy  # decides about messages whose handler raised
+    _stall: StallWatch  # records handlers that took long
+    _held: HeldMessages  # receives messages that are not finished when their handler returns
+    _flush: Callable[[], None]  # sends all answers
+    _expired: Callable[[Message], None]  # called with messages that are not in flight any more when their turn comes
+    _slots: list[Slot] = field(factory=list)
+    _busy: int = 0
+    _ended: Waiters = field(factory=Waiters)
+    _cancelled: list[Message] = field(factory=list)
 
     def start(
         self, tasks: TaskGroup | BackgroundTasks, handler: MessageHandler, queues: Sequence[MessageQueue]

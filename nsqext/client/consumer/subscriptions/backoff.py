@@ -16,22 +16,22 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Literal
 
+from attrs import define
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nsqext.client.consumer.options import BackoffOptions
 
 
+@define(eq=False)
 class Backoff:
     """The state of one consumer, or of one of its connections."""
 
-    __slots__ = ("_chance", "_options", "level", "until")
-
-    def __init__(self, options: BackoffOptions, chance: Callable[[], float] = random.random) -> None:
-        self._options = options
-        self._chance = chance  # returns the share of a pause to wait, 0 to 1, with jitter
-        self.level: int = 0  # 0 while handlers succeed
-        self.until: float = 0.0  # end of the pause, on the clock of the caller; 0 without one
+    _options: BackoffOptions
+    _chance: Callable[[], float] = random.random  # returns the share of a pause to wait, 0 to 1, with jitter
+    level: int = 0  # 0 while handlers succeed
+    until: float = 0.0  # end of the pause, on the clock of the caller; 0 without one
 
     @property
     def state(self) -> Literal["running", "waiting", "probing"]:

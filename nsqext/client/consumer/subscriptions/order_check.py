@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from attrs import define
+
 from nsqext.errors import OrderViolation
 
 if TYPE_CHECKING:
@@ -13,20 +15,17 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 
+@define(eq=False)
 class OrderCheck:
     """Checks one ordered subscription: internal ids and queue offsets must increase; an equal id is a redelivery.
 
     A new subscription, for example after a move of the leader, needs a new check.
     """
 
-    __slots__ = ("_id", "_last", "_offset", "_report_attempts")
-
-    def __init__(self, report_attempts: int = 0) -> None:
-        # a message that blocks its partition is reported at each multiple of this number; 0 for never
-        self._report_attempts = report_attempts
-        self._id = -1
-        self._offset = -1
-        self._last: Message | None = None
+    _report_attempts: int = 0  # a message that blocks its partition is reported at each multiple of it; 0 for never
+    _id: int = -1
+    _offset: int = -1
+    _last: Message | None = None
 
     def accepts(self, message: Message) -> bool:
         """Check a received message; return whether it must be handled. Raises OrderViolation.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 from anyio.lowlevel import RunVar
+from attrs import define, field
 
 from nsqext.client.consumer.subscriptions.rdy_distributor import IDLE, IDLE_TURN, RdyDistributor
 from nsqext.client.consumer.subscriptions.silence import SilenceWatch
@@ -96,48 +97,37 @@ class Pulse:
 _pulse: RunVar[Pulse] = RunVar("nsqext_pulse")
 
 
+@define(eq=False)
 class SubscriptionGroup:
     """The open subscriptions of one consumer, to all of its topics."""
 
-    def __init__(
-        self,
-        flow: RdyDistributor[Subscription],
-        backoff: Backoff,
-        ticked: Callable[[float, float], object],
-        events: ClientEvents,
-        unpack_budget: UnpackBudget,
-        early: EarlyMessages,
-        check_event_loop: Callable[[], object],
-        metadata: MetadataCache,
-    ) -> None:
-        self.unpack_budget: UnpackBudget = unpack_budget  # bounds the unpacked bytes of compressed messages
-        self.metadata: MetadataCache = metadata  # where topics are looked up
-        self.early: EarlyMessages = early  # requeues messages that are not due
-        self.live: dict[Subscription, None] = {}  # a set that keeps the order
-        self.backoff: Backoff = backoff
-        self.opened: int = 0  # how many subscriptions were opened
-        self.reconnects: int = 0  # how many of them replaced one whose connection had ended
-        # messages received, requeued and lost, and bytes received, of the subscriptions that ended
-        self.closed_counts: tuple[int, int, int, int] = (0, 0, 0, 0)
-        self.flow: RdyDistributor[Subscription] = flow  # distributes RDY
-        self.paused_topics: set[str] = set()
-        # called at each tick, with the time and the seconds by which the tick was late; RDY is distributed afterwards
-        self._ticked = ticked
-        self._events = events  # receives changes of the backoff
-        # raises `InvalidState` in another event loop than that of the consumer
-        self._check_event_loop = check_event_loop
-        self._unsent: list[Subscription] = []
-        self._flush_due = Wakeup()
-        self._tick_due = anyio.Event()
-        self._ticked_at = 0.0
-        self._due_at = inf
-        self._pulse = Pulse()
-        self._all_due = 0.0
-        self.idle: bool = False  # whether the timer rests until something is due, and has to be woken by the next read
-        # messages that are read before this time arrived when they were read; for later ones ask `earliest_receipt`
-        self.on_time_until: float = -inf
-        self._received_at = 0.0
-        self._levels: dict[Backoff, int] = {}
+    flow: RdyDistributor[Subscription]  # distributes RDY
+    backoff: Backoff
+    # called at each tick, with the time and the seconds by which the tick was late; RDY is distributed afterwards
+    _ticked: Callable[[float, float], object]
+    _events: ClientEvents  # receives changes of the backoff
+    unpack_budget: UnpackBudget  # bounds the unpacked bytes of compressed messages
+    early: EarlyMessages  # requeues messages that are not due
+    _check_event_loop: Callable[[], object]  # raises `InvalidState` in another event loop than that of the consumer
+    metadata: MetadataCache  # where topics are looked up
+    live: dict[Subscription, None] = field(factory=dict)  # a set that keeps the order
+    opened: int = 0  # how many subscriptions were opened
+    reconnects: int = 0  # how many of them replaced one whose connection had ended
+    # messages received, requeued and lost, and bytes received, of the subscriptions that ended
+    closed_counts: tuple[int, int, int, int] = (0, 0, 0, 0)
+    paused_topics: set[str] = field(factory=set)
+    idle: bool = False  # whether the timer rests until something is due, and has to be woken by the next read
+    # messages that are read before this time arrived when they were read; for later ones ask `earliest_receipt`
+    on_time_until: float = -inf
+    _unsent: list[Subscription] = field(factory=list)
+    _flush_due: Wakeup = field(factory=Wakeup)
+    _tick_due: anyio.Event = field(factory=lambda: anyio.Event())
+    _ticked_at: float = 0.0
+    _due_at: float = inf
+    _pulse: Pulse = field(factory=Pulse)
+    _all_due: float = 0.0
+    _received_at: float = 0.0
+    _levels: dict[Backoff, int] = field(factory=dict)
 
     @property
     def subscriptions(self) -> list[Subscription]:

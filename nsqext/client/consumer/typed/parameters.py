@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
-from attrs import frozen
+from attrs import define, field, frozen
 
 from nsqext.client.consumer.handler_signals import Reject, Requeue
 from nsqext.client.consumer.message import Message
@@ -86,15 +86,13 @@ class _Dependency:
         return self.manager is not None or any(other.managed for other in self.arguments.dependencies)
 
 
+@define(eq=False)
 class _Call:
     """The dependencies of one message."""
 
-    __slots__ = ("_message", "_results", "_stack")
-
-    def __init__(self, message: Message, stack: AsyncExitStack | None) -> None:
-        self._message = message
-        self._stack = stack  # ends the dependencies; not used where none is managed
-        self._results: dict[_Dependency, Any] = {}
+    _message: Message
+    _stack: AsyncExitStack | None  # ends the dependencies; not used where none is managed
+    _results: dict[_Dependency, Any] = field(factory=dict)
 
     async def call(self, function: Callable[..., Any], arguments: _Arguments) -> Any:
         """Call a function with its arguments, found in the order of its parameters; await what can be awaited."""

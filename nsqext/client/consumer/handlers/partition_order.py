@@ -52,9 +52,8 @@ class PartitionOrder:
     held_from: float = 0.0  # from this time on, the server can redeliver all lost messages of earlier connections
     returned: dict[bytes, int] = field(factory=dict)  # how often messages were requeued without being handled, by id
     returned_bytes: int = 0  # bytes of their bodies
-    _finished: dict[bytes, int] = field(
-        factory=dict
-    )  # ids on this subscription, oldest first, and when they were stored
+    # ids on this subscription, oldest first, and when they were stored
+    _finished: dict[bytes, int] = field(factory=dict)
     # ids on earlier subscriptions, when they were stored, and from when on the server can redeliver them
     _finished_before: dict[bytes, tuple[int, float]] = field(factory=dict)
     _frontier: int = -1  # offset behind the last message that has no unseen one before it

@@ -7,7 +7,6 @@ import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -27,7 +26,6 @@ from nsqext.transactions.relay import OutboxRelay
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.statistics import ConsumerStatistics
-    from nsqext.client.events import ClientEvent
     from nsqext.client.middleware import Client, Handling, Publishing
     from nsqext.client.producer.statistics import ProducerStatistics
 
@@ -264,16 +262,11 @@ class Prometheus(Observer):
             return
         if isinstance(client, Producer):
             self._clients.producers.add(client)
-            client.on_event(self._count_producer_event)
+            client.on_event(lambda event: self._producer_events.labels(event.kind).inc())
         elif isinstance(client, Consumer):
             self._clients.consumers.add(client)
-            client.on_event(partial(self._count_consumer_event, _labels(client)))
-
-    def _count_producer_event(self, event: ClientEvent) -> None:
-        self._producer_events.labels(event.kind).inc()
-
-    def _count_consumer_event(self, labels: tuple[str, str], event: ClientEvent) -> None:
-        self._consumer_events.labels(*labels, event.kind).inc()
+            labels = _labels(client)
+            client.on_event(lambda event: self._consumer_events.labels(*labels, event.kind).inc())
 
     @contextmanager
     def publishing(self, publishing: Publishing) -> Iterator[None]:

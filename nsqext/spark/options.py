@@ -66,10 +66,6 @@ class _Option:
     member: str = ""
 
 
-def _camel_case(name: str) -> str:
-    return re.sub("_([a-z])", lambda found: found[1].upper(), name)
-
-
 def _option(
     default: Any, read: Callable[[str], Any], only: Literal["batch", "stream"] | None = None, **more: Any
 ) -> Any:
@@ -80,7 +76,9 @@ def _option(
 def _options_of(kind: type, **others: _Option) -> tuple[_Option, ...]:
     declared = {field.name: field.metadata[_Option] for field in attrs.fields(kind) if _Option in field.metadata}
     return tuple(
-        attrs.evolve(option, member=member, name=option.name or _camel_case(member))
+        attrs.evolve(
+            option, member=member, name=option.name or re.sub("_([a-z])", lambda found: found[1].upper(), member)
+        )
         for member, option in {**others, **declared}.items()
     )
 

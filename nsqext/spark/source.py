@@ -44,7 +44,8 @@ class NsqDataSource(DataSource):
     """NSQ topics as a source and a sink of Spark.
 
     Spark creates instances in several processes. It finds this class through the module ``pyspark_nsqext``; with
-    `nsqext.spark.register` it also checks the Python workers.
+    `nsqext.spark.register` it also checks the Python workers. All methods but `name` raise `InvalidSetting` for an
+    option or a column that is unknown or invalid, or contradicts another one.
     """
 
     def __init__(self, options: dict[str, str]) -> None:
@@ -57,11 +58,7 @@ class NsqDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """Return the schema of rows that are read.
-
-        Raises:
-            InvalidSetting: an option is unknown or invalid, or contradicts another one.
-        """
+        """Return the schema of rows that are read."""
         if TABLE_OPTION not in self.options:
             check_load(self.options)
             return read_schema(*columns_of(self.options))
@@ -69,11 +66,7 @@ class NsqDataSource(DataSource):
         return _with_table_options(read_schema(*columns_of(of_table(given, "read"))), given)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of a batch.
-
-        Raises:
-            InvalidSetting: an option or a column is invalid.
-        """
+        """Return the reader of a batch."""
         from nsqext.spark.read.batch import NsqPushdownReader, NsqReader
 
         options = self._read_options(schema)
@@ -101,31 +94,19 @@ class NsqDataSource(DataSource):
         )
 
     def simpleStreamReader(self, schema: StructType) -> SimpleDataSourceStreamReader:
-        """Return the reader of a stream that consumes a channel.
-
-        Raises:
-            InvalidSetting: an option or a column is invalid.
-        """
+        """Return the reader of a stream that consumes a channel."""
         from nsqext.spark.read.channel_stream import NsqChannelReader
 
         return NsqChannelReader(self._read_options(schema, streaming=True))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return the writer of a batch.
-
-        Raises:
-            InvalidSetting: an option or a column is invalid.
-        """
+        """Return the writer of a batch."""
         from nsqext.spark.write.sink import NsqWriter
 
         return NsqWriter(self._write_options(schema, overwrite), tuple(schema.fieldNames()))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """Return the writer of a micro-batch.
-
-        Raises:
-            InvalidSetting: an option or a column is invalid.
-        """
+        """Return the writer of a micro-batch."""
         from nsqext.spark.write.sink import NsqStreamWriter
 
         return NsqStreamWriter(self._write_options(schema, overwrite), tuple(schema.fieldNames()))

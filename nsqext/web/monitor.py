@@ -20,8 +20,6 @@ from nsqext.waits import Waiters, Wakeup
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from nsqext.admin import ChannelStats
-
 _KEPT = 60  # points of a sparkline
 _AVERAGED = 5  # points of the rate that is shown as a number
 _WATCHED = 30.0  # seconds after the last request for which sampling continues
@@ -104,7 +102,7 @@ class _Counter:
     lower: set[object] = field(factory=set)
     points: deque[float] = field(factory=lambda: deque(maxlen=_KEPT))
 
-    def add(self, parts: dict[object, int], elapsed: float) -> None:
+    def add(self, parts: Mapping[Any, int], elapsed: float) -> None:
         grown = 0
         known = bool(self.parts)
         for part, count in parts.items():
@@ -210,16 +208,13 @@ class Monitor:
         now = time.monotonic()
         elapsed, self._sampled = now - self._sampled, now
         for name, topic in stats.items():
-            parts: dict[object, int] = {
-                part.node if part.partition is None else part.partition: part.messages for part in topic.partitions
-            }
-            self._published.setdefault(name, _Counter()).add(parts, elapsed)
+            parts = {part.node if part.partition is None else part.partition: part for part in topic.partitions}
+            received = {key: part.messages for key, part in parts.items()}
+            self._published.setdefault(name, _Counter()).add(received, elapsed)
             for channel in topic.channels:
-                done: dict[object, int] = {
-                    part.node if part.partition is None else part.partition: max(
-                        part.messages - part.channels[channel].lag, 0
-                    )
-                    for part in topic.partitions
+                done = {
+                    key: max(part.messages - part.channels[channel].lag, 0)
+                    for key, part in parts.items()
                     if channel in part.channels
                 }
                 self._finished.setdefault((name, channel), _Counter()).add(done, elapsed)
@@ -261,11 +256,8 @@ class Monitor:
         return TopicInfo(name, "ha", None, {}, (), ()) if old is None else evolve(old, leaders={})
 
     def _forget(self, topics: Mapping[str, TopicInfo], stats: Mapping[str, TopicStats]) -> None:
-        for name in [name for name in self._known if name not in topics]:
-            del self._known[name]
-        for name in [name for name in self._published if name not in topics]:
-            del self._published[name]
-        for name, channel in list(self._finished):
-            known: Mapping[str, ChannelStats] = stats[name].channels if name in stats else {}
-            if name not in topics or (channel not in known and channel not in topics[name].channels):
-                del self._finished[name, channel]
+        """Forget deleted topics and channels."""
+        channels = {name: {*info.channels, *stats[name].channels} for name, info in topics.items()}
+        self._known = {name: info for name, info in self._known.items() if name in topics}
+        self._published = {name: counter for name, counter in self._published.items() if name in topics}
+        self._finished = {key: counter for key, counter in self._finished.items() if key[1] in channels.get(key[0], ())}

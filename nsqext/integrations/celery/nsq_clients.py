@@ -132,10 +132,6 @@ class NsqClients:
             tuple(topics), channel, shared.lookupd, nsqd=shared.nsqd, max_in_flight=max_in_flight, **own
         )
 
-    def check(self) -> None:
-        """Check that the servers respond."""
-        self.producer.ping()
-
     def close(self) -> None:
         """Close all clients, after the publishes in flight."""
         with self._lock:

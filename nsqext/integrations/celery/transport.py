@@ -311,13 +311,9 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         self.queues: dict[str, QueueSpec] = {}
         self._inbox: SimpleQueue[tuple[KombuChannel, QueueConsumer, dict[str, Any], Message]] = SimpleQueue()
         self._wake: tuple[int, int] | None = None
-        self.clients: NsqClients = NsqClients(self._addresses(), client.transport_options)
-
-    def _addresses(self) -> dict[str, str | None]:
-        client = self.client
-        if not client.hostname:
-            return {}
-        return {self.address_kind: f"{client.hostname}:{client.port or self.default_port}"}
+        address = f"{client.hostname}:{client.port or self.default_port}"
+        addresses = {self.address_kind: address} if client.hostname else {}
+        self.clients: NsqClients = NsqClients(addresses, client.transport_options)
 
     def driver_version(self) -> str:
         """Return the version of nsqext."""
@@ -332,7 +328,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
                 gevent or eventlet replaced threads or sockets.
         """
         try:
-            self.clients.check()
+            self.clients.producer.ping()
         except BaseException as error:
             self.clients.close()
             if isinstance(error, _UNREACHABLE) and not error.retryable:

@@ -40,7 +40,9 @@ class ClientConfig:
 
     lookupd: tuple[str, ...]  # `host:port` of nsqlookupd's HTTP side, one or several
     # settings of the client by name, without `nsqext.`; Spark has them as text. Secrets are not shown.
-    settings: Mapping[str, Any] = field(factory=dict, repr=lambda settings: str(_shown(settings)))
+    settings: Mapping[str, Any] = field(
+        factory=dict, repr=lambda given: str({name: "***" if is_secret_name(name) else given[name] for name in given})
+    )
     timeout: float = 60.0  # seconds in which a request must succeed, leader changes and retries included
 
     def reading(self) -> ConsumerSettings:
@@ -95,10 +97,6 @@ def _named() -> Iterator[None]:
         if error.message.partition("=")[0] in {*producer_settings(), *consumer_settings()}:
             error.message = f"option {PREFIX}{error.message}"
         raise
-
-
-def _shown(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: "***" if is_secret_name(name) else value for name, value in settings.items()}
 
 
 def misplaced(name: str, kind: str, other_kind: str) -> InvalidSetting:

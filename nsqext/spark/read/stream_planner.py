@@ -89,7 +89,7 @@ class StreamPlanner:
             size: approximate number of bytes of the partitions' logs, see `within_bytes`; None for no limit.
             last: the last messages before ``start``, as far as they are known.
         """
-        await self._pause()
+        await anyio.sleep(max(self._next - anyio.current_time(), 0))
         began = anyio.current_time()
         options = self._options
         begin = self._only(start)
@@ -149,9 +149,6 @@ class StreamPlanner:
             if (found[key].anchor or 0) > count:
                 await self._anchors.set_back(key, count)
         self._states = found
-
-    async def _pause(self) -> None:
-        await anyio.sleep(max(self._next - anyio.current_time(), 0))
 
     def _warn_of_unretained(self, start: Offsets) -> None:
         """Log once that anchors are ahead of the checkpoint."""

@@ -48,22 +48,20 @@ def _log(what: str, messages: Sequence[WriterCommitMessage | None]) -> None:
 class _TaskWriter:
     """Publishes the rows of tasks."""
 
+    _origin = staticmethod(Origin.of_job)
+
     def __init__(self, options: SinkOptions, columns: tuple[str, ...]) -> None:
         self._options = options
         self._columns = columns
         self._job = uuid4().hex
 
-    def _publish(self, origin: Origin, rows: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Publish the rows of a task; return after every message is acknowledged."""
-        return Written(publish_rows(self._options, self._columns, origin, rows))
+        return Written(publish_rows(self._options, self._columns, self._origin(self._job), iterator))
 
 
 class NsqWriter(_TaskWriter, DataSourceArrowWriter):
     """Publishes the rows of a batch."""
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Publish the rows of a task."""
-        return self._publish(Origin.of_job(self._job), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Log the number of published messages."""
@@ -77,9 +75,7 @@ class NsqWriter(_TaskWriter, DataSourceArrowWriter):
 class NsqStreamWriter(_TaskWriter, DataSourceStreamArrowWriter):
     """Publishes the rows of micro-batches."""
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Publish the rows of a task."""
-        return self._publish(Origin.of_query(self._job), iterator)
+    _origin = staticmethod(Origin.of_query)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Log the number of published messages."""

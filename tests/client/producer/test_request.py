@@ -18,7 +18,15 @@ from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.request import MessageRequest, OutgoingMessage, check_choice, encode_message, key_bytes
 from nsqext.client.producer.route import Route, Target
 from nsqext.client.trace_log import trace_log
-from nsqext.errors import ExtendNotSupported, InvalidBody, InvalidInput, InvalidPartition, InvalidSetting, ProtocolError
+from nsqext.errors import (
+    ExtendNotSupported,
+    InvalidBody,
+    InvalidInput,
+    InvalidName,
+    InvalidPartition,
+    InvalidSetting,
+    ProtocolError,
+)
 from nsqext.errors.server import PubRefused, RecordTooLarge
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.protocol.hashing import key_hash
@@ -276,7 +284,6 @@ def test_batches_split_by_partition_count_and_size() -> None:
         {"compression": "zstd"},
         {"close_timeout": -1},
         {"lookup": {"poll_interval": 5}},
-        {"delay_topic": "a b"},
     ],
 )
 def test_invalid_settings_are_refused(members: dict[str, object]) -> None:
@@ -308,3 +315,8 @@ def test_the_first_message_of_a_batch_that_fixed_nodes_may_not_accept_is_remembe
     planner = _sorter(Route("t", view, ConnectionPool(ConnectionOptions(), ClientEvents())))
     planner.add([b"plain", OutgoingMessage(b"x", **members), OutgoingMessage(b"y", **members)])
     assert planner.marked == marked
+
+
+def test_the_topic_of_a_relay_has_a_valid_name() -> None:
+    with pytest.raises(InvalidName, match="topic name 'a b' is not valid"):
+        ProducerOptions(delay_topic="a b")

@@ -109,7 +109,7 @@ def test_unknown_frames_become_plain_server_errors(frame: bytes) -> None:
     error = server_error(frame)
     assert type(error) is ServerError
     assert _flags(type(error)) == "-----"
-    assert str(error) is not None
+    assert str(error) == frame.decode(errors="backslashreplace").strip()
 
 
 def test_an_error_without_a_code() -> None:

@@ -416,6 +416,7 @@ async def test_traced_messages_are_logged(ha: Cluster, caplog: pytest.LogCapture
         with anyio.fail_after(10):
             while "finished by" not in caplog.text:  # noqa: ASYNC110 - no event for it
                 await anyio.sleep(0.02)
+        assert "trace id 77" in caplog.text
         await admin.trace_topic(topic, enabled=False)
         await admin.trace_topic(topic, channel=channel, enabled=False)
         caplog.clear()

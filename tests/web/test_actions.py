@@ -254,6 +254,7 @@ async def test_nodes_of_an_embedded_cluster_are_killed_frozen_and_restarted() ->
     with Cluster(nodes=3) as cluster:
         cluster.create_topic("orders", replicas=3, channels=["ch"])
         async with browsing(cluster, embedded=True, write=True, interval=0.1) as browser:
+            assert "/actions/kill" in (await browser.get("/")).text
             old = cluster.leader("orders")
             killed = await press(browser, "kill", name=old)
             assert '<span class="state down">down</span>' in killed.text

@@ -297,6 +297,6 @@ def test_apps_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     name = f"service_{token_hex(4)}"
     (tmp_path / f"{name}.py").write_text("import nsqext\nclass Space:\n    other = nsqext.App('127.0.0.1:1')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert load_app(f"{name}:Space.other") is not None
+    assert load_app(f"{name}:Space.other") is sys.modules[name].Space.other
     with pytest.raises(InvalidSetting, match="module:app"):
         load_app(name)

@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from nsqext import errors
     from nsqext.admin import Admin
     from nsqext.admin.options import AdminSettings
-    from nsqext.app.app import App
+    from nsqext.app.app import App, AppSettings
     from nsqext.app.router import Router
-    from nsqext.app.settings import AppSettings
     from nsqext.client.consumer.consumer import Consumer
     from nsqext.client.consumer.handler_signals import Finish, Reject, Requeue
     from nsqext.client.consumer.handlers.batches import MessageBatch
@@ -85,9 +84,8 @@ __all__ = (
 _HOMES = {
     "nsqext.admin": ("Admin",),
     "nsqext.admin.options": ("AdminSettings",),
-    "nsqext.app.app": ("App",),
+    "nsqext.app.app": ("App", "AppSettings"),
     "nsqext.app.router": ("Router",),
-    "nsqext.app.settings": ("AppSettings",),
     "nsqext.client.producer.batcher": ("Batcher",),
     "nsqext.client.consumer.consumer": ("Consumer",),
     "nsqext.client.consumer.statistics": ("ConsumerConnection", "ConsumerStatistics"),

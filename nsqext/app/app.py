@@ -16,8 +16,9 @@ from nsqext.app.health import Health, HealthEndpoint
 from nsqext.app.router import HandlerSpec, Router
 from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.consumer.handlers.batches import MessageBatch
-from nsqext.client.consumer.options import ConsumerOptions
+from nsqext.client.consumer.options import ConsumerOptions, ConsumerSettings
 from nsqext.client.middleware import Middleware, check_middleware, surround_batch_handler, surround_handler
+from nsqext.client.producer.options import ProducerSettings
 from nsqext.client.producer.producer import Producer
 from nsqext.client.producer.request import OutgoingMessage, PublishOptions
 from nsqext.client.settings import (
@@ -35,7 +36,6 @@ from nsqext.settings import build
 from nsqext.transport.event_loop import call_in_loop
 
 if TYPE_CHECKING:
-    from nsqext.app.settings import AppSettings
     from nsqext.app.testing import AppTest
     from nsqext.client.consumer.handlers.batches import BatchFunction
     from nsqext.client.consumer.handlers.workers import Handler
@@ -45,6 +45,10 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.app")
 
 _CHECK_TIMEOUT = 2.0  # seconds that the check of published topics may delay the start
+
+
+class AppSettings(ProducerSettings, ConsumerSettings, total=False):
+    """Settings of an app: those of its producer and of its consumers. One that both have applies to both."""
 
 
 class App(Router, Runnable):

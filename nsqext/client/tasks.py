@@ -357,7 +357,8 @@ class Runnable:
             NsqError: as for `serve`.
         """
         if current_loop() is not None:
-            raise InvalidState("run() starts an event loop, and one is running", hint="await serve() in it")
+            serve = f"{type(self).__name__.lower()}.serve()"
+            raise InvalidState("run() starts an event loop, and one is running", hint=f"await {serve} in it")
         anyio.run(partial(self.serve, signals=signals), backend=backend, backend_options=backend_options)
 
 

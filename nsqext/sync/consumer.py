@@ -20,9 +20,8 @@ from nsqext.client.consumer.handlers.workers import MessageHandler
 from nsqext.client.consumer.message import Message as AsyncMessage
 from nsqext.client.tasks import stopping_on_signals, takes_signals
 from nsqext.errors import InvalidSetting, InvalidState
-from nsqext.sync.answers import AnswerQueue
 from nsqext.sync.loop import BlockingClient, shared_loop
-from nsqext.sync.message import Message, MessageBatch
+from nsqext.sync.message import AnswerQueue, Message, MessageBatch
 from nsqext.sync.mirror import Method, Same
 
 if TYPE_CHECKING:

@@ -11,6 +11,21 @@ __all__ = ("EQUIVALENT", "reason_of")
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
+        "client/consumer/subscriptions/early_messages.py",
+        "Lt to LtE",
+        "if message.header.find(DELAYED_MARK) < 0:",
+    ): "a header begins with a brace",
+    (
+        "client/consumer/message.py",
+        "number + 1",
+        "return int(size) if size.isascii() and size.isdigit() and len(size) < 20 else MAX_UNPACKED",
+    ): "a number of 20 digits is above the bound as well",
+    (
+        "client/consumer/handlers/failure_policy.py",
+        "number + 1",
+        "self._added += 1",
+    ): "the numbers only have to rise",
+    (
         "client/producer/route.py",
         "Lt to LtE",
         "if other.node.in_flight < target.node.in_flight:",

@@ -15,6 +15,10 @@ from nsqext.errors import InvalidInput
     "members",
     [
         {"sample_rate": 100},
+        {"concurrency": 0},
+        {"max_in_flight_bytes": -1},
+        {"key": ""},
+        {"key": 5},
         {"sample_rate": 5, "ordered": True},
         {"msg_timeout": 0.5},
         {"msg_timeout": 901},

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from nsqext import Position
+from nsqext.client.consumer.position import check_position
 from nsqext.errors import InvalidInput
 from tests.support.messages import RecordingOwner, make_message
 
@@ -50,8 +51,15 @@ def test_invalid_positions() -> None:
 def test_comparison_with_a_position() -> None:
     owner = RecordingOwner()
     assert not Position.offset(50).reached_by(make_message(owner, offset=49))
+    assert not Position.offset(50).reached_by(make_message(owner, offset=0))
     assert Position.offset(50).reached_by(make_message(owner, offset=50))
     assert Position.offset(50).reached_by(make_message(owner)), "offset unknown"
     assert not Position.at(10).reached_by(make_message(owner, timestamp=9_999_999_999))
     assert Position.at(10).reached_by(make_message(owner, timestamp=10_000_000_000))
     assert Position.earliest().reached_by(make_message(owner))
+
+
+def test_other_values_are_no_positions() -> None:
+    check_position(Position.latest())
+    with pytest.raises(InvalidInput, match="'earliest' is not a position"):
+        check_position("earliest")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nsqext.client.consumer.options import BackoffOptions
 from nsqext.client.consumer.subscriptions.backoff import Backoff
-from nsqext.client.consumer.subscriptions.rdy_distributor import RdyDistributor
+from nsqext.client.consumer.subscriptions.rdy_distributor import RdyDistributor, _share_out
 from nsqext.errors import InvalidSetting
 
 
@@ -246,6 +246,40 @@ def test_large_messages_lower_the_counts() -> None:
     assert flow.shares(0.0) == {0: 5, 1: 95}
     receive(flow, 1, 0.0, 1, size=10_000)
     assert flow.shares(0.0) == {0: 5, 1: 1}, "each may have one message"
+
+
+def test_small_messages_raise_the_counts_again_after_large_ones() -> None:
+    flow = RdyDistributor[int](100, Backoff(BackoffOptions()), max_bytes=1000)
+    add(flow, 0, 2500)
+    receive(flow, 0, 0.0, 1, size=500)
+    assert flow.shares(0.0) == {0: 2}
+    for step in range(1, 200):
+        receive(flow, 0, step * 0.001, 1, size=10)
+    assert flow.shares(0.2)[0] > 90
+
+
+def test_a_lost_connection_limits_nothing() -> None:
+    flow = RdyDistributor[int](100, Backoff(BackoffOptions()))
+    flow.add(0, 2500, Backoff(BackoffOptions()), 0.0)
+    fill(flow, 0, 0.0)
+    assert flow.exhausted
+    flow.remove(0)
+    assert not flow.exhausted
+
+
+@given(
+    st.integers(0, 30),
+    st.lists(st.tuples(st.integers(0, 10), st.integers(0, 10)), min_size=1, max_size=6),
+)
+def test_shares_use_what_there_is_within_their_limits_and_are_as_equal_as_these_allow(
+    total: int, members: list[tuple[int, int]]
+) -> None:
+    limits = {number: limit for number, (limit, _) in enumerate(members)}
+    shares = _share_out(total, limits, {number: current for number, (_, current) in enumerate(members)})
+    assert sum(shares.values()) == min(total, sum(limits.values()))
+    assert all(0 <= shares[number] <= limit for number, limit in limits.items())
+    hungry = [shares[number] for number, limit in limits.items() if shares[number] < limit]
+    assert max(shares.values()) <= min(hungry, default=10) + 1
 
 
 def test_connections_whose_messages_no_other_consumer_receives_never_wait_for_a_turn() -> None:

@@ -54,3 +54,13 @@ def test_compression_is_never_without_a_timer(connection: ConnectionOptions) -> 
     options = ConsumerOptions(output_buffer_timeout=0, connection=connection)
     assert asked(options, REDESIGNED) == (None, 0.01)
     assert asked(options, ORIGINAL) == (None, 0.025)
+
+
+@pytest.mark.parametrize("extend", [True, False])
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_subscription_fits_a_topic_as_long_as_its_headers_and_its_order_are_the_same(
+    extend: bool, ordered: bool
+) -> None:
+    meta = TopicMeta(1, extend_support=True, ordered=True)
+    request = SubscribeRequest("orders", "ch", 0, Address("h", 1), meta, None, ConsumerOptions())
+    assert request.fits(TopicMeta(2, extend_support=extend, ordered=ordered)) == (extend and ordered)

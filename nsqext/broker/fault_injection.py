@@ -5,7 +5,7 @@ Without faults they cost one attribute per read and write: ``active`` is False.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import anyio
@@ -56,15 +56,9 @@ class NodeFaults:
     rules: list[Rule] = field(factory=list)
     _answers: list[_Answer] = field(factory=list, alias="answers")
     _thawed: anyio.Event | None = field(default=None, alias="thawed")
-    _changed: list[Callable[[], None]] = field(factory=list, alias="changed")
 
     def _update(self) -> None:
         self.active = self.frozen or self.refusing or bool(self.rules or self._answers)
-        for callback in self._changed:
-            callback()
-
-    def on_change(self, callback: Callable[[], None]) -> None:
-        self._changed.append(callback)
 
     def freeze(self) -> None:
         if not self.frozen:
@@ -86,6 +80,11 @@ class NodeFaults:
     def add(self, rule: Rule) -> None:
         """Add a disturbance, until `heal` or until it is used up."""
         self.rules.append(rule)
+        self._update()
+
+    def remove(self, rules: Sequence[Rule]) -> None:
+        """Remove disturbances, if they are not used up."""
+        self.rules[:] = [rule for rule in self.rules if not any(rule is gone for gone in rules)]
         self._update()
 
     def answer(self, fault: RequestError, times: int = 1, command: str | None = None) -> None:

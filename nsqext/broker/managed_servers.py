@@ -9,6 +9,7 @@ import anyio
 from attrs import define, field
 
 from nsqext.broker.listeners import listen
+from nsqext.broker.lookupd.classic import ClassicLookupd
 from nsqext.broker.lookupd.tcp_server import LookupTcpServer
 from nsqext.broker.nsqd.server import NsqdServer
 from nsqext.http.uvicorn_server import HttpServer
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from nsqext.broker.coordinator.members import Member
-    from nsqext.broker.lookupd.classic import ClassicLookupd
     from nsqext.broker.lookupd.lookup_node import LookupNode
     from nsqext.broker.lookupd.registration_client import RegistrationClient
     from nsqext.http.guard import HttpGuard
@@ -101,8 +101,6 @@ class ManagedLookupd:
     app: Starlette  # its HTTP API
     tcp: Address  # address that it listens on for nsqd
     http: Address  # address that its HTTP API listens on
-    # the lookup node, if nsqd register at it over TCP; original generation only
-    registry_of: ClassicLookupd | None = None
     guard: HttpGuard | None = None  # refuses HTTP requests that a foreign web page caused
     server: HttpServer | None = field(default=None, init=False)  # its HTTP server; None while it is down
     _tcp_server: LookupTcpServer | None = field(default=None, init=False)
@@ -110,8 +108,8 @@ class ManagedLookupd:
 
     async def start(self, group: TaskGroup) -> None:
         """Listen; return when requests are accepted."""
-        if self.registry_of is not None:
-            self._tcp_server = LookupTcpServer(self.registry_of)
+        if isinstance(self.lookupd, ClassicLookupd):  # nsqd register at it over TCP
+            self._tcp_server = LookupTcpServer(self.lookupd)
             await self._tasks.start(group, self._tcp_server.serve, listen(str(self.tcp)))
         self.server = HttpServer(self.app, guard=self.guard)
         await self._tasks.start(group, self.server.serve, listen(str(self.http)))

@@ -39,7 +39,7 @@ class RuntimeClassic(Runtime):
             registry, self.limits.version, shown.host, name=name, tcp=shown, http=self.advertised(http)
         )
         self._classic.append(lookupd)
-        return ManagedLookupd(lookupd, classic_app(lookupd), tcp, http, lookupd, guard=self.http_guard)
+        return ManagedLookupd(lookupd, classic_app(lookupd), tcp, http, guard=self.http_guard)
 
     def add_member(self, member: Member) -> RegistrationClient:
         """Open the topics of a node's data path; return the client that registers the node at lookup nodes."""

@@ -19,7 +19,6 @@ from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.lookupd.api import lookupd_app
 from nsqext.broker.lookupd.lookupd import Lookupd, LookupdGroup
 from nsqext.broker.managed_servers import ManagedLookupd
-from nsqext.broker.nsqd.node import COORDINATOR_ERRORS
 from nsqext.broker.runtime import NodeChange, Runtime
 from nsqext.errors import InvalidInput, InvalidSetting, NsqError, PartitionUnavailable, TopicNotFound
 from nsqext.protocol.identify import KEY_FAILOVER
@@ -180,6 +179,10 @@ _RPC_COUNTS = (
     *("RPCCalls", "RPCTime", "BytesWritten", "BytesRead", "ReadCalls", "ReadErrors", "WriteCalls", "WriteErrors"),
     *("DialCalls", "DialErrors", "AcceptCalls", "AcceptErrors"),
 )
+_ERROR_COUNTS = (
+    *("WriteEpochError", "WriteNotLeaderError", "WriteQuorumError", "WriteBusyError", "RpcCheckFailed"),
+    *("LeadershipError", "TopicCoordMissingError", "LocalErr"),
+)
 
 
 def coordinator_stats(coordinator: Coordinator, node: str, topic: str, partition: int) -> dict[str, Any]:
@@ -194,7 +197,7 @@ def coordinator_stats(coordinator: Coordinator, node: str, topic: str, partition
     ]
     return {
         "rpc_stats": dict.fromkeys(_RPC_COUNTS, 0),
-        "ErrStats": dict.fromkeys(COORDINATOR_ERRORS, 0) | {"OtherCoordErrs": {}},
+        "ErrStats": dict.fromkeys(_ERROR_COUNTS, 0) | {"OtherCoordErrs": {}},
         "topic_coord_stats": [_partition_stats(coordinator, replicas) for replicas in held],
     }
 

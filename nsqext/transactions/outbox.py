@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import os
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import orjson
@@ -70,8 +70,8 @@ class Outbox:
             Exception: those of the database.
         """
         identity, values = _row(topic, body, headers, key, tag, identity)
-        for sql, given in self._statements(connection, values):
-            found = connection.execute(*prepared(connection, sql, given))
+        for statement in _statements(connection, values):
+            found = connection.execute(*statement)
             if inspect.isawaitable(found):
                 if inspect.iscoroutine(found):
                     found.close()
@@ -91,18 +91,19 @@ class Outbox:
     ) -> str:
         """Add a message in the transaction of an asynchronous session or connection; otherwise as `add`."""
         identity, values = _row(topic, body, headers, key, tag, identity)
-        for sql, given in self._statements(connection, values):
-            found = connection.execute(*prepared(connection, sql, given))
+        for statement in _statements(connection, values):
+            found = connection.execute(*statement)
             if not inspect.isawaitable(found):
                 raise InvalidInput("the connection is not asynchronous", topic=topic, hint="call add(...)")
             await found
         return identity
 
-    def _statements(
-        self, connection: SqlConnection, values: Mapping[str, object]
-    ) -> list[tuple[str, Mapping[str, object]]]:
-        insert = (_INSERT, values)
-        return [insert, (_NOTIFY, {})] if is_postgresql(connection) else [insert]
+
+def _statements(connection: SqlConnection, values: Mapping[str, object]) -> Iterator[tuple[Any, Mapping[str, object]]]:
+    """Yield what the connection has to execute to add a row."""
+    yield prepared(connection, _INSERT, values)
+    if is_postgresql(connection):
+        yield prepared(connection, _NOTIFY, {})
 
 
 def _row(

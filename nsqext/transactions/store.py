@@ -15,7 +15,7 @@ from anyio import to_thread
 from attrs import frozen
 
 from nsqext.errors import InvalidSetting, InvalidState
-from nsqext.transactions.schema import CHANNEL, SHARDS, Dialect, statements_of
+from nsqext.transactions.schema import CHANNEL, DIALECTS, SHARDS, Dialect, statements_of
 from nsqext.transactions.statements import prepared
 
 _BUSY = 30.0
@@ -142,15 +142,15 @@ class OutboxStore:
     def _begin(self) -> None:
         if self._closed:
             raise InvalidState("the outbox was closed")
-        if self.dialect == "sqlite":
-            self._connection.execute("BEGIN IMMEDIATE")
-            return
+        begin = DIALECTS[self.dialect]["begin"]
         try:
-            self._connection.execute("BEGIN")
+            self._connection.execute(begin)
         except self.outage:
+            if self.dialect == "sqlite":  # it is busy
+                raise
             self._connection.close()
             self._connection = self.connect()
-            self._connection.execute("BEGIN")
+            self._connection.execute(begin)
 
     def _run(self, sql: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
         found = self._connection.execute(*prepared(self._connection, sql, values))
@@ -178,22 +178,18 @@ class OutboxStore:
             )
             relays = self._run("SELECT count(*) FROM nsqext_outbox_relay", {})[0][0]
             own = self._run("SELECT count(*) FROM nsqext_outbox_shard WHERE owner = :owner", values)[0][0]
-            share = ceil(SHARDS / relays)
+            share, unlocked = ceil(SHARDS / relays), DIALECTS[self.dialect]["unlocked"]
             self._run(
                 "UPDATE nsqext_outbox_shard SET owner = '', until = 0 WHERE shard IN "
                 "(SELECT shard FROM nsqext_outbox_shard WHERE owner = :owner ORDER BY shard DESC LIMIT :count)",
                 {**values, "count": max(0, own - share)},
             )
             self._run(
-                f"UPDATE nsqext_outbox_shard SET owner = :owner WHERE shard IN ({_FREE}{self._locked})",  # noqa: S608
+                f"UPDATE nsqext_outbox_shard SET owner = :owner WHERE shard IN ({_FREE} {unlocked})",  # noqa: S608
                 {**values, "count": max(0, share - own)},
             )
             self._run("UPDATE nsqext_outbox_shard SET until = :until WHERE owner = :owner", values)
             return [row[0] for row in self._run("SELECT shard FROM nsqext_outbox_shard WHERE owner = :owner", values)]
-
-    @property
-    def _locked(self) -> str:
-        return " FOR UPDATE SKIP LOCKED" if self.dialect == "postgresql" else ""
 
     def leave(self, owner: str) -> None:
         """Return what a relay has leased."""

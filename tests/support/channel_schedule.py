@@ -143,7 +143,7 @@ class Schedule(RuleBasedStateMachine):
     def settle(self) -> None:
         """Drop timed out messages from the consumers."""
         self.forget_dropped()
-        self.moved = self.moved and self.channel.cursor.rewinds
+        self.moved = self.moved and self.channel.cursor._rewind is not None
         for consumer in self.consumers.values():
             consumer.take()
 

@@ -78,12 +78,6 @@ class Switches:
     verbose: bool = False  # value of `/config/verbose`
 
 
-COORDINATOR_ERRORS = (
-    *("WriteEpochError", "WriteNotLeaderError", "WriteQuorumError", "WriteBusyError", "RpcCheckFailed"),
-    *("LeadershipError", "TopicCoordMissingError", "LocalErr"),
-)
-"""Names of the counters of errors in ``/coordinator/stats``."""
-
 SHORTEST_TICK = 0.05
 """Seconds between two ticks of a node with deadlines that have changed."""
 _LONGEST_TICK = 0.25
@@ -169,8 +163,8 @@ class Node:
         self.wake: Callable[[], None] = _nothing  # called when ``dirty`` is no longer empty; the server sets it
         # called with the time of ``options.machine_clock`` for the next `expire_output`; the server sets it
         self.wake_at: Callable[[float], None] = _nothing
-        # answers ``/coordinator/stats`` for a topic and partition; the coordinator sets it
-        self.coordinator_stats: Callable[[str, int], dict[str, Any]] = self._alone_stats
+        # answers ``/coordinator/stats`` for a topic and partition; None without a coordinator
+        self.coordinator_stats: Callable[[str, int], dict[str, Any]] | None = None
         self.exiting: bool = False  # it drains; publishes are refused
         self.publish_failed: int = 0
         self._ids = count(1)
@@ -269,21 +263,6 @@ class Node:
             return int(wire_id, 16) - self.id_base
         except ValueError:
             return 0
-
-    def _alone_stats(self, topic: str, partition: int) -> dict[str, Any]:
-        return {
-            "rpc_stats": None,
-            "ErrStats": dict.fromkeys(COORDINATOR_ERRORS, 0) | {"OtherCoordErrs": {}},
-            "topic_coord_stats": [
-                {
-                    "node": "",
-                    "name": topic,
-                    "partition": partition,
-                    "isr_stats": [{"hostname": "", "node_id": self.name}],
-                    "catchup_stats": None,
-                }
-            ],
-        }
 
     def find(self, topic: str, partition: int) -> Hosted | None:
         """Return a partition, None when it is unknown; -1 stands for `default_partition`."""

@@ -188,12 +188,7 @@ async def _slow_node(at: Injector, fault: Fault) -> End:
     faults = at.cluster.runtime.node(fault.target).member.node.faults
     for rule in rules:
         faults.add(rule)
-
-    def end() -> None:
-        faults.rules[:] = [rule for rule in faults.rules if not any(rule is mine for mine in rules)]
-        faults.active = faults.frozen or faults.refusing or bool(faults.rules)
-
-    return end
+    return lambda: faults.remove(rules)
 
 
 async def _cut(at: Injector, fault: Fault) -> End:

@@ -69,12 +69,23 @@ async def test_a_delay_is_waited_for() -> None:
 
 def test_answers_are_counted_and_chosen_by_command() -> None:
     faults = NodeFaults()
-    seen: list[bool] = []
-    faults.on_change(lambda: seen.append(faults.active))
     fault = RequestError("E_PUB_FAILED", "broken", fatal=False)
     faults.answer(fault, 2, "PUB")
+    assert faults.active
     assert [faults.command(name) for name in ("SUB", "PUB", "PUB", "PUB")] == [None, fault, fault, None]
-    assert seen == [True, False]
+    assert not faults.active
+
+
+def test_rules_are_removed_one_by_one() -> None:
+    faults = NodeFaults()
+    first, second = Rule("delay", "out", seconds=1), Rule("delay", "out", seconds=1)
+    faults.add(first)
+    faults.add(second)
+    faults.remove([first])
+    assert [rule is second for rule in faults.rules] == [True]
+    assert faults.active
+    faults.remove([first, second])
+    assert not faults.active
 
 
 def test_heal_removes_all_faults() -> None:

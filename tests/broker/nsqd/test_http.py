@@ -355,7 +355,10 @@ async def test_requests_of_an_operator() -> None:
     info = (await web.get("/info")).json()["data"]
     assert (info["tcp_port"], info["http_port"], info["ha_support"]) == (4150, 4151, True)
     assert (await web.get("/serverstats")).json()["health"] == "OK"
-    assert (await web.get("/coordinator/stats?topic=t&partition=0")).json()["topic_coord_stats"][0]["name"] == "t"
+    assert _status(await web.get("/coordinator/stats")) == (500, '{"message":"Coordinator is disabled."}')
+    node.coordinator_stats = lambda topic, partition: {topic: partition}
+    assert (await web.get("/coordinator/stats?topic=t&partition=3")).json() == {"t": 3}
+    assert (await web.get("/coordinator/stats?topic=t")).json() == {"t": -1}
     await web.post("/disable/write?type=all")
     assert not node.may_write(hosted)
     await web.post("/disable/write")

@@ -262,10 +262,6 @@ class Cursor:
         """
         self._rewind = forget
 
-    @property
-    def rewinds(self) -> bool:
-        return self._rewind is not None
-
     def _apply_rewind(self, forget: bool) -> None:
         self._rewind = None
         if forget:

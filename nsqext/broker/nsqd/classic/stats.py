@@ -6,6 +6,7 @@ import gc
 from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.nsqd.http.stats import (
+    NO_LATENCY,
     StatsPage,
     channel_line,
     client_members,
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.channel.client import Client
     from nsqext.broker.nsqd.node import ConnectedClient, Hosted
 
-_NO_LATENCY = {"count": 0, "percentiles": None}
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _MEMORY = (
     "heap_objects",
@@ -101,7 +101,7 @@ class ClassicStatsRoutes(StatsPage):
             "message_count": partition.message_count,
             "message_bytes": partition.message_bytes,
             "paused": partition.paused,
-            "e2e_processing_latency": _NO_LATENCY,
+            "e2e_processing_latency": NO_LATENCY,
         }
 
     def _channel(self, channel: Channel, hosted: Hosted, *, clients: bool) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class ClassicStatsRoutes(StatsPage):
             "client_count": len(stats.clients),
             "clients": found if clients else None,
             "paused": stats.paused,
-            "e2e_processing_latency": _NO_LATENCY,
+            "e2e_processing_latency": NO_LATENCY,
         }
 
     def _text(

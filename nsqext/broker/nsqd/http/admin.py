@@ -28,7 +28,7 @@ class AdminRoutes(RequestArgs):
 
     def coordinator_stats(self, call: Call) -> object:
         topic, partition = call.arg("topic"), call.number("partition", "INVALID_REQUEST", default="-1")
-        if not self.node.options.clustered:
+        if self.node.coordinator_stats is None:
             raise HttpFault(500, "Coordinator is disabled.")
         return self.node.coordinator_stats(topic, partition)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -36,17 +37,7 @@ class MessageRoutes(RequestArgs):
         if call.arg("delayed_queue") == "true":
             return self._get_delayed(call, partition, mode, position)
         entry = _search(partition, mode, position)
-        record = entry.record
-        return {
-            "id": record.internal_id,
-            "trace_id": record.trace_id,
-            "body": _text(record.body),
-            "timestamp": record.timestamp,
-            "attempts": 0,
-            "offset": entry.offset,
-            "queue_cnt_index": entry.count,
-            "ext": _text(record.header) if call.arg("needext") == "true" else "",
-        }
+        return _members(call, entry, {}, 0, {"queue_cnt_index": entry.count})
 
     def _get_delayed(self, call: Call, partition: Partition, mode: str, position: int) -> object:
         delays = not partition.ordered and (
@@ -62,17 +53,7 @@ class MessageRoutes(RequestArgs):
         delayed = channel.cursor.delayed.messages.get(position) if channel else None
         if delayed is None:
             raise HttpFault(404, "no message found in delayed queue")
-        record = delayed.entry.record
-        return {
-            "id": record.internal_id,
-            "orig_id": record.internal_id,
-            "trace_id": record.trace_id,
-            "body": _text(record.body),
-            "timestamp": record.timestamp,
-            "attempts": delayed.attempts,
-            "offset": delayed.entry.offset,
-            "ext": _text(record.header) if call.arg("needext") == "true" else "",
-        }
+        return _members(call, delayed.entry, {"orig_id": position}, delayed.attempts, {})
 
     def finish(self, call: Call) -> None:
         hosted, channel = self.channel(call)
@@ -121,6 +102,24 @@ def _search(partition: Partition, mode: str, position: int) -> Entry:
     if entry is None:
         raise HttpFault(500, "INTERNAL_ERROR")
     return entry
+
+
+def _members(
+    call: Call, entry: Entry, ids: Mapping[str, int], attempts: int, place: Mapping[str, int]
+) -> dict[str, object]:
+    """Return a message in the real server's order, with what only the queue, or the delayed queue, has of it."""
+    record = entry.record
+    return {
+        "id": record.internal_id,
+        **ids,
+        "trace_id": record.trace_id,
+        "body": _text(record.body),
+        "timestamp": record.timestamp,
+        "attempts": attempts,
+        "offset": entry.offset,
+        **place,
+        "ext": _text(record.header) if call.arg("needext") == "true" else "",
+    }
 
 
 def _text(data: bytes) -> str:

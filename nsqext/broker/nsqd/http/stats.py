@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import ConnectedClient, Hosted
     from nsqext.broker.nsqd.publish_stats import PublishStats
 
-_NO_LATENCY = {"count": 0, "percentiles": None}
+NO_LATENCY = {"count": 0, "percentiles": None}
 _STATES = {State.INIT: 0, State.SUBSCRIBED: 3, State.CLOSING: 4}
 
 
@@ -210,7 +210,7 @@ class StatsRoutes(StatsPage):
             "is_channel_auto_create_disabled": not hosted.auto_create_channels,
             "statsd_name": f"{name}.{number}" if several else name,
             "pub_failed_cnt": hosted.failed,
-            "e2e_processing_latency": _NO_LATENCY,
+            "e2e_processing_latency": NO_LATENCY,
         }
 
     def _channel(self, stats: ChannelCounters, *, with_clients: bool) -> dict[str, Any]:
@@ -243,7 +243,7 @@ class StatsRoutes(StatsPage):
             "delayed_queue_count": stats.delayed_queue_count,
             "delayed_queue_recent": go_time(stats.delayed_queue_recent),
             "delayed_queue_recent_nano": stats.delayed_queue_recent,
-            "e2e_processing_latency": _NO_LATENCY,
+            "e2e_processing_latency": NO_LATENCY,
             "msg_consume_latency_stats": stats.consume_latency,
             "msg_delivery_latency_stats": stats.delivery_latency,
         } | (_keys(stats) if stats.dispatch == KEY_FAILOVER else {})

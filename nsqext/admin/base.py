@@ -13,8 +13,7 @@ from nsqext.errors import InvalidState
 from nsqext.lookup.client import LookupClient
 from nsqext.settings import build
 
-_REQUEST_TIMEOUT = 15.0
-"""Default of ``lookup_request_timeout``, in seconds."""
+_REQUEST_TIMEOUT = 15.0  # default of `lookup_request_timeout`, in seconds
 
 
 class AdminBase:
@@ -30,8 +29,7 @@ class AdminBase:
         self._options = build(AdminOptions, schema.own, values)
         self._requests = ClusterRequests(LookupClient(given.lookupd, self._options.lookup), self._options.timeout)
         self._closed = False
-        self._loop: object = None
-        """The event loop of the first call, which has the connections."""
+        self._loop: object = None  # the event loop of the first call, which has the connections
 
     @property
     def settings(self) -> Mapping[str, object]:

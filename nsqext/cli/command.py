@@ -17,8 +17,7 @@ import typer
 from nsqext.cli.output import printable
 from nsqext.errors import NsqError
 
-BRACKET = r"\["
-"""A literal bracket in a help text; rich parses other brackets as markup."""
+BRACKET = r"\["  # a literal bracket in a help text; rich parses other brackets as markup
 
 F = TypeVar("F", bound=Callable[..., object])
 

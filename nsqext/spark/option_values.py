@@ -10,8 +10,7 @@ import orjson
 from nsqext.protocol.headers import encode_headers
 from nsqext.protocol.names import check_channel, check_partition, check_topic
 
-Columns = tuple[str, ...]
-"""Names of columns, in the order of `ALL_COLUMNS`."""
+Columns = tuple[str, ...]  # names of columns, in the order of `ALL_COLUMNS`
 
 BASE_COLUMNS: Columns = (
     "value",
@@ -25,8 +24,7 @@ BASE_COLUMNS: Columns = (
     "attempts",
     "tag",
 )
-ALL_COLUMNS: Columns = (*BASE_COLUMNS, "headers", "key")
-"""With ``includeHeaders``."""
+ALL_COLUMNS: Columns = (*BASE_COLUMNS, "headers", "key")  # with `includeHeaders`
 
 
 def read_text(value: str) -> str:

@@ -39,19 +39,15 @@ from nsqext.spark.option_values import (
 )
 from nsqext.spark.read.offsets import parse_starting
 
-ID_HEADER = IDENTITY_HEADER
-"""Default name of the header that carries the id of a row."""
+ID_HEADER = IDENTITY_HEADER  # default name of the header that carries the id of a row
 
 _MAX_RDY = 2500
-_LONG = (1 << 63) - 1
-"""Spark keeps limits of micro-batches as Java longs."""
+_LONG = (1 << 63) - 1  # Spark keeps limits of micro-batches as Java longs
 
 # options that Spark adds by itself: of queries, and of tables (CREATE TABLE … USING nsqext)
 _OF_SPARK = frozenset({"checkpointlocation", "queryname", "serialization.format", "owner", "provider"})
-TABLE_OPTION = "provider"
-"""Option that Spark adds to the options of a table."""
-_TABLE_PREFIX = "option."
-"""Spark adds each option of a table a second time, with this prefix."""
+TABLE_OPTION = "provider"  # option that Spark adds to the options of a table
+_TABLE_PREFIX = "option."  # Spark adds each option of a table a second time, with this prefix
 _OF_SPARK_PREFIXES = ("__", _TABLE_PREFIX, "spark.")
 
 

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _SOURCE = "nsqext.spark.source"
-_NOT_SHIPPED = ("broker", "cli", "testing", "web")
-"""Subpackages that the source does not use."""
+_NOT_SHIPPED = ("broker", "cli", "testing", "web")  # subpackages that the source does not use
 
 
 def shipped_source() -> type[DataSource]:

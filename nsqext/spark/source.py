@@ -33,8 +33,7 @@ if TYPE_CHECKING:
         SimpleDataSourceStreamReader,
     )
 
-FORMAT = "nsqext"
-"""Argument of ``format()``."""
+FORMAT = "nsqext"  # argument of `format()`
 
 _METADATA = "nsqext.options"
 _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"

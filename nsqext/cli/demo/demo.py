@@ -29,16 +29,13 @@ from nsqext.types import Receipt
 if TYPE_CHECKING:
     from nsqext import Message
 
-CANARY = "canary"
-"""Tag of the flights of American Airlines."""
+CANARY = "canary"  # tag of the flights of American Airlines
 
 _FILE = "flights-2013-01-01.csv"
 _CHANNEL = "departures"
 _PUBLISHERS = 64
-_IDLE_TIMEOUT = 20.0
-"""Seconds without a received message after which the missing ones count as lost."""
-_DUPLICATES_WAIT = 0.5
-"""Seconds to wait for duplicates after every flight was received."""
+_IDLE_TIMEOUT = 20.0  # seconds without a received message after which the missing ones count as lost
+_DUPLICATES_WAIT = 0.5  # seconds to wait for duplicates after every flight was received
 
 _Lookupd = Annotated[
     str | None,

@@ -23,8 +23,7 @@ from nsqext.errors import InvalidInput
 
 SUFFIX = ".jsonl.gz"
 _CHUNK = 1 << 18
-_MOST_UNPACKED = 1 << 30
-"""Largest size in bytes of one member after decompression. A member is a batch."""
+_MOST_UNPACKED = 1 << 30  # largest size in bytes of one member, which is a batch, after decompression
 
 
 class MessageFiles:

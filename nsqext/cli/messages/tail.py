@@ -9,7 +9,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from attrs import field, frozen
+from attrs import Factory, field, frozen
 
 from nsqext import Requeue
 from nsqext.cli.arguments import Topic, UntilEnd, parse_headers, parse_position, parse_time
@@ -27,6 +27,11 @@ _NAMES = ("topic", "partition", "id", "attempts", "timestamp", "trace_id", "offs
 """Members of a record that a template may contain, besides ``headers``."""
 
 
+def _parsed(parse: Callable[[Any], Any]) -> Any:
+    """Declare an attribute that is parsed from the others."""
+    return field(init=False, default=Factory(parse, takes_self=True))
+
+
 @frozen
 class Filter:
     """Options that select messages; all of them must match."""
@@ -41,21 +46,9 @@ class Filter:
     ] = None
     until: Annotated[str | None, typer.Option(help="Only messages stored before, as for --since.")] = None
     partition: Annotated[list[int] | None, typer.Option(help="Only this partition; repeat for more.")] = None
-    headers: Mapping[str, str] = field(init=False)
-    after: int | None = field(init=False)
-    before: int | None = field(init=False)
-
-    @headers.default
-    def _pairs(self) -> Mapping[str, str]:
-        return parse_headers(self.header)
-
-    @after.default
-    def _after(self) -> int | None:
-        return parse_time(self.since) if self.since else None
-
-    @before.default
-    def _before(self) -> int | None:
-        return parse_time(self.until) if self.until else None
+    headers: Mapping[str, str] = _parsed(lambda given: parse_headers(given.header))
+    after: int | None = _parsed(lambda given: parse_time(given.since) if given.since else None)
+    before: int | None = _parsed(lambda given: parse_time(given.until) if given.until else None)
 
     def takes(self, record: Mapping[str, Any]) -> bool:
         """Return whether a message record matches."""

@@ -102,8 +102,7 @@ _RULES = {
     "req-to-end-threshold": "delayed_threshold",
 }
 
-_FLUSHES_EVERY = 4
-"""The redesigned nsqd flushes every fourth ``-sync-timeout``."""
+_FLUSHES_EVERY = 4  # the redesigned nsqd flushes every fourth `-sync-timeout`
 
 
 def main(arguments: Sequence[str]) -> None:

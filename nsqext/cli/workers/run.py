@@ -33,14 +33,10 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.run")
 
 _FIRST_PAUSE = 0.5
-_LONGEST_PAUSE = 30.0
-"""Seconds before a worker that died is restarted; they double while it dies early."""
-_STABLE = 60.0
-"""A worker that ran this number of seconds is restarted after the shortest pause."""
-_STATUS_TIMEOUT = 2.0
-"""Seconds in which workers have to report their state."""
-_SCAN = 0.5
-"""Seconds between two checks of the source files."""
+_LONGEST_PAUSE = 30.0  # seconds before a worker that died is restarted; they double while it dies early
+_STABLE = 60.0  # a worker that ran this number of seconds is restarted after the shortest pause
+_STATUS_TIMEOUT = 2.0  # seconds in which workers have to report their state
+_SCAN = 0.5  # seconds between two checks of the source files
 
 
 class Supervisor:

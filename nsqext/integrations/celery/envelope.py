@@ -15,8 +15,7 @@ from typing import Any
 import orjson
 
 _HEADER = "kombu"
-_MARK = "kombu"
-"""Name of the member that tells an envelope from a body of another publisher; its value is the version."""
+_MARK = "kombu"  # name of the member that tells an envelope from a body of another publisher; its value is the version
 _VERSION = 1
 _PROPERTIES = frozenset(
     {

@@ -63,8 +63,7 @@ class NsqClients:
     # seconds that a worker may keep a task with `eta` or `countdown` in flight; the server keeps it before
     eta_hold: float = field(init=False)
     _settings: dict[str, Any] = field(init=False)
-    _shared: Given = field(init=False)
-    """Addresses and settings of producer and consumers."""
+    _shared: Given = field(init=False)  # addresses and settings of producer and consumers
     _producer: sync.Producer | None = field(default=None, init=False)
     _admin: sync.Admin | None = field(default=None, init=False)
     _ready: set[tuple[str, str]] = field(factory=set, init=False)

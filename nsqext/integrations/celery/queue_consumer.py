@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.celery")
 
-DEFAULT_PREFETCH = 200
-"""Messages in flight without a prefetch count."""
+DEFAULT_PREFETCH = 200  # messages in flight without a prefetch count
 
 Receive = Callable[["QueueConsumer", dict[str, Any], "Message"], None]
 """Called in a thread of the consumer with a decoded message."""
@@ -39,11 +38,9 @@ class QueueConsumer:
 
     def __init__(self, clients: NsqClients, spec: QueueSpec, prefetch: int, receive: Receive) -> None:
         self.queue: str = spec.name
-        self.single: bool = False
-        """Whether it was opened for one message, and is closed when that is answered."""
+        self.single: bool = False  # whether it was opened for one message, and is closed when that is answered
         self._leaving = False
-        self._lock = threading.Lock()
-        """Makes `leave` wait for a handler that hands a message over."""
+        self._lock = threading.Lock()  # makes `leave` wait for a handler that hands a message over
         self._hold = clients.eta_hold
         self._spec = spec
         self._receive = receive

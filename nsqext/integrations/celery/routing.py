@@ -20,11 +20,9 @@ from attrs import define, field, frozen
 
 _NAME = re.compile(r"[.a-zA-Z0-9_-]{1,64}")
 _INVALID = re.compile(r"[^.a-zA-Z0-9_-]")
-_DIGEST = 12
-"""Characters of a digest that keep two names apart whose replacements are equal."""
+_DIGEST = 12  # characters of a digest that keep two names apart whose replacements are equal
 _EPHEMERAL = "#ephemeral"
-_LONGEST = 64 - len(_EPHEMERAL)
-"""The redesigned NSQ counts the suffix of ephemeral channels as a part of the name."""
+_LONGEST = 64 - len(_EPHEMERAL)  # the redesigned NSQ counts the suffix of ephemeral channels as a part of the name
 
 
 @frozen

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from nsqext.spark.cluster.client_config import ClientConfig
     from nsqext.spark.cluster.node_http import ChannelPosition, Leader
 
-_MOVE = 2.0
-"""Seconds after which a move that has not happened is requested again."""
+_MOVE = 2.0  # seconds after which a move that has not happened is requested again
 
 
 class Admin:

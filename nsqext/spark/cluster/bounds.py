@@ -25,8 +25,7 @@ buffer is shown by a timer only: up to 6.0 s later with bodies of 200,000 bytes 
 """
 _MANY_TOPICS = 4
 """Topics of a query at one node from which on one request for all topics of the node replaces one for each."""
-_SOON = 0.005
-"""Seconds after which an ephemeral channel is opened to make the server flush its write buffer."""
+_SOON = 0.005  # seconds after which an ephemeral channel is opened to make the server flush its write buffer
 
 
 @frozen

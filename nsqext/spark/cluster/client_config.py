@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.options import ProducerSettings
     from nsqext.settings import Setting
 
-PREFIX = "nsqext."
-"""Prefix of options that are settings of the client."""
+PREFIX = "nsqext."  # prefix of options that are settings of the client
 
 
 @cache

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from nsqext.transport.options import ConnectionOptions
     from nsqext.types import TopicMeta
 
-MARK = ".setup"
-"""Suffix of the channel that exists while an anchor channel is being created."""
+MARK = ".setup"  # suffix of the channel that exists while an anchor channel is being created
 _DIGEST = 8
 
 _PREFIX = "nsqext_spark"

@@ -36,14 +36,11 @@ _DELETED_AFTER = 20.0
 
 A restarted nsqlookupd knows its topics only after their nodes have registered again.
 """
-_UNOBSERVED = 10.0
-"""Seconds after which an absence that was not observed again may have ended in between."""
+_UNOBSERVED = 10.0  # seconds after which an absence that was not observed again may have ended in between
 _FIRST_PAUSE = 0.02
 _LAST_PAUSE = 0.5
-_QUIET = 3.0
-"""Seconds for which errors that are retried are not logged: most leader changes take less time."""
-_LOG_INTERVAL = 10.0
-"""Seconds between two log records about errors that are retried."""
+_QUIET = 3.0  # seconds for which errors that are retried are not logged: most leader changes take less time
+_LOG_INTERVAL = 10.0  # seconds between two log records about errors that are retried
 
 
 def _is_worth_retrying(error: BaseException) -> bool:

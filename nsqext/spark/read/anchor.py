@@ -33,10 +33,8 @@ _FRESH = 5.0
 """Seconds for which the position of an anchor is not requested again, if there are at most `_FEW` partitions."""
 _FEW = 500
 """With more partitions, positions are requested less often, so that the requests of a second do not become more."""
-_TOPICS_INTERVAL = 5.0
-"""Seconds between two requests for the topics that match ``subscribePattern``."""
-_UNKNOWN_PAUSE = 0.2
-"""Seconds until a topic is looked up again that may be deleted."""
+_TOPICS_INTERVAL = 5.0  # seconds between two requests for the topics that match `subscribePattern`
+_UNKNOWN_PAUSE = 0.2  # seconds until a topic is looked up again that may be deleted
 
 
 def start_of(options: SourceOptions) -> RangeLimit:

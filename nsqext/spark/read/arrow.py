@@ -24,8 +24,7 @@ _BATCH_BYTES = 64 << 20
 """Bytes of bodies in one batch: Arrow's limit is 2 GiB, and bodies grow when they are decompressed."""
 _FIRST_DIGIT = ord("0")
 _NO_HEADERS: dict[str, Any] = {}
-_HEADER_START = 3
-"""Bytes of version and length in front of a header."""
+_HEADER_START = 3  # bytes of version and length in front of a header
 _TAG = TAG_HEADER.encode()
 _COMPRESS = COMPRESS_HEADER.encode()
 

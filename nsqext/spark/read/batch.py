@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     from nsqext.spark.options import SourceOptions
 
-_ALWAYS = (("topic",), ("partition",), ("offset",), ("timestamp",))
-"""Columns that are never null."""
+_ALWAYS = (("topic",), ("partition",), ("offset",), ("timestamp",))  # columns that are never null
 
 
 class TaskRanges(InputPartition):

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from nsqext.spark.options import SourceOptions
     from nsqext.spark.read.offsets import Key
 
-_SKEW_MS = 5000
-"""Largest expected difference between the clocks of successive leaders of a partition, in milliseconds."""
+_SKEW_MS = 5000  # largest expected difference between the clocks of successive leaders of a partition, in milliseconds
 
 
 @define

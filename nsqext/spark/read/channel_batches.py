@@ -39,10 +39,8 @@ logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 _clock = time.monotonic
 
-_WAIT = 0.2
-"""Seconds to wait for the first message of a batch."""
-_SETTLED = 0.5
-"""Seconds without a message after which the depth of the channel is requested."""
+_WAIT = 0.2  # seconds to wait for the first message of a batch
+_SETTLED = 0.5  # seconds without a message after which the depth of the channel is requested
 _TICK = 0.25
 
 

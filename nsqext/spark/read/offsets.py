@@ -6,7 +6,8 @@ An offset is the number of messages that were read from a partition: the number,
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal
+from operator import itemgetter
+from typing import Any, Literal, TypeVar
 
 import orjson
 from attrs import field, frozen
@@ -15,18 +16,15 @@ from nsqext.arguments import is_whole
 from nsqext.errors import InvalidInput, InvalidName, InvalidSetting
 from nsqext.protocol.names import MAX_PARTITION, check_topic
 
-Key = tuple[str, int]
-"""Topic and partition."""
-Offsets = dict[Key, int]
-"""Number of messages that were read of each partition."""
+T = TypeVar("T")
 
-VERSION = 1
-"""Version of the JSON in Spark's checkpoints."""
+Key = tuple[str, int]  # topic and partition
+Offsets = dict[Key, int]  # number of messages that were read of each partition
 
-EARLIEST = -2
-"""Stands for the first retained message in options."""
-LATEST = -1
-"""Stands for the end of a partition in options."""
+VERSION = 1  # version of the JSON in Spark's checkpoints
+
+EARLIEST = -2  # stands for the first retained message in options
+LATEST = -1  # stands for the end of a partition in options
 
 _WORDS = {"earliest": EARLIEST, "latest": LATEST}
 _SHOWN = 120
@@ -92,12 +90,17 @@ class OffsetSpec:
         return number in (self.default, *self.named.values())
 
 
+def by_topic(found: Mapping[Key, T]) -> dict[str, dict[str, T]]:
+    """Return what partitions have as JSON: by topic and partition, in a fixed order."""
+    topics: dict[str, dict[str, T]] = {}
+    for (topic, partition), value in sorted(found.items(), key=itemgetter(0)):
+        topics.setdefault(topic, {})[str(partition)] = value
+    return topics
+
+
 def dump(offsets: Mapping[Key, int]) -> dict[str, Any]:
-    """Return offsets as a checkpoint stores them: ``{"v": 1, "topics": {"orders": {"0": 5}}}``, in a fixed order."""
-    topics: dict[str, dict[str, int]] = {}
-    for (topic, partition), count in sorted(offsets.items()):
-        topics.setdefault(topic, {})[str(partition)] = count
-    return {"v": VERSION, "topics": topics}
+    """Return offsets as a checkpoint stores them: ``{"v": 1, "topics": {"orders": {"0": 5}}}``."""
+    return {"v": VERSION, "topics": by_topic(offsets)}
 
 
 def load(data: Mapping[str, Any] | str | bytes) -> Offsets:

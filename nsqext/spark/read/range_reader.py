@@ -45,13 +45,10 @@ _clock = time.monotonic
 _TICK = 0.25
 _STALL = 5.0
 """Seconds without a message after which the connection is closed: all messages of a range are stored already."""
-_MOVE = 2.0
-"""Seconds in which the server must move the channel."""
+_MOVE = 2.0  # seconds in which the server must move the channel
 _BLOCK_BYTES = 4 << 20
-_READ_AHEAD = 1
-"""Blocks that are received while the caller processes one."""
-_OPEN_RANGES = 4
-"""Ranges of a task that are read at the same time: opening one takes several round trips."""
+_READ_AHEAD = 1  # blocks that are received while the caller processes one
+_OPEN_RANGES = 4  # ranges of a task that are read at the same time: opening one takes several round trips
 _FIRST_PAUSE = 0.02
 _LAST_PAUSE = 0.5
 

@@ -11,7 +11,7 @@ import anyio
 from attrs import evolve
 
 from nsqext.spark.read.anchor import Anchors
-from nsqext.spark.read.offsets import dump
+from nsqext.spark.read.offsets import by_topic, dump
 from nsqext.spark.read.planning import (
     Lag,
     PartitionState,
@@ -183,8 +183,8 @@ class StreamPlanner:
         metrics = {
             "messagesBehind": sum(behind.values()),
             "publishedPerSecond": round(self._rate, 1),
-            "behind": dump(behind)["topics"],
-            "earliest": dump({key: state.start for key, state in states.items()})["topics"],
+            "behind": by_topic(behind),
+            "earliest": by_topic({key: state.start for key, state in states.items()}),
         }
         return {**dump({key: state.end for key, state in states.items()}), "metrics": metrics}
 

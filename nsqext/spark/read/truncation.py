@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqext.errors import DataLoss
 from nsqext.spark.cluster.node_http import MessagePosition
-from nsqext.spark.read.offsets import Key, by_partition
+from nsqext.spark.read.offsets import Key, by_partition, by_topic
 from nsqext.spark.read.planning import LOST, PartitionState
 from nsqext.waits import gather
 
@@ -31,10 +31,8 @@ _MEMBERS = ("id", "offset", "timestamp")
 
 def dump_last(last: LastMessages) -> dict[str, Any]:
     """Return the member ``last`` of offsets in a checkpoint, in a fixed order; without last messages, an empty one."""
-    found: dict[str, dict[str, dict[str, int]]] = {}
-    for (topic, partition), message in sorted(last.items()):
-        found.setdefault(topic, {})[str(partition)] = {name: getattr(message, name) for name in _MEMBERS}
-    return {"last": found} if found else {}
+    found = {key: {name: getattr(message, name) for name in _MEMBERS} for key, message in last.items()}
+    return {"last": by_topic(found)} if found else {}
 
 
 def load_last(data: Mapping[str, Any], offsets: Offsets) -> LastMessages:

@@ -36,13 +36,11 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
-Tallies = Counter[tuple[str, int]]
-"""Number of published messages by topic and partition."""
+Tallies = Counter[tuple[str, int]]  # number of published messages by topic and partition
 Describe = Callable[[int, NsqError, Mapping[str, Any]], "tuple[Target, bytes | OutgoingMessage, int]"]
 """Makes the message that describes a bad row; its arguments are the row's number, the error and the row by column."""
 
-_LOG_INTERVAL = 5.0
-"""Seconds without an acknowledgement between two log records."""
+_LOG_INTERVAL = 5.0  # seconds without an acknowledgement between two log records
 
 
 class Publisher:

@@ -27,13 +27,10 @@ if TYPE_CHECKING:
     from nsqext.types import TopicMeta
 
 _U64 = (1 << 64) - 1
-_MESSAGE = 64
-"""Approximate bytes of a message besides its body and headers."""
+_MESSAGE = 64  # approximate bytes of a message besides its body and headers
 
-Uniform = list[OutgoingMessage] | TracedBodies
-"""Messages of rows that differ in value and key only."""
-Target = tuple[str, int | None]
-"""Topic and partition; None if the producer chooses the partition."""
+Uniform = list[OutgoingMessage] | TracedBodies  # messages of rows that differ in value and key only
+Target = tuple[str, int | None]  # topic and partition; None if the producer chooses the partition
 
 
 @define(eq=False)

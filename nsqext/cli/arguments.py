@@ -44,7 +44,7 @@ def parse_message_id(text: str) -> bytes | int:
         return bytes.fromhex(text)
     if text.isascii() and text.isdecimal():
         return int(text)
-    raise InvalidSetting(f"{text!r} is no message id", hint="give 32 hexadecimal digits, or a number")
+    raise InvalidSetting(f"{text!r} is no message id", hint="give a message id of 32 hexadecimal digits, or a number")
 
 
 def parse_headers(given: Sequence[str] | None) -> dict[str, str]:

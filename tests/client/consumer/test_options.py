@@ -11,6 +11,11 @@ from nsqext.client.consumer.options import ConsumerOptions, DeliveryOptions
 from nsqext.errors import InvalidInput
 
 
+class _Looked:
+    async def start_of(self, topic: str, channel: str, partition: int, log: object) -> None:
+        """Return no position."""
+
+
 @pytest.mark.parametrize(
     "members",
     [
@@ -26,6 +31,7 @@ from nsqext.errors import InvalidInput
         {"partitions": (-1,)},
         {"partitions": ("1",)},
         {"start_existing": True},
+        {"start_existing": True, "start": _Looked()},
         {"reconnect_wait": -1},
         {"close_timeout": "long"},
         {"start_timeout": True},

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import anyio
 import pytest
@@ -18,6 +19,7 @@ from tests.support.consumers import quick, take
 from tests.support.messages import RecordingOwner, make_message
 
 if TYPE_CHECKING:
+    from nsqext.client.consumer.handlers.workers import Workers
     from nsqext.errors import NsqError
 
 
@@ -35,6 +37,18 @@ def test_messages_wait_in_one_queue() -> None:
     assert [message.internal_id for message in here.queue.messages] == [1, 2, 3]
     here.tick(1.0, 0.0)
     assert failed == []
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_handler_continues_with_the_new_delivery_of_its_ordered_message(answered: bool) -> None:
+    here, old, new = dispatcher([]), RecordingOwner(in_order=True), RecordingOwner(in_order=True)
+    running = make_message(old, 1)
+    running.answered = answered
+    here._workers = cast("Workers", SimpleNamespace(running=[running]))
+    again = make_message(new, 1, attempts=2)
+    here.dispatch([again, make_message(new, 2)])
+    assert [message.internal_id for message in here.queue.messages] == ([1, 2] if answered else [2])
+    assert (running.owner, running.attempts) == ((old, 1) if answered else (new, 2))
 
 
 @pytest.mark.parametrize("timeout", [1.0, 60.0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -53,6 +54,22 @@ def test_threads_take_messages_that_need_no_decision_of_the_event_loop() -> None
     queue.stop()
     queue.put([two])
     assert (queue.take_ready(), queue.take_all()) == (None, [])
+
+
+class _Raced(deque["Message"]):
+    """A queue of which another thread takes the first message, while one is looking at it."""
+
+    def popleft(self) -> Message:
+        super().popleft()
+        return super().popleft()
+
+
+def test_a_message_that_no_thread_looked_at_stays_the_first_one() -> None:
+    owner, queue = RecordingOwner(), MessageQueue()
+    one, two, three = (make_message(owner, number) for number in range(1, 4))
+    queue.messages = _Raced([one, two, three])
+    assert queue.take_ready() is None
+    assert list(queue.messages) == [two, three]
 
 
 async def _drain(subject: Workers, queue: MessageQueue) -> None:

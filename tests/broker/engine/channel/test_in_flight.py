@@ -64,3 +64,11 @@ def test_a_removed_delay_is_ignored() -> None:
     assert table.pop_due(25.0) == []
     assert table.clear() == [first]
     assert (table.deferred, table.next_deadline()) == (0, inf)
+
+
+def test_a_message_that_is_deferred_again_after_all_were_dropped_is_due_once() -> None:
+    table, again = InFlight(), delivery(1)
+    table.defer(again, 20.0)
+    table.clear()
+    table.defer(again, 20.0)
+    assert table.pop_due(20.0) == [again]

@@ -12,19 +12,12 @@ _LISTED_FOR_ONE = 10
 
 
 class ExtendedTopics:
-    """Reads the list of all topics with their extend support, where that costs less than a lookup of each.
-
-    Args:
-        ask: returns the extend support of all topics.
-        extended: called with each requested topic that has extend support, or whose support the list does not tell.
-
-    Attributes:
-        poll_at: when the list is read next: now, or never.
-    """
+    """Reads the list of all topics with their extend support, where that costs less than a lookup of each."""
 
     def __init__(self, ask: Callable[[], Awaitable[dict[str, bool]]], extended: Callable[[str], None]) -> None:
-        self.poll_at: float = inf
-        self._ask = ask
+        self.poll_at: float = inf  # when the list is read next: now, or never
+        self._ask = ask  # returns the extend support of all topics
+        # called with each requested topic that has extend support, or whose support the list does not tell
         self._extended = extended
         self._requested: dict[str, None] = {}
         self._listed = 0

@@ -195,13 +195,9 @@ class Refresher:
 
 
 class Polled(Protocol):
-    """What is polled: the map of a topic, or a list.
+    """What is polled: the map of a topic, or a list."""
 
-    Attributes:
-        poll_at: time of the next poll, in seconds of the event loop's clock.
-    """
-
-    poll_at: float
+    poll_at: float  # time of the next poll, in seconds of the event loop's clock
 
     async def refresh(self, *, after_error: bool) -> None:
         """Poll; raises InvalidState."""

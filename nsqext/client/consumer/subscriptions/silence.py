@@ -45,23 +45,13 @@ class OpenSubscriptions(Protocol):
 
 @frozen
 class _Upgradable:
-    """Topics without extend support that consumers of one lookup service have subscribed to.
+    """Topics without extend support that consumers of one lookup service have subscribed to."""
 
-    Attributes:
-        metadata: where the topics are looked up.
-        since: when messages of each topic were received last.
-    """
-
-    metadata: MetadataCache
-    since: dict[str, float] = field(factory=dict)
+    metadata: MetadataCache  # where the topics are looked up
+    since: dict[str, float] = field(factory=dict)  # when messages of each topic were received last
 
     def look_up(self, looked_up: dict[str, float], now: float) -> float:
-        """Look up the topics that are due; return when the next one is due.
-
-        Args:
-            looked_up: when each topic was looked up last; it is updated.
-            now: the time.
-        """
+        """Look up the topics that are due; return when the next one is. Updates when each was looked up last."""
         listed = len(self.since) >= _LIST_FROM and self.metadata.lists_cheaply(len(self.since))
         pause = _PAUSE if listed else max(_PAUSE, len(self.since) / _RATE)
         due = [topic for topic, since in self.since.items() if max(since, looked_up[topic]) + pause <= now]
@@ -79,13 +69,10 @@ class SilenceWatch:
     """Looks up topics without extend support while no message arrives.
 
     One watch serves all consumers of an event loop, so that consumers share its lookups.
-
-    Attributes:
-        due: time of the next `look_up`; infinity without such topics.
     """
 
     def __init__(self) -> None:
-        self.due: float = inf
+        self.due: float = inf  # time of the next `look_up`; infinity without such topics
         self._looked_up: dict[_Service, dict[str, float]] = {}
 
     def watch(self, subscription: Subscription, now: float) -> None:
@@ -94,12 +81,7 @@ class SilenceWatch:
             self.due = min(self.due, now + _PAUSE)
 
     def look_up(self, groups: Iterable[OpenSubscriptions], now: float) -> None:
-        """Look up the topics that are due.
-
-        Args:
-            groups: the open subscriptions of all consumers.
-            now: the time.
-        """
+        """Look up the topics of all consumers that are due."""
         services: dict[_Service, _Upgradable] = {}
         for group in groups:
             metadata = group.metadata

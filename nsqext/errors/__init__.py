@@ -125,14 +125,16 @@ class NsqError(Exception):
         """Errors of the earlier attempts, oldest first."""
 
     def __str__(self) -> str:
-        where = ", ".join(
-            f"{name} {value}"
-            for name, value in (("topic", self.topic), ("partition", self.partition), ("node", self.node))
-            if value is not None and value != -1  # -1: a node of the original NSQ has no partitions
-        )
+        # -1: a node of the original NSQ has no partitions
+        where = ", ".join(f"{name} {value}" for name, value in self.where.items() if value is not None and value != -1)
         text = f"{self.message} ({where})" if where else self.message
         text = f"{text}: {self.hint}" if self.hint else text
         return f"{text} [after {len(self.attempts)} earlier attempts]" if self.attempts else text
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """Topic, partition and node, as arguments of another error about the same."""
+        return {"topic": self.topic, "partition": self.partition, "node": self.node}
 
     def at(self, *, topic: str | None = None, partition: int | None = None, node: str | None = None) -> NsqError:
         """Set the attributes that are None so far, and return the error itself."""

@@ -97,26 +97,15 @@ class AttemptErrors:
         last = self.last
         if isinstance(last, LookupFailed):
             return self.refusal()
-        failed = PublishFailed(
-            f"not stored {reason}; last error: {last.message}",
-            topic=last.topic,
-            partition=last.partition,
-            node=last.node,
-            hint=last.hint,
-        )
+        failed = PublishFailed(f"not stored {reason}; last error: {last.message}", hint=last.hint, **last.where)
         failed.attempts = self.kept
         failed.__cause__ = last
         return failed
 
     def _unknown(self, reason: str) -> DeliveryUnknown:
         last = self.last if self.count else NsqError("")
-        unknown = DeliveryUnknown(
-            f"the message may have been stored: {reason}",
-            topic=last.topic,
-            partition=last.partition,
-            node=last.node,
-            hint="publishing it again may store it twice",
-        )
+        hint = "publishing it again may store it twice"
+        unknown = DeliveryUnknown(f"the message may have been stored: {reason}", hint=hint, **last.where)
         unknown.attempts = self.kept
         unknown.__cause__ = last if self.count else None
         return unknown

@@ -359,13 +359,8 @@ def out_of_step(target: Target, connection: PooledConnection, error: ProtocolErr
     """Close a connection whose responses do not belong to the commands; return the error to raise."""
     error.at(topic=target.topic, partition=target.partition, node=target.node.node)
     connection.fail(error)
-    return DeliveryUnknown(
-        f"the message may have been stored: {error.message}",
-        topic=target.topic,
-        partition=target.partition,
-        node=target.node.node,
-        hint="the server's responses do not match the commands; publishing again may store it twice",
-    )
+    hint = "the server's responses do not match the commands; publishing again may store it twice"
+    return DeliveryUnknown(f"the message may have been stored: {error.message}", hint=hint, **error.where)
 
 
 def _leader_moved(error: NsqError) -> bool:

@@ -119,12 +119,6 @@ def _ended(unknown: DeliveryUnknown) -> bool:
 def _still_unknown(unknown: DeliveryUnknown, reason: str, search: LogSearch | None) -> DeliveryUnknown:
     error = None if search is None else search.error
     detail = "" if error is None else f"; last error of the search: {error.message}"
-    still = DeliveryUnknown(
-        f"{unknown.message}; {reason}{detail}",
-        topic=unknown.topic,
-        partition=unknown.partition,
-        node=unknown.node,
-        hint=unknown.hint,
-    )
+    still = DeliveryUnknown(f"{unknown.message}; {reason}{detail}", hint=unknown.hint, **unknown.where)
     still.attempts = unknown.attempts
     return still

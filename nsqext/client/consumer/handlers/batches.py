@@ -191,9 +191,7 @@ def _report_lost(messages: Sequence[Message], error: MessageNotInFlight) -> None
     lost = [message for message in messages if not message.answered]
     text = f"{len(lost)} of {len(messages)} messages of a batch were not answered; one of them: {error.message}"
     if not lost[0].owner.ignore_lost:
-        raise MessageNotInFlight(
-            text, topic=error.topic, partition=error.partition, node=error.node, hint="they will be delivered again"
-        ) from error
+        raise MessageNotInFlight(text, hint="they will be delivered again", **error.where) from error
     for message in lost:
         message.mark_answered()
     logger.info("%s", text, extra={"topic": error.topic})

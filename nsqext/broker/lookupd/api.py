@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.lookupd.cluster_view import LiveView
 from nsqext.broker.lookupd.lookup_route import channels_of, lookup
 from nsqext.broker.lookupd.metrics import view_metrics
 from nsqext.broker.lookupd.params import (
@@ -21,7 +22,7 @@ from nsqext.broker.lookupd.params import (
     read_ranged,
     read_topic,
 )
-from nsqext.broker.lookupd.registry import NEVER
+from nsqext.broker.lookupd.registry import NEVER, NODE_MEMBERS
 from nsqext.http.api import Call, Form, HttpFault, application, route, set_block_rate
 
 if TYPE_CHECKING:
@@ -94,11 +95,10 @@ class _Routes:
             for partition, found in topic.partitions.items() if topic else ():
                 if found.registered is not None:
                     held.setdefault(found.registered, {}).setdefault(name, []).append(str(partition))
-        shown = ("remote_address", "hostname", "broadcast_address", "tcp_port", "http_port", "version")
         producers = []
         for peer in view.peers().values():
             topics = held.get(peer.name, {})
-            entry: dict[str, Any] = {key: peer.entry[key] for key in shown}
+            entry: dict[str, Any] = {key: peer.entry[key] for key in NODE_MEMBERS}
             entry["tombstones"] = [peer.address in self.lookupd.hidden.get(name, ()) for name in topics]
             producers.append(entry | {"topics": list(topics), "partitions": topics})
         return {"producers": producers}
@@ -216,16 +216,9 @@ class _Routes:
                     leads[name] = leads.get(name, 0) + size
                     topics[replicas.topic] = topics.get(replicas.topic, 0) + size
         nodes = [
-            {
-                "hostname": member.node.options.hostname,
-                "broadcast_address": member.tcp.host,
-                "tcp_port": member.tcp.port,
-                "http_port": member.http.port,
-                "leader_load_factor": _load(leads.get(name, 0)),
-                "node_load_factor": _load(holds.get(name, 0)),
-            }
-            for name, member in self.coordinator.members.items()
-            if member.alive
+            {key: peer.entry[key] for key in ("hostname", "broadcast_address", "tcp_port", "http_port")}
+            | {"leader_load_factor": _load(leads.get(name, 0)), "node_load_factor": _load(holds.get(name, 0))}
+            for name, peer in LiveView(self.coordinator).peers().items()
         ]
         topn = call.readable_args.get("topn", "")
         wanted = int(topn) if topn.isdecimal() else 0
@@ -287,7 +280,7 @@ class _Routes:
     def debug(self, call: Call) -> object:
         view, now = self.lookupd.view, time.time_ns()
         peers = view.peers()
-        shown = ("id", "hostname", "broadcast_address", "tcp_port", "http_port", "version")
+        shown = ("id", *NODE_MEMBERS[1:])
         found: dict[str, list[dict[str, Any]]] = {}
         for name in view.names():
             topic = view.topic(name)

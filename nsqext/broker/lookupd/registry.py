@@ -11,6 +11,9 @@ from attrs import define, field
 NEVER = -6795364578871345152
 """Nanoseconds that the real server prints for a time that was never set."""
 
+NODE_MEMBERS = ("remote_address", "hostname", "broadcast_address", "tcp_port", "http_port", "version")
+"""What the redesigned server shows of a node."""
+
 
 class Registration(NamedTuple):
     """Key of registrations: category ``client``, ``topic`` or ``channel``, and the names that belong to it.

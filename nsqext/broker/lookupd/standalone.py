@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.lookupd.lookup_route import NO_CHANNEL
 from nsqext.broker.lookupd.params import check_log_level, read_channel, read_deletion, read_topic
-from nsqext.broker.lookupd.registry import NEVER, Producer
+from nsqext.broker.lookupd.registry import NEVER, NODE_MEMBERS, Producer
 from nsqext.http.api import Call, Form, Handler, HttpFault, application, route
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from nsqext.broker.lookupd.classic import ClassicLookupd
-
-_SHOWN = ("remote_address", "hostname", "broadcast_address", "tcp_port", "http_port", "version")
 
 
 class _Routes:
@@ -24,7 +22,7 @@ class _Routes:
         self.lookupd = lookupd
 
     def _entry(self, producer: Producer) -> dict[str, Any]:
-        members = {key: producer.node.members[key] for key in _SHOWN}
+        members = {key: producer.node.members[key] for key in NODE_MEMBERS}
         return {"id": producer.node.id, **members, "distributed_id": ""}
 
     def _partitions(self, topic: str) -> dict[str, list[Producer]]:
@@ -84,7 +82,7 @@ class _Routes:
                     if each.category == "topic" and producer.node is found.node:
                         held.setdefault(each.key, []).append(each.subkey)
                         hidden[each.key] = view.is_hidden(producer)
-            entry = {key: found.node.members[key] for key in _SHOWN}
+            entry = {key: found.node.members[key] for key in NODE_MEMBERS}
             entry |= {"tombstones": list(hidden.values()), "topics": list(held), "partitions": held}
             producers.append(entry)
         return {"producers": producers}
@@ -124,7 +122,7 @@ class _Routes:
         data: dict[str, list[dict[str, Any]]] = {}
         for each, producers in self.lookupd.view:
             for found in producers:
-                about = {key: found.node.members[key] for key in _SHOWN[1:]} | {"id": found.node.id}
+                about = {key: found.node.members[key] for key in NODE_MEMBERS[1:]} | {"id": found.node.id}
                 about["last_update"] = found.node.last_seen
                 if each.category == "client":
                     data.setdefault(f"peerInfo:{found.node.id}", []).append(about)

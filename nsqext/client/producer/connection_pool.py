@@ -97,7 +97,7 @@ class PooledNode:
             logger.info("connection to %s ended: %s", self.node, reason, extra={"node": self.node})
 
 
-@define(eq=False)
+@define(eq=False, slots=False)
 class ConnectionPool:
     """Connections by node."""
 

@@ -14,7 +14,6 @@ from attrs import define, field
 from nsqext.client.consumer.subscriptions.rdy_distributor import IDLE, IDLE_TURN, RdyDistributor
 from nsqext.client.consumer.subscriptions.silence import SilenceWatch
 from nsqext.dispatch.buckets import KeySharing
-from nsqext.waits import Wakeup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sized
@@ -120,7 +119,7 @@ class SubscriptionGroup:
     # messages that are read before this time arrived when they were read; for later ones ask `earliest_receipt`
     on_time_until: float = -inf
     _unsent: list[Subscription] = field(factory=list)
-    _flush_due: Wakeup = field(factory=Wakeup)
+    _flush_due: anyio.Event = field(factory=lambda: anyio.Event())
     _tick_due: anyio.Event = field(factory=lambda: anyio.Event())
     _ticked_at: float = 0.0
     _due_at: float = inf
@@ -268,7 +267,7 @@ class SubscriptionGroup:
         """
         self._check_event_loop()
         if not self._unsent:
-            self._flush_due.wake()
+            self._flush_due.set()
         self._unsent.append(subscription)
 
     def flush(self) -> None:
@@ -281,6 +280,7 @@ class SubscriptionGroup:
         """Send pending commands for ever, many with one write."""
         while True:
             await self._flush_due.wait()
+            self._flush_due = anyio.Event()
             self.flush()
 
     # Timer

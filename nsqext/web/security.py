@@ -41,26 +41,19 @@ _Send = Callable[[_Message], Awaitable[None]]
 
 @frozen
 class WebOptions:
-    """Settings of the page.
+    """Settings of the page."""
 
-    Attributes:
-        write: offer actions; otherwise the page is read-only.
-        interval: seconds between two samples of the cluster.
-        http_hosts: host names under which browsers reach the page, besides addresses, ``localhost`` and the machine's
-            own name.
-        basic_auth: ``user:password`` for HTTP basic authentication; never shown.
-        proxy_header: header in which a reverse proxy names the signed-in user; requests without it are refused. Only
-            safe if no request can bypass the proxy.
-        delay_store: store of a relay whose waiting messages are shown.
-        settings: settings of connections and of the lookup client, by name.
-    """
-
-    write: bool = False
-    interval: float = 1.0
+    write: bool = False  #: offer actions; otherwise the page is read-only
+    interval: float = 1.0  #: seconds between two samples of the cluster
+    #: host names under which browsers reach the page, besides addresses, ``localhost`` and the machine's own name
     http_hosts: tuple[str, ...] = ()
+    #: ``user:password`` for HTTP basic authentication; never shown
     basic_auth: str | None = field(default=None, repr=False)
+    #: header in which a reverse proxy names the signed-in user; requests without it are refused. Only safe if no
+    #: request can bypass the proxy.
     proxy_header: str | None = None
-    delay_store: DelayStore | None = None
+    delay_store: DelayStore | None = None  #: store of a relay whose waiting messages are shown
+    #: settings of connections and of the lookup client, by name
     settings: Mapping[str, Any] = field(factory=dict, repr=False)
 
     def __attrs_post_init__(self) -> None:

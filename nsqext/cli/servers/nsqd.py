@@ -92,16 +92,6 @@ _NAMES = {
 }
 _TLS_REQUIRED = {"false": 0, "tcp-https": 1, "true": 2}
 _TLS_VERSIONS = {"tls1.0": 769, "tls1.1": 770, "tls1.2": 771, "tls1.3": 772}
-_NODE = {"max-pub-waiting-size": "max_pub_waiting"}
-_RULES = {
-    "ack-old-than-time": "ignored_after",
-    "ack-retry-cnt": "ignored_attempts",
-    "channel-ratelimit-kb": "rate_limit",
-    "max-channel-delayed-qnum": "delayed_most",
-    "max-confirm-win": "confirm_window",
-    "req-to-end-threshold": "delayed_threshold",
-}
-
 _FLUSHES_EVERY = 4  # the redesigned nsqd flushes every fourth `-sync-timeout`
 
 
@@ -165,6 +155,11 @@ def check_values(flags: Mapping[str, Any]) -> None:
             raise InvalidSetting(f"invalid E2E processing latency percentile: {text}")
 
 
+def _chosen(flags: Mapping[str, Any], members: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values of flags by the members that they set."""
+    return {member: flags[name] for name, member in members.items() if name in flags}
+
+
 async def _serve(flags: dict[str, Any]) -> None:
     from nsqext.broker.engine.options import ChannelRules
     from nsqext.broker.nsqd.options import NodeOptions
@@ -188,10 +183,8 @@ async def _serve(flags: dict[str, Any]) -> None:
         mem_queue_size=flags.get("mem-queue-size", 10_000),
         flush_interval=_FLUSHES_EVERY * flags.get("sync-timeout", 2.0),
         reported=reported(flags),
-        allow_ext_compatible=flags.get("allow-ext-compatible", False),
-        allow_sub_ext_compatible=flags.get("allow-sub-ext-compatible", False),
-        **{_NODE[name]: value for name, value in flags.items() if name in _NODE},
-        rules=ChannelRules(**{_RULES[name]: value for name, value in flags.items() if name in _RULES}),
+        **_chosen(flags, redesigned_flags.NODE_OPTIONS),
+        rules=ChannelRules(**_chosen(flags, redesigned_flags.CHANNEL_RULES)),
     )
     settings = NsqdSettings(
         node,

@@ -77,22 +77,23 @@ NSQD = _BOTH | {
 }
 """Flags of the redesigned nsqd, with their kinds."""
 
-_EFFECTIVE = frozenset(
-    (
-        "ack-old-than-time",
-        "ack-retry-cnt",
-        "allow-ext-compatible",
-        "allow-sub-ext-compatible",
-        "channel-ratelimit-kb",
-        "log-level",
-        "lookup-ping-interval",
-        "max-channel-delayed-qnum",
-        "max-confirm-win",
-        "max-pub-waiting-size",
-        "msg-timeout",
-        "req-to-end-threshold",
-    )
-)
+NODE_OPTIONS = {
+    "allow-ext-compatible": "allow_ext_compatible",
+    "allow-sub-ext-compatible": "allow_sub_ext_compatible",
+    "max-pub-waiting-size": "max_pub_waiting",
+}
+"""Flags that set members of `nsqext.broker.nsqd.options.NodeOptions`."""
+CHANNEL_RULES = {
+    "ack-old-than-time": "ignored_after",
+    "ack-retry-cnt": "ignored_attempts",
+    "channel-ratelimit-kb": "rate_limit",
+    "max-channel-delayed-qnum": "delayed_most",
+    "max-confirm-win": "confirm_window",
+    "req-to-end-threshold": "delayed_threshold",
+}
+"""Flags that set members of `nsqext.broker.engine.options.ChannelRules`."""
+_READ_ANOTHER_WAY = {"log-level", "lookup-ping-interval", "msg-timeout"}
+_EFFECTIVE = NODE_OPTIONS.keys() | CHANNEL_RULES.keys() | _READ_ANOTHER_WAY
 _NEW_NAMES = {"max-message-size": "max-msg-size"}
 _CLUSTER = ("cluster-leadership-addresses", "rpc-port")
 

@@ -30,7 +30,7 @@ DIALECTS: Final = {
         "unlocked": "",
     },
 }
-"""What the databases write differently: types, the begin of a transaction that writes, rows that no other one takes."""
+"""Types, the begin of a transaction that writes, and rows that no other one takes, as each database writes them."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS nsqext_outbox (

@@ -107,8 +107,8 @@ def test_plain_records_survive_a_round_trip(record: Record) -> None:
 @given(st.data(), st.binary(max_size=20), st.sampled_from([0, 2, 4]))
 def test_any_bytes_are_a_record_or_torn(data: st.DataObject, header: bytes, version: int) -> None:
     record = Record(1, 2, 3, b"body", version, header if version else b"", 0, True)
-    stream = data.draw(st.binary(max_size=60) | damaged(encode_record(record)))
-    position = data.draw(st.integers(0, 5))
+    position, whole = data.draw(st.integers(0, 5)), encode_record(record)
+    stream = bytes(position) + data.draw(st.binary(max_size=60) | st.just(whole) | damaged(whole))
     try:
         found, stop = decode_record(stream, position)
     except ProtocolError:

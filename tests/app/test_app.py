@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import anyio
 import httpx
 import pytest
-from anyio.lowlevel import checkpoint
 
 from nsqext import App, Message, MessageBatch
 from nsqext.app import Health
 from nsqext.errors import InvalidPartition, InvalidSetting, InvalidState, LookupFailed
+from tests.support.consumers import eventually
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster
@@ -180,8 +180,7 @@ def test_a_signal_while_lifespans_begin_or_end_leaves_them(
     async def receive_signal() -> None:
         assert signal.getsignal(signal.SIGTERM) != before, "the default effect ends the process"
         os.kill(os.getpid(), signal.SIGTERM)
-        while signal.getsignal(signal.SIGTERM) != before:
-            await checkpoint()
+        await eventually(lambda: signal.getsignal(signal.SIGTERM) == before)
 
     @app.handler(topics[0], "ch")
     async def handle(message: Message) -> None:

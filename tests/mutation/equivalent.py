@@ -11,6 +11,16 @@ __all__ = ("EQUIVALENT", "reason_of")
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
+        "broker/engine/filters/go_regexp.py",
+        "other bool",
+        "_BYTES_OPTIONS.never_capture = True",
+    ): "no group is read: it only saves time",
+    (
+        "broker/engine/filters/go_regexp.py",
+        "other bool",
+        "_OPTIONS.never_capture = True",
+    ): "no group is read: it only saves time",
+    (
         "client/consumer/subscriptions/early_messages.py",
         "Lt to LtE",
         "if message.header.find(DELAYED_MARK) < 0:",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from math import inf
+from pathlib import Path
 from typing import Any
 
 from nsqext.broker.engine.options import PartitionOptions
 from nsqext.broker.engine.partition import Partition
 from nsqext.broker.engine.publish import NewMessage
 from nsqext.broker.engine.schedule import Schedule
+from nsqext.broker.engine.storage.partition_store import stored_partitions
 from tests.support.engine_partition import Bench, Consumer
 
 
@@ -168,6 +170,22 @@ def test_the_delayed_queue_waits_for_a_client() -> None:
     bench.channel().set_ready(second, 1)
     bench.wait(0.1)
     assert second.bodies() == ["a"]
+
+
+def test_positions_are_stored_without_other_activity(tmp_path: Path) -> None:
+    bench = Scheduled(data_path=tmp_path)
+    consumer = bench.consume(ready=5)
+    bench.publish("a", "b")
+    bench.wait(5)
+    bench.partition.note_progress()
+    bench.channel().finish(consumer, 2)
+    bench.wait(5)
+    (kept,) = stored_partitions(tmp_path)
+    assert [channel.count for channel in kept.channels] == [1]
+    bench.channel().cursor.jump(bench.partition.readable_offset, 2)
+    bench.wait(5)
+    (kept,) = stored_partitions(tmp_path)
+    assert [channel.count for channel in kept.channels] == [2]
 
 
 def test_a_closed_partition_is_not_ticked() -> None:

@@ -32,8 +32,8 @@ class DeliveryRules:
 
     def is_ignored(self, delivery: Delivery) -> bool:
         """Return whether a message is finished instead of delivered again; see `ChannelRules.ignores`."""
-        rules, age = self._options.rules, self._options.wall() - delivery.entry.record.timestamp
-        return delivery.attempts > 0 and rules.ignores(delivery.attempts, age / 1e9)
+        age = self._options.wall() - delivery.entry.record.timestamp
+        return self._options.rules.ignores(delivery.attempts, age / 1e9)
 
     def passes_filters(self, client: Client, delivery: Delivery) -> bool:
         """Return whether the sample of a client and its header filter let a message through."""

@@ -102,7 +102,6 @@ class KeySelector(TagSelector):
         self._ranges.setdefault(client.tag, KeyRanges(clock=self._clock)).add_consumer(client)
         self._ranges_changed()
         self._balance_later()
-        self.offer(client)
 
     def remove(self, client: Client) -> None:
         """Remove a client: a neighbour takes over its range; its messages in flight stay with it until requeued."""

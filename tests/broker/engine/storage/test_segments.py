@@ -200,6 +200,23 @@ def test_a_queue_that_is_restarted_begins_at_the_new_position(tmp_path: Path) ->
     assert [path.name for path in (tmp_path / "orders").glob("*.dat")] == ["orders-0.diskqueue.000002.dat"]
 
 
+def test_no_record_is_written_to_a_queue_of_which_old_files_could_not_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(data_path=tmp_path)
+    bench.publish("m0")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        with pytest.raises(Refusal, match="Operation not permitted"):
+            bench.partition.log.restart(3200, 100)
+    with pytest.raises(Refusal, match="closed after an error"):
+        bench.publish("m1")
+
+
 @pytest.mark.parametrize("removed", [0, 1])
 def test_a_kill_during_a_restart_of_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: int) -> None:
     bench = Bench(data_path=tmp_path, disk=SMALL)

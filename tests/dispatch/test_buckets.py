@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext.dispatch.buckets import bucket_tag, bucket_tags, check_key_tags, plan_moves, shared_tag
+from nsqext.dispatch.buckets import bucket_tag, bucket_tags, check_key_tags, count_of_tag, plan_moves, shared_tag
 from nsqext.errors import InvalidSetting
 from nsqext.protocol.hashing import murmur3_32
 from nsqext.protocol.names import check_tag
@@ -23,6 +23,14 @@ def test_every_key_has_one_of_the_tags(key: bytes, count: int) -> None:
     assert shared_tag(count) not in tags
     assert {check_tag(tag) for tag in (*tags[:3], shared_tag(count))}
     assert not set(tags) & set(bucket_tags(count + 1))
+    assert {count_of_tag(tag) for tag in (*tags, shared_tag(count))} == {count}
+
+
+@pytest.mark.parametrize(
+    "tag", ["", "red", "keys-", "keys-8", "keys-8-", "keys-x-1", "keys-\u0668-1", "other-8-1", "8-1"]
+)
+def test_other_tags_are_of_no_bucket(tag: str) -> None:
+    assert count_of_tag(tag) == 0
 
 
 def test_known_buckets_do_not_change() -> None:

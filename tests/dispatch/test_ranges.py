@@ -209,6 +209,16 @@ def test_balance_finds_the_cells_that_divide_the_messages_evenly(count: int) -> 
     assert starts == [consumer * 12 // count for consumer in range(count)]
 
 
+def test_keys_at_the_end_of_the_hash_space_are_divided() -> None:
+    ranges = KeyRanges[int](clock=Clock(), window=2.0)
+    for number in range(2):
+        ranges.add_consumer(number)
+    for position in (SPACE - 1, SPACE - 1 - (1 << CELL_BITS)):
+        ranges.record(position, 500)
+    assert ranges.balance()
+    assert [ranges.rate(number) for number in range(2)] == [500, 500]
+
+
 def test_refusals() -> None:
     ranges = KeyRanges[str](clock=Clock())
     ranges.add_consumer("C1")
@@ -341,7 +351,7 @@ def test_the_older_half_is_dropped() -> None:
     load.add(7, 10)
     clock.now += 5
     load.add(7, 20)
-    assert load.between(0, SPACE) == 30
+    assert (load.between(0, SPACE), sum(load.cells())) == (30, 30)
     clock.now += 4.9
     assert load.between(0, SPACE) == 30
     clock.now += 0.1

@@ -12,7 +12,7 @@ import pytest
 
 from nsqext import Lookup, Producer
 from nsqext.errors import InvalidSetting, InvalidState
-from nsqext.lookup.lookup import metadata_cache
+from nsqext.lookup.lookup import metadata_cache, share_lookup
 from nsqext.lookup.metadata import MetadataCache
 from nsqext.lookup.options import LookupOptions
 from nsqext.settings import Given
@@ -80,6 +80,15 @@ def test_a_lookup_shares_its_cache() -> None:
         Producer(lookup, lookup_poll_interval=5)
     with pytest.raises(InvalidSetting, match="is not an address"):
         Lookup("a:x")
+
+
+def test_clients_of_an_app_share_a_lookup_of_their_addresses() -> None:
+    shared = share_lookup(Given("a:4161", (), {"lookup_poll_interval": 5.0, "max_in_flight": 7}))
+    assert isinstance(shared.lookupd, Lookup)
+    assert (shared.lookupd.settings["lookup_poll_interval"], shared.values) == (5.0, {"max_in_flight": 7})
+    assert share_lookup(shared) is shared
+    fixed = Given((), "n1:4150", {})
+    assert share_lookup(fixed) is fixed
 
 
 # Opening and closing

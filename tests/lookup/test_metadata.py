@@ -14,6 +14,7 @@ from nsqext.errors import InvalidName, InvalidSetting, InvalidState, LookupFaile
 from nsqext.lookup.metadata import MetadataCache
 from nsqext.lookup.options import LookupOptions
 from nsqext.lookup.poller import Refresher
+from nsqext.lookup.responses import NodeInfo
 from nsqext.types import Address, TopicMeta
 from tests.support.fake_lookupd import LookupNodes, answering, eventually, http, lookup_json, not_found, serving
 
@@ -441,3 +442,11 @@ async def test_an_unknown_topic_is_not_polled_after_its_last_watcher_left(nodes:
     with pytest.raises(TopicNotFound):
         await cache.resolve("orders", "r")
     assert [one for one in cache._polled() if isinstance(one, Refresher)] == []
+
+
+def test_a_topic_that_lookup_does_not_know_is_published_to_the_nodes_that_accept_it() -> None:
+    cache = MetadataCache("a:4161", options=LookupOptions(node_filter=lambda node: node != "n2:4150"))
+    nodes = [NodeInfo(N1, Address("n1", 4151)), NodeInfo(N2, Address("n2", 4151)), NodeInfo(Address("n3", 4150))]
+    view = cache.of_nodes("new", nodes)
+    assert (view.nodes, view.filtered) == ((N1, Address("n3", 4150)), ((-1, N2),))
+    assert view.http == {N1: Address("n1", 4151), N2: Address("n2", 4151)}

@@ -31,6 +31,7 @@ async def test_refusals_and_invalid_responses_of_nodes() -> None:
         with pytest.raises(PartitionUnavailable, match="refused with 404") as caught:
             await channels.move(node.address, "t", 3, "ch", "special:-1")
         assert (caught.value.topic, caught.value.partition) == ("t", 3)
+        assert "topic=t&partition=3" in node.questions[0]
         node.set_response("/stats", [1, 2])
         with pytest.raises(PartitionUnavailable, match="cannot be read"):
             await channels.exists(node.address, "t", 3, "ch")

@@ -59,9 +59,9 @@ def test_nodes_without_partitions_are_filtered_too() -> None:
 
 
 def test_the_log_names_what_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    log_filtered(PartitionMap("orders", "r", filtered=((1, B), (-1, C))))
+    log_filtered(PartitionMap("orders", "r", filtered=((0, B), (-1, C))))
     assert [record.getMessage() for record in caplog.records] == [
-        "orders: not consumed from because of node_filter: partition 1 at b:4150, c:4150"
+        "orders: not consumed from because of node_filter: partition 0 at b:4150, c:4150"
     ]
 
 

@@ -11,6 +11,11 @@ __all__ = ("EQUIVALENT", "reason_of")
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
+        "lookup/client.py",
+        "number + 1",
+        "self._lists += 1",
+    ): "the number only has to differ",
+    (
         "broker/engine/filters/go_regexp.py",
         "other bool",
         "_BYTES_OPTIONS.never_capture = True",
@@ -91,7 +96,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         'if self.kind == "timestamp" and (nanoseconds + (1 << 63)) % (1 << 64) < 1 << 63:',
     ): "both are half of the numbers of 64 bits away",
     (
-        "broker/engine/channel/rate_limit.py",
+        "broker/engine/channel/delivery_rules.py",
         "Gt to GtE",
         "return delay if delay > _IGNORED else 0.0",
     ): "a pause of exactly a millisecond may be made or not",
@@ -151,7 +156,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if not 0 < self.first_due <= now:",
     ): "due times are nanoseconds since 1970, and 0 is none: none is 1",
     (
-        "client/consumer/handlers/iteration.py",
+        "client/consumer/handlers/batch_sources.py",
         "LtE to Lt",
         "if pause <= 0:",
     ): "a wait of no seconds ends at once",
@@ -181,16 +186,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "turns = 0",
     ): "the number of turns of the event loop before a producer closes is chosen",
     (
-        "client/producer/sender.py",
-        "GtE to Gt",
-        "if _clock() - self._started >= sender.options.timeout:",
-    ): "at the very end of the timeout, another attempt ends at once",
-    (
-        "client/producer/route.py",
-        "LtE to Lt",
-        "if best.rest_until <= now:",
-    ): "a rest that ends at this moment has ended, also if it is not reset",
-    (
         "broker/coordinator/state_file.py",
         "other bool",
         "write_atomically(self._path, data, sync=False)",
@@ -207,11 +202,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "both borders are equally far from the fair share",
     (
         "lookup/client.py",
-        "Lt to LtE",
-        "and anyio.current_time() < health.last + self.options.retry_failed",
-    ): "a pause that ends at this moment has ended, or ends a moment later",
-    (
-        "lookup/client.py",
         "Gt to GtE",
         "if node.epoch > known.epoch:",
     ): "descriptions of a node of the same epoch are equal",
@@ -225,11 +215,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "number + 1",
         "counts = {key: starts.get(key, existing.get(key, 0)) for key in keys}",
     ): "each partition has an anchor or is started",
-    (
-        "spark/read/channel_batches.py",
-        "Gt to GtE",
-        "late = self._frozen_at is not None and message.timestamp > self._frozen_at",
-    ): "a message that is stored in the nanosecond in which a query freezes may belong to it or not",
     (
         "spark/read/batch_plan.py",
         "Lt to LtE",

@@ -9,7 +9,6 @@ __all__ = ("NAMED", "ROOMS", "Named")
 ROOMS = {
     "client/producer": (
         "tests/client/producer",
-        "tests/client/test_trace_log.py",
         "tests/contract/test_settling.py",
         "tests/delays/test_relay.py",
         "tests/observability/test_observers.py",
@@ -18,7 +17,6 @@ ROOMS = {
     "client/consumer": (
         "tests/client/consumer",
         "tests/client/test_tasks.py",
-        "tests/client/test_trace_log.py",
         "tests/app/test_typed.py",
         "tests/contract/test_key_tags.py",
         "tests/observability/test_observers.py",

@@ -96,6 +96,13 @@ class Workers:
         """Return the numbers of the messages whose handlers returned."""
         return {one.number for one in self.handled() if one.end < float("inf")}
 
+    def have_finished(self, count: int) -> bool:
+        """Return whether handlers of a number of messages returned."""
+        files = [self.folder / f"worker-{worker}" for worker in range(len(self.processes))]
+        if sum(file.read_bytes().count(b"end ") for file in files) < count:
+            return False
+        return len(self.finished()) == count
+
 
 @pytest.fixture
 def workers(cluster_under_test: ClusterUnderTest, channel: str, tmp_path: Path) -> Iterator[Workers]:
@@ -220,7 +227,7 @@ def drafts(first: int, numbers: dict[str, list[int]]) -> list[OutgoingMessage]:
 async def all_handled(workers: Workers, numbers: dict[str, list[int]]) -> list[Handled]:
     """Wait until every message was handled, check that each key was first handled in order, and return the calls."""
     count = sum(map(len, numbers.values()))
-    await eventually(lambda: len(workers.finished()) == count, patience=400.0)
+    await eventually(lambda: workers.have_finished(count), patience=400.0)
     handled = workers.handled()
     begun: dict[str, dict[int, None]] = defaultdict(dict)
     for one in handled:

@@ -338,14 +338,14 @@ class Consumers:
                 self._cancel(deliveries)
 
     def _check_batch(self, client: Client, deliveries: Sequence[Delivery]) -> None:
-        """Check that the messages of a key are in order within a batch."""
+        """Check that the messages of a key are in order within a batch; those without a key may be in any order."""
         if not client.keeps_keys:
             return
         latest: dict[tuple[int, str], Delivery] = {}
         for delivery in deliveries:
             place = delivery.partition, self._key(delivery)
             before = latest.get(place)
-            if before is not None and before.message_id >= delivery.message_id:
+            if place[1] and before is not None and before.message_id >= delivery.message_id:
                 self.history.changed.append(f"a batch has {delivery.body!r} behind {before.body!r}, of the same key")
             latest[place] = delivery
 

@@ -225,14 +225,15 @@ class Channel:
             self.cursor.skip_queue()
             return None
         delivery = self.cursor.take()
-        while delivery is not None and self._delivery_rules.is_ignored(delivery):
+        while delivery is not None and delivery.attempts and self._delivery_rules.is_ignored(delivery):
             self.cursor.acknowledge(delivery)
             delivery = self.cursor.take()
         return delivery
 
     def _deliver(self, client: Client, delivery: Delivery) -> None:
         subscriber = client.subscriber
-        if not self._delivery_rules.passes_filters(client, delivery) or self.cursor.is_finished(delivery):
+        filtered = client.filtered and not self._delivery_rules.passes_filters(client, delivery)
+        if filtered or self.cursor.is_finished(delivery):
             self.cursor.acknowledge(delivery)
             return
         known = self._in_flight.table.get(delivery.entry.record.internal_id)

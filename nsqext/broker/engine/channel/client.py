@@ -47,6 +47,7 @@ class Client:
         self.tag: str = tag  # dispatch tag; empty for none, and on topics without extend support
         # header filter; None without one
         self.matches: Callable[[Record], bool] | None = compile_filter(subscriber.ext_filter)
+        self.filtered: bool = self.matches is not None or subscriber.sample_rate > 0
         self.in_flight: int = 0
         self.window: int = 0  # most messages in flight at present
         self.limit: int = NO_LIMIT  # most messages in flight, as set over HTTP

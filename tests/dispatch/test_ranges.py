@@ -217,6 +217,8 @@ def test_keys_at_the_end_of_the_hash_space_are_divided() -> None:
         ranges.record(position, 500)
     assert ranges.balance()
     assert [ranges.rate(number) for number in range(2)] == [500, 500]
+    ranges.record(SPACE - 1, 1_000_000)
+    assert not ranges.balance(), "one key cannot be divided"
 
 
 def test_refusals() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sized
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,10 @@ import anyio.lowlevel
 import pytest
 
 from nsqext import DeliveryUnknown, Producer, PublishFailed
+from nsqext.client.trace_log import trace_log
 from nsqext.errors import NsqError, ProtocolError, TopicNotFound
 from nsqext.errors.server import BadMessage, LeaderLost, PubRefused, RecordTooLarge
+from nsqext.protocol.trace_reply import encode_trace_reply
 from tests.support.fake_nsqd import (
     Answer,
     error,
@@ -301,3 +304,14 @@ def _waiting(turns: Mapping[TopicKey, Sized], number: int) -> bool:
 
 async def _publish_keyed(producer: Producer, body: bytes) -> None:
     await producer.publish("t", body, key="k")
+
+
+async def test_publishes_of_a_traced_topic_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    trace_log.on("t")
+    try:
+        with caplog.at_level(logging.INFO, "nsqext.trace"):
+            async with producing({"PUB_TRACE": ok(encode_trace_reply(9, 0, 31, 31))}) as (producer, _, _):
+                await producer.publish("t", b"x")
+    finally:
+        trace_log.off()
+    assert [record.name for record in caplog.records] == ["nsqext.trace"]

@@ -75,7 +75,7 @@ class ClusterUnderTest:
     Attributes:
         lookupd: lookup addresses.
         nodes: nsqd nodes.
-        plain: topic without extend support, with two partitions.
+        plain: topic without extend support, with two partitions on two nodes.
         extend: topic with extend support and two partitions.
         ordered: ordered topic with two partitions.
         upgradable: plain topics of one partition, each for one test that upgrades it.
@@ -154,7 +154,7 @@ def running_cluster() -> Iterator[ClusterUnderTest]:
 def _with_topics(lookupd: list[str]) -> Iterator[ClusterUnderTest]:
     run = token_hex(4)
     plans = {
-        "plain": TopicPlan(f"contract_plain_{run}", PARTITIONS, channels=READY),
+        "plain": TopicPlan(f"contract_plain_{run}", PARTITIONS, channels=READY, spread=True),
         "extend": TopicPlan(f"contract_extend_{run}", PARTITIONS, extend=True, channels=READY),
         "ordered": TopicPlan(f"contract_ordered_{run}", PARTITIONS, ordered=True, channels=READY),
         **{

@@ -23,6 +23,7 @@ class TopicPlan:
         extend: whether messages may have extend headers.
         ordered: whether the topic is ordered.
         channels: channels to create.
+        spread: whether each partition is on a node of its own.
     """
 
     name: str
@@ -30,6 +31,7 @@ class TopicPlan:
     extend: bool = False
     ordered: bool = False
     channels: tuple[str, ...] = ()
+    spread: bool = False
 
     async def create(self, admin: Admin, *, wait: float = 150.0) -> None:
         """Create the topic with its channels; see `nsqext.Admin.create_topic`."""
@@ -38,7 +40,7 @@ class TopicPlan:
             partitions=self.partitions,
             extend=self.extend,
             ordered=self.ordered,
-            multipart=not self.ordered,
+            multipart=not (self.ordered or self.spread),
             channels=self.channels,
             wait=wait,
         )

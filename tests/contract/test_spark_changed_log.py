@@ -17,6 +17,7 @@ from nsqext.spark.cluster.admin import Admin as PlannerAdmin
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.read.offsets import Range
 from nsqext.spark.read.stream_planner import StreamPlanner
+from tests.support.cluster import REAL
 from tests.support.topic_plan import TopicPlan
 
 if TYPE_CHECKING:
@@ -89,17 +90,20 @@ async def test_a_topic_that_was_recreated_with_more_messages(cluster_under_test:
 
 async def test_a_log_that_was_truncated_and_has_grown_again(truncatable: Truncatable) -> None:
     """A real leader that was killed comes back without the messages that it had acknowledged last."""
-    cluster, topic = truncatable, truncatable.topic
-    with anyio.fail_after(30):
+    cluster = truncatable
+    for _ in range(5):
+        topic, truncate = await run_sync(cluster.create)
         for _ in range(80):
             await publish(cluster.lookupd, topic, 100)
-    async with planning(cluster.lookupd, topic) as planner:
-        read = await planner.latest(await planner.initial(), None)
-        last = planner.last
-        await planner.commit(read)
-    count = read[topic, 0]
-    await run_sync(cluster.truncate)
-    await publish_again(cluster.lookupd, topic)
+        async with planning(cluster.lookupd, topic) as planner:
+            read = await planner.latest(await planner.initial(), None)
+            last = planner.last
+            await planner.commit(read)
+        count = read[topic, 0]
+        await run_sync(truncate)
+        if await publish_again(cluster.lookupd, topic):
+            break
+        assert REAL, "only a real node may lead no more: it has lost messages that its commit log names"
     async with planning(cluster.lookupd, topic, failOnDataLoss="false") as planner:
         back = await planner.latest(read, None, last=last)
         begin = back[topic, 0]
@@ -115,13 +119,14 @@ async def test_a_log_that_was_truncated_and_has_grown_again(truncatable: Truncat
         assert await planner.ranges(back, end) == [Range(topic, 0, begin, begin + 1 + lacking + 50)]
 
 
-async def publish_again(lookupd: list[str], topic: str) -> None:
-    """Publish one message as soon as the partition is writable."""
-    with anyio.fail_after(240):
+async def publish_again(lookupd: list[str], topic: str) -> bool:
+    """Publish one message as soon as the partition is writable; return whether it is within two minutes."""
+    with anyio.move_on_after(120):
         while True:
             try:
                 await publish(lookupd, topic, 1)
             except NsqError:
                 await anyio.sleep(0.5)
             else:
-                return
+                return True
+    return False

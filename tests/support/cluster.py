@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from secrets import token_hex
 from typing import TYPE_CHECKING
@@ -173,7 +173,7 @@ def _with_topics(lookupd: list[str]) -> Iterator[ClusterUnderTest]:
             upgradable=[plans[f"upgrade{number}"].name for number in range(_UPGRADES)],
         )
     finally:
-        anyio.run(_delete_topics, lookupd, list(plans.values()))
+        anyio.run(_delete_topics, lookupd, [plan.name for plan in plans.values()])
 
 
 async def _make_topics(lookupd: list[str], plans: list[TopicPlan]) -> list[Node]:
@@ -188,10 +188,10 @@ def _text(address: Address | None) -> str:
     return str(address)
 
 
-async def _delete_topics(lookupd: list[str], plans: list[TopicPlan]) -> None:
+async def _delete_topics(lookupd: list[str], topics: Iterable[str]) -> None:
     async with Admin(lookupd) as admin:
-        for plan in plans:
-            await admin.delete_topic(plan.name)
+        for topic in topics:
+            await admin.delete_topic(topic)
 
 
 @frozen
@@ -248,47 +248,60 @@ async def _make_killable(lookupd: list[str], topic: str, extend: bool) -> list[s
 
 @frozen
 class Truncatable:
-    """A cluster with a topic of one partition and one replica.
+    """A cluster whose leaders may lose messages.
 
     Attributes:
         lookupd: lookup addresses.
-        topic: the topic.
-        truncate: function that makes the leader lose the messages that it acknowledged last.
+        create: function that creates a topic of one partition and one replica; returns it, and a function that makes
+            its leader lose the messages that it acknowledged last.
     """
 
     lookupd: list[str]
-    topic: str
-    truncate: Callable[[], None]
+    create: Callable[[], tuple[str, Callable[[], None]]]
 
 
 @contextmanager
 def truncatable_cluster() -> Iterator[Truncatable]:
-    """Yield a cluster whose leader may lose messages: a new embedded one, or the real one."""
-    topic = f"contract_truncated_{token_hex(4)}"
+    """Yield a cluster whose leaders may lose messages: a new embedded one, or the real one."""
+    topics = list[str]()
+
+    def name() -> str:
+        topics.append(f"contract_truncated_{token_hex(4)}")
+        return topics[-1]
+
     if not REAL:
         with Cluster(nodes=1) as cluster:
-            cluster.create_topic(topic, channels=READY)
-            yield Truncatable(cluster.lookupd, topic, lambda: cluster.faults.truncate(topic, 0, 7400))
+
+            def create() -> tuple[str, Callable[[], None]]:
+                topic = name()
+                cluster.create_topic(topic, channels=READY)
+                return topic, lambda: cluster.faults.truncate(topic, 0, 7400)
+
+            yield Truncatable(cluster.lookupd, create)
         return
     lookupd = REAL.split(",")
-    nodes, number = anyio.run(_make_truncatable, lookupd, topic)
 
-    def truncate() -> None:
-        # the server writes to its log in large blocks, and loses the last one
-        subprocess.run(shlex.split(KILL.format(n=number)), check=True)
-        start_nodes(START, [number])
+    def create_real() -> tuple[str, Callable[[], None]]:
+        topic = name()
+        number = anyio.run(_make_truncatable, lookupd, topic)
+
+        def truncate() -> None:
+            # the server writes to its log in large blocks, and loses the last one
+            subprocess.run(shlex.split(KILL.format(n=number)), check=True)
+            start_nodes(START, [number])
+
+        return topic, truncate
 
     try:
-        yield Truncatable(lookupd, topic, truncate)
+        yield Truncatable(lookupd, create_real)
     finally:
-        anyio.run(_delete_when_led, lookupd, nodes, topic)
+        anyio.run(_delete_topics, lookupd, topics)
 
 
-async def _make_truncatable(lookupd: list[str], topic: str) -> tuple[list[str], int]:
-    """Create a topic; returns the nodes and the number of its leader."""
+async def _make_truncatable(lookupd: list[str], topic: str) -> int:
+    """Create a topic; returns the number of its leader."""
     async with Admin(lookupd) as admin:
         await admin.create_topic(topic, replicas=1, channels=READY, wait=150.0)
         async with Producer(lookupd) as producer:
             leader = (await producer.publish(topic, b"the first message")).node
-        nodes = [str(node.tcp) for node in await admin.nodes()]
-        return nodes, nodes.index(str(leader)) + 1
+        return [str(node.tcp) for node in await admin.nodes()].index(str(leader)) + 1

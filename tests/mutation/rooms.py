@@ -17,6 +17,7 @@ ROOMS = {
     "client/consumer": (
         "tests/client/consumer",
         "tests/client/test_tasks.py",
+        "tests/client/test_trace_log.py",
         "tests/app/test_typed.py",
         "tests/contract/test_key_tags.py",
         "tests/observability/test_observers.py",

@@ -164,6 +164,10 @@ class LookupTransport(httpx.AsyncBaseTransport):
             ]
             return httpx.Response(200, json={"lookupdleader": nodes[0], "lookupdnodes": nodes})
         self._world.requests[int(self._loop.time())] += 1
+        if request.url.path == "/topics":
+            topics = sorted({topic for topic, _ in self._world.leaders})
+            listed = [{"topic_name": topic, "extend_support": False} for topic in topics]
+            return httpx.Response(200, json={"topics": topics, "meta_info": listed})
         topic = parse_qs(request.url.query.decode())["topic"][0]
         return httpx.Response(200, json=self._world.lookup(topic))
 

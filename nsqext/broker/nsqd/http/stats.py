@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import ConnectedClient, Hosted
     from nsqext.broker.nsqd.publish_stats import PublishStats
 
-NO_LATENCY = {"count": 0, "percentiles": None}
+NO_LATENCY: dict[str, int | None] = {"count": 0, "percentiles": None}
 _STATES = {State.INIT: 0, State.SUBSCRIBED: 3, State.CLOSING: 4}
 
 

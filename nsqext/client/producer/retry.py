@@ -89,9 +89,9 @@ class AttemptErrors:
         """Return the final error of a publish, with the reason, as in "not stored within 5 s"."""
         if in_doubt:
             self.add(RequestTimeout(f"no response {reason}"))
-            reason = self.last.message
         if self.unknown:
-            return self._unknown(reason)
+            ended = "" if in_doubt else f"no attempt succeeded {reason}; last error: "
+            return self._unknown(f"{ended}{self.last.message}")
         if not self.count:
             return PublishFailed(f"not stored {reason}: no connection was made")
         last = self.last

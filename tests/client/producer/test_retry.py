@@ -103,6 +103,13 @@ def test_the_cause_of_an_abandoned_publish_is_the_missing_response_not_an_earlie
     assert unknown.message == "the message may have been stored: no response within 1 s"
 
 
+def test_an_abandoned_publish_of_unknown_outcome_names_its_last_error() -> None:
+    errors = AttemptErrors(ProducerOptions(), [ConnectionLost("lost"), NotLeader("E_FAILED_ON_NOT_LEADER")])
+    assert errors.given_up("within 1 s").message == (
+        "the message may have been stored: no attempt succeeded within 1 s; last error: E_FAILED_ON_NOT_LEADER"
+    )
+
+
 def test_the_errors_of_many_attempts_are_bounded_and_keep_unknown_outcomes() -> None:
     errors = AttemptErrors(ProducerOptions(), (NotLeader("x") for _ in range(5)))
     errors.add(ConnectionLost("lost"))

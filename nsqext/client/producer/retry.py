@@ -103,9 +103,9 @@ class AttemptErrors:
         return failed
 
     def _unknown(self, reason: str) -> DeliveryUnknown:
-        last = self.last if self.count else NsqError("")
+        last = self.last
         hint = "publishing it again may store it twice"
         unknown = DeliveryUnknown(f"the message may have been stored: {reason}", hint=hint, **last.where)
         unknown.attempts = self.kept
-        unknown.__cause__ = last if self.count else None
+        unknown.__cause__ = last
         return unknown

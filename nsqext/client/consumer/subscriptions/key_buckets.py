@@ -21,14 +21,13 @@ from nsqext.client.consumer.subscriptions.partition_reader import PartitionReade
 from nsqext.client.consumer.subscriptions.subscription import Subscription
 from nsqext.dispatch.buckets import bucket_tags, count_of_tag, plan_moves, shared_tag
 from nsqext.errors import InvalidSetting, NsqError
-from nsqext.lookup.node_channels import ChannelConnections
+from nsqext.lookup.node_channels import ChannelClient, ChannelConnections
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from nsqext.client.consumer.subscriptions.assignment import SubscriberContext
     from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
-    from nsqext.lookup.node_channels import ChannelClient
     from nsqext.types import Address
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
@@ -93,22 +92,21 @@ class KeyBuckets:
         self._context = context  # what all subscribers of the consumer share
         count = member.request.key_tags
         self._tags = bucket_tags(count)
-        self._shared = shared_tag(count)
         self._owned: dict[str, _Bucket] = {}
         self._claiming: set[str] = set()
         self._looked = 0.0
         self._last_owners: dict[str, ChannelClient] = {}  # other consumers, by tag
-        self._delivery = DeliveryWatch({*self._tags, self._shared})
+        self._delivery = DeliveryWatch({*self._tags, shared_tag(count)})
         self._blocked = 0
         self._refusal: InvalidSetting | None = None
         self._tags_watch = watch  # what is known about the tags of the topic
-        if node is None:
+        if node is None:  # lookup does not tell the HTTP address of the partition's leader
             raise InvalidSetting(
                 "key_tags needs the HTTP addresses of nodes, to see the other consumers",
                 topic=member.topic,
                 hint="give lookupd instead of nsqd",
             )
-        self._node: Address = node  # HTTP address of the partition's leader; None if lookup does not tell it
+        self._node: Address = node
 
     @property
     def subscriptions(self) -> list[Subscription]:
@@ -162,8 +160,7 @@ class KeyBuckets:
 
     def _move(self, tasks: TaskGroup, found: ChannelConnections) -> None:
         owners = {tag: {one.client_id for one in found.clients if one.tag == tag} for tag in self._tags}
-        known = {self._shared, *self._tags}
-        members = {one.client_id for one in found.clients if one.tag in known}
+        members = {one.client_id for one in found.clients if one.tag in self._delivery.tags}
         releasing = sum(bucket.release.is_set() for bucket in self._owned.values())
         moves = plan_moves(self._request.client_id, self._tags, owners, members, releasing)
         for tag in moves.release:

@@ -276,6 +276,14 @@ class ScriptedNode:
         with anyio.fail_after(_PATIENCE):
             return await self._receive.receive()
 
+    async def accept_subscribed(self) -> Peer:
+        """Return the next connection once a consumer has subscribed and sent RDY on it."""
+        peer = await self.accept()
+        await peer.expect("SUB")
+        await peer.answer()
+        await peer.expect("RDY")
+        return peer
+
     @property
     def commands(self) -> list[Command]:
         """Commands of all connections after their handshakes."""

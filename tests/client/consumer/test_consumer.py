@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -310,10 +310,7 @@ async def test_finished_messages_are_sent_while_a_handler_is_slow() -> None:
                 await release.wait()
 
         async def body() -> None:
-            peer = await node.accept()
-            await peer.expect("SUB")
-            await peer.answer()
-            await peer.expect("RDY")
+            peer = await node.accept_subscribed()
             await peer.raw(message(1, b"slow") + message(2))
             assert (await peer.expect("FIN")).words[1][7] == 2
             await peer.heartbeat()
@@ -338,10 +335,7 @@ async def test_handlers_that_never_wait_do_not_delay_answers_or_heartbeats() -> 
         blocker = threading.Event()
 
         async def body() -> None:
-            peer = await node.accept()
-            await peer.expect("SUB")
-            await peer.answer()
-            await peer.expect("RDY")
+            peer = await node.accept_subscribed()
             await peer.raw(b"".join(message(number) for number in range(1, 21)))
             await peer.expect("FIN")
             assert handled < 10
@@ -355,7 +349,7 @@ async def test_a_message_of_a_lost_connection_raises() -> None:
         scripted_node(granted=PLAIN) as node,
         Consumer("t", "ch", nsqd=str(node), **quick(start_timeout=0.0)) as consumer,
     ):
-        peer = await _subscribe(node)
+        peer = await node.accept_subscribed()
         await peer.raw(message(1) + message(2))
         mine = await consumer.__anext__()
         assert not mine.expired
@@ -364,7 +358,7 @@ async def test_a_message_of_a_lost_connection_raises() -> None:
         with pytest.raises(MessageNotInFlight, match="connection was closed"):
             await mine.finish()
         assert not mine.answered
-        peer = await _subscribe(node)
+        peer = await node.accept_subscribed()
         await peer.raw(message(3))
         assert (await consumer.__anext__()).id[7] == 3  # number 2 is handled at its next delivery
         await peer.close()
@@ -376,7 +370,7 @@ async def test_late_answers_may_be_ignored() -> None:
         scripted_node(granted=PLAIN) as node,
         Consumer("t", "ch", nsqd=str(node), **options) as consumer,
     ):
-        peer = await _subscribe(node)
+        peer = await node.accept_subscribed()
         await peer.raw(message(1))
         mine = await consumer.__anext__()
         await peer.close()
@@ -384,14 +378,6 @@ async def test_late_answers_may_be_ignored() -> None:
         await mine.touch()
         await mine.finish()
         assert mine.answered
-
-
-async def _subscribe(node: Any) -> Any:
-    peer = await node.accept()
-    await peer.expect("SUB")
-    await peer.answer()
-    await peer.expect("RDY")
-    return peer
 
 
 async def test_without_auto_finish_a_message_is_finished_by_another_task(cluster: Cluster, topic: str) -> None:

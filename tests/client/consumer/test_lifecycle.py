@@ -357,10 +357,7 @@ async def test_a_backoff_is_an_event() -> None:
             raise ValueError("broken")
 
         async def body() -> None:
-            peer = await node.accept()
-            await peer.expect("SUB")
-            await peer.answer()
-            await peer.expect("RDY")
+            peer = await node.accept_subscribed()
             await peer.raw(message(1))
             await eventually(lambda: "backoff" in [event.kind for event in events])
 

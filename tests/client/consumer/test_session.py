@@ -104,10 +104,7 @@ async def test_messages_of_cancelled_handlers_are_requeued_before_closing(lanes:
 
         async with create_task_group() as tasks:
             tasks.start_soon(consumer.serve)
-            peer = await node.accept()
-            await peer.expect("SUB")
-            await peer.answer()
-            await peer.expect("RDY")
+            peer = await node.accept_subscribed()
             numbers = [1] if lanes else [1, 2, 3]
             await peer.raw(b"".join(map(message, numbers)))
             await eventually(lambda: len(begun) == len(numbers))
@@ -155,10 +152,7 @@ async def test_the_batch_of_the_task_that_closes_is_requeued_behind_rdy_0() -> N
                 await consumer.fetch(2)
 
         tasks.start_soon(fetch)
-        peer = await node.accept()
-        await peer.expect("SUB")
-        await peer.answer()
-        await peer.expect("RDY")
+        peer = await node.accept_subscribed()
         await peer.raw(message(1) + message(2))
         assert await tape(peer, 4) == ["RDY 0", "REQ 1", "REQ 2", "CLS"], "after RDY 2 the server would send them again"
         await peer.answer(b"CLOSE_WAIT")
@@ -177,10 +171,7 @@ async def test_the_message_of_a_loop_that_is_left_is_requeued_on_the_original_ns
                         await received.finish()
 
         tasks.start_soon(consume)
-        peer = await node.accept()
-        await peer.expect("SUB")
-        await peer.answer()
-        await peer.expect("RDY")
+        peer = await node.accept_subscribed()
         await peer.raw(message(1, text_id=True) + message(2, attempts=2, text_id=True))
         assert sorted(await tape(peer, 3)) == ["FIN 1", "RDY 0", "REQ 2"]
         assert await tape(peer, 1) == ["CLS"]
@@ -205,10 +196,7 @@ async def test_all_messages_that_a_loop_left_unanswered_are_requeued_on_the_orig
                 await sent.wait()
 
         tasks.start_soon(consume)
-        peer = await node.accept()
-        await peer.expect("SUB")
-        await peer.answer()
-        await peer.expect("RDY")
+        peer = await node.accept_subscribed()
         for number in range(1, 9):  # more reads than are kept after their messages are answered
             await peer.raw(message(number, text_id=True))
             await eventually(partial(received, number))
@@ -250,10 +238,7 @@ async def test_the_messages_behind_one_whose_key_cannot_be_read_are_requeued_on_
                 await consumer.serve(signals=False)
 
         tasks.start_soon(run)
-        peer = await node.accept()
-        await peer.expect("SUB")
-        await peer.answer()
-        await peer.expect("RDY")
+        peer = await node.accept_subscribed()
         await peer.raw(message(1, text_id=True))
         await handled.wait()
         await peer.raw(b"".join(message(number, attempts=number, text_id=True) for number in (2, 3)))
@@ -295,10 +280,7 @@ async def test_a_handler_that_ignores_its_cancellation_does_not_keep_the_connect
 
         async with create_task_group() as tasks:
             tasks.start_soon(consumer.serve)
-            peer = await node.accept()
-            await peer.expect("SUB")
-            await peer.answer()
-            await peer.expect("RDY")
+            peer = await node.accept_subscribed()
             await peer.raw(message(1))
             await started.wait()
             consumer.stop()

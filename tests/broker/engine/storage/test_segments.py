@@ -39,6 +39,15 @@ class BrokenDisk:
         self.monkeypatch.setattr("nsqext.broker.engine.storage.segments.os.write", self.write)
 
 
+def _stored(folder: Path, count: int) -> SegmentStore:
+    """Return the files of a queue with some messages, which nothing else has open."""
+    bench = Bench(data_path=folder, disk=SMALL)
+    for number in range(count):
+        bench.publish(f"m{number}")
+    bench.partition.close()
+    return SegmentStore(folder / "orders", "orders", 0, SMALL)
+
+
 def test_the_format_is_the_real_servers(tmp_path: Path) -> None:
     Bench(data_path=tmp_path, extend=True).publish("body")
     data = (tmp_path / "orders/orders-0.diskqueue.000000.dat").read_bytes()
@@ -188,11 +197,7 @@ def test_a_failed_restart_changes_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_queue_that_is_restarted_begins_at_the_new_position(tmp_path: Path) -> None:
-    bench = Bench(data_path=tmp_path, disk=SMALL)
-    for number in range(4):
-        bench.publish(f"m{number}")
-    bench.partition.close()
-    store = SegmentStore(tmp_path / "orders", "orders", 0, SMALL)
+    store = _stored(tmp_path, 4)
     list(store.recover())
     store.restart(3200, 100)
     assert (store.beginning, len(store.begins)) == ((3200, 100), 1)
@@ -310,11 +315,7 @@ def test_a_failed_write_of_the_state_is_repeated(
 
 
 def test_records_are_loaded_across_files(tmp_path: Path) -> None:
-    bench = Bench(data_path=tmp_path, disk=SMALL)
-    for number in range(7):
-        bench.publish(f"m{number}")
-    bench.partition.close()
-    store = SegmentStore(tmp_path / "orders", "orders", 0, SMALL)
+    store = _stored(tmp_path, 7)
     assert sum(len(run) for run in store.recover()) == 7
     loaded = store.load((32, 1), 192)
     assert [(entry.count, entry.offset, entry.record.body) for entry in loaded] == [

@@ -95,10 +95,7 @@ async def test_a_signal_decides_about_the_rest_of_a_batch(signal: Exception, exp
             raise signal
 
         async def body() -> None:
-            peer = await node.accept()
-            await peer.expect("SUB")
-            await peer.answer()
-            await peer.expect("RDY")
+            peer = await node.accept_subscribed()
             await peer.raw(message(1) + message(2) + message(3))
             assert await tape(peer, 3) == expected
 

@@ -59,10 +59,7 @@ async def test_a_blocking_handler_is_reported(caplog: pytest.LogCaptureFixture) 
             blocker.wait(0.6)
 
         async def body() -> None:
-            peer = await node.accept()
-            await peer.expect("SUB")
-            await peer.answer()
-            await peer.expect("RDY")
+            peer = await node.accept_subscribed()
             await peer.raw(message(1))
             await peer.expect("FIN")
             await eventually(lambda: "blocked" in caplog.text)
@@ -85,10 +82,7 @@ async def test_a_waiting_handler_is_not_reported(caplog: pytest.LogCaptureFixtur
             await anyio.sleep(0.6)
 
         async def body() -> None:
-            peer = await node.accept()
-            await peer.expect("SUB")
-            await peer.answer()
-            await peer.expect("RDY")
+            peer = await node.accept_subscribed()
             await peer.raw(message(1))
             await peer.expect("FIN")
 

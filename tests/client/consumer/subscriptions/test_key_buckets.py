@@ -26,7 +26,7 @@ from nsqext.types import Address, TopicMeta
 from tests.support.consumers import QUICK, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Iterator
 
 TAGS: dict[str, Any] = {"dispatch": "key_failover", "key_tags": 4}
 
@@ -118,6 +118,18 @@ async def test_a_consumer_without_lookup_is_refused(cluster: Cluster) -> None:
         await consumer.serve()
 
 
+def _recorded(*consumers: Consumer) -> list[bytes]:
+    """Return the bodies of the messages that consumers handle, while they do."""
+    got: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        got.append(message.body)
+
+    for consumer in consumers:
+        consumer.handler(handle)
+    return got
+
+
 async def _nothing(_: Message) -> None:
     await anyio.lowlevel.checkpoint()
 
@@ -137,15 +149,9 @@ async def test_a_message_without_a_bucket_is_logged_and_taken_by_another_consume
     monkeypatch.setattr(key_buckets, "_POLL", 0.05)
     name = "blocked"
     cluster.create_topic(name, extend=True, channels=["ch"])
-    got: list[bytes] = []
-
-    async def handle(message: Message) -> None:
-        got.append(message.body)
-
     buckets = Consumer(name, "ch", lookupd=cluster.lookupd, **TAGS, **QUICK)
     plain = Consumer(name, "ch", lookupd=cluster.lookupd, **QUICK)
-    for consumer in (buckets, plain):
-        consumer.handler(handle)
+    got = _recorded(buckets, plain)
     async with (
         create_task_group() as tasks,
         Producer(cluster.lookupd) as untagged,
@@ -228,13 +234,8 @@ async def test_a_paused_consumer_is_no_reason_to_end(
     monkeypatch.setattr(key_buckets, "_BLOCKED", 2)
     released.create_topic("paused", extend=True, channels=["ch"])
     looks = 0
-    got: list[bytes] = []
-
-    async def handle(message: Message) -> None:
-        got.append(message.body)
-
     consumer = Consumer("paused", "ch", lookupd=released.lookupd, dispatch="key_failover", **QUICK)
-    consumer.handler(handle)
+    got = _recorded(consumer)
 
     def count(self: KeyBuckets, found: ChannelConnections) -> None:
         nonlocal looks
@@ -382,14 +383,9 @@ async def test_a_new_owner_handles_nothing_while_other_buckets_hold_back_message
     released: Cluster, nodes: Nodes, requested: dict[str, list[int]]
 ) -> None:
     released.create_topic("held", extend=True, channels=["ch"])
-    got: list[bytes] = []
-
-    async def handle(message: Message) -> None:
-        got.append(message.body)
-
     nodes.changes = {"paused": True}
     consumer = Consumer("held", "ch", lookupd=released.lookupd, **{**TAGS, "key_tags": 1, "max_in_flight": 10}, **QUICK)
-    consumer.handler(handle)
+    got = _recorded(consumer)
     async with create_task_group() as tasks, Producer(released.lookupd, key_tags=1) as producer:
         await producer.publish_many("held", [b"%d" % number for number in range(35)], key="a")
         tasks.start_soon(consumer.serve)
@@ -406,27 +402,19 @@ async def test_a_bucket_that_is_released_before_its_messages_are_sorted_is_not_h
     released: Cluster, nodes: Nodes
 ) -> None:
     released.create_topic("returned", extend=True, channels=["ch"])
-    got: dict[str, list[bytes]] = {"first": [], "second": []}
-    consumers = [Consumer("returned", "ch", lookupd=released.lookupd, **TAGS, **QUICK) for _ in got]
-
-    def handler(name: str) -> Callable[[Message], Awaitable[None]]:
-        async def handle(message: Message) -> None:
-            got[name].append(message.body)
-
-        return handle
-
+    consumers = [Consumer("returned", "ch", lookupd=released.lookupd, **TAGS, **QUICK) for _ in range(2)]
+    got = [_recorded(consumer) for consumer in consumers]
     nodes.changes = {"paused": True}
     async with create_task_group() as tasks, Producer(released.lookupd, key_tags=4) as producer:
         for number in range(40):
             await producer.publish("returned", b"%d" % number, key=f"key-{number % 20}")
-        for consumer, name, owned in zip(consumers, got, ([5], [3, 3]), strict=True):
-            consumer.handler(handler(name))
+        for consumer, owned in zip(consumers, ([5], [3, 3]), strict=True):
             tasks.start_soon(consumer.serve)
             await eventually(lambda: [*nodes.owned.values()] == owned)  # noqa: B023 - it is awaited at once
-        assert got == {"first": [], "second": []}
+        assert got == [[], []]
         nodes.changes = {}
-        await eventually(lambda: sum(map(len, got.values())) == 40)
-        assert all(got.values())
+        await eventually(lambda: sum(map(len, got)) == 40)
+        assert all(got)
         for consumer in consumers:
             consumer.stop()
 
@@ -437,14 +425,9 @@ async def test_a_takeover_that_takes_too_long_is_logged(
 ) -> None:
     monkeypatch.setattr(key_buckets, "_LONGEST_TAKEOVER", 0.3)
     released.create_topic("late", extend=True, channels=["ch"])
-    got: list[bytes] = []
-
-    async def handle(message: Message) -> None:
-        got.append(message.body)
-
     nodes.changes = {"paused": True}
     consumer = Consumer("late", "ch", lookupd=released.lookupd, **{**TAGS, "key_tags": 1}, **QUICK)
-    consumer.handler(handle)
+    got = _recorded(consumer)
     async with create_task_group() as tasks, Producer(released.lookupd, key_tags=1) as producer:
         await producer.publish("late", b"x", key="a")
         tasks.start_soon(consumer.serve)

@@ -117,18 +117,10 @@ async def test_a_server_that_ignores_rdy_is_disconnected(caplog: pytest.LogCaptu
     async with scripted_node(granted=PLAIN) as node:
         options = quick(start_timeout=0.0)
         async with Consumer("t", "ch", nsqd=str(node), max_in_flight=7, **options) as consumer:
-            peer = await _subscribe(node)
+            peer = await node.accept_subscribed()
             await peer.raw(b"".join(message(number) for number in range(1, 41)))
             await peer.expect_end()
             assert not consumer.connections
-            peer = await _subscribe(node)
+            peer = await node.accept_subscribed()
             await peer.close()
     assert "the server ignores RDY" in caplog.text
-
-
-async def _subscribe(node: ScriptedNode) -> Peer:
-    peer = await node.accept()
-    await peer.expect("SUB")
-    await peer.answer()
-    await peer.expect("RDY")
-    return peer

@@ -13,8 +13,6 @@ from nsqext.lookup.node_channels import NodeChannels
 from tests.support.consumers import QUICK, eventually, opened, publish, quick, take
 from tests.support.fake_nsqd import (
     PLAIN,
-    Peer,
-    ScriptedNode,
     error,
     message,
     obey,
@@ -141,7 +139,7 @@ async def test_a_channel_is_moved_when_the_server_has_all_answers_and_sends_no_m
             anyio.create_task_group() as tasks,
             Consumer("t", "ch", lookupd=str(lookup), **options) as consumer,
         ):
-            peer = await _serve(node)
+            peer = await node.accept_subscribed()
             await peer.raw(message(1))
             await (await anext(consumer)).finish()
             tasks.start_soon(consumer.seek, Position.message(7))
@@ -151,17 +149,9 @@ async def test_a_channel_is_moved_when_the_server_has_all_answers_and_sends_no_m
             assert moved == []
             await peer.answer(b"CLOSE_WAIT")
             await peer.expect_end()
-            again = await _serve(node)
+            again = await node.accept_subscribed()
             assert moved == ["msgcount:7"]
             await again.close()
-
-
-async def _serve(node: ScriptedNode) -> Peer:
-    peer = await node.accept()
-    await peer.expect("SUB")
-    await peer.answer()
-    await peer.expect("RDY")
-    return peer
 
 
 class _Gate:

@@ -100,10 +100,7 @@ async def test_a_read_does_not_wake_the_timer_each_time(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(SubscriptionGroup, "_tick", count)
     async with scripted_node(granted=PLAIN) as node, Consumer("t", "ch", nsqd=str(node), **quick()) as consumer:
-        peer = await node.accept()
-        await peer.expect("SUB")
-        await peer.answer()
-        await peer.expect("RDY")
+        peer = await node.accept_subscribed()
         ticks.clear()
         started = time.monotonic()
         for number in range(40):

@@ -267,10 +267,7 @@ async def test_a_topic_that_is_left_is_closed_with_the_consumer() -> None:
     async with scripted_node(granted=PLAIN) as node, create_task_group() as tasks:
         consumer = Consumer("a", "ch", nsqd=str(node), max_in_flight=4, **quick(close_timeout=0.05))
         tasks.start_soon(consumer.start)
-        peer = await node.accept()
-        await peer.expect("SUB")
-        await peer.answer()
-        await peer.expect("RDY")
+        peer = await node.accept_subscribed()
         await peer.raw(message(1, text_id=True))
         await consumer.__anext__()
         consumer.topics = "b"

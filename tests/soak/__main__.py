@@ -38,6 +38,7 @@ class Run:
         every: seconds between two faults.
         settle: seconds after the last fault; 0 for the cluster's.
         shortest: seconds of the shortest fault of a node; 0 for the cluster's.
+        pause: seconds of the longest pause between two publishes of a task.
         roles: publishers and consumers of each client process.
     """
 
@@ -46,6 +47,7 @@ class Run:
     every: float
     settle: float = 0.0
     shortest: float = 0.0
+    pause: float = 0.1
     roles: dict[str, tuple[list[str], list[str]]] = field(factory=lambda: ALL)
     rounds: int = 0
     faults: Counter[str] = field(factory=Counter)
@@ -72,7 +74,7 @@ class Run:
             if self.target == "real":
                 self._cluster = cluster  # its topics take minutes
             settle = self.settle or cluster.settle
-            result = Soak(cluster, plan, folder, self.roles, self.seconds, settle, self._topics).run()
+            result = Soak(cluster, plan, folder, self.roles, self.seconds, settle, self._topics, self.pause).run()
             kept = bool(result.violations)
         finally:
             if self._cluster is None:
@@ -112,6 +114,7 @@ class Run:
         parts += [f"--seconds {self.seconds:g} --every {self.every:g}"]
         parts += [f"--settle {self.settle:g}"] if self.settle else []
         parts += [f"--shortest {self.shortest:g}"] if self.shortest else []
+        parts += [f"--pause {self.pause:g}"] if self.pause != 0.1 else []
         parts += ["--keyed"] if self.roles is KEYED else []
         return " ".join(parts)
 
@@ -145,6 +148,7 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=3.0, help="seconds between two faults")
     parser.add_argument("--settle", type=float, default=0.0, help="seconds after the last fault")
     parser.add_argument("--shortest", type=float, default=0.0, help="seconds of the shortest fault of a node")
+    parser.add_argument("--pause", type=float, default=0.1, help="seconds of the longest pause between publishes")
     parser.add_argument("--keyed", action="store_true", help="channels of type key_failover only")
     parser.add_argument("--verbose", action="store_true", help="print each fault")
     given = parser.parse_args()
@@ -152,7 +156,8 @@ def main() -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     roles = {name: KEYED if given.keyed else ORIGINAL if name == "original" else ALL for name in targets()}
     chosen = given.target or [name for name in targets() if not given.keyed or name in ("embedded", "broker")]
-    runs = [Run(target, given.seconds, given.every, given.settle, given.shortest, roles[target]) for target in chosen]
+    times = (given.seconds, given.every, given.settle, given.shortest, given.pause)
+    runs = [Run(target, *times, roles[target]) for target in chosen]
     first = given.seed or given.first or int(time.time()) % 1_000_000
     until = time.monotonic() + 60 * given.minutes
     for run, number in zip(itertools.cycle(runs), itertools.count()):

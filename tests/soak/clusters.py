@@ -46,6 +46,8 @@ TOPICS: dict[str, dict[str, bool]] = {
 """Flags of each kind of topic."""
 _NODES = ("n1", "n2", "n3")
 _START = 30.0
+_TAKEOVER = 90.0
+"""Seconds within which other replicas lead the partitions of a killed node."""
 
 _KILL = os.environ.get("NSQEXT_TEST_KILL_LEADER", "")
 """Commands of a real cluster; ``{n}`` stands for the place of a node among the nodes by address, from 1."""
@@ -392,12 +394,8 @@ class RealCluster:
 
     def leader(self, topic: str, partition: int) -> str:
         """Return the name of the node that leads a partition; all nodes have to run."""
-        nodes, partitions = (
-            _ask("GET", self.lookupd[0], path, **words)["data"][name]
-            for path, words, name in (("/nodes", {}, "producers"), ("/lookup", {"topic": topic}, "partitions"))
-        )
-        ports = sorted(node["tcp_port"] for node in nodes)
-        return _NODES[ports.index(partitions[str(partition)]["tcp_port"])]
+        partitions = _ask("GET", self.lookupd[0], "/lookup", topic=topic)["data"]["partitions"]
+        return _NODES[self._ports().index(partitions[str(partition)]["tcp_port"])]
 
     def start(self) -> None:
         """Do nothing: it runs."""
@@ -410,9 +408,13 @@ class RealCluster:
         if self._down:
             return _nothing  # a second node would take the majority away
         self._down.add(number)
+        port = self._ports()[number - 1]
         _run(_KILL if fault.kind == "kill" else _FREEZE, number)
 
         def end() -> None:
+            deadline = time.monotonic() + _TAKEOVER
+            while self._leads(port, topics) and time.monotonic() < deadline:
+                time.sleep(1.0)
             _run(_START_NODE if fault.kind == "kill" else _THAW, number)
             self._down.discard(number)
 
@@ -420,6 +422,16 @@ class RealCluster:
 
     def stop(self) -> None:
         """Do nothing: it runs on."""
+
+    def _ports(self) -> list[int]:
+        """Return the TCP ports of the nodes; all of them have to run."""
+        return sorted(node["tcp_port"] for node in _ask("GET", self.lookupd[0], "/nodes")["data"]["producers"])
+
+    def _leads(self, port: int, topics: Sequence[str]) -> bool:
+        """Return whether a node leads a partition of a topic, or nsqlookupd does not say who does."""
+        found = [_ask("GET", self.lookupd[0], "/lookup", topic=topic) for topic in topics]
+        leaders = [leader for one in found if one for leader in one["data"]["partitions"].values()]
+        return not all(found) or port in [leader["tcp_port"] for leader in leaders]
 
 
 def _run(command: str, number: int) -> None:

@@ -413,7 +413,8 @@ class Consumers:
                 self._end(deliveries[:first] + deliveries[first + 1 :], "raised")
             case "hold":  # one is requeued, and the later ones of its key are not finished with the batch
                 key, place = self._key(deliveries[first]), deliveries[first].partition
-                kept = [one for one in deliveries[first + 1 :] if (self._key(one), one.partition) == (key, place)]
+                later = deliveries[first + 1 :] if key else []  # messages without a key are not held back
+                kept = [one for one in later if (self._key(one), one.partition) == (key, place)]
                 self._end([deliveries[first], *kept], "raised", delay)
                 self._end([one for one in deliveries if one.outcome == "running"], "returned")
                 await self._answered_or_refused(batch[first].requeue(delay))

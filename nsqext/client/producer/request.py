@@ -31,6 +31,7 @@ from nsqext.protocol.trace_reply import decode_trace_reply
 from nsqext.types import Receipt, TopicMeta
 
 if TYPE_CHECKING:
+    from nsqext.client.producer.connection_pool import PooledConnection
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.producer.route import Target
     from nsqext.protocol.client.commands import Command
@@ -284,6 +285,7 @@ class SentTo:
 
     partition: int
     node: str  # ``host:port`` of the node
+    connection: PooledConnection
     since: Known | None  # the record that was acknowledged last before; None if none was
 
 

@@ -99,7 +99,7 @@ class Sender:
     ) -> list[Receipt]:
         """Send a request once, wait for the response, and return the receipts; raises DeliveryUnknown."""
         if self.settler is not None:
-            self.settler.sending(request, target)
+            self.settler.sending(request, target, connection)
         command = request.command(target)
         request.in_doubt = True
         try:

@@ -14,11 +14,12 @@ import anyio
 from attrs import field, mutable
 
 from nsqext.client.producer.request import Known, SentTo
-from nsqext.errors import DataLoss, DeliveryUnknown, RequestTimeout
+from nsqext.errors import ConnectionLost, DataLoss, DeliveryUnknown, RequestTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from nsqext.client.producer.connection_pool import PooledConnection
     from nsqext.client.producer.log_search import LogSearch
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.producer.request import PublishRequest
@@ -50,10 +51,10 @@ class Settler:
         self._count = count()
         self._searches: defaultdict[tuple[str, int], _Searches] = defaultdict(_Searches)
 
-    def sending(self, request: PublishRequest, target: Target) -> None:
+    def sending(self, request: PublishRequest, target: Target, connection: PooledConnection) -> None:
         """Remember where a request is sent to."""
         since = self._acknowledged.get((request.topic, target.partition))
-        request.sent_to = SentTo(target.partition, target.node.node, since)
+        request.sent_to = SentTo(target.partition, target.node.node, connection, since)
 
     def stored(self, receipts: Iterable[Receipt]) -> None:
         """Remember the last message of each partition that was acknowledged.
@@ -78,12 +79,16 @@ class Settler:
         try:
             with anyio.move_on_after(self._options.settle_timeout):
                 while True:
+                    ended = not sent.connection.usable or _ended(unknown)
                     search = await self._search(searches, request, sent.partition)
                     receipts = [search.found[trace] for trace in ids if trace in search.found]
                     if len(receipts) == len(ids):
                         return receipts
-                    if not receipts and (_ended(unknown) or search.node != sent.node):
+                    if not receipts and ended:
                         return None
+                    if search.node != sent.node:
+                        # the kernel may still transmit the command, and the former leader may lead again until then
+                        sent.connection.fail(ConnectionLost("the leader has changed, and a response is missing"))
                     await anyio.sleep(_PAUSE)
         except DataLoss as error:
             reason = error.message

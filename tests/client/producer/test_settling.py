@@ -15,10 +15,18 @@ from nsqext.broker import Cluster
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.request import SentTo
 from nsqext.client.producer.settling import Settler
-from nsqext.errors import ConnectionLost, InvalidSetting, OperationNotSupported, PublishFailed, RequestTimeout
+from nsqext.errors import (
+    ConnectionLost,
+    InvalidSetting,
+    NsqError,
+    OperationNotSupported,
+    PublishFailed,
+    RequestTimeout,
+)
 from tests.support.producers import bounded
 
 if TYPE_CHECKING:
+    from nsqext.client.producer.connection_pool import PooledConnection
     from nsqext.client.producer.request import PublishRequest
     from nsqext.lookup.metadata import MetadataCache
 
@@ -273,7 +281,11 @@ class _Log:
 class _Request:
     def __init__(self, ids: tuple[int, ...]) -> None:
         self.topic, self.trace_ids, self.count = "t", ids, len(ids)
-        self.sent_to = SentTo(0, "n:1", None)
+        self.sent_to = SentTo(0, "n:1", cast("PooledConnection", self), None)
+        self.usable = True
+
+    def fail(self, _: NsqError) -> None:
+        self.usable = False
 
 
 LOST, LATE = ConnectionLost("reset"), RequestTimeout("no response")
@@ -284,7 +296,17 @@ async def test_what_was_found_is_stored_and_what_nobody_can_store_any_more_is_no
 ) -> None:
     assert await _Log(monkeypatch, {7, 8}).settle(7, 8, cause=LATE) == ["receipt 7", "receipt 8"]
     assert await _Log(monkeypatch, set()).settle(7, cause=LOST) is None
-    assert await _Log(monkeypatch, set(), node="other:1").settle(7, cause=LATE) is None, "a new leader's log is final"
+
+
+async def test_when_the_leader_has_changed_the_log_is_searched_once_the_connection_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What seed 800179 showed: the former leader led again, and received what the kernel still had to transmit."""
+    log = _Log(monkeypatch, set(), node="other:1")
+    assert await log.settle(7, cause=LATE) is None
+    assert len(log.wanted) == 2
+    log = _Log(monkeypatch, set(), {7}, node="other:1")
+    assert await log.settle(7, cause=LATE) == ["receipt 7"]
 
 
 @pytest.mark.parametrize("cause", [LATE, None])

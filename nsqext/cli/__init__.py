@@ -66,7 +66,7 @@ _PANELS = {
     "admin": "Topics, channels and nodes",
     "servers": "Servers and apps",
     "workers": "Servers and apps",
-    "flights": "Servers and apps",
+    "demo": "Servers and apps",
 }
 _LAST = "Settings"
 _COMPLETE = "_NSQEXT_COMPLETE"

@@ -7,14 +7,17 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import anyio
 import attrs
 import typer
+from typer.models import ArgumentInfo
 
-from nsqext.cli.output import printable
+from nsqext.cli.arguments import Yes
+from nsqext.cli.connection import Connection, complete_topics
+from nsqext.cli.output import confirm, printable
 from nsqext.errors import NsqError
 
 BRACKET = r"\["  # a literal bracket in a help text; rich parses other brackets as markup
@@ -35,24 +38,28 @@ def examples(*lines: str) -> Callable[[F], F]:
     return add
 
 
-def option_objects(function: Callable[..., object]) -> Callable[..., object]:
-    """Decorate a command: each parameter that is an attrs class becomes options, one for each attribute."""
+def command(function: Callable[..., Any]) -> Callable[..., None]:
+    """Decorate a command: each parameter that is an attrs class becomes options, one for each attribute.
+
+    The options of a `Connection` are the last ones. A coroutine function runs in an event loop.
+    """
     own = list(inspect.signature(function, eval_str=True).parameters.values())
-    classes = {one.name: one.annotation for one in own if attrs.has(one.annotation) and one.name != "connection"}
+    own.sort(key=lambda one: one.annotation is Connection)
+    classes = {one.name: one.annotation for one in own if attrs.has(one.annotation)}
 
     @functools.wraps(function)
-    def run(*words: Any, **values: Any) -> object:
-        objects = {
-            name: kind(**{field.name: values.pop(field.name) for field in _options(kind)})
-            for name, kind in classes.items()
-        }
-        return function(*words, **values, **objects)
+    def run(**values: Any) -> None:
+        for name, kind in classes.items():
+            values[name] = kind(**{field.name: values.pop(field.name) for field in _options(kind)})
+        if inspect.iscoroutinefunction(function):
+            perform(functools.partial(function, **values))
+        else:
+            function(**values)
 
     def parameters() -> Iterator[inspect.Parameter]:
         for one in own:
             if one.name not in classes:
-                keyword = one.name != "connection"
-                yield one.replace(kind=inspect.Parameter.KEYWORD_ONLY) if keyword else one
+                yield one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
                 continue
             for field in _options(attrs.resolve_types(classes[one.name], include_extras=True)):
                 yield inspect.Parameter(
@@ -60,6 +67,9 @@ def option_objects(function: Callable[..., object]) -> Callable[..., object]:
                 )
 
     found = list(parameters())
+    for info in (info for one in found if one.name == "topic" for info in getattr(one.annotation, "__metadata__", ())):
+        if isinstance(info, ArgumentInfo):
+            info.autocompletion = complete_topics
     run.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in found}
     return run
@@ -67,6 +77,46 @@ def option_objects(function: Callable[..., object]) -> Callable[..., object]:
 
 def _options(kind: Any) -> list[attrs.Attribute[Any]]:
     return [field for field in attrs.fields(kind) if field.init]
+
+
+Result = str | tuple[Mapping[str, Any], str] | None
+"""What a change has done, in one word; or a record and a text; None for the word of the decorator."""
+
+
+def changes(done: str = "", question: str = "") -> Callable[[Callable[..., Awaitable[Result]]], Callable[..., None]]:
+    """Decorator of a command that changes the cluster: like `command`, with an open `Admin` as the first argument.
+
+    Args:
+        done: what is printed about the topic, or about its channel.
+        question: asked before the change, with the arguments in its braces; adds --yes.
+    """
+
+    def decorate(function: Callable[..., Awaitable[Result]]) -> Callable[..., None]:
+        def run(connection: Connection, *, yes: bool = False, **values: Any) -> None:
+            if question:
+                confirm(question.format(**values), yes=yes)
+
+            async def act() -> None:
+                async with connection.admin() as admin:
+                    result = await function(admin, **values) or done
+                if isinstance(result, str):
+                    where = {name: values[name] for name in ("topic", "channel") if values.get(name) is not None}
+                    subject = f"channel {where['channel']} of {where['topic']}" if len(where) > 1 else where["topic"]
+                    result = {**where, result: True}, f"{subject} is {result}"
+                connection.show(*result)
+
+            perform(act)
+
+        # Admin is not imported for --help
+        _, *own = inspect.signature(function, eval_str=True, locals={"Admin": object}).parameters.values()
+        added = {"yes": Yes, "connection": Connection} if question else {"connection": Connection}
+        for name, kind in added.items():
+            own.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind))
+        run.__doc__, run.__module__ = function.__doc__, function.__module__
+        run.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+        return command(run)
+
+    return decorate
 
 
 class _SafeFormatter(logging.Formatter):

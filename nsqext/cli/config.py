@@ -32,7 +32,7 @@ def set_context(
     name: Name, url: Annotated[str, typer.Argument(help="nsq://HOST:PORT,…?SETTING=VALUE&…, any setting of a client.")]
 ) -> None:
     """Add or replace a context; the first one becomes the current one."""
-    found = load_settings(url, {}, {})
+    found = load_settings(url, environ={})
     if not found.lookupd and not found.nsqd:
         raise InvalidSetting("the URL has no address", hint="write nsq://HOST:PORT")
     save_contexts(load_contexts().with_context(name, url))
@@ -44,7 +44,7 @@ def set_context(
 def list_contexts(json: Json = False) -> None:
     """List the contexts; secrets are not shown."""
     contexts = load_contexts()
-    Connection(None, {}, json).table(
+    Connection(json=json).table(
         ("context", "url", "current"),
         [
             {"context": name, "url": _shown(url), "current": name == contexts.current}

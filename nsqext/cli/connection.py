@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
@@ -14,9 +12,7 @@ import anyio
 import typer
 from attrs import define
 
-from nsqext.cli.arguments import Yes
-from nsqext.cli.command import perform
-from nsqext.cli.output import confirm, make_table, print_record
+from nsqext.cli.output import make_table, print_record
 from nsqext.errors import (
     ConnectionFailed,
     InvalidSetting,
@@ -40,26 +36,11 @@ _PATIENT = 15.0  # seconds: nsqlookupd forwards a change to the nodes before it 
 _COMPLETION_TIMEOUT = 1.0  # seconds
 _FIRST_POLL, _LONGEST_POLL = 0.05, 0.5  # seconds between two reads of a channel's lag
 
-Lookupd = Annotated[
-    str | None,
-    typer.Option(
-        help="HOST:PORT of nsqlookupd's HTTP side, several with commas; or NSQEXT_LOOKUPD.", rich_help_panel=_PANEL
-    ),
-]
-Nsqd = Annotated[
-    str | None,
-    typer.Option(
-        help="HOST:PORT of nsqd, without lookup; several with commas; or NSQEXT_NSQD.", rich_help_panel=_PANEL
-    ),
-]
 Url = Annotated[
     str | None,
     typer.Option(
         help="nsq://HOST:PORT,…?SETTING=VALUE&… with any setting of the client; or NSQEXT_URL.", rich_help_panel=_PANEL
     ),
-]
-Context = Annotated[
-    str | None, typer.Option(help="A context of `nsqext config`, instead of --url.", rich_help_panel=_PANEL)
 ]
 Json = Annotated[
     bool,
@@ -69,31 +50,45 @@ Json = Annotated[
 ]
 
 
-def _context_url(url: str | None, context: str | None, given: Mapping[str, Any]) -> str | None:
-    """Return the URL to use. Precedence: --url, --context, environment, current context."""
-    from nsqext.cli.contexts import load_contexts
-
-    if context is not None:
-        if url is not None:
-            raise InvalidSetting("both --url and --context are given", hint="give one of them")
-        return load_contexts().url(context)
-    if url is not None or given or any(os.environ.get(f"NSQEXT_{name}") for name in ("URL", "LOOKUPD", "NSQD")):
-        return url
-    contexts = load_contexts()
-    return contexts.url(contexts.current) if contexts.current is not None else None
-
-
 @define
 class Connection:
     """Addresses of the servers and output format: the options shared by commands."""
 
-    url: str | None
-    given: dict[str, Any]  # addresses that override those of the URL
-    json: bool = False  # print JSON lines at a terminal too
+    lookupd: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT of nsqlookupd's HTTP side, several with commas; or NSQEXT_LOOKUPD.", rich_help_panel=_PANEL
+        ),
+    ] = None
+    nsqd: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT of nsqd, without lookup; several with commas; or NSQEXT_NSQD.", rich_help_panel=_PANEL
+        ),
+    ] = None
+    url: Url = None
+    context: Annotated[
+        str | None, typer.Option(help="A context of `nsqext config`, instead of --url.", rich_help_panel=_PANEL)
+    ] = None
+    json: Json = False
+
+    def chosen_url(self) -> str | None:
+        """Return the URL to use. Precedence: --url, --context, environment, current context."""
+        from nsqext.cli.contexts import load_contexts
+
+        if self.context is not None:
+            if self.url is not None:
+                raise InvalidSetting("both --url and --context are given", hint="give one of them")
+            return load_contexts().url(self.context)
+        given = self.url or self.lookupd or self.nsqd
+        if given or any(os.environ.get(f"NSQEXT_{name}") for name in ("URL", "LOOKUPD", "NSQD")):
+            return self.url
+        contexts = load_contexts()
+        return contexts.url(contexts.current) if contexts.current is not None else None
 
     def load(self) -> Given:
         """Return the addresses and the settings of all clients."""
-        found = load_settings(self.url, self.given)
+        found = load_settings(self.chosen_url(), self.lookupd, self.nsqd)
         if not found.lookupd and not found.nsqd:
             raise InvalidSetting(
                 "the address of the servers is unknown", hint="give --lookupd, --nsqd or --url, or set NSQEXT_LOOKUPD"
@@ -113,10 +108,10 @@ class Connection:
         from nsqext.client.settings import settings_for, shared_settings
         from nsqext.settings import settings_as_text
 
-        texts: dict[str, str] = settings_for(shared_settings(), settings_as_text(self.url))
+        texts: dict[str, str] = settings_for(shared_settings(), settings_as_text(self.chosen_url()))
         return texts
 
-    def lookupd(self) -> Any:
+    def lookup(self) -> Any:
         """Return the lookup addresses."""
         found = self.load().lookupd
         if not found:
@@ -131,7 +126,7 @@ class Connection:
         from nsqext.admin.options import admin_settings
         from nsqext.client.settings import settings_for
 
-        addresses, values = self.lookupd(), self.load().values
+        addresses, values = self.lookup(), self.load().values
         patient = {"lookup_request_timeout": max(values.get("lookup_request_timeout", 0.0), _PATIENT)}
         return Admin(addresses, **settings_for(admin_settings(), {**values, **patient}))
 
@@ -179,16 +174,6 @@ class Connection:
                             return any(node.generation == "ha" for node in await admin.nodes())
                     await anyio.sleep(0.5)
         return False  # the consumer raises the error
-
-    def change_cluster(self, change: Callable[[Admin], Awaitable[None]], record: Mapping[str, Any], text: str) -> None:
-        """Make a change, and print a result."""
-
-        async def act() -> None:
-            async with self.admin() as admin:
-                await change(admin)
-            self.show(record, text)
-
-        perform(act)
 
     async def serve(self, consumer: Consumer, *, until_end: bool, signals: bool = True) -> None:
         """Run a consumer until a signal or its end; with ``until_end``, until its channel has no messages left."""
@@ -251,11 +236,11 @@ def complete_topics(context: typer.Context, incomplete: str) -> list[str]:
     """Return the topics that begin with a text, for the completion of the shell; nothing if lookup does not respond."""
     from nsqext.lookup.client import LookupClient
 
-    given = {name: context.params[name] for name in ("lookupd", "nsqd") if context.params.get(name)}
+    given: dict[str, Any] = {name: context.params.get(name) for name in ("lookupd", "nsqd", "url", "context")}
 
     async def topics() -> list[str]:
-        connection = Connection(_context_url(context.params.get("url"), context.params.get("context"), given), given)
-        async with LookupClient(connection.lookupd(), connection.options().lookup) as client:
+        connection = Connection(**given)
+        async with LookupClient(connection.lookup(), connection.options().lookup) as client:
             with anyio.fail_after(_COMPLETION_TIMEOUT):
                 return [name for name in await client.topics() if name.startswith(incomplete)]
 
@@ -264,84 +249,18 @@ def complete_topics(context: typer.Context, incomplete: str) -> list[str]:
     return []
 
 
-def connected(function: Callable[..., Any]) -> Callable[..., object]:
-    """Decorator: add --lookupd, --nsqd, --url, --context and --json; the command receives a `Connection` first.
-
-    A coroutine function runs in an event loop.
-    """
-    from typer.models import ArgumentInfo
-
-    shared: dict[str, Any] = {"lookupd": Lookupd, "nsqd": Nsqd, "url": Url, "context": Context, "json": Json}
-
-    @functools.wraps(function)
-    def run(**values: Any) -> object:
-        lookupd, nsqd, url, context, json = (values.pop(name) for name in shared)
-        given = {name: value for name, value in (("lookupd", lookupd), ("nsqd", nsqd)) if value}
-        connection = Connection(_context_url(url, context, given), given, json)
-        if inspect.iscoroutinefunction(inspect.unwrap(function)):
-            perform(functools.partial(function, connection, **values))
-            return None
-        return function(connection, **values)
-
-    _, *own = inspect.signature(function, eval_str=True).parameters.values()
-    for one in own:
-        for info in getattr(one.annotation, "__metadata__", ()):
-            if one.name == "topic" and isinstance(info, ArgumentInfo):
-                info.autocompletion = complete_topics
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    parameters = [one.replace(kind=keyword) for one in own]
-    for name, annotation in shared.items():
-        default = False if name == "json" else None
-        parameters.append(inspect.Parameter(name, keyword, default=default, annotation=annotation))
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {one.name: one.annotation for one in parameters}
-    return run
-
-
-def changes(done: str, question: str = "") -> Callable[[Callable[..., Awaitable[str | None]]], Callable[..., object]]:
-    """Decorator of a command that changes a topic or a channel: like `connected`, with an open `Admin` instead.
-
-    Args:
-        done: what is printed about the topic, or about its channel; the command may return another word.
-        question: asked before the change, with the arguments in its braces; adds --yes.
-    """
-
-    def decorate(function: Callable[..., Awaitable[str | None]]) -> Callable[..., object]:
-        def run(connection: Connection, *, topic: str, yes: bool = False, **values: Any) -> None:
-            if question:
-                confirm(question.format(topic=topic, **values), yes=yes)
-
-            async def act() -> None:
-                async with connection.admin() as admin:
-                    result = await function(admin, topic=topic, **values) or done
-                channel = values.get("channel")
-                where = {"topic": topic} if channel is None else {"topic": topic, "channel": channel}
-                subject = topic if channel is None else f"channel {channel} of {topic}"
-                connection.show({**where, result: True}, f"{subject} is {result}")
-
-            perform(act)
-
-        # Admin is not imported for --help
-        admin, *own = inspect.signature(function, eval_str=True, locals={"Admin": object}).parameters.values()
-        if question:
-            own.append(inspect.Parameter("yes", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Yes))
-        run.__doc__, run.__module__ = function.__doc__, function.__module__
-        run.__signature__ = inspect.Signature([admin, *own])  # type: ignore[attr-defined]
-        return connected(run)
-
-    return decorate
-
-
-def load_settings(url: str | None, addresses: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Given:
+def load_settings(
+    url: str | None, lookupd: str | None = None, nsqd: str | None = None, environ: Mapping[str, str] | None = None
+) -> Given:
     """Return the settings of all clients from a URL and the environment.
 
     Args:
         url: the URL; None for that of the environment.
-        addresses: ``lookupd`` or ``nsqd``; they override those of the URL.
+        lookupd: lookup addresses, which override those of the URL.
+        nsqd: addresses of nsqd, which override those of the URL.
         environ: the environment; the one of the process by default.
     """
     from nsqext.client.settings import app_schema
     from nsqext.settings import PREFIX
 
-    lookupd, nsqd = addresses.get("lookupd", ()), addresses.get("nsqd", ())
-    return app_schema().collect(lookupd, nsqd, PREFIX, {}, environ, url=url, required=False)
+    return app_schema().collect(lookupd or (), nsqd or (), PREFIX, {}, environ, url=url, required=False)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nsqext.cli.arguments import Channel, Topic, parse_message_id, parse_position
-from nsqext.cli.command import examples
-from nsqext.cli.connection import Connection, changes, connected
+from nsqext.cli.command import changes, command, examples
+from nsqext.cli.connection import Connection
 
 if TYPE_CHECKING:
     from nsqext.admin import Admin, ChannelStats
@@ -36,7 +36,7 @@ def channel_record(topic: str, stats: ChannelStats) -> dict[str, Any]:
 
 @app.command("list")
 @examples("nsqext channel list orders", "nsqext channel list orders --json | jq 'select(.lag > 1000)'")
-@connected
+@command
 async def list_channels(connection: Connection, topic: Topic) -> None:
     """List the channels of a topic with depth, lag, messages in flight and consumers."""
     async with connection.admin() as admin:
@@ -53,7 +53,7 @@ async def list_channels(connection: Connection, topic: Topic) -> None:
     "nsqext channel create orders billing audit",
     "nsqext channel create orders carts --dispatch key_failover --key-header cart",
 )
-@connected
+@command
 async def create(
     connection: Connection,
     topic: Topic,

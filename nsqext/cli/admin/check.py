@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
-from nsqext.cli.command import examples
-from nsqext.cli.connection import Connection, connected
+from nsqext.cli.command import command, examples
+from nsqext.cli.connection import Connection
 from nsqext.errors import InvalidSetting, NsqError
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @examples("nsqext check", "nsqext check orders billing --max-lag 1000 --min-consumers 2 --timeout 3")
-@connected
+@command
 async def run(
     connection: Connection,
     topic: Annotated[

@@ -14,8 +14,8 @@ import typer
 from anyio import to_thread
 from attrs import asdict, frozen
 
-from nsqext.cli.command import examples
-from nsqext.cli.connection import Connection, connected
+from nsqext.cli.command import command, examples
+from nsqext.cli.connection import Connection
 from nsqext.cli.output import counted, printable
 from nsqext.errors import NsqError
 from nsqext.http.client import HttpClient, HttpRequestFailed
@@ -47,7 +47,7 @@ class Finding:
 
 
 @examples("nsqext doctor --lookupd 127.0.0.1:4161", "nsqext doctor --json | jq 'select(.status != \"ok\")'")
-@connected
+@command
 async def run(
     connection: Connection,
     database: Annotated[
@@ -73,11 +73,14 @@ async def run(
 async def examine(connection: Connection) -> list[Finding]:
     """Examine the cluster of a connection and return the findings."""
     findings: list[Finding] = []
-    for address in parse_lookup_addresses(connection.lookupd()):
+    for address in parse_lookup_addresses(connection.lookup()):
         findings += await _examine_address("lookup", address)
     if all(finding.status == "error" for finding in findings):
         return findings
-    async with LookupClient(connection.lookupd(), connection.options().lookup) as client, connection.admin() as admin:
+    async with (
+        LookupClient(connection.lookup(), connection.options().lookup) as client,
+        connection.admin() as admin,
+    ):
         await _collect(findings, "lookup", lambda: _examine_lookup(client))
         nodes = await _collect(findings, "nodes", admin.nodes)
         findings += _examine_versions(nodes or ())

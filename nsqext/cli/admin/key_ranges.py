@@ -16,8 +16,8 @@ from rich.table import Table
 
 from nsqext.admin import Admin, KeyRange
 from nsqext.cli.arguments import Topic
-from nsqext.cli.command import examples
-from nsqext.cli.connection import Connection, connected
+from nsqext.cli.command import command, examples
+from nsqext.cli.connection import Connection
 from nsqext.cli.output import printable
 from nsqext.errors import ConnectionFailed, InvalidSetting, LookupFailed
 from nsqext.errors.server import BadChannel
@@ -76,7 +76,7 @@ async def look(admin: Admin, topic: str, channel: str) -> list[PartitionRanges]:
 
 
 @examples("nsqext key-ranges orders billing", "nsqext key-ranges orders billing --once --json")
-@connected
+@command
 async def run(
     connection: Connection,
     topic: Topic,

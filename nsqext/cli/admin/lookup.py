@@ -8,8 +8,8 @@ import attrs
 import typer
 
 from nsqext.cli.admin.topic import describe_meta
-from nsqext.cli.command import examples
-from nsqext.cli.connection import Connection, connected
+from nsqext.cli.command import command, examples
+from nsqext.cli.connection import Connection
 from nsqext.lookup.client import LookupClient
 from nsqext.lookup.partition_map import PartitionMap, merged
 
@@ -31,14 +31,14 @@ def _show_map(connection: Connection, found: PartitionMap) -> None:
 
 
 @examples("nsqext lookup --lookupd 127.0.0.1:4161", "nsqext lookup orders --access w")
-@connected
+@command
 async def run(
     connection: Connection,
     topic: Annotated[str | None, typer.Argument(help="A topic; without it, all nodes and topics.")] = None,
     access: Annotated[str, typer.Option(help="w: partitions for producers; r: partitions for consumers.")] = "r",
 ) -> None:
     """Show lookup nodes, nsqd nodes and topics, or the partitions of a topic."""
-    async with LookupClient(connection.lookupd(), connection.options().lookup) as client:
+    async with LookupClient(connection.lookup(), connection.options().lookup) as client:
         if topic is not None:
             _show_map(connection, merged(topic, access, await client.lookup(topic, access)))
             return

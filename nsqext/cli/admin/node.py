@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import orjson
 import typer
 
-from nsqext.cli.arguments import Yes
-from nsqext.cli.command import examples
-from nsqext.cli.connection import Connection, connected
-from nsqext.cli.output import confirm
+from nsqext.cli.command import Result, changes, command, examples
+from nsqext.cli.connection import Connection
 
 if TYPE_CHECKING:
-    from nsqext.admin import NodeStatus
+    from nsqext.admin import Admin, NodeStatus
 
 app: typer.Typer = typer.Typer()
 
@@ -37,7 +35,7 @@ def node_record(node: NodeStatus) -> dict[str, Any]:
 
 @app.command("list")
 @examples("nsqext node list", "nsqext node list --json | jq 'select(.reachable | not)'")
-@connected
+@command
 async def list_nodes(connection: Connection) -> None:
     """List every nsqd that lookup lists, and whether it responds."""
     async with connection.admin() as admin:
@@ -47,67 +45,55 @@ async def list_nodes(connection: Connection) -> None:
 
 @app.command("remove")
 @examples("nsqext node remove 127.0.0.1:4150 --yes")
-@connected
-def remove(connection: Connection, node: Node, yes: Yes = False) -> None:
+@changes(question="Move all partitions of {node} to other nodes? Only a restart of the lookup leader undoes it.")
+async def remove(admin: Admin, node: Node) -> Result:
     """Make a cluster of the redesigned NSQ move all partitions of a node to others, before it is shut down."""
-    confirm(f"Move all partitions of {node} to other nodes? Only a restart of the lookup leader undoes it.", yes=yes)
-    connection.change_cluster(
-        lambda admin: admin.remove_node(node), {"node": node, "removing": True}, f"{node} is being removed"
-    )
+    await admin.remove_node(node)
+    return {"node": node, "removing": True}, f"{node} is being removed"
 
 
 @app.command("disable-writes")
 @examples("nsqext node disable-writes --yes")
-@connected
-def disable_writes(
-    connection: Connection,
+@changes(question="Refuse publishes on all nodes?")
+async def disable_writes(
+    admin: Admin,
     ordered_only: Annotated[bool, typer.Option("--ordered-only", help="Publishes to ordered topics only.")] = False,
-    yes: Yes = False,
-) -> None:
+) -> Result:
     """Make all nodes of the redesigned NSQ refuse publishes, until `enable-writes`."""
-    confirm("Refuse publishes on all nodes?", yes=yes)
-    connection.change_cluster(
-        lambda admin: admin.disable_writes(ordered_only=ordered_only),
-        {"writes": "ordered" if ordered_only else "disabled"},
-        "writes are disabled",
-    )
+    await admin.disable_writes(ordered_only=ordered_only)
+    return {"writes": "ordered" if ordered_only else "disabled"}, "writes are disabled"
 
 
 @app.command("enable-writes")
 @examples("nsqext node enable-writes")
-@connected
-def enable_writes(connection: Connection) -> None:
+@changes()
+async def enable_writes(admin: Admin) -> Result:
     """Make all nodes accept publishes again."""
-    connection.change_cluster(lambda admin: admin.enable_writes(), {"writes": "enabled"}, "writes are enabled")
+    await admin.enable_writes()
+    return {"writes": "enabled"}, "writes are enabled"
 
 
 @app.command("log-level")
 @examples("nsqext node log-level debug")
-@connected
-def log_level(
-    connection: Connection,
-    level: Annotated[Literal["error", "warning", "info", "debug"], typer.Argument(help="The level.")],
-) -> None:
+@changes()
+async def log_level(
+    admin: Admin, level: Annotated[Literal["error", "warning", "info", "debug"], typer.Argument(help="The level.")]
+) -> Result:
     """Set the log level of all nodes, and of the lookup nodes of the redesigned NSQ, until they restart."""
-    connection.change_cluster(
-        lambda admin: admin.set_log_level(level), {"log_level": level}, f"the log level is {level}"
-    )
+    await admin.set_log_level(level)
+    return {"log_level": level}, f"the log level is {level}"
 
 
 @app.command("option")
 @examples("nsqext node option 127.0.0.1:4150 msg_timeout", "nsqext node option 127.0.0.1:4150 verbose --set true")
-@connected
+@changes()
 async def option(
-    connection: Connection,
+    admin: Admin,
     node: Node,
     name: Option,
     value: Annotated[str | None, typer.Option("--set", help="The new value, as JSON or text.")] = None,
-) -> None:
+) -> Result:
     """Show an option of a node, or change it until the node restarts; times are nanoseconds."""
-    async with connection.admin() as admin:
-        if value is None:
-            found = await admin.node_option(node, name)
-        else:
-            found = await admin.set_node_option(node, name, value)
+    found = await (admin.node_option(node, name) if value is None else admin.set_node_option(node, name, value))
     shown = found if isinstance(found, str) else orjson.dumps(found).decode()
-    connection.show({"node": node, "option": name, "value": found}, f"{name} of {node} is {shown}")
+    return {"node": node, "option": name, "value": found}, f"{name} of {node} is {shown}"

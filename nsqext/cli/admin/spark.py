@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from nsqext.cli.command import examples, perform
-from nsqext.cli.connection import Connection, connected
+from nsqext.cli.command import command, examples, perform
+from nsqext.cli.connection import Connection
 from nsqext.cli.output import confirm
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.lookup.options import parse_lookup_addresses
@@ -21,7 +21,7 @@ _TIMEOUT = 10.0
 
 
 @examples("nsqext spark anchors list orders", "nsqext spark anchors delete orders --channel query --yes")
-@connected
+@command
 def run(
     connection: Connection,
     subject: Annotated[Literal["anchors"], typer.Argument(help="Anchor channels of streaming queries.")],
@@ -42,7 +42,7 @@ def run(
         raise InvalidSetting("no channel is given", hint="use --channel NAME, the option channel of the query")
     if action == "delete":
         confirm(f"Delete the anchor channel {channel} of {topic}? Its query cannot continue without it.", yes=yes)
-    lookupd = tuple(map(str, parse_lookup_addresses(connection.lookupd())))
+    lookupd = tuple(map(str, parse_lookup_addresses(connection.lookup())))
     config = ClientConfig(lookupd, connection.texts(), timeout=_TIMEOUT)
 
     async def act() -> None:

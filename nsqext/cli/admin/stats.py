@@ -11,8 +11,8 @@ import anyio
 import typer
 
 from nsqext.cli.admin.channel import channel_record
-from nsqext.cli.command import examples
-from nsqext.cli.connection import Connection, connected
+from nsqext.cli.command import command, examples
+from nsqext.cli.connection import Connection
 from nsqext.cli.output import make_table
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ async def look(admin: Admin, topic: str | None, channel: str | None = None) -> d
     "nsqext stats orders billing --watch",
     "nsqext stats --json | jq 'select(.lag > 1000) | .channel'",
 )
-@connected
+@command
 async def run(
     connection: Connection,
     topic: Annotated[str | None, typer.Argument(help="The topic. (default: all)")] = None,

@@ -15,8 +15,8 @@ import typer
 from attrs import define
 
 from nsqext.cli.admin.stats import COLUMNS, Rates, look, stats_records
-from nsqext.cli.command import examples
-from nsqext.cli.connection import Connection, connected
+from nsqext.cli.command import command, examples
+from nsqext.cli.connection import Connection
 from nsqext.cli.output import make_table, printable
 from nsqext.errors import InvalidSetting, NsqError
 
@@ -82,7 +82,7 @@ def _single_keys(descriptor: int) -> Iterator[None]:
 
 
 @examples("nsqext top", "nsqext top orders --interval 0.5")
-@connected
+@command
 async def run(
     connection: Connection,
     topic: Annotated[str | None, typer.Argument(help="The topic. (default: all)")] = None,

@@ -8,8 +8,8 @@ import typer
 from attrs import asdict, frozen
 
 from nsqext.cli.arguments import Topic
-from nsqext.cli.command import examples, option_objects
-from nsqext.cli.connection import Connection, changes, connected
+from nsqext.cli.command import changes, command, examples
+from nsqext.cli.connection import Connection
 from nsqext.cli.output import counted
 from nsqext.protocol.names import DEFAULT_CHANNEL
 
@@ -41,7 +41,7 @@ def topic_record(info: TopicInfo) -> dict[str, Any]:
 
 @app.command("list")
 @examples("nsqext topic list --lookupd 127.0.0.1:4161", "nsqext topic list --json | jq -r .topic")
-@connected
+@command
 async def list_topics(connection: Connection) -> None:
     """List every topic with its partitions and channels."""
     async with connection.admin() as admin:
@@ -54,7 +54,7 @@ async def list_topics(connection: Connection) -> None:
 
 @app.command("show")
 @examples("nsqext topic show orders")
-@connected
+@command
 async def show_topic(connection: Connection, topic: Topic) -> None:
     """Show a topic: its options, channels, and the leader and in-sync replicas of each partition."""
     async with connection.admin() as admin:
@@ -106,8 +106,7 @@ class TopicOptions:
     "nsqext topic create orders --partitions 4 --extend --channel billing",
     "nsqext topic create orders --if-not-exists",
 )
-@connected
-@option_objects
+@command
 async def create(
     connection: Connection,
     topic: Topic,

@@ -13,8 +13,8 @@ from anyio.to_thread import run_sync
 
 from nsqext import Position
 from nsqext.cli.arguments import Topic, UntilEnd
-from nsqext.cli.command import examples
-from nsqext.cli.connection import Connection, connected
+from nsqext.cli.command import command, examples
+from nsqext.cli.connection import Connection
 from nsqext.cli.files.message_files import MessageFiles
 from nsqext.cli.message_record import message_record
 from nsqext.cli.output import counted
@@ -31,7 +31,7 @@ _MEGABYTE = 1 << 20
     "nsqext record orders --to backup/ --until-end",
     "nsqext replay backup/ --topic orders_copy",
 )
-@connected
+@command
 async def run(
     connection: Connection,
     topic: Topic,

@@ -14,8 +14,8 @@ import typer
 from anyio.to_thread import run_sync
 from attrs import define, field, frozen
 
-from nsqext.cli.command import examples, option_objects
-from nsqext.cli.connection import Connection, connected
+from nsqext.cli.command import command, examples
+from nsqext.cli.connection import Connection
 from nsqext.cli.files.message_files import Entry, files_in, read_entries
 from nsqext.cli.message_record import outgoing_message
 from nsqext.cli.output import counted
@@ -79,8 +79,7 @@ class Plan:
     "nsqext replay backup/orders.2026-05-01T12-00-00.000000Z.jsonl.gz --speed 0",
     "nsqext replay backup/ --speed 10 --keep-partitions",
 )
-@connected
-@option_objects
+@command
 async def run(
     connection: Connection,
     paths: Annotated[list[Path], typer.Argument(help="Files, or folders of them.")],

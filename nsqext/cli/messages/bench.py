@@ -12,8 +12,8 @@ import typer
 from attrs import define, field
 
 from nsqext import Consumer, Message, Producer
-from nsqext.cli.command import examples, perform
-from nsqext.cli.connection import Connection, connected
+from nsqext.cli.command import command, examples, perform
+from nsqext.cli.connection import Connection
 from nsqext.cli.output import show
 from nsqext.errors import InvalidSetting
 
@@ -94,7 +94,7 @@ async def _measure(load: _Load, producer: Producer, consumer: Consumer) -> None:
 
 
 @examples("nsqext bench --count 50000", "nsqext bench load --channel c --lookupd 127.0.0.1:4161")
-@connected
+@command
 def run(
     connection: Connection,
     topic: Annotated[
@@ -121,10 +121,10 @@ def run(
     if topic is not None:
         measure(connection)
         return
-    if connection.given or connection.url:
+    if connection.lookupd or connection.nsqd or connection.chosen_url():
         raise InvalidSetting("no topic is given", hint="create one (nsqext topic create) and give its name")
     from nsqext.broker import Cluster
 
     with Cluster(nodes=1) as cluster:
         cluster.create_topic(load.topic, channels=[channel])
-        measure(Connection(None, {"lookupd": cluster.lookupd}))
+        measure(Connection(",".join(cluster.lookupd)))

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from nsqext.cli.command import examples
-from nsqext.cli.connection import Connection, connected
+from nsqext.cli.command import command, examples
+from nsqext.cli.connection import Connection
 from nsqext.cli.output import counted
 
 app: typer.Typer = typer.Typer()
@@ -20,7 +20,7 @@ def _group() -> None:
 
 @app.command("replay")
 @examples("nsqext deadletters replay orders_dead")
-@connected
+@command
 async def replay(
     connection: Connection,
     topic: Annotated[str, typer.Argument(help="The dead letter topic.")],
@@ -39,7 +39,7 @@ async def replay(
     from nsqext.lookup.lookup import lookup_schema
 
     values = connection.load().values
-    lookup = Lookup(connection.lookupd(), **settings_for(lookup_schema().own, values))
+    lookup = Lookup(connection.lookup(), **settings_for(lookup_schema().own, values))
     own = settings_for(connection_settings(), values)
     count = await replay_dead_letters(topic, lookupd=lookup, channel=channel, idle=idle, **own)
     connection.show({"topic": topic, "replayed": count}, f"{counted(count, 'dead letter')} of {topic} replayed")

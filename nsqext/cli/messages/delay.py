@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from nsqext.cli.command import examples
-from nsqext.cli.connection import Connection, connected
+from nsqext.cli.command import command, examples
+from nsqext.cli.connection import Connection
 from nsqext.cli.output import counted
 
 _STORE = "delayed.sqlite"
@@ -22,7 +22,7 @@ app: typer.Typer = typer.Typer()
 
 @app.command("run")
 @examples("nsqext delay run --store /var/lib/nsqext/delayed.sqlite")
-@connected
+@command
 async def run(
     connection: Connection,
     store: Store = Path(_STORE),
@@ -71,7 +71,7 @@ def show(
 
     with DelayStore(store, create=False) as opened:
         messages = opened.waiting(topic, limit)
-    connection = Connection(None, {}, json)
+    connection = Connection(json=json)
     records = [
         {
             "identity": one.identity,
@@ -97,6 +97,6 @@ def cancel(
     with DelayStore(store, create=False) as opened:
         done = opened.cancel(identity)
     text = "cancelled" if done else "does not wait: unknown, published or cancelled before"
-    Connection(None, {}, json).show({"identity": identity, "cancelled": done}, f"{identity} {text}")
+    Connection(json=json).show({"identity": identity, "cancelled": done}, f"{identity} {text}")
     if not done:
         raise typer.Exit(1)

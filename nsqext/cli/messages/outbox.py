@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from nsqext.cli.command import examples
-from nsqext.cli.connection import Connection, connected
+from nsqext.cli.command import command, examples
+from nsqext.cli.connection import Connection
 from nsqext.cli.output import counted
 
 Database = Annotated[
@@ -24,7 +24,7 @@ app: typer.Typer = typer.Typer()
 @examples(
     "nsqext outbox relay --database postgresql://shop@db/shop", "nsqext outbox relay --database sqlite:///shop.db"
 )
-@connected
+@command
 async def relay(
     connection: Connection,
     database: Database,
@@ -91,4 +91,4 @@ def status(
     text = f"{counted(found.waiting, 'message')} waiting"
     text += "" if age is None else f", the oldest for {age:g} s"
     text += f"; {found.refused} set aside; {counted(found.relays, 'relay')}"
-    Connection(None, {}, json).show(record, text)
+    Connection(json=json).show(record, text)

@@ -20,8 +20,8 @@ import typer
 
 from nsqext import BatchFailed, OutgoingMessage
 from nsqext.cli.arguments import Topic, parse_headers
-from nsqext.cli.command import examples, option_objects
-from nsqext.cli.connection import Connection, connected
+from nsqext.cli.command import command, examples
+from nsqext.cli.connection import Connection
 from nsqext.cli.message_record import outgoing_message
 from nsqext.cli.output import counted
 from nsqext.errors import InvalidInput, InvalidSetting
@@ -222,8 +222,7 @@ async def _progress() -> AsyncIterator[Callable[[int], None]]:
     "nsqext pub orders --file orders.csv --format csv --key-column customer",
     "nsqext tail orders --count 10 | nsqext pub copies --format json",
 )
-@connected
-@option_objects
+@command
 async def run(
     connection: Connection,
     topic: Topic,

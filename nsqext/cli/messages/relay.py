@@ -12,9 +12,8 @@ import typer
 from attrs import frozen
 
 from nsqext.cli.arguments import UntilEnd
-from nsqext.cli.command import examples, option_objects
-from nsqext.cli.connection import Connection, connected
-from nsqext.cli.contexts import load_contexts
+from nsqext.cli.command import command, examples
+from nsqext.cli.connection import Connection
 from nsqext.cli.output import counted
 from nsqext.errors import InvalidSetting, PublishFailed, TopicNotReady
 from nsqext.protocol.headers import KEY_HEADER
@@ -41,9 +40,8 @@ class Cluster:
         """Return the connection to the cluster; None for the consumed one."""
         if self.to_url is not None and self.to_context is not None:
             raise InvalidSetting("both --to-url and --to-context are given", hint="give one of them")
-        url = load_contexts().url(self.to_context) if self.to_context is not None else self.to_url
-        given = {name: value for name, value in (("lookupd", self.to_lookupd), ("nsqd", self.to_nsqd)) if value}
-        return Connection(url, given) if url or given else None
+        found = Connection(self.to_lookupd, self.to_nsqd, self.to_url, self.to_context)
+        return None if found == Connection() else found
 
 
 @frozen
@@ -60,8 +58,7 @@ class Hook:
     "nsqext relay orders --to orders --to-lookupd other:4161 --channel mirror",
     "nsqext relay orders --to-http https://example.com/hook --concurrency 8",
 )
-@connected
-@option_objects
+@command
 async def run(
     connection: Connection,
     topic: Annotated[str, typer.Argument(help="The topic to consume.")],

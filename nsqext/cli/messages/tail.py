@@ -13,8 +13,8 @@ from attrs import Factory, field, frozen
 
 from nsqext import Requeue
 from nsqext.cli.arguments import Topic, UntilEnd, parse_headers, parse_position, parse_time
-from nsqext.cli.command import examples, option_objects
-from nsqext.cli.connection import Connection, connected
+from nsqext.cli.command import command, examples
+from nsqext.cli.connection import Connection
 from nsqext.cli.message_record import message_record
 from nsqext.cli.output import printable
 from nsqext.errors import InvalidSetting
@@ -134,8 +134,7 @@ def _printer(connection: Connection, output: Output) -> Callable[[Message, dict[
     "nsqext tail orders --since 10m --header country=NL --key 4711",
     "nsqext tail orders --format '{timestamp} {key} {headers[user]} {body}'",
 )
-@connected
-@option_objects
+@command
 async def run(
     connection: Connection,
     topic: Topic,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nsqext.cli.arguments import Topic, parse_message_id, parse_position, parse_time
-from nsqext.cli.command import examples
-from nsqext.cli.connection import Connection, connected
+from nsqext.cli.command import command, examples
+from nsqext.cli.connection import Connection
 from nsqext.cli.message_record import message_record
 from nsqext.cli.output import printable
 from nsqext.errors import OperationNotSupported
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @examples("nsqext trace orders 7", "nsqext trace orders 000000000000002a0000000000000007 --since 1h")
-@connected
+@command
 async def run(
     connection: Connection,
     topic: Topic,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from attrs import frozen
 
-from nsqext.cli.command import examples, option_objects
+from nsqext.cli.command import command, examples
 from nsqext.cli.servers.web import WEB_PORT, web_options
 from nsqext.errors import InvalidSetting
 from nsqext.protocol.names import DEFAULT_CHANNEL
@@ -112,7 +112,7 @@ class Page:
     "nsqext broker --web --nodes 1 --data-path data",
     "nsqext broker --generation nsq",
 )
-@option_objects
+@command
 def run(
     nodes: Annotated[int, typer.Option(help="Number of nsqd.")] = 3,
     lookupds: Annotated[int, typer.Option(help="Number of nsqlookupd.")] = 1,

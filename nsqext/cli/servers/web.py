@@ -59,7 +59,7 @@ def run(
 
     Example: nsqext web --lookupd 127.0.0.1:4161 --write
     """
-    given = load_settings(url, {"lookupd": lookupd} if lookupd else {})
+    given = load_settings(url, lookupd)
     store = None
     if delay_store is not None:
         from nsqext.delays import DelayStore

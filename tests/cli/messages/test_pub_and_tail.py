@@ -196,7 +196,7 @@ async def test_until_end_waits_until_all_partitions_are_consumed(
         return await describe(admin, name)
 
     monkeypatch.setattr(Admin, "topic", look)
-    connection = Connection(None, {"lookupd": cluster.lookupd[0]})
+    connection = Connection(cluster.lookupd[0])
     consumer = connection.consumer(topic, "ch")  # empty, and not moved to its start position: not subscribed
     stops: list[None] = []
     monkeypatch.setattr(consumer, "stop", lambda: stops.append(None))

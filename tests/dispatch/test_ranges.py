@@ -232,6 +232,7 @@ def test_refusals() -> None:
     assert ("C1" in ranges, "C2" in ranges, len(ranges)) == (True, False, 1)
     with pytest.raises(InvalidSetting, match="window"):
         KeyRanges(window=0)
+    KeyRanges[str](window=0.5)
 
 
 EVENTS = st.lists(

@@ -16,6 +16,21 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "self._lists += 1",
     ): "the number only has to differ",
     (
+        "broker/engine/storage/recovery.py",
+        "Lt to LtE",
+        "if found_id <= last_id + 1 or start < position:",
+    ): "a record that was not read at the position has an id that is too small",
+    (
+        "broker/engine/storage/recovery.py",
+        "number + 1",
+        "for prefix in (whole[:5], whole[:2]):  # ids that follow shortly, then all ids of the partition",
+    ): "a search for less of the id finds the same, and takes longer",
+    (
+        "broker/engine/channel/client.py",
+        "Gt to GtE",
+        "self.filtered: bool = self.matches is not None or subscriber.sample_rate > 0",
+    ): "without a sample rate the filters let every message through",
+    (
         "broker/engine/filters/go_regexp.py",
         "other bool",
         "_BYTES_OPTIONS.never_capture = True",

@@ -105,12 +105,12 @@ def _resynchronise(data: bytes, run: Run, position: int, partition: int) -> tupl
     record that is found contradicts it.
     """
     last = run.entries[-1] if run.entries else None
-    begin = position - last.size + RECORD_OVERHEAD if last else position + 1
+    begin = position - last.size + RECORD_OVERHEAD if last else position
     known = run.entries[-2].record.internal_id if len(run.entries) > 1 else _id_before(run, partition)
-    whole = (known + 1).to_bytes(8, "big")
+    whole = known.to_bytes(8, "big")
     for prefix in (whole[:5], whole[:2]):  # ids that follow shortly, then all ids of the partition
         at = data.find(prefix, begin + _ID_AT)
-        while at >= 0:
+        while at != -1:
             start = at - _ID_AT
             found = _record_at(data, start, partition, known)
             if found is not None and (_is_followed(data, found, partition) or found[0].internal_id - known <= _NEAR):
@@ -127,7 +127,7 @@ def _drop_contradicted(run: Run, found_id: int, start: int, position: int, parti
     """Remove the last record of a run if the record found at ``start`` contradicts it; return the lost messages."""
     if run.entries:
         last_id = run.entries[-1].record.internal_id
-        if found_id <= last_id or start < position or (found_id == last_id + 1 and start != position):
+        if found_id <= last_id + 1 or start < position:
             run.entries.pop()
     before = run.entries[-1].record.internal_id if run.entries else _id_before(run, partition)
     return max(min(found_id - before - 1, (start - run.end) // RECORD_OVERHEAD), 1)

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from nsqext.broker.engine.publish import NewMessage
 from nsqext.broker.engine.storage.partition_store import stored_partitions
 from nsqext.broker.engine.storage.segments import DiskOptions
-from nsqext.protocol.record import RECORD_OVERHEAD
+from nsqext.protocol.record import RECORD_OVERHEAD, Record, encode_record
 from tests.support.engine_partition import Bench
 
-BODIES = [f"message {number:03d} " + "x" * (number % 7) for number in range(100)]
+BODIES = [f"message {number:03d} " + "x" * (300 if number == 50 else number % 7) for number in range(100)]
 FIRST_FILE = "orders/orders-0.diskqueue.000000.dat"
 
 
@@ -101,6 +102,56 @@ def test_an_intact_file_is_not_reported(tmp_path: Path, caplog: pytest.LogCaptur
     assert caplog.text == ""
 
 
+@pytest.mark.parametrize(
+    ("damage", "number", "lost"),
+    [("zeros", 50, 50), ("shorter", 50, 50), ("longer", 50, 50), ("same id", 50, 49), ("other partition", 99, 99)],
+)
+def test_exactly_one_message_is_lost(tmp_path: Path, damage: str, number: int, lost: int) -> None:
+    file = stored(tmp_path)
+    data = bytearray(file.read_bytes())
+    at, size = data.index(BODIES[number].encode()) - RECORD_OVERHEAD, RECORD_OVERHEAD + len(BODIES[number])
+    match damage:
+        case "zeros":
+            data[at : at + size] = bytes(size)
+        case "same id":
+            data[at + 21] -= 1
+        case "other partition":
+            data[at + 14] ^= 1
+        case _:
+            data[at : at + 4] = (size - 4 + (3 if damage == "longer" else -3)).to_bytes(4, "big")
+    file.write_bytes(data)
+    again = Bench(data_path=tmp_path)
+    assert again.partition.recovery is not None
+    assert again.partition.recovery.lost_messages == 1
+    assert received(again, "none") == BODIES[:lost] + BODIES[lost + 1 :]
+
+
+def test_messages_behind_a_damaged_one_are_found_by_distant_ids(tmp_path: Path) -> None:
+    bench = Bench(data_path=tmp_path, number=5)
+    bench.channel()
+    bench.publish("first", "damaged")
+    bench.partition.skip_ids(1 << 24)
+    bench.publish("last", "very last")
+    bench.partition.close()
+    file = tmp_path / "orders/orders-5.diskqueue.000000.dat"
+    data, at = file.read_bytes(), RECORD_OVERHEAD + len("first")
+    file.write_bytes(data[:at] + bytes(4) + data[at + 4 :])
+    again = Bench(data_path=tmp_path, number=5)
+    assert again.consume(ready=9).bodies() == ["first", "last", "very last"]
+
+
+def test_a_record_in_the_body_of_the_last_message_is_no_message(tmp_path: Path) -> None:
+    bench = Bench(data_path=tmp_path)
+    bench.channel()
+    body = encode_record(Record(1, 4, 0, b"a message that was copied"))
+    bench.publish("first", NewMessage(body))
+    bench.partition.close()
+    again = Bench(data_path=tmp_path)
+    assert again.partition.recovery is not None
+    assert not again.partition.recovery.is_damaged
+    assert [message.body for message in again.consume(ready=9).take()] == [b"first", body]
+
+
 def test_an_acknowledged_end_is_not_a_torn_tail(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = stored(tmp_path)
     data = file.read_bytes()
@@ -132,6 +183,8 @@ def test_missing_files_of_messages_are_reported(tmp_path: Path, caplog: pytest.L
     file.unlink()
     again = Bench(data_path=tmp_path)
     assert "all files of the queue are missing; it had 100 messages" in caplog.text
+    assert again.partition.recovery is not None
+    assert again.partition.recovery.is_damaged
     again.publish("new")
     assert received(again, "none") == received(again, "half") == ["new"]
 

@@ -100,7 +100,10 @@ def test_a_damaged_begin_is_derived_from_the_file_before(
         bench.publish(f"m{number}")
     for number in (0, 1):
         (tmp_path / f"orders/orders-0.diskqueue.{number:06d}.base.json").write_bytes(damage)
-    log = Bench(data_path=tmp_path, disk=SMALL).partition.log
+    again = Bench(data_path=tmp_path, disk=SMALL).partition
+    log, recovery = again.log, again.recovery
+    assert recovery is not None
+    assert (recovery.is_damaged, recovery.lost_messages) == (True, 0)
     assert caplog.text.count("base.json cannot be read") == 2
     assert (log.start_offset, log.end_offset, log.end_count) == (0, 192, 6)
     assert Bench(data_path=tmp_path, disk=SMALL).partition.log.end_count == 6

@@ -209,16 +209,35 @@ def test_balance_finds_the_cells_that_divide_the_messages_evenly(count: int) -> 
     assert starts == [consumer * 12 // count for consumer in range(count)]
 
 
-def test_keys_at_the_end_of_the_hash_space_are_divided() -> None:
+@pytest.mark.parametrize("count", [2, 4])
+def test_keys_at_the_end_of_the_hash_space_are_divided(count: int) -> None:
     ranges = KeyRanges[int](clock=Clock(), window=2.0)
-    for number in range(2):
+    for number in range(count):
         ranges.add_consumer(number)
     for position in (SPACE - 1, SPACE - 1 - (1 << CELL_BITS)):
         ranges.record(position, 500)
     assert ranges.balance()
-    assert [ranges.rate(number) for number in range(2)] == [500, 500]
+    assert all(low < high for low, high, _ in ranges.ranges())
+    assert sorted(map(ranges.rate, range(count)))[-2:] == [500, 500]
     ranges.record(SPACE - 1, 1_000_000)
     assert not ranges.balance(), "one key cannot be divided"
+
+
+def test_a_border_is_where_the_share_comes_nearest_to_the_fair_one() -> None:
+    ranges = KeyRanges[int](clock=Clock())
+    for consumer in range(2):
+        ranges.add_consumer(consumer)
+    for cell, messages in enumerate((11_000_000, 6_000_000, 10_000_000)):
+        ranges.record(cell << CELL_BITS, messages)
+    assert ranges.balance()
+    assert int(ranges.ranges()[1].low * SPACE) >> CELL_BITS == 1
+
+
+def test_one_consumer_has_nothing_to_give_away() -> None:
+    ranges = KeyRanges[int](clock=Clock())
+    assert not ranges.balance()
+    ranges.add_consumer(0)
+    assert not ranges.balance()
 
 
 def test_refusals() -> None:
@@ -363,7 +382,7 @@ def test_the_older_half_is_dropped() -> None:
     assert (load.between(0, SPACE), sum(load.cells())) == (0, 0)
     load.add(7, 40)
     clock.now += 10
-    assert (load.between(0, SPACE), sum(load.cells())) == (0, 0)
+    assert (sum(load.cells()), load.between(0, SPACE)) == (0, 0)
 
 
 @pytest.mark.parametrize("pause", [0.1, 0.7, 3.0])

@@ -22,6 +22,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "a record that was not read at the position has an id that is too small",
     (
         "broker/engine/storage/recovery.py",
+        "LtE to Lt",
+        "if found is not None and (_is_followed(data, found, partition) or found[0].internal_id - known <= _NEAR):",
+    ): "the distance from which on a second record is wanted is chosen",
+    (
+        "broker/engine/storage/recovery.py",
         "number + 1",
         "for prefix in (whole[:5], whole[:2]):  # ids that follow shortly, then all ids of the partition",
     ): "a search for less of the id finds the same, and takes longer",
@@ -205,6 +210,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "other bool",
         "write_atomically(self._path, data, sync=False)",
     ): "the file is synced as well",
+    (
+        "dispatch/ranges.py",
+        "LtE to Lt",
+        "if busiest * count <= _BUSY:",
+    ): "the share from which on a consumer is too busy is chosen",
     (
         "dispatch/ranges.py",
         "Gt to GtE",

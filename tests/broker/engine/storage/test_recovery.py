@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -12,18 +13,18 @@ from hypothesis import strategies as st
 from nsqext.broker.engine.publish import NewMessage
 from nsqext.broker.engine.storage.partition_store import stored_partitions
 from nsqext.broker.engine.storage.segments import DiskOptions
-from nsqext.protocol.record import RECORD_OVERHEAD, Record, encode_record
+from nsqext.protocol.record import RECORD_OVERHEAD, Record, encode_record, raw_size
 from tests.support.engine_partition import Bench
 
-BODIES = [f"message {number:03d} " + "x" * (300 if number == 50 else number % 7) for number in range(100)]
+BODIES = [f"message {number:03d} " + "x" * (300 if number in (0, 50) else number % 7) for number in range(100)]
 FIRST_FILE = "orders/orders-0.diskqueue.000000.dat"
 
 
-def stored(path: Path) -> Path:
+def stored(path: Path, **options: Any) -> Path:
     """Store 100 messages, of which the channel ``half`` has finished 50 and ``none`` none; return the file."""
-    bench = Bench(data_path=path)
+    bench = Bench(data_path=path, **options)
     bench.channel("none")
-    consumer = bench.consume(ready=50, channel="half")
+    consumer = bench.consume(ready=50, channel="half", **options)
     for body in BODIES:
         bench.publish(body)
     bench.finish(consumer, range(2, 52), "half")
@@ -32,8 +33,8 @@ def stored(path: Path) -> Path:
     return path / FIRST_FILE
 
 
-def received(bench: Bench, channel: str) -> list[str]:
-    messages = bench.consume(99, ready=2500, channel=channel).take()
+def received(bench: Bench, channel: str, **settings: Any) -> list[str]:
+    messages = bench.consume(99, ready=2500, channel=channel, **settings).take()
     return [message.body.decode("latin-1") for message in messages]
 
 
@@ -103,27 +104,43 @@ def test_an_intact_file_is_not_reported(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize(
-    ("damage", "number", "lost"),
-    [("zeros", 50, 50), ("shorter", 50, 50), ("longer", 50, 50), ("same id", 50, 49), ("other partition", 99, 99)],
+    ("damage", "numbers", "lost"),
+    [
+        ("zeros", [0], [0]),
+        ("zeros", [50], [50]),
+        ("zeros", [50, 52], [50, 52]),
+        ("shorter", [50], [50]),
+        ("longer", [50], [50]),
+        ("same id", [50], [49]),
+        ("id of the first", [2], [2]),
+        ("other partition", [99], [99]),
+    ],
 )
-def test_exactly_one_message_is_lost(tmp_path: Path, damage: str, number: int, lost: int) -> None:
-    file = stored(tmp_path)
+@pytest.mark.parametrize("extend", [False, True])
+def test_only_damaged_messages_are_lost(
+    tmp_path: Path, damage: str, numbers: list[int], lost: list[int], extend: bool
+) -> None:
+    file = stored(tmp_path, extend=extend)
     data = bytearray(file.read_bytes())
-    at, size = data.index(BODIES[number].encode()) - RECORD_OVERHEAD, RECORD_OVERHEAD + len(BODIES[number])
-    match damage:
-        case "zeros":
-            data[at : at + size] = bytes(size)
-        case "same id":
-            data[at + 21] -= 1
-        case "other partition":
-            data[at + 14] ^= 1
-        case _:
-            data[at : at + 4] = (size - 4 + (3 if damage == "longer" else -3)).to_bytes(4, "big")
+    for number in numbers:
+        size = raw_size(len(BODIES[number]), 0, extend)
+        at = data.index(BODIES[number].encode()) + len(BODIES[number]) - size
+        match damage:
+            case "zeros":
+                data[at : at + size] = bytes(size)
+            case "same id":
+                data[at + 21] -= 1
+            case "id of the first":
+                data[at + 21] -= 2
+            case "other partition":
+                data[at + 14] ^= 1
+            case _:
+                data[at : at + 4] = (size - 4 + (3 if damage == "longer" else -3)).to_bytes(4, "big")
     file.write_bytes(data)
     again = Bench(data_path=tmp_path)
     assert again.partition.recovery is not None
-    assert again.partition.recovery.lost_messages == 1
-    assert received(again, "none") == BODIES[:lost] + BODIES[lost + 1 :]
+    assert again.partition.recovery.lost_messages == len(lost)
+    assert received(again, "none", extend=extend) == [body for number, body in enumerate(BODIES) if number not in lost]
 
 
 def test_messages_behind_a_damaged_one_are_found_by_distant_ids(tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ from nsqext.spark.columns import WRITABLE, arrow_schema, check_written
 from nsqext.spark.options import SinkOptions, SourceOptions, names_by_keyword
 from nsqext.spark.read.batch_plan import Pruning, plan, read_within
 from nsqext.spark.read.channel_batches import ChannelReader, rows_of
-from nsqext.spark.read.range_limits import RangeLimits
 from nsqext.spark.write.publisher import publish_rows
 from nsqext.spark.write.row_id import Origin
 from nsqext.transport.options import ConnectionSettings
@@ -123,10 +122,9 @@ def read(topics: Topics, lookupd: str | Sequence[str], **options: Unpack[ReadOpt
         NsqError: the servers do not answer.
     """
     source = SourceOptions.parse(_texts("read", ReadOptions, {**_subscription(topics), **options}, lookupd))
-    limits = RangeLimits.of(source)
     ranges = portal.call(plan, source, Pruning())
     schema = arrow_schema(source.columns, source.headers_as_array)
-    return pa.RecordBatchReader.from_batches(schema, read_within(source, limits, ranges))
+    return pa.RecordBatchReader.from_batches(schema, read_within(source, ranges))
 
 
 def consume(

@@ -7,7 +7,7 @@ connected. Names that begin with ``nsqext.`` are settings of the client, see `Cl
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, Self
 
 import attrs
@@ -37,11 +37,14 @@ from nsqext.spark.option_values import (
     read_text,
     read_topics,
 )
-from nsqext.spark.read.offsets import parse_starting
+from nsqext.spark.read.offsets import EARLIEST, LATEST
+from nsqext.spark.read.range_limits import RangeLimit, parse_ending, parse_starting, parse_time, parse_times
 
 ID_HEADER = IDENTITY_HEADER  # default name of the header that carries the id of a row
 
 _MAX_RDY = 2500
+_SHOWN = 120
+_EARLIEST, _LATEST = RangeLimit(EARLIEST), RangeLimit(LATEST)
 _LONG = (1 << 63) - 1  # Spark keeps limits of micro-batches as Java longs
 
 # options that Spark adds by itself: of queries, and of tables (CREATE TABLE … USING nsqext)
@@ -103,7 +106,7 @@ def _read_all(given: Mapping[str, str], kind: str) -> tuple[dict[str, Any], dict
             try:
                 values[option.member] = option.read(str(text).strip())
             except ValueError as error:
-                shown = str(text).rpartition("@")[2]  # the part before an @ may be a secret
+                shown = str(text).rpartition("@")[2][:_SHOWN]  # the part before an @ may be a secret
                 raise InvalidSetting(f"option {option.name}={shown!r} is invalid: {error}") from None
         elif name == "path" and TABLE_OPTION not in {other.lower() for other in given}:
             raise InvalidSetting(f"path {text!r}: topics have no path", hint="use the option subscribe, or topic")
@@ -153,8 +156,7 @@ def columns_of(given: Mapping[str, str]) -> tuple[Columns, bool]:
 def check_load(given: Mapping[str, str]) -> None:
     """Check the options of a query when it is loaded: Spark does not tell yet whether it is a batch or a stream."""
     names = {name.lower() for name in given}
-    options = SourceOptions.parse(given, streaming=any(name.lower() in names for name in _STREAM_ONLY))
-    parse_starting(options.starting_offsets or "earliest")
+    SourceOptions.load(given, streaming=any(name.lower() in names for name in _STREAM_ONLY))
 
 
 def _columns(values: Mapping[str, Any]) -> tuple[Columns, bool]:
@@ -182,16 +184,8 @@ class SourceOptions:
     # the column `headers` is an array of key and value (binary), as Kafka's source has it
     headers_as_array: bool = False
     channel: str | None = _option(None, read_channel)
-    # text of the option; None for the default: `earliest`, for streams `latest`
-    starting_offsets: str | None = _option(None, read_text, of_ranges=True)
-    # text of the option; None for the default, `latest`
-    ending_offsets: str | None = _option(None, read_text, "batch")
-    # first time that is read, in milliseconds since 1970
-    starting_timestamp: int | None = _option(None, read_number(0), of_ranges=True)
-    # first time that is not read, in milliseconds since 1970
-    ending_timestamp: int | None = _option(None, read_number(0), "batch")
-    starting_offsets_by_timestamp: str | None = _option(None, read_text, of_ranges=True)
-    ending_offsets_by_timestamp: str | None = _option(None, read_text, "batch")
+    start: RangeLimit = _EARLIEST  # where reading begins; by default, streams begin at the latest message
+    end: RangeLimit = _LATEST  # where reading ends; the end is not read
     max_offsets_per_trigger: int | None = _option(None, read_number(1, _LONG), "stream")
     max_bytes_per_trigger: int | None = _option(None, read_number(1, _LONG), "stream", of_ranges=True)
     min_offsets_per_trigger: int | None = _option(None, read_number(1, _LONG), "stream", of_ranges=True)
@@ -210,6 +204,23 @@ class SourceOptions:
     @classmethod
     def parse(cls, given: Mapping[str, str], *, streaming: bool = False) -> Self:
         """Return the options of a query; with ``streaming`` they are those of ``readStream``."""
+        options = cls.load(given, streaming=streaming)
+        if options.start.is_latest and not streaming:
+            raise InvalidSetting(
+                "startingOffsets cannot be latest in a batch: the batch would be empty",
+                hint="write earliest, or numbers",
+            )
+        if options.start.is_latest and options.reset_channel:
+            raise InvalidSetting(
+                "resetChannel cannot start at the latest message: after a crash in its first batch, a restarted query "
+                "would skip the messages that were published in between",
+                hint="use startingOffsets with earliest or numbers, a startingTimestamp, or a new channel",
+            )
+        return options
+
+    @classmethod
+    def load(cls, given: Mapping[str, str], *, streaming: bool) -> Self:
+        """Return the options of a query of which it is not certain whether it is a stream."""
         values, settings = _read_all(given, "read")
         present = {option.name for option in _SOURCE if option.member in values}
         _check_source(present, values, streaming)
@@ -217,16 +228,21 @@ class SourceOptions:
         values["columns"], as_array = _columns(values)
         values.pop("include_headers", None)
         values.pop("headers_format", None)
+        start = _limit(values, _STARTS, _LATEST if streaming else _EARLIEST)
+        end = _limit(values, _ENDS, _LATEST)
+        if start.timed and end.timed and (end.number or start.number or 0) < (start.number or 0):
+            raise InvalidSetting(f"{end.option}={end.number} is before {start.option}={start.number}")
         subscribed = dict.fromkeys(values.pop("subscribe", ()))
         topics: Mapping[str, tuple[int, ...] | None] = values.pop("assign", subscribed)
-        options = cls(client=client, topics=topics, headers_as_array=as_array, **values)
+        options = cls(client=client, topics=topics, headers_as_array=as_array, start=start, end=end, **values)
         return attrs.evolve(options, client=attrs.evolve(client, timeout=options.read_timeout))
 
 
 def _check_source(present: set[str], values: Mapping[str, Any], streaming: bool) -> None:
-    for one, other in _EXCLUDING:
-        if one in present and other in present:
-            raise InvalidSetting(f"options {one} and {other} contradict each other", hint="use one of them")
+    for group in _EXCLUDING:
+        one, *others = [name for name in group if name in present] or [""]
+        if others:
+            raise InvalidSetting(f"options {one} and {others[0]} contradict each other", hint="use one of them")
     if not present & {"subscribe", "subscribePattern", "assign"}:
         raise InvalidSetting("no topic is given", hint="use one of the options subscribe, subscribePattern and assign")
     for name in _BATCH_ONLY if streaming else _STREAM_ONLY:
@@ -251,9 +267,13 @@ def _check_source(present: set[str], values: Mapping[str, Any], streaming: bool)
     most, least = values.get("max_offsets_per_trigger"), values.get("min_offsets_per_trigger")
     if most is not None and least is not None and least > most:
         raise InvalidSetting(f"minOffsetsPerTrigger={least} is more than maxOffsetsPerTrigger={most}")
-    first, last = values.get("starting_timestamp"), values.get("ending_timestamp")
-    if first is not None and last is not None and last < first:
-        raise InvalidSetting(f"endingTimestamp={last} is before startingTimestamp={first}")
+
+
+def _limit(values: dict[str, Any], members: Iterable[str], default: RangeLimit) -> RangeLimit:
+    """Return where reading begins or ends: the value of the one option that is given, or the default."""
+    names = names_by_keyword("read")
+    found = [attrs.evolve(values.pop(member), option=names[member]) for member in members if member in values]
+    return found[0] if found else default
 
 
 @frozen
@@ -289,6 +309,16 @@ class SinkOptions:
         return options
 
 
+_STARTS = {
+    "starting_offsets": parse_starting,
+    "starting_timestamp": parse_time,
+    "starting_offsets_by_timestamp": parse_times,
+}
+_ENDS = {
+    "ending_offsets": parse_ending,
+    "ending_timestamp": parse_time,
+    "ending_offsets_by_timestamp": parse_times,
+}
 _LOOKUPD = _Option(lambda value: parse_lookup_addresses(read_text(value)))
 _SOURCE = _options_of(
     SourceOptions,
@@ -297,6 +327,8 @@ _SOURCE = _options_of(
     assign=_Option(read_assignment, of_ranges=True),
     include_headers=_Option(read_bool),
     headers_format=_Option(read_choice("map", "array")),
+    **{member: _Option(read, of_ranges=True) for member, read in _STARTS.items()},
+    **{member: _Option(read, "batch") for member, read in _ENDS.items()},
 )
 _SINK = _options_of(SinkOptions, lookupd=_LOOKUPD, bad_rows=_Option(read_choice("fail", "topic")))
 _NAMES = {"read": _SOURCE, "write": _SINK}
@@ -306,14 +338,8 @@ _BATCH_ONLY = tuple(option.name for option in _SOURCE if option.only == "batch")
 _STREAM_ONLY = tuple(option.name for option in _SOURCE if option.only == "stream")
 _OFFSET_ONLY = tuple(option.name for option in _SOURCE if option.of_ranges)
 _EXCLUDING = (
-    ("subscribe", "assign"),
-    ("subscribe", "subscribePattern"),
-    ("assign", "subscribePattern"),
-    ("startingOffsets", "startingOffsetsByTimestamp"),
-    ("startingTimestamp", "startingOffsetsByTimestamp"),
-    ("endingOffsets", "endingOffsetsByTimestamp"),
-    ("endingTimestamp", "endingOffsetsByTimestamp"),
-    ("startingOffsets", "startingTimestamp"),
-    ("endingOffsets", "endingTimestamp"),
+    ("subscribe", "subscribePattern", "assign"),
+    ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"),
+    ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
     ("maxOffsetsPerTrigger", "maxBytesPerTrigger"),
 )

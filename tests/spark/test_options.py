@@ -12,6 +12,8 @@ from nsqext.errors import InvalidSetting
 from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.spark.option_values import ALL_COLUMNS, BASE_COLUMNS
 from nsqext.spark.options import SinkOptions, SourceOptions, columns_of
+from nsqext.spark.read.offsets import EARLIEST, LATEST
+from nsqext.spark.read.range_limits import RangeLimit
 from nsqext.spark.source import NsqDataSource
 
 READ = {"lookupd": "a:4161, b:4161", "subscribe": "t"}
@@ -22,7 +24,7 @@ SECRET = "very-hidden"
 def test_defaults_of_a_batch_read() -> None:
     options = SourceOptions.parse(READ)
     assert options == SourceOptions(ClientConfig(("a:4161", "b:4161"), {}, 60.0), {"t": None})
-    assert (options.starting_offsets, options.ending_offsets, options.fail_on_data_loss) == (None, None, True)
+    assert (options.start, options.end, options.fail_on_data_loss) == (RangeLimit(EARLIEST), RangeLimit(LATEST), True)
     assert (options.arrow_batch_rows, options.rdy, options.read_mode) == (2000, 1000, "offset")
 
 
@@ -43,7 +45,7 @@ def test_names_have_no_case() -> None:
     }
     options = SourceOptions.parse(given)
     assert options.topics == {"t": (0, 2), "u": (1,)}
-    assert (options.starting_timestamp, options.ending_timestamp) == (5, 6)
+    assert (options.start.number, options.end.number, options.start.timed, options.end.timed) == (5, 6, True, True)
     assert (options.min_partitions, options.max_records_per_partition) == (3, 4)
     assert (options.fail_on_data_loss, options.columns) == (False, ALL_COLUMNS)
     assert (options.read_timeout, options.client.timeout) == (1.5, 1.5)
@@ -51,10 +53,10 @@ def test_names_have_no_case() -> None:
 
 
 def test_a_stream_is_read() -> None:
-    given = {**READ, "channel": "c", "maxOffsetsPerTrigger": "9", "resetChannel": "true", "startingOffsets": "latest"}
+    given = {**READ, "channel": "c", "maxOffsetsPerTrigger": "9", "resetChannel": "true", "startingOffsets": "earliest"}
     options = SourceOptions.parse(given, streaming=True)
     assert (options.channel, options.max_offsets_per_trigger, options.reset_channel) == ("c", 9, True)
-    assert options.starting_offsets == "latest"
+    assert (options.start.number, options.start.timed) == (EARLIEST, False)
 
 
 def test_options_that_spark_adds_to_tables_are_ignored() -> None:

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from nsqext.errors import InvalidPartition, InvalidSetting, InvalidState, NsqError, TopicNotFound
+from nsqext.errors import InvalidPartition, InvalidState, NsqError, TopicNotFound
 from nsqext.spark.read.planning import PartitionState
-from nsqext.spark.read.range_limits import RangeLimit
 from nsqext.waits import gather
 
 if TYPE_CHECKING:
@@ -37,18 +36,6 @@ _TOPICS_INTERVAL = 5.0  # seconds between two requests for the topics that match
 _UNKNOWN_PAUSE = 0.2  # seconds until a topic is looked up again that may be deleted
 
 
-def start_of(options: SourceOptions) -> RangeLimit:
-    """Return the start of partitions without an anchor."""
-    start = RangeLimit.starting(options, "latest")
-    if options.reset_channel and start.is_latest():
-        raise InvalidSetting(
-            "resetChannel cannot start at the latest message: after a crash in its first batch, a restarted query "
-            "would skip the messages that were published in between",
-            hint="use startingOffsets with earliest or numbers, a startingTimestamp, or a new channel",
-        )
-    return start
-
-
 class Anchors:
     """The anchor channel at every partition that a query reads."""
 
@@ -57,13 +44,7 @@ class Anchors:
         self.topics: dict[str, tuple[int, ...] | None] = dict(options.topics)
         self._admin = admin
         self._channel = options.channel or ""
-        given = {
-            "startingOffsets": options.starting_offsets,
-            "startingTimestamp": options.starting_timestamp,
-            "startingOffsetsByTimestamp": options.starting_offsets_by_timestamp,
-        }
-        self._start_option = next((name for name, value in given.items() if value is not None), None)
-        self._start_limit = start_of(options)
+        self._start_limit = options.start
         self._reset = options.reset_channel
         self._strict = options.fail_on_data_loss
         self._pattern = None if options.subscribe_pattern is None else re.compile(options.subscribe_pattern)
@@ -103,13 +84,13 @@ class Anchors:
             await self._admin.create_anchor(*key, self._channel, count)
 
     def _warn_of_ignored_start(self, existing: Mapping[Key, int]) -> None:
-        if self._start_option is None or not existing:
+        if not self._start_limit.option or not existing:
             return
         (topic, partition), count = next(iter(existing.items()))
         logger.warning(
             "option %s is ignored: the channel %s exists at %d partitions, and the query starts at its position (%d in "
             "topic %s, partition %d); use a new channel, or resetChannel=true",
-            self._start_option,
+            self._start_limit.option,
             self._channel,
             len(existing),
             count,

@@ -13,7 +13,6 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from nsqext.spark.cluster import portal
 from nsqext.spark.read.batch_plan import Pruning, plan, read_within
 from nsqext.spark.read.offsets import Range, plan_tasks
-from nsqext.spark.read.range_limits import RangeLimits
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -131,7 +130,6 @@ class NsqReader(DataSourceReader):
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._limits = RangeLimits.of(options)
         self._pruning = Pruning()
 
     def partitions(self) -> list[TaskRanges]:
@@ -142,7 +140,7 @@ class NsqReader(DataSourceReader):
         """Read the ranges of one task."""
         if not isinstance(partition, TaskRanges):
             return  # Spark replaces an empty list of partitions by one None
-        yield from read_within(self._options, self._limits, partition.ranges)
+        yield from read_within(self._options, partition.ranges)
 
 
 class NsqPushdownReader(NsqReader):

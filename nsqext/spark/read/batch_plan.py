@@ -15,7 +15,6 @@ from nsqext.spark.cluster.admin import Admin
 from nsqext.spark.cluster.leader_locator import FIRST_CONTACT
 from nsqext.spark.read.arrow import RowFormat, to_batches
 from nsqext.spark.read.offsets import Range
-from nsqext.spark.read.range_limits import RangeLimits
 from nsqext.spark.read.range_reader import TaskReader
 from nsqext.waits import gather
 
@@ -43,7 +42,6 @@ class Pruning:
 
 async def plan(options: SourceOptions, pruning: Pruning) -> list[Range]:
     """Return the range of each partition that a batch reads."""
-    limits = RangeLimits.of(options)
     async with Admin(options.client, first_contact=FIRST_CONTACT) as admin:
         topics = options.topics
         if options.subscribe_pattern is not None:
@@ -52,7 +50,11 @@ async def plan(options: SourceOptions, pruning: Pruning) -> list[Range]:
                 raise TopicNotFound(f"no topic matches subscribePattern={options.subscribe_pattern!r}")
             topics = dict.fromkeys(matching)
         read = await gather(topics, lambda topic: _partitions(admin, topic, topics[topic]))
-        limits.check(read)
+        for limit in (options.start, options.end):
+            limit.check(read)
+            for topic, partitions in read.items():
+                for partition in partitions:
+                    limit.of(topic, partition)  # raises if the option has no number for it
         keys = [
             (topic, partition)
             for topic in sorted(read)
@@ -61,7 +63,7 @@ async def plan(options: SourceOptions, pruning: Pruning) -> list[Range]:
             and (pruning.partitions is None or partition in pruning.partitions)
         ]
         bounds = await admin.bounds.survey(keys)
-        found = await gather(keys, lambda key: _plan_one(options, limits, pruning, admin, key, bounds[key]))
+        found = await gather(keys, lambda key: _plan_one(options, pruning, admin, key, bounds[key]))
     return list(found.values())
 
 
@@ -80,19 +82,17 @@ async def _partitions(admin: Admin, topic: str, wanted: Iterable[int] | None) ->
     return chosen
 
 
-async def _plan_one(
-    options: SourceOptions, limits: RangeLimits, pruning: Pruning, admin: Admin, key: Key, bounds: Bounds
-) -> Range:
+async def _plan_one(options: SourceOptions, pruning: Pruning, admin: Admin, key: Key, bounds: Bounds) -> Range:
     topic, partition = key
-    start = limits.start.first_count(key, bounds, strict=options.fail_on_data_loss)
-    end = limits.end.last_count(key, bounds)
+    start = options.start.first_count(key, bounds, strict=options.fail_on_data_loss)
+    end = options.end.last_count(key, bounds)
     if start > end:
         raise InvalidSetting(
             f"startingOffsets is {start}, after endingOffsets, {end}", topic=topic, partition=partition
         )
     start = max(start, pruning.start)
     end = end if pruning.end is None else min(end, pruning.end)
-    first, last = limits.start.time_of(key), limits.end.time_of(key)
+    first, last = options.start.time_of(key), options.end.time_of(key)
     since = max((time for time in (first, pruning.since) if time is not None), default=None)
     until = min((time for time in (last, pruning.until) if time is not None), default=None)
     if since is not None and start < end:
@@ -113,16 +113,16 @@ def read_ranges(options: SourceOptions, ranges: Iterable[Range]) -> Iterator[Rec
         yield from to_batches(block.columns, block.first, found.topic, found.partition, rows)
 
 
-def read_within(options: SourceOptions, limits: RangeLimits, ranges: Iterable[Range]) -> Iterator[RecordBatch]:
+def read_within(options: SourceOptions, ranges: Iterable[Range]) -> Iterator[RecordBatch]:
     """Read ranges, without messages of other times: ranges contain also those of servers whose clocks differ."""
-    if not limits.timed:
+    if not (options.start.timed or options.end.timed):
         yield from read_ranges(options, ranges)
         return
     columns = options.columns
     needed = columns if "timestamp" in columns else (*columns, "timestamp")
     for found in ranges:
         key = found.topic, found.partition
-        since, until = limits.start.time_of(key), limits.end.time_of(key)
+        since, until = options.start.time_of(key), options.end.time_of(key)
         for batch in read_ranges(evolve(options, columns=needed), [found]):
             times = batch.column("timestamp").cast("int64")
             if since is not None:

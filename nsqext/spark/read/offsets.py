@@ -5,15 +5,15 @@ An offset is the number of messages that were read from a partition: the number,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from operator import itemgetter
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import orjson
-from attrs import field, frozen
+from attrs import frozen
 
 from nsqext.arguments import is_whole
-from nsqext.errors import InvalidInput, InvalidName, InvalidSetting
+from nsqext.errors import InvalidInput, InvalidName
 from nsqext.protocol.names import MAX_PARTITION, check_topic
 
 T = TypeVar("T")
@@ -26,7 +26,6 @@ VERSION = 1  # version of the JSON in Spark's checkpoints
 EARLIEST = -2  # stands for the first retained message in options
 LATEST = -1  # stands for the end of a partition in options
 
-_WORDS = {"earliest": EARLIEST, "latest": LATEST}
 _SHOWN = 120
 
 
@@ -50,44 +49,6 @@ class Range:
 
     def __str__(self) -> str:
         return f"{self.topic}[{self.partition}] {self.start}..{self.end}"
-
-
-@frozen
-class OffsetSpec:
-    """Value of an option with offsets, or with times, for partitions."""
-
-    option: str  # name of the option, for errors
-    default: int | None  # `EARLIEST` or `LATEST`, for all partitions; None if the value is JSON
-    # offsets of partitions, which may be `EARLIEST` or `LATEST`; or times in milliseconds since 1970
-    named: Mapping[Key, int] = field(factory=dict)
-    noun: Literal["offset", "time"] = "offset"  # what the numbers are, for errors: `offset` or `time`
-
-    def of(self, topic: str, partition: int) -> int:
-        """Return the number of a partition: a count, `EARLIEST` or `LATEST`, or a time."""
-        if self.default is not None:
-            return self.default
-        found = self.named.get((topic, partition))
-        if found is None:
-            special = "; -2 is the earliest message, -1 the latest" if self.noun == "offset" else ""
-            raise InvalidSetting(
-                f"{self.option} has no {self.noun} for this partition",
-                topic=topic,
-                partition=partition,
-                hint=f"add every partition that is read{special}",
-            )
-        return found
-
-    def check(self, read: Mapping[str, Iterable[int]]) -> None:
-        """Check that the query reads every partition that has a number."""
-        for topic, partition in self.named:
-            if partition not in read.get(topic, ()):
-                raise InvalidSetting(
-                    f"{self.option} names a partition that is not read", topic=topic, partition=partition
-                )
-
-    def has(self, number: int) -> bool:
-        """Return whether a partition has a number."""
-        return number in (self.default, *self.named.values())
 
 
 def by_topic(found: Mapping[Key, T]) -> dict[str, dict[str, T]]:
@@ -119,7 +80,7 @@ def load(data: Mapping[str, Any] | str | bytes) -> Offsets:
             hint="another version of nsqext wrote the checkpoint: use that version, or a new checkpoint",
         )
     try:
-        return dict(_pairs(data["topics"], lowest=0))
+        return read_pairs(data["topics"], 0)
     except (AttributeError, TypeError, ValueError, InvalidName) as error:
         raise _not_offsets(data, str(error)) from None
 
@@ -143,7 +104,9 @@ def _not_offsets(data: object, reason: str) -> InvalidInput:
     )
 
 
-def _pairs(topics: Any, lowest: int) -> Iterator[tuple[Key, int]]:
+def read_pairs(topics: Any, lowest: int) -> Offsets:
+    """Return numbers that JSON has by topic and partition; raises TypeError, ValueError or InvalidName."""
+    found: Offsets = {}
     if not isinstance(topics, Mapping):
         raise TypeError("it is not an object of topics")
     for topic, partitions in topics.items():
@@ -151,7 +114,8 @@ def _pairs(topics: Any, lowest: int) -> Iterator[tuple[Key, int]]:
         if not isinstance(partitions, Mapping):
             raise TypeError(f"topic {topic!r} has no offsets by partition")
         for key, count in partitions.items():
-            yield (topic, _partition(key)), _count(count, lowest)
+            found[topic, _partition(key)] = _count(count, lowest)
+    return found
 
 
 def _partition(key: str | int) -> int:
@@ -164,60 +128,6 @@ def _count(count: object, lowest: int) -> int:
     if not is_whole(count, lowest):
         raise ValueError(f"{count!r} is not a valid number")
     return count
-
-
-# Options
-
-
-def parse_starting(text: str, option: str = "startingOffsets") -> OffsetSpec:
-    """Parse ``earliest``, ``latest``, or JSON as ``{"orders": {"0": 23, "1": -2}}``, or the JSON of a checkpoint."""
-    word = _WORDS.get(text.strip().lower())
-    if word is not None:
-        return OffsetSpec(option, word)
-    try:
-        return OffsetSpec(option, None, _named(_json(text)))
-    except (TypeError, ValueError, InvalidInput) as error:
-        raise InvalidSetting(
-            f"{option}={text[:_SHOWN]!r} is invalid: {error}",
-            hint='write earliest, latest, or JSON as {"topic": {"0": 23, "1": -2}}; -2 is earliest, -1 latest',
-        ) from None
-
-
-def _json(text: str) -> Any:
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        raise ValueError("it is not JSON") from None
-
-
-def _named(data: Any) -> Offsets:
-    if isinstance(data, Mapping) and "v" in data and "topics" in data:
-        return load(data)
-    return dict(_pairs(data, lowest=EARLIEST))
-
-
-def parse_ending(text: str) -> OffsetSpec:
-    """Parse ``latest``, or JSON as ``{"orders": {"0": 23, "1": -1}}``."""
-    spec = parse_starting(text, "endingOffsets")
-    if spec.has(EARLIEST):
-        raise InvalidSetting(
-            "endingOffsets cannot be earliest: the batch would be empty", hint="write latest, or a number"
-        )
-    return spec
-
-
-def parse_times(text: str, option: str) -> OffsetSpec:
-    """Parse times in milliseconds since 1970 by topic and partition: ``{"orders": {"0": 1700000000000}}``."""
-    try:
-        return OffsetSpec(option, None, dict(_pairs(_json(text), lowest=0)), "time")
-    except (TypeError, ValueError, InvalidInput) as error:
-        raise InvalidSetting(
-            f"{option}={text[:_SHOWN]!r} is invalid: {error}",
-            hint='write JSON as {"topic": {"0": 1700000000000}}: milliseconds since 1970 by partition',
-        ) from None
-
-
-# Tasks
 
 
 def plan_tasks(

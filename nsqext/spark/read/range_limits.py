@@ -3,61 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
+import orjson
+from attrs import field, frozen
 
-from nsqext.errors import DataLoss, InvalidSetting
-from nsqext.spark.read.offsets import EARLIEST, LATEST, Key, OffsetSpec, parse_ending, parse_starting, parse_times
+from nsqext.errors import DataLoss, InvalidInput, InvalidSetting
+from nsqext.spark.option_values import read_number
+from nsqext.spark.read.offsets import EARLIEST, LATEST, Key, Offsets, load, read_pairs
 
 if TYPE_CHECKING:
     from nsqext.spark.cluster.bounds import Bounds
-    from nsqext.spark.options import SourceOptions
+
+_WORDS = {"earliest": EARLIEST, "latest": LATEST}
 
 
 @frozen
 class RangeLimit:
     """Where partitions begin or end."""
 
-    offsets: OffsetSpec | None  # offsets; None where times determine it
-    timestamp: int | None = None  # a time for all partitions, in milliseconds since 1970
-    times: OffsetSpec | None = None  # times by partition
+    number: int | None  # an offset, `EARLIEST`, `LATEST` or a time, for all partitions; None if the value is JSON
+    # offsets of partitions, which may be `EARLIEST` or `LATEST`; or times in milliseconds since 1970
+    named: Mapping[Key, int] = field(factory=dict)
+    timed: bool = False  # whether the numbers are times
+    option: str = ""  # name of the option, for errors; empty for a default
 
-    @classmethod
-    def starting(cls, options: SourceOptions, default: str) -> Self:
-        """Return where reading begins."""
-        times = options.starting_offsets_by_timestamp
-        timed = times is not None or options.starting_timestamp is not None
-        return cls(
-            None if timed else parse_starting(options.starting_offsets or default),
-            options.starting_timestamp,
-            None if times is None else parse_times(times, "startingOffsetsByTimestamp"),
-        )
-
-    @classmethod
-    def ending(cls, options: SourceOptions) -> Self:
-        """Return where reading ends."""
-        times = options.ending_offsets_by_timestamp
-        timed = times is not None or options.ending_timestamp is not None
-        return cls(
-            None if timed else parse_ending(options.ending_offsets or "latest"),
-            options.ending_timestamp,
-            None if times is None else parse_times(times, "endingOffsetsByTimestamp"),
-        )
+    def of(self, topic: str, partition: int) -> int:
+        """Return the number of a partition: a count, `EARLIEST` or `LATEST`, or a time."""
+        if self.number is not None:
+            return self.number
+        found = self.named.get((topic, partition))
+        if found is None:
+            special = "" if self.timed else "; -2 is the earliest message, -1 the latest"
+            raise InvalidSetting(
+                f"{self.option} has no {'time' if self.timed else 'offset'} for this partition",
+                topic=topic,
+                partition=partition,
+                hint=f"add every partition that is read{special}",
+            )
+        return found
 
     def check(self, read: Mapping[str, Iterable[int]]) -> None:
-        """Check that offsets and times name only partitions that are read, which are given by topic."""
-        for spec in (self.offsets, self.times):
-            if spec is not None:
-                spec.check(read)
+        """Check that the query reads every partition that has a number."""
+        for topic, partition in self.named:
+            if partition not in read.get(topic, ()):
+                raise InvalidSetting(
+                    f"{self.option} names a partition that is not read", topic=topic, partition=partition
+                )
 
+    @property
     def is_latest(self) -> bool:
-        """Return whether a partition begins at its end."""
-        return self.offsets is not None and self.offsets.has(LATEST)
+        """Whether a partition begins at its end."""
+        return not self.timed and LATEST in (self.number, *self.named.values())
 
     def time_of(self, key: Key) -> int | None:
         """Return the time of a partition, in milliseconds since 1970; None without one."""
-        return self.timestamp if self.times is None else self.times.of(*key)
+        return self.of(*key) if self.timed else None
 
     def first_count(self, key: Key, bounds: Bounds, *, strict: bool) -> int:
         """Return the number of the first message of a partition; where times determine it, of the first retained one.
@@ -79,47 +80,52 @@ class RangeLimit:
         return max(self._count(key, bounds, bounds.end), bounds.start)
 
     def _count(self, key: Key, bounds: Bounds, default: int) -> int:
-        if self.offsets is None:
+        if self.timed:
             return default
-        found = self.offsets.of(*key)
+        found = self.of(*key)
         asked = {EARLIEST: bounds.start, LATEST: bounds.end}.get(found, found)
         if asked > bounds.end:
-            raise InvalidSetting(
-                f"{self.offsets.option} is {asked}, but the partition ends at {bounds.end}",
-                topic=key[0],
-                partition=key[1],
-            )
+            text = f"{self.option} is {asked}, but the partition ends at {bounds.end}"
+            raise InvalidSetting(text, topic=key[0], partition=key[1])
         return asked
 
 
-@frozen
-class RangeLimits:
-    """Where the partitions of a batch begin and end."""
+def parse_starting(text: str) -> RangeLimit:
+    """Parse ``earliest``, ``latest``, or JSON as ``{"orders": {"0": 23, "1": -2}}``, or the JSON of a checkpoint."""
+    word = _WORDS.get(text.lower())
+    if word is not None:
+        return RangeLimit(word)
+    hint = 'write earliest, latest, or JSON as {"topic": {"0": 23, "1": -2}}; -2 is earliest, -1 latest'
+    return RangeLimit(None, _named(text, EARLIEST, hint))
 
-    start: RangeLimit
-    end: RangeLimit
 
-    @classmethod
-    def of(cls, options: SourceOptions) -> Self:
-        """Return the limits that the options of a batch ask for."""
-        start = RangeLimit.starting(options, "earliest")
-        if start.is_latest():
-            raise InvalidSetting(
-                "startingOffsets cannot be latest in a batch: the batch would be empty",
-                hint="write earliest, or numbers",
-            )
-        return cls(start, RangeLimit.ending(options))
+def parse_ending(text: str) -> RangeLimit:
+    """Parse ``latest``, or JSON as ``{"orders": {"0": 23, "1": -1}}``."""
+    found = parse_starting(text)
+    if EARLIEST in (found.number, *found.named.values()):
+        raise InvalidSetting("it cannot be earliest: the batch would be empty", hint="write latest, or a number")
+    return found
 
-    @property
-    def timed(self) -> bool:
-        """Whether messages are chosen by their time."""
-        return any(limit.timestamp is not None or limit.times is not None for limit in (self.start, self.end))
 
-    def check(self, read: Mapping[str, Iterable[int]]) -> None:
-        """Check that offsets and times name exactly the partitions that are read."""
-        for spec in (self.start.offsets, self.end.offsets, self.start.times, self.end.times):
-            if spec is not None:
-                spec.check(read)
-                for topic, partitions in read.items():
-                    for partition in partitions:
-                        spec.of(topic, partition)
+def parse_time(text: str) -> RangeLimit:
+    """Parse a time in milliseconds since 1970."""
+    return RangeLimit(read_number(0)(text), timed=True)
+
+
+def parse_times(text: str) -> RangeLimit:
+    """Parse times in milliseconds since 1970 by topic and partition: ``{"orders": {"0": 1700000000000}}``."""
+    hint = 'write JSON as {"topic": {"0": 1700000000000}}: milliseconds since 1970 by partition'
+    return RangeLimit(None, _named(text, 0, hint), timed=True)
+
+
+def _named(text: str, lowest: int, hint: str) -> Offsets:
+    try:
+        data: Any = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        raise InvalidSetting("it is not JSON", hint=hint) from None
+    try:
+        if lowest == EARLIEST and isinstance(data, Mapping) and "v" in data and "topics" in data:
+            return load(data)
+        return read_pairs(data, lowest)
+    except (TypeError, ValueError, InvalidInput) as error:
+        raise InvalidSetting(str(error), hint=hint) from None

@@ -22,7 +22,6 @@ from nsqext.spark.pyspark_features import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from nsqext.spark.read.anchor import start_of
 from nsqext.spark.read.batch import TaskRanges, tasks_of
 from nsqext.spark.read.batch_plan import read_ranges
 from nsqext.spark.read.offsets import dump, load
@@ -42,7 +41,6 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads topics batch by batch, each of which can be read again."""
 
     def __init__(self, options: SourceOptions) -> None:
-        start_of(options)
         self._options = options
         self._planner: StreamPlanner | None = None
         self._planned: dict[str, Any] | None = None

@@ -7,6 +7,7 @@ import pickle
 from typing import Any
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,15 +17,12 @@ from nsqext.spark.read.offsets import (
     EARLIEST,
     LATEST,
     Offsets,
-    OffsetSpec,
     Range,
     dump,
     load,
-    parse_ending,
-    parse_starting,
-    parse_times,
     plan_tasks,
 )
+from nsqext.spark.read.range_limits import RangeLimit, parse_ending, parse_starting, parse_times
 from nsqext.spark.read.truncation import dump_last, load_last
 
 counts = st.integers(min_value=0, max_value=2**63)
@@ -84,20 +82,20 @@ def test_ranges() -> None:
 
 
 def test_names_of_positions() -> None:
-    assert parse_starting(" Earliest ").of("t", 3) == EARLIEST
+    assert parse_starting("Earliest").of("t", 3) == EARLIEST
     assert parse_starting("latest").of("t", 3) == LATEST
     assert parse_ending("latest").of("t", 3) == LATEST
 
 
 def test_positions_by_partition() -> None:
-    places = parse_starting('{"t": {"0": 23, "1": -1, "2": -2}}')
+    places = evolve(parse_starting('{"t": {"0": 23, "1": -1, "2": -2}}'), option="startingOffsets")
     assert [places.of("t", partition) for partition in range(3)] == [23, LATEST, EARLIEST]
     with pytest.raises(InvalidSetting, match=r"startingOffsets has no offset .*topic t, partition 3"):
         places.of("t", 3)
     with pytest.raises(InvalidSetting, match=r"names a partition that is not read \(topic t, partition 2\)"):
         places.check({"t": [0, 1]})
     places.check({"t": [0, 1, 2], "u": [0]})
-    assert parse_starting(json.dumps(dump({("t", 0): 4}))) == OffsetSpec("startingOffsets", None, {("t", 0): 4})
+    assert parse_starting(json.dumps(dump({("t", 0): 4}))) == RangeLimit(None, {("t", 0): 4})
 
 
 @pytest.mark.parametrize(
@@ -118,14 +116,14 @@ def test_positions_by_partition() -> None:
     ],
 )
 def test_offsets_that_are_invalid(text: str, expected: str) -> None:
-    with pytest.raises(InvalidSetting, match="startingOffsets=") as caught:
+    with pytest.raises(InvalidSetting, match="write earliest, latest, or JSON") as caught:
         parse_starting(text)
     assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["earliest", '{"t": {"0": -2}}'])
 def test_nothing_ends_at_the_beginning(text: str) -> None:
-    with pytest.raises(InvalidSetting, match="endingOffsets cannot be earliest"):
+    with pytest.raises(InvalidSetting, match="it cannot be earliest"):
         parse_ending(text)
 
 
@@ -173,19 +171,19 @@ def test_small_partitions_share_a_task_and_large_ones_are_split() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("x", "startingOffsetsByTimestamp='x' is invalid: it is not JSON"),
-        ("[]", "is invalid: it is not an object of topics"),
-        ('{"t": {"0": -2}}', "is invalid: -2 is not a valid number"),
+        ("x", "it is not JSON"),
+        ("[]", "it is not an object of topics"),
+        ('{"t": {"0": -2}}', "-2 is not a valid number"),
     ],
 )
 def test_times_that_are_invalid(text: str, expected: str) -> None:
     with pytest.raises(InvalidSetting, match="milliseconds since 1970") as caught:
-        parse_times(text, "startingOffsetsByTimestamp")
+        parse_times(text)
     assert expected in str(caught.value)
 
 
 def test_times() -> None:
-    times = parse_times('{"t": {"0": 5, "3": 1700000000000}}', "startingOffsetsByTimestamp")
+    times = parse_times('{"t": {"0": 5, "3": 1700000000000}}')
     assert [times.of("t", partition) for partition in (0, 3)] == [5, 1_700_000_000_000]
     with pytest.raises(InvalidSetting, match="has no time for this partition") as caught:
         times.of("t", 1)

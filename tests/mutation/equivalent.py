@@ -250,6 +250,46 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "Lt to LtE",
         "if until is not None and start < end:",
     ): "an empty range stays empty",
+    (
+        "client/consumer/subscriptions/subscription.py",
+        "plus and minus",
+        "if len(counts) > 2 * self.in_flight + _SPARE_COUNTS:",
+    ): "how many counts of answered messages are kept is chosen",
+    (
+        "client/consumer/subscriptions/subscription.py",
+        "number + 1",
+        "if len(counts) > 2 * self.in_flight + _SPARE_COUNTS:",
+    ): "how many counts of answered messages are kept is chosen",
+    (
+        "client/consumer/subscriptions/subscription.py",
+        "Gt to GtE",
+        "if len(pending) > _MANY:",
+    ): "how many answers are sent without waiting is chosen",
+    (
+        "client/consumer/subscriptions/subscription.py",
+        "GtE to Gt",
+        "if unpack and message.header.find(_COMPRESSED) >= 0:",
+    ): "a header begins with a brace",
+    (
+        "client/consumer/subscriptions/subscription.py",
+        "number + 1",
+        "if unpack and message.header.find(_COMPRESSED) >= 0:",
+    ): "a header begins with a brace",
+    (
+        "client/consumer/subscriptions/subscription.py",
+        "GtE to Gt",
+        "if extend and message.header.find(DELAYED_MARK) >= 0:",
+    ): "a header begins with a brace",
+    (
+        "client/consumer/subscriptions/subscription.py",
+        "number + 1",
+        "if extend and message.header.find(DELAYED_MARK) >= 0:",
+    ): "a header begins with a brace",
+    (
+        "client/consumer/subscriptions/partition_reader.py",
+        "number + 1",
+        "self._largest = 0",
+    ): "the first RDY count that is set is 1 or more",
 }
 """Module, operator and line of code -> why nothing differs."""
 

@@ -11,7 +11,7 @@ from nsqext import Consumer
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
 from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
-from nsqext.errors import ConnectionLost
+from nsqext.errors import ConnectionLost, ServerError
 from nsqext.errors.server import TopicNotExist
 from nsqext.protocol.messages import RawMessage
 from nsqext.types import TopicMeta
@@ -111,6 +111,36 @@ async def test_a_refused_subscription_names_topic_partition_and_node() -> None:
         with pytest.raises(TopicNotExist) as caught:
             await PartitionReader.open(request_to(node))
         assert (caught.value.topic, caught.value.partition, caught.value.node) == ("t", 0, str(node))
+
+
+async def test_the_connection_of_a_refused_subscription_is_closed() -> None:
+    async def refuse(peer: Peer) -> None:
+        await peer.expect("SUB")
+        await peer.error("E_SUB_TOO_BUSY")
+        await peer.expect_end()
+        ended.append(peer)
+
+    ended: list[Peer] = []
+    async with scripted_node(refuse) as node:
+        with pytest.raises(ServerError):
+            await PartitionReader.open(request_to(node))
+        await eventually(lambda: ended)
+
+
+async def test_the_connection_of_a_server_that_does_not_share_keys_is_replaced_by_one_with_tags() -> None:
+    options, meta = ConsumerOptions(dispatch="key_failover"), TopicMeta(1, extend_support=True)
+    async with scripted_node() as node, anyio.create_task_group() as tasks:
+        request = SubscribeRequest("t", "ch", 0, node.address, meta, None, options)
+
+        async def open_reader() -> None:
+            (await PartitionReader.open(request)).abort()
+
+        tasks.start_soon(open_reader)
+        first, second = await node.accept(), await node.accept()
+        await first.expect_end()
+        await second.expect("SUB", "SUB_ADVANCED")
+        assert (first.identify["dispatch"], second.identify["dispatch"]) == ("key_failover", "shared")
+        await second.answer()
 
 
 async def test_a_server_that_ignores_rdy_is_disconnected(caplog: pytest.LogCaptureFixture) -> None:

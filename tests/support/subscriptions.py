@@ -1,0 +1,196 @@
+"""A subscription of a consumer whose connection and clock belong to the test: nothing waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import inf
+from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import patch
+
+from nsqext.client.consumer.message import Message, UnpackBudget
+from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions
+from nsqext.client.consumer.subscriptions.backoff import Backoff
+from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
+from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
+from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
+from nsqext.client.consumer.subscriptions.subscription import Subscription
+from nsqext.protocol.identify import Negotiated
+from nsqext.types import Address, TopicMeta
+from tests.support.fake_nsqd import message
+
+if TYPE_CHECKING:
+    from nsqext.errors import NsqError
+    from nsqext.transport.connection import Connection
+
+__all__ = ("FakeConnection", "FakeMonitor", "Subscribed", "delivered", "reader_on", "subscribed")
+
+
+class FakeConnection:
+    """A connection that records what is written to it, and when it is flushed.
+
+    Attributes:
+        sent: what each flush has sent, oldest first.
+        ended: what ended it.
+    """
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.ended: list[NsqError | None] = []
+        self.received_at = 0.0
+        self.heartbeat_interval = 30.0
+        self.busy = False
+        self.notices: list[str] = []
+        self.ticks = 0
+        self.requests: list[bytes] = []
+        self.on_messages: Callable[[list[bytes]], None] | None = None
+        self.local_address = "127.0.0.1:1"
+        self._buffer = b""
+
+    @property
+    def protocol(self) -> FakeConnection:
+        return self
+
+    @property
+    def usable(self) -> bool:
+        return not self.ended
+
+    def write(self, data: bytes) -> None:
+        self._buffer += data
+
+    def flush(self) -> None:
+        if self._buffer:
+            self.sent.append(self._buffer)
+            self._buffer = b""
+
+    def fail(self, error: NsqError) -> None:
+        self.ended.append(error)
+
+    def close(self) -> None:
+        if not self.ended:
+            self.ended.append(None)
+
+    def tick(self) -> None:
+        self.ticks += 1
+
+    async def request(self, data: bytes) -> bytes:
+        self.requests.append(data)
+        return b"CLOSE_WAIT"
+
+    async def drain(self) -> None:
+        pass
+
+    async def read_forever(self) -> None:
+        pass
+
+
+class FakeMonitor:
+    """What a subscription reports to; its calls are recorded by name."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.unpack_budget = UnpackBudget(0)
+        self.kept: list[tuple[int, float]] = []
+        self.early = EarlyMessages(lambda message, at: self.kept.append((message.internal_id, at)))
+        self.idle = False
+        self.on_time_until = inf
+        self.share = 2
+        self.receipt = 0.0
+
+    def received(self, subscription: Subscription) -> None:
+        self.calls.append("received")
+
+    def earliest_receipt(self, now: float) -> float:
+        return self.receipt
+
+    def grow(self) -> None:
+        self.calls.append("grow")
+
+    def needs_flush(self, subscription: Subscription) -> None:
+        self.calls.append("needs_flush")
+
+    def rebalance(self) -> None:
+        self.calls.append("rebalance")
+
+
+class Subscribed:
+    """A subscription, with the parts that surround it.
+
+    Attributes:
+        now: what its clock shows.
+        messages: those that it has delivered.
+    """
+
+    def __init__(
+        self, meta: TopicMeta, partition: int, negotiated: Negotiated, key_tags: int, settings: dict[str, Any]
+    ) -> None:
+        self.now = 100.0
+        self.wire = FakeConnection()
+        self.monitor = FakeMonitor()
+        self.messages: list[Message] = []
+        self.reader = reader_on(
+            self.wire, meta, partition=partition, negotiated=negotiated, key_tags=key_tags, **settings
+        )
+        self.backoff = Backoff(BackoffOptions(base=1.0, jitter=False))
+        with self.clock():
+            self.subject = Subscription(self.reader, self.messages.extend, self.monitor, self.backoff)
+        self.subject.limited = False
+
+    @contextmanager
+    def clock(self) -> Iterator[None]:
+        """Let the modules of the subscription read the clock of the test."""
+        package = "nsqext.client.consumer.subscriptions"
+        with (
+            patch(f"{package}.subscription._clock", lambda: self.now),
+            patch(f"{package}.early_messages._clock", lambda: self.now),
+        ):
+            yield
+
+    def receive(self, *numbers: int, **parts: Any) -> list[Message]:
+        """Read messages with these numbers at once; return those that are delivered."""
+        before = len(self.messages)
+        self.subject._receive([delivered(number, **parts) for number in numbers])
+        return self.messages[before:]
+
+    def flushed(self) -> bytes:
+        """Flush, and return all that was sent since the last call."""
+        self.subject.flush()
+        sent = b"".join(self.wire.sent)
+        self.wire.sent.clear()
+        return sent
+
+
+def delivered(number: int, body: bytes = b"body", **parts: Any) -> bytes:
+    """Return the data of a message frame."""
+    return message(number, body, **parts)[8:]
+
+
+def reader_on(
+    wire: FakeConnection,
+    meta: TopicMeta = TopicMeta(1),  # noqa: B008 - it is frozen
+    *,
+    partition: int = 0,
+    negotiated: Negotiated = Negotiated(),  # noqa: B008 - it is frozen
+    key_tags: int = 0,
+    **settings: Any,
+) -> PartitionReader:
+    """Return a reader that is subscribed over a connection of the test."""
+    address = Address("127.0.0.1", 4150)
+    options = ConsumerOptions(**settings)
+    request = SubscribeRequest("t", "ch", partition, address, meta, None, options, key_tags=key_tags)
+    return PartitionReader(request, cast("Connection", wire), negotiated)
+
+
+@contextmanager
+def subscribed(
+    meta: TopicMeta = TopicMeta(1),  # noqa: B008 - it is frozen
+    *,
+    partition: int = 0,
+    negotiated: Negotiated = Negotiated(),  # noqa: B008 - it is frozen
+    key_tags: int = 0,
+    **settings: Any,
+) -> Iterator[Subscribed]:
+    """Yield a subscription at 100 s of a clock that stands still."""
+    made = Subscribed(meta, partition, negotiated, key_tags, settings)
+    with made.clock():
+        yield made

@@ -100,9 +100,29 @@ async def test_two_tasks_that_close_send_one_cls() -> None:
         tasks.start_soon(reader.close)
         await peer.expect("CLS")
         reader.pending.append(b"FIN 0123456789abcdef\n")
-        tasks.start_soon(reader.close)
+        closed: list[str] = []
+
+        async def close_again() -> None:
+            await reader.close()
+            closed.append("again")
+
+        tasks.start_soon(close_again)
         await peer.expect("FIN")
+        assert (reader.usable, closed) == (True, [])
         await peer.answer(b"CLOSE_WAIT")
+        await peer.expect_end()
+        await eventually(lambda: closed)
+
+
+async def test_answers_that_were_added_before_cls_was_acknowledged_are_sent() -> None:
+    async with scripted_node() as node, anyio.create_task_group() as tasks:
+        reader, peer = await opened(node, tasks)
+        tasks.start_soon(reader.stop)
+        await peer.expect("CLS")
+        reader.pending.append(b"FIN 0123456789abcdef\n")
+        await peer.answer(b"CLOSE_WAIT")
+        await peer.expect("FIN")
+        reader.fail(ConnectionLost("ended"))
         await peer.expect_end()
 
 

@@ -11,6 +11,156 @@ __all__ = ("EQUIVALENT", "reason_of")
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
+        "broker/engine/storage/segments.py",
+        "other bool",
+        "self._dirty = False",
+    ): "an fsync more than needed",
+    (
+        "broker/engine/storage/segments.py",
+        "number + 1",
+        "out = os.open(file.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)",
+    ): "the permissions of files are chosen",
+    (
+        "broker/engine/storage/delayed_queue.py",
+        "number + 1",
+        "self._out = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)",
+    ): "the permissions of files are chosen",
+    (
+        "broker/engine/storage/segments.py",
+        "GtE to Gt",
+        "if file.size >= self._options.max_file_bytes or file.end != entries[0].offset:",
+    ): "the size from which on a file is full is chosen",
+    (
+        "broker/engine/storage/segments.py",
+        "LtE to Lt",
+        "if file.end <= offset or file.offset >= end:",
+    ): "no byte is read of a file that ends there",
+    (
+        "broker/engine/storage/segments.py",
+        "GtE to Gt",
+        "if file.end <= offset or file.offset >= end:",
+    ): "no byte is read of a file that begins there",
+    (
+        "broker/engine/storage/segments.py",
+        "GtE to Gt",
+        "while len(self._files) > 1 and self._files[-1].offset >= offset:",
+    ): "the file is empty instead of removed",
+    (
+        "broker/engine/storage/segment_files.py",
+        "number + 1",
+        'file.follows = values.get("follows", -1)',
+    ): "any negative number stands for none",
+    (
+        "broker/engine/storage/segment_recovery.py",
+        "other bool",
+        "return False",
+    ): "the begin of the file is written again, as it is",
+    (
+        "broker/engine/storage/segment_recovery.py",
+        "number + 1",
+        "self.last_number += 1",
+    ): "the numbers only have to rise",
+    (
+        "broker/engine/storage/delayed_queue.py",
+        "number + 1",
+        "self._size = 0",
+    ): "it is the size of the file once that is open",
+    (
+        "broker/engine/storage/delayed_queue.py",
+        "number + 1",
+        "self._compact_size = 0  # bytes after the last compaction",
+    ): "the size from which on the file is compacted is chosen",
+    (
+        "broker/engine/storage/delayed_queue.py",
+        "other bool",
+        "write_atomically(self.path, data, sync=False)",
+    ): "the file is synced as well",
+    (
+        "broker/engine/storage/delayed_queue.py",
+        "Gt to GtE",
+        "return self._size > max(_OVERGROWN, 4 * self._compact_size)",
+    ): "the size from which on the file is compacted is chosen",
+    (
+        "broker/engine/storage/delayed_queue.py",
+        "number + 1",
+        "return self._size > max(_OVERGROWN, 4 * self._compact_size)",
+    ): "the size from which on the file is compacted is chosen",
+    (
+        "broker/engine/partition.py",
+        "number + 1",
+        "self._saved_end = 0  # end of the queue when the state was written",
+    ): "the bytes until the state is written again are chosen",
+    (
+        "broker/engine/partition.py",
+        "Gt to GtE",
+        "if self._storage is not None and self.log.end_offset - self._saved_end > self.options.disk.max_file_bytes:",
+    ): "the bytes until the state is written again are chosen",
+    (
+        "broker/engine/partition.py",
+        "Gt to GtE",
+        "if self.log.held > self.options.memory_bytes or (budget is not None and budget.is_exceeded):",
+    ): "the bound is looked at again before anything is refused",
+    (
+        "broker/engine/partition.py",
+        "Gt to GtE",
+        "{entry.count: new.delay for new, entry in zip(messages, entries, strict=True) if new.delay > 0}",
+    ): "a delay of no seconds is none",
+    (
+        "broker/engine/channel/cursor.py",
+        "Lt to LtE",
+        "if self._overflow and not self.requeued and (ahead is None or self._options.random.random() < 0.5):",
+    ): "a random number is never exactly a half",
+    (
+        "broker/engine/channel/cursor.py",
+        "Lt to LtE",
+        "return self._unreadable == self.count and self.count < self._partition.readable",
+    ): "a message that could not be read was readable",
+    (
+        "broker/engine/channel/cursor.py",
+        "GtE to Gt",
+        "if delivery.attempts >= MAX_ATTEMPTS // 4:",
+    ): "the number of attempts that counts as very many is chosen",
+    (
+        "broker/engine/channel/cursor.py",
+        "number + 1",
+        "if delivery.attempts >= MAX_ATTEMPTS // 4:",
+    ): "the number of attempts that counts as very many is chosen",
+    (
+        "lookup/client.py",
+        "number + 1",
+        "self._lists = 0",
+    ): "the number only has to differ",
+    (
+        "lookup/client.py",
+        "number + 1",
+        "digest = blake2b(body, digest_size=16).digest()",
+    ): "the size of the digest is chosen",
+    (
+        "lookup/client.py",
+        "GtE to Gt",
+        "if len(self._parsed) >= _MAX_PARSED:",
+    ): "the bound of a cache is chosen",
+    (
+        "lookup/extended_topics.py",
+        "number + 1",
+        "self._listed = 0",
+    ): "the number only has to differ",
+    (
+        "lookup/partition_map.py",
+        "number + 1",
+        "self._round = 0",
+    ): "the numbers only have to rise",
+    (
+        "lookup/partition_map.py",
+        "number + 1",
+        "self._round += 1",
+    ): "the numbers only have to rise",
+    (
+        "lookup/partition_map.py",
+        "Gt to GtE",
+        "if len(self._sources) > _MAX_SOURCES:",
+    ): "none is removed then",
+    (
         "lookup/client.py",
         "number + 1",
         "self._lists += 1",

@@ -15,7 +15,7 @@ import orjson
 from attrs import define
 
 from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.engine.storage.files import checked_number, with_checksum, without_checksum, write_atomically
+from nsqext.broker.engine.storage.files import with_checksum, without_checksum, write_atomically
 from nsqext.broker.engine.storage.log import Entry
 from nsqext.broker.engine.storage.recovery import keep_aside
 from nsqext.errors import ProtocolError
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _OVERGROWN = 16 * 1024 * 1024
-_NUMBERS = ("offset", "size", "count", "attempts", "due")
 logger: logging.Logger = logging.getLogger(__name__)
 
 
@@ -105,7 +104,7 @@ class DelayedJournal:
         # the copy of the file that is kept because `load` found damage; empty without damage
         self.damaged_file: str = ""
         self.torn_bytes: int = 0  # bytes of an unfinished last line that `load` found
-        self._out = -1
+        self._out: int | None = None
         self._size = 0
         self._compact_size = 0  # bytes after the last compaction
         self._closed = False
@@ -164,21 +163,21 @@ class DelayedJournal:
             raise Refusal("exiting")
         written = 0
         try:
-            if self._out < 0:
+            if self._out is None:
                 self._out = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
                 self._size = os.fstat(self._out).st_size
             while written < len(line):
                 written += os.write(self._out, line[written:])
         except OSError as error:
-            if written:
-                self._cut_back()
+            if written and self._out is not None:
+                self._cut_back(self._out)
             raise Refusal(f"{self.path} cannot be written: {error.strerror}") from error
         self._size += written
 
-    def _cut_back(self) -> None:
+    def _cut_back(self, out: int) -> None:
         """Remove a partly written line; if that fails, the journal is closed so that nothing follows on it."""
         try:
-            os.ftruncate(self._out, self._size)
+            os.ftruncate(out, self._size)
         except OSError:
             self._closed = True
 
@@ -195,9 +194,9 @@ class DelayedJournal:
         self._release()
 
     def _release(self) -> None:
-        if self._out >= 0:
-            os.close(self._out)
-            self._out = -1
+        out, self._out = self._out, None
+        if out is not None:
+            os.close(out)
 
     def destroy(self) -> None:
         self.close()
@@ -207,8 +206,6 @@ class DelayedJournal:
 def _apply(held: dict[str, dict[int, Delayed]], change: dict[str, Any]) -> None:
     messages = held.setdefault(change["channel"], {})
     if "record" in change:
-        for name in _NUMBERS:
-            checked_number(change[name])
         record, _ = decode_record(b64decode(change["record"]))
         entry = Entry(record, change["offset"], change["size"], change["count"])
         messages[record.internal_id] = Delayed(entry, change["attempts"], change["due"])

@@ -52,12 +52,12 @@ class SegmentFolder:
 
     def file(self, number: int, offset: int, count: int, size: int = 0) -> SegmentFile:
         """Return the file with a number, which begins at an offset after so many messages."""
-        return SegmentFile(self._path(number), number, offset, count, size)
+        return SegmentFile(self.data_path(number), number, offset, count, size)
 
     def base_path(self, number: int) -> Path:
-        return self._path(number, "base.json")
+        return self.data_path(number, "base.json")
 
-    def _path(self, number: int, kind: str = "dat") -> Path:
+    def data_path(self, number: int, kind: str = "dat") -> Path:
         return self.path / f"{self._name}.diskqueue.{number:06d}.{kind}"
 
     def numbers(self, kind: str = "dat") -> list[int]:

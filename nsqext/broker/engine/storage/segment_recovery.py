@@ -16,6 +16,7 @@ from nsqext.broker.engine.storage.segment_files import BAD_BEGIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from nsqext.broker.engine.storage.log import Entry
     from nsqext.broker.engine.storage.segment_files import SegmentFile, SegmentFolder
@@ -30,7 +31,8 @@ class SegmentRecovery:
     def __init__(self, folder: SegmentFolder, recovery: Recovery, known_end: tuple[int, int]) -> None:
         # the files of the queue in the order of their offsets, once `read` has ended
         self.files: list[SegmentFile] = []
-        self.last_number: int = -1  # the largest number of a file; -1 for none
+        self._numbers = folder.numbers()
+        self.last_number: int = max(self._numbers, default=-1)  # the largest number of a file; -1 for none
         self.end: tuple[int, int] = (0, 0)  # offset behind the last record, and messages up to there
         self._folder = folder  # the files
         self._recovery = recovery  # records what is found
@@ -47,15 +49,13 @@ class SegmentRecovery:
         Everything but whole files is logged. ``begins`` has offset and number of messages at which files begin, by
         their numbers, where that is known.
         """
-        numbers = self._folder.numbers()
-        self.last_number = max(numbers, default=-1)
-        self._missing = self._missing_files(numbers)
-        for file in self._with_begins(numbers, begins):
+        self._missing = self._missing_files()
+        for file in self._with_begins(begins):
             if file.offset < self.end[0]:
-                self._set_aside(file, "overlaps with the file before it")
+                self._set_aside(file.path, "overlaps with the file before it")
                 continue
             before = self._read[0]
-            if self._note_gap(file.offset, file.count, file.follows) and before >= 0:
+            if self._note_gap(file.offset, file.count, file.follows):
                 file.follows = before
                 self._folder.write_begin(file)
             for run in self._scan(file, before):
@@ -65,14 +65,14 @@ class SegmentRecovery:
                 last = run.entries[-1]
                 self.end = last.offset + last.size, last.count
                 self._read = max(self._read, self.end)
-        self._note_end(was_empty=not numbers)
+        self._note_end(was_empty=not self._numbers)
 
     # Begins of files
 
-    def _with_begins(self, numbers: list[int], begins: Mapping[int, tuple[int, int]]) -> list[SegmentFile]:
+    def _with_begins(self, begins: Mapping[int, tuple[int, int]]) -> list[SegmentFile]:
         """Return the files in the order of their offsets; a file whose begin is unknown is renamed and kept."""
         files: dict[int, SegmentFile] = {}
-        for number in numbers:
+        for number in self._numbers:
             base = self._folder.base_path(number)
             try:
                 files[number] = self._folder.read_begin(number)
@@ -81,7 +81,7 @@ class SegmentRecovery:
                 self._recovery.damaged_files.append(kept.name)
                 file = self._follow(number, files.get(number - 1), begins.get(number))
                 if file is None:
-                    self._set_aside(self._folder.file(number, 0, 0), "begins at an unknown offset")
+                    self._set_aside(self._folder.data_path(number), "begins at an unknown offset")
                     continue
                 files[number] = file
                 logger.warning("%s cannot be read (%r); the records begin at offset %d", base, error, file.offset)
@@ -100,18 +100,18 @@ class SegmentRecovery:
             return self._folder.file(number, 0, 0)
         return None
 
-    def _set_aside(self, file: SegmentFile, reason: str) -> None:
+    def _set_aside(self, path: Path, reason: str) -> None:
         """Rename a file that cannot be a part of the queue."""
-        kept = keep_aside(file.path, "lost", move=True)
+        kept = keep_aside(path, "lost", move=True)
         self._recovery.damaged_files.append(kept.name)
-        logger.warning("%s %s; renamed to %s", file.path, reason, kept.name)
+        logger.warning("%s %s; renamed to %s", path, reason, kept.name)
 
-    def _missing_files(self, numbers: list[int]) -> list[SegmentFile]:
+    def _missing_files(self) -> list[SegmentFile]:
         """Return the files of which only the begin is stored; it is renamed and kept."""
         missing = []
         for number in self._folder.numbers("base.json"):
             self.last_number = max(self.last_number, number)
-            if number not in numbers:
+            if number not in self._numbers:
                 missing.append(self._begin_of_missing(number))
         return sorted(missing, key=lambda file: file.offset)
 
@@ -175,8 +175,7 @@ class SegmentRecovery:
         self._scanned = file.path.name
         runs, end = scan(data, (file.offset, file.count), self._folder.partition)
         torn = len(data) - end
-        starts_late = bool(runs) and runs[0].position > 0
-        if len(runs) > 1 or starts_late or (torn > 0 and file.offset + end < self._known_end[0]):
+        if any(run.position for run in runs) or (torn and file.offset + end < self._known_end[0]):
             self._note_damage(file, data, runs)
             self._split(file, data, runs, before)
             return runs
@@ -209,7 +208,7 @@ class SegmentRecovery:
         for run in runs:
             self.last_number += 1
             part = self._folder.file(self.last_number, file.offset + run.position, run.count, run.end - run.position)
-            if before not in (-1, part.offset):
+            if before != part.offset:
                 part.follows = before
             before = part.end
             self._folder.write(part, data[run.position : run.end])

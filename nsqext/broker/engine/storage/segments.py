@@ -48,8 +48,8 @@ class SegmentStore:
         self._folder = SegmentFolder(folder, topic, partition, sync=options.fsync != "never")
         self._options = options  # how to use the disk
         self._files: list[SegmentFile] = []
-        self._last_number = -1
-        self._out = -1
+        self._last_number: int
+        self._out: int | None = None
         self._dirty = False
         with usable(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -78,13 +78,14 @@ class SegmentStore:
         self._open(file)
         self._last_number = file.number
 
-    def _open(self, file: SegmentFile) -> None:
-        """Write to a file from now on; it becomes the last one."""
+    def _open(self, file: SegmentFile) -> int:
+        """Write to a file from now on, which becomes the last one; return its descriptor."""
         out = os.open(file.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self.close()
         self._out = out
         if not self._files or self._files[-1] is not file:
             self._files.append(file)
+        return out
 
     @property
     def begins(self) -> list[tuple[int, int, int]]:
@@ -100,8 +101,8 @@ class SegmentStore:
 
     def append(self, entries: Sequence[Entry]) -> None:
         """Store records at the end; raises `Refusal` if the disk cannot be written, and stores none of them then."""
-        if self._out < 0:
-            raise Refusal(f"{self._files[-1].path} is closed after an error" if self._files else "exiting")
+        if self._out is None:
+            raise Refusal(f"{self._files[-1].path} is closed after an error")
         data = b"".join([encode_record(entry.record) for entry in entries])
         file = self._files[-1]
         try:
@@ -114,23 +115,23 @@ class SegmentStore:
             if self._options.fsync == "always":
                 os.fsync(self._out)
         except OSError as error:
-            self._cut_back(file)
+            self._cut_back(self._out, file)
             raise Refusal(f"{file.path} cannot be written: {error.strerror}") from error
         file.size += len(data)
         self._dirty = True
 
-    def _cut_back(self, file: SegmentFile) -> None:
+    def _cut_back(self, out: int, file: SegmentFile) -> None:
         """Remove the bytes of refused records; if that fails, the file is closed so that nothing follows on them."""
         try:
-            os.ftruncate(self._out, file.size)
+            os.ftruncate(out, file.size)
         except OSError:
-            self._abandon()
+            self._release()
 
-    def _abandon(self) -> None:
-        """Refuse further records, because the content of the files is unknown."""
-        if self._out >= 0:
-            os.close(self._out)
-            self._out = -1
+    def _release(self) -> None:
+        """Close the file; further records are refused."""
+        out, self._out = self._out, None
+        if out is not None:
+            os.close(out)
 
     def load(self, first: tuple[int, int], end: int) -> list[Entry]:
         """Return the records from a position (offset, messages before it) to an end offset; raises `Refusal`."""
@@ -171,10 +172,9 @@ class SegmentStore:
                 self._folder.remove(self._files.pop())
             last = self._files[-1]
             last.size = max(min(last.size, offset - last.offset), 0)
-            self._open(last)
-            os.ftruncate(self._out, last.size)
+            os.ftruncate(self._open(last), last.size)
         except OSError as error:
-            self._abandon()
+            self._release()
             raise Refusal(f"{self._files[-1].path} cannot be cut off: {error.strerror}") from error
 
     def restart(self, offset: int, count: int) -> None:
@@ -187,7 +187,7 @@ class SegmentStore:
                 self._folder.remove(file)
         except OSError as error:
             if self._files != old:
-                self._abandon()
+                self._release()
             raise Refusal(f"{self._folder.path} cannot be written: {error.strerror}") from error
 
     # End
@@ -199,7 +199,7 @@ class SegmentStore:
 
     def sync(self) -> None:
         """Wait until the medium has everything, if the options ask for it."""
-        if self.is_dirty and self._out >= 0:
+        if self.is_dirty and self._out is not None:
             try:
                 os.fsync(self._out)
             except OSError as error:
@@ -209,18 +209,15 @@ class SegmentStore:
 
     def close(self) -> None:
         """Close the files; a failed fsync is logged."""
-        if self._out >= 0:
-            try:
-                if self._options.fsync != "never":
-                    os.fsync(self._out)
-            except OSError as error:
-                logger.warning("%s cannot be written: %s", self._folder, error.strerror)
-            finally:
-                os.close(self._out)
-                self._out = -1
+        try:
+            if self._out is not None and self._options.fsync != "never":
+                os.fsync(self._out)
+        except OSError as error:
+            logger.warning("%s cannot be written: %s", self._folder, error.strerror)
+        finally:
+            self._release()
 
     def destroy(self) -> None:
         self.close()
         for file in self._files:
             self._folder.remove(file)
-        self._files.clear()

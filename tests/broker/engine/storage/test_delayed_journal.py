@@ -145,3 +145,13 @@ def test_compaction_drops_removed_messages(tmp_path: Path) -> None:
     assert held(path) == {"ch": [99, 100]}
     journal.destroy()
     assert held(path) == {}
+
+
+def test_no_file_stays_open(tmp_path: Path) -> None:
+    before = len([*Path("/dev/fd").iterdir()])
+    journal = DelayedJournal(tmp_path / "journal")
+    for end in (lambda: journal.rewrite([]), journal.close):
+        journal.put("ch", delayed(1))
+        assert len([*Path("/dev/fd").iterdir()]) == before + 1
+        end()
+        assert len([*Path("/dev/fd").iterdir()]) == before

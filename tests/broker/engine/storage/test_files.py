@@ -24,10 +24,22 @@ def test_a_file_is_replaced_atomically(tmp_path: Path) -> None:
 def test_content_is_synced_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: bool) -> None:
     path = tmp_path / "state"
     path.write_bytes(b"old")
-    synced: list[tuple[int, bytes]] = []
-    monkeypatch.setattr(os, "fsync", lambda file: synced.append((os.fstat(file).st_ino, path.read_bytes())))
+    synced: list[tuple[int, dict[str, bytes]]] = []
+
+    def record(file: int) -> None:
+        synced.append((os.fstat(file).st_ino, {one.name: one.read_bytes() for one in tmp_path.iterdir()}))
+
+    monkeypatch.setattr(os, "fsync", record)
+    opened = len([*Path("/dev/fd").iterdir()])
     write_atomically(path, b"new", sync=sync)
-    assert synced == ([(path.stat().st_ino, b"old"), (tmp_path.stat().st_ino, b"new")] if sync else [])
+    assert len([*Path("/dev/fd").iterdir()]) == opened
+    assert (
+        synced
+        == [
+            (path.stat().st_ino, {"state": b"old", "state.new": b"new"}),
+            (tmp_path.stat().st_ino, {"state": b"new"}),
+        ][: 2 * sync]
+    )
 
 
 @pytest.mark.parametrize("topic", [".", "..", "...", "orders", "a.b"])

@@ -242,9 +242,12 @@ def test_without_a_disk_a_full_memory_refuses() -> None:
     assert bench.partition.log.held < 1_000_000
 
 
-def test_a_topic_can_be_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_a_topic_can_be_removed(tmp_path: Path, is_missing: bool) -> None:
     bench = on_disk(tmp_path)
     bench.publish("m0")
+    for kind in ("dat", "base.json") * is_missing:
+        (tmp_path / f"orders/orders-0.diskqueue.000000.{kind}").unlink()
     bench.partition.close(destroy=True)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(Refusal, match=r"^exiting$"):
@@ -283,9 +286,9 @@ class SyncedFiles:
         status = os.fstat(descriptor)
         self._sizes[status.st_ino] = status.st_size
 
-    def unsynced(self) -> list[int]:
+    def unsynced(self, kind: str = "dat") -> list[int]:
         """Return the bytes of each queue file, oldest first, that were not synced; -1 for a file that never was."""
-        files = [path.stat() for path in sorted(self._folder.rglob("*.diskqueue.*.dat"))]
+        files = [path.stat() for path in sorted(self._folder.rglob(f"*.diskqueue.*.{kind}"))]
         return [one.st_size - self._sizes[one.st_ino] if one.st_ino in self._sizes else -1 for one in files]
 
 
@@ -314,6 +317,6 @@ def test_fsync(
     assert synced.unsynced() == ticked
     bench.publish("m3")
     bench.partition.close()
-    assert synced.unsynced() == [*closed, closed[-1]]
+    assert synced.unsynced() == synced.unsynced("base.json") == [*closed, closed[-1]]
     monkeypatch.undo()
     assert on_disk(tmp_path).partition.log.end_count == 4

@@ -138,9 +138,19 @@ def test_only_damaged_messages_are_lost(
                 data[at : at + 4] = (size - 4 + (3 if damage == "longer" else -3)).to_bytes(4, "big")
     file.write_bytes(data)
     again = Bench(data_path=tmp_path)
-    assert again.partition.recovery is not None
-    assert again.partition.recovery.lost_messages == len(lost)
-    assert received(again, "none", extend=extend) == [body for number, body in enumerate(BODIES) if number not in lost]
+    recovery = again.partition.recovery
+    assert recovery is not None
+    assert recovery.lost_messages == len(lost)
+    assert recovery.lost_bytes == sum(raw_size(len(BODIES[number]), 0, extend) for number in lost)
+    again.publish("new")
+    again.partition.log.shrink(0)
+    left = [*(body for number, body in enumerate(BODIES) if number not in lost), "new"]
+    assert received(again, "none", extend=extend) == left
+    again.partition.close()
+    repaired = Bench(data_path=tmp_path)
+    assert repaired.partition.recovery is not None
+    assert not repaired.partition.recovery.is_damaged
+    assert received(repaired, "none", extend=extend) == left
 
 
 def test_messages_behind_a_damaged_one_are_found_by_distant_ids(tmp_path: Path) -> None:
@@ -148,7 +158,7 @@ def test_messages_behind_a_damaged_one_are_found_by_distant_ids(tmp_path: Path) 
     bench.channel()
     bench.publish("first", "damaged")
     bench.partition.skip_ids(1 << 24)
-    bench.publish("last", "very last")
+    assert bench.publish("last", "very last").message_id == (5 << 50) + 4 + (1 << 24)
     bench.partition.close()
     file = tmp_path / "orders/orders-5.diskqueue.000000.dat"
     data, at = file.read_bytes(), RECORD_OVERHEAD + len("first")
@@ -201,7 +211,7 @@ def test_missing_files_of_messages_are_reported(tmp_path: Path, caplog: pytest.L
     again = Bench(data_path=tmp_path)
     assert "all files of the queue are missing; it had 100 messages" in caplog.text
     assert again.partition.recovery is not None
-    assert again.partition.recovery.is_damaged
+    assert again.partition.recovery.lost_messages == 100
     again.publish("new")
     assert received(again, "none") == received(again, "half") == ["new"]
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import orjson
 import pytest
@@ -14,6 +16,10 @@ from nsqext.broker.engine.storage.segments import DiskOptions, SegmentStore
 from nsqext.errors import InvalidSetting
 from nsqext.protocol.record import decode_record
 from tests.support.engine_partition import Bench
+
+if TYPE_CHECKING:
+    from nsqext.broker.engine.storage.log import Log
+    from nsqext.broker.engine.storage.recovery import Recovery
 
 SMALL = DiskOptions(max_file_bytes=60)
 
@@ -109,27 +115,135 @@ def test_a_damaged_begin_is_derived_from_the_file_before(
     assert Bench(data_path=tmp_path, disk=SMALL).partition.log.end_count == 6
 
 
+STATES = ("channels.json", "channels.json.copy")
+
+
+def _recovered(folder: Path) -> tuple[Log, Recovery]:
+    """Open the queue; return it and what was found, and close it."""
+    opened = Bench(data_path=folder, disk=SMALL).partition
+    log, recovery = opened.log, opened.recovery
+    assert recovery is not None
+    opened.close()
+    return log, recovery
+
+
+def _reopened(folder: Path, *, remove: Sequence[str] = (), damage: Sequence[str] = ()) -> tuple[Log, Recovery]:
+    """Store six messages in three files, remove and damage files, open the queue; nothing is reported twice."""
+    _stored(folder, 6)
+    for name in remove:
+        (folder / f"orders/orders-0.{name}").unlink()
+    for name in damage:
+        (folder / f"orders/orders-0.{name}").write_bytes(b"{")
+    found = _recovered(folder)
+    assert not _recovered(folder)[1].is_damaged
+    return found
+
+
 def test_a_begin_is_known_from_the_state(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench(data_path=tmp_path, disk=SMALL)
-    for number in range(6):
-        bench.publish(f"m{number}")
-    bench.partition.close()
-    (tmp_path / "orders/orders-0.diskqueue.000000.dat").unlink()
-    (tmp_path / "orders/orders-0.diskqueue.000001.base.json").unlink()
-    log = Bench(data_path=tmp_path, disk=SMALL).partition.log
+    log, recovery = _reopened(tmp_path, remove=["diskqueue.000000.dat", "diskqueue.000001.base.json"])
     assert (log.start_offset, log.end_offset, log.end_count) == (64, 192, 6)
+    assert (recovery.lost_bytes, recovery.lost_messages) == (64, 2)
     assert "the records begin at offset 64" in caplog.text
 
 
-def test_a_file_with_an_unknown_begin_is_kept_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench(data_path=tmp_path, disk=SMALL)
-    for number in range(6):
-        bench.publish(f"m{number}")
-    for name in ("diskqueue.000000.dat", "diskqueue.000001.base.json", "channels.json", "channels.json.copy"):
-        (tmp_path / f"orders/orders-0.{name}").unlink()
-    log = Bench(data_path=tmp_path, disk=SMALL).partition.log
+@pytest.mark.parametrize("damaged", [["000000"], ["000001"], ["000000", "000001"], ["000002"]])
+def test_a_begin_is_known_from_the_file_before_if_the_state_is_lost(tmp_path: Path, damaged: list[str]) -> None:
+    log, recovery = _reopened(tmp_path, remove=STATES, damage=[f"diskqueue.{number}.base.json" for number in damaged])
+    assert (log.start_offset, log.start_count, log.end_offset, log.end_count) == (0, 0, 192, 6)
+    assert (recovery.messages, recovery.lost_messages) == (6, 0)
+
+
+@pytest.mark.parametrize("damage", [True, False])
+def test_a_file_with_an_unknown_begin_is_kept_aside(
+    tmp_path: Path, damage: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = "diskqueue.000001.base.json"
+    log, recovery = _reopened(
+        tmp_path, remove=["diskqueue.000000.dat", *STATES, *[base] * (not damage)], damage=[base] * damage
+    )
     assert (log.start_offset, log.end_offset, log.end_count) == (128, 192, 6)
+    assert "orders-0.diskqueue.000001.dat.lost" in recovery.damaged_files
     assert "000001.dat begins at an unknown offset; renamed to orders-0.diskqueue.000001.dat.lost" in caplog.text
+
+
+def test_messages_before_the_first_known_begin_are_counted_as_lost(tmp_path: Path) -> None:
+    log, recovery = _reopened(tmp_path, remove=["diskqueue.000000.dat", *STATES], damage=["diskqueue.000000.base.json"])
+    assert (log.start_offset, log.start_count, log.end_offset) == (64, 2, 192)
+    assert (recovery.lost_bytes, recovery.lost_messages) == (64, 2)
+
+
+def test_an_empty_first_file_is_reported_once(tmp_path: Path) -> None:
+    _stored(tmp_path, 6)
+    for name in ("diskqueue.000000.dat", *STATES):
+        (tmp_path / f"orders/orders-0.{name}").write_bytes(b"")
+    assert [_recovered(tmp_path)[1].lost_messages for _ in range(2)] == [2, 0]
+
+
+def test_everything_is_lost_without_files(tmp_path: Path) -> None:
+    names = [f"diskqueue.{number:06d}.{kind}" for number in range(3) for kind in ("dat", "base.json")]
+    log, recovery = _reopened(tmp_path, remove=names)
+    assert (log.start_offset, log.end_count) == (192, 6)
+    assert recovery.lost_bytes == 192
+
+
+def test_a_file_that_was_begun_and_not_written_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = _stored(tmp_path, 6)
+    list(store.recover())
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch, pytest.raises(Refusal, match="Too many"):
+        patch.setattr("nsqext.broker.engine.storage.segments.os.open", refuse)
+        store.restart(192, 6)
+    log, recovery = _recovered(tmp_path)
+    assert (log.start_offset, log.end_count, recovery.is_damaged) == (0, 6, False)
+
+
+def test_bytes_behind_the_stored_end_are_torn(tmp_path: Path) -> None:
+    _stored(tmp_path, 6)
+    with (tmp_path / "orders/orders-0.diskqueue.000002.dat").open("ab") as file:
+        file.write(bytes(7))
+    log, recovery = _recovered(tmp_path)
+    assert (recovery.torn_bytes, recovery.is_damaged, log.end_count) == (7, False, 6)
+
+
+@pytest.mark.parametrize("left", [1, 31])
+def test_a_record_of_which_only_a_part_is_left_is_damage(tmp_path: Path, left: int) -> None:
+    _stored(tmp_path, 6)
+    file = tmp_path / "orders/orders-0.diskqueue.000002.dat"
+    file.write_bytes(file.read_bytes()[: 32 + left])
+    log, recovery = _recovered(tmp_path)
+    assert (recovery.torn_bytes, recovery.is_damaged, recovery.lost_messages, log.end_count) == (0, True, 1, 5)
+
+
+def test_a_kill_while_a_damaged_file_is_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _stored(tmp_path, 6)
+    file = tmp_path / "orders/orders-0.diskqueue.000001.dat"
+    file.write_bytes(bytes(4) + file.read_bytes()[4:])
+
+    class Killed(BaseException):
+        """Stands for the death of the process."""
+
+    def write(*_: object, **__: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr("nsqext.broker.engine.storage.segment_files.write_atomically", write)
+        Bench(data_path=tmp_path, disk=SMALL)
+    log, recovery = _recovered(tmp_path)
+    assert (recovery.messages, recovery.lost_messages, log.end_offset) == (5, 1, 192)
+
+
+def test_a_file_that_overlaps_with_another_one_is_kept_aside(tmp_path: Path) -> None:
+    _stored(tmp_path, 6)
+    for kind in ("dat", "base.json"):
+        file = tmp_path / f"orders/orders-0.diskqueue.000001.{kind}"
+        file.with_name(f"orders-0.diskqueue.000007.{kind}").write_bytes(file.read_bytes())
+    log, recovery = _recovered(tmp_path)
+    assert recovery.damaged_files == ["orders-0.diskqueue.000007.dat.lost"]
+    assert (recovery.messages, log.end_count) == (6, 6)
+    assert not (tmp_path / "orders/orders-0.diskqueue.000007.dat").exists()
 
 
 @pytest.mark.parametrize("takes", [0, 7])
@@ -282,6 +396,10 @@ def test_a_failed_fsync_is_repeated(
         bench.wait(1)
     assert len(asked) == 2
     assert "Input/output error" in caplog.text
+    monkeypatch.setattr("nsqext.broker.engine.storage.segments.os.fsync", asked.append)
+    bench.wait(1)
+    bench.wait(1)
+    assert len(asked) == 3
 
 
 def test_an_error_names_an_unusable_folder(tmp_path: Path) -> None:
@@ -321,7 +439,45 @@ def test_records_are_loaded_across_files(tmp_path: Path) -> None:
     store = _stored(tmp_path, 7)
     assert sum(len(run) for run in store.recover()) == 7
     loaded = store.load((32, 1), 192)
-    assert [(entry.count, entry.offset, entry.record.body) for entry in loaded] == [
-        (number + 1, 32 * number, b"m%d" % number) for number in range(1, 6)
+    assert [(entry.count, entry.offset, entry.size, entry.record.body) for entry in loaded] == [
+        (number + 1, 32 * number, 32, b"m%d" % number) for number in range(1, 6)
     ]
     store.close()
+
+
+@pytest.mark.parametrize(("offset", "left"), [(0, 3), (63, 3), (64, 2), (128, 1), (192, 1)])
+def test_files_before_an_offset_are_removed(tmp_path: Path, offset: int, left: int) -> None:
+    store = _stored(tmp_path, 6)
+    list(store.recover())
+    store.trim(offset)
+    assert store.begins == [(number, 64 * number, 2 * number) for number in range(3 - left, 3)]
+    store.close()
+
+
+@pytest.mark.parametrize(("offset", "sizes"), [(0, [0]), (32, [32]), (64, [64, 0]), (96, [64, 32]), (192, [64] * 3)])
+def test_everything_behind_an_offset_is_removed(tmp_path: Path, offset: int, sizes: list[int]) -> None:
+    store = _stored(tmp_path, 6)
+    list(store.recover())
+    store.truncate(offset)
+    store.close()
+    assert sum(path.stat().st_size for path in (tmp_path / "orders").glob("*.dat")) == sum(sizes)
+    log, _ = _recovered(tmp_path)
+    assert (log.end_offset, log.end_count) == (offset, offset // 32)
+
+
+def test_a_queue_that_is_cut_off_before_its_begin_is_empty(tmp_path: Path) -> None:
+    store = _stored(tmp_path, 6)
+    list(store.recover())
+    store.trim(128)
+    store.truncate(64)
+    store.close()
+    assert [path.stat().st_size for path in (tmp_path / "orders").glob("*.dat")] == [0]
+
+
+def test_no_file_stays_open(tmp_path: Path) -> None:
+    before = len([*Path("/dev/fd").iterdir()])
+    for end in (SegmentStore.close, SegmentStore._release, SegmentStore.destroy):
+        store = _stored(tmp_path, 3)
+        list(store.recover())
+        end(store)
+        assert len([*Path("/dev/fd").iterdir()]) == before

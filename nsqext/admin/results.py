@@ -102,6 +102,8 @@ class PartitionChannelStats(ChannelStats):
     key_ranges: tuple[KeyRange, ...] = ()
     replay: int = 0  #: number of messages that wait for the consumer of their key; only on ``key_failover`` channels
     held_keys: int = 0  #: number of keys with messages in flight; only on ``key_failover`` channels
+    connections: int = 0  #: connections of consumers, also where the server does not list them
+    finished: int = 0  #: messages that consumers finished since the leader opened the channel (redesigned NSQ)
 
 
 @frozen
@@ -116,7 +118,13 @@ class PartitionStats:
     depth: int  #: messages that wait for a first channel (original generation)
     paused: bool  #: whether the topic passes no messages to its channels (original generation)
     channels: Mapping[str, PartitionChannelStats]  #: channels by name
+    start: int = 0  #: byte offset of the first retained message; 0 on the original generation
     end: int | None = None  #: byte offset of the end of the last message; None on the original generation
+
+    @property
+    def committed(self) -> int:
+        """Messages that are known to be committed (redesigned NSQ): those that a channel may read."""
+        return max((channel.messages for channel in self.channels.values()), default=0)
 
 
 @frozen

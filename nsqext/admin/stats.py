@@ -42,18 +42,19 @@ def _read_partition(data: Mapping[str, Any], node: Address) -> PartitionStats:
     partition = int(data["topic_partition"]) if "topic_partition" in data else None
     channels = {str(channel["channel_name"]): channel for channel in data.get("channels") or ()}
     classic = partition is None
+    start, end = (0, None) if classic else (int(data["backend_start"]), int(data["backend_depth"]))
+    size = data.get("message_bytes") if end is None else end - start
     return PartitionStats(
         partition=partition,
         node=node,
         replicas=(),
-        messages=int(data.get("message_count", 0)),
-        bytes=int(data["message_bytes"] if classic else data.get("backend_depth", 0) - data.get("backend_start", 0))
-        if not classic or "message_bytes" in data
-        else None,
+        messages=int(data["message_count"]),
+        bytes=None if size is None else int(size),
         depth=int(data.get("depth", 0)) if classic else 0,
         paused=bool(data.get("paused", False)),
         channels={name: _read_channel(name, channel, node, partition) for name, channel in sorted(channels.items())},
-        end=None if classic else int(data.get("backend_depth", 0)),
+        start=start,
+        end=end,
     )
 
 
@@ -82,6 +83,9 @@ def _read_channel(name: str, data: Mapping[str, Any], node: Address, partition: 
         key_ranges=tuple(_read_range(found) for found in data.get("key_ranges") or ()),
         replay=int(data.get("replay_count", 0)),
         held_keys=int(data.get("held_keys", 0)),
+        connections=int(data.get("client_num") or data.get("client_count") or len(data.get("clients") or ())),
+        # each finished message is counted in the class of its latency
+        finished=sum(map(int, data.get("msg_delivery_latency_stats") or ())),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from nsqext.admin import PartitionChannelStats
 from nsqext.cli.command import command, examples, perform
 from nsqext.cli.connection import Connection
 from nsqext.cli.output import confirm
@@ -15,7 +16,6 @@ from nsqext.lookup.options import parse_lookup_addresses
 from nsqext.spark.cluster.admin import Admin
 from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.spark.cluster.ephemeral_channel import MARK
-from nsqext.spark.cluster.node_http import ChannelStats
 
 _TIMEOUT = 10.0
 
@@ -57,7 +57,7 @@ def run(
             for (partition, name), stats in found.items():
                 if not _can_be_anchor(stats):
                     raise InvalidState(
-                        f"the channel {name} has {stats.clients} consumers, and consumers processed {stats.processed} "
+                        f"the channel {name} has {stats.connections} consumers, and consumers processed {_processed(stats)} "
                         "messages: it is not an anchor channel",
                         topic=topic,
                         partition=partition,
@@ -73,13 +73,18 @@ def run(
     perform(act)
 
 
-def _can_be_anchor(stats: ChannelStats) -> bool:
-    return not stats.clients and not stats.processed
+def _processed(stats: PartitionChannelStats) -> int:
+    """Return how many messages consumers received and answered or still process; moving a channel does not count."""
+    return stats.in_flight + stats.requeued + stats.timed_out + stats.finished
 
 
-async def _anchors(admin: Admin, topic: str, channel: str | None) -> Mapping[tuple[int, str], ChannelStats]:
+def _can_be_anchor(stats: PartitionChannelStats) -> bool:
+    return not stats.connections and not _processed(stats)
+
+
+async def _anchors(admin: Admin, topic: str, channel: str | None) -> Mapping[tuple[int, str], PartitionChannelStats]:
     """Return durable channels by partition and name; without a name those that can be anchors at every partition."""
-    found: dict[tuple[int, str], ChannelStats] = {}
+    found: dict[tuple[int, str], PartitionChannelStats] = {}
     for partition in await admin.leaders.partitions(topic):
         stats = await admin.leaders.ask(topic, partition, admin.leaders.nodes.stats)
         for name, one in stats.channels.items():
@@ -94,7 +99,7 @@ async def _anchors(admin: Admin, topic: str, channel: str | None) -> Mapping[tup
 
 
 async def _show(
-    connection: Connection, admin: Admin, topic: str, partition: int, name: str, stats: ChannelStats
+    connection: Connection, admin: Admin, topic: str, partition: int, name: str, stats: PartitionChannelStats
 ) -> None:
     position = await admin.position(topic, partition, name)
     if position is None:

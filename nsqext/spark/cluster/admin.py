@@ -68,9 +68,9 @@ class Admin:
             return
         nodes = self.leaders.nodes
         for name in (mark, channel):
-            await self.leaders.ask(topic, partition, nodes.create_channel, name)
+            await self.leaders.ask(topic, partition, nodes.change_channel, "create", name)
         await self._move(topic, partition, channel, count)
-        await self.leaders.ask(topic, partition, nodes.delete_channel, mark)
+        await self.leaders.ask(topic, partition, nodes.change_channel, "delete", mark)
 
     async def move_anchor(
         self, topic: str, partition: int, channel: str, count: int, *, backwards: bool = False
@@ -94,7 +94,7 @@ class Admin:
         """Delete an anchor if it exists."""
         for name in (channel, setup_mark(channel)):
             if await self.position(topic, partition, name) is not None:
-                await self.leaders.ask(topic, partition, self.leaders.nodes.delete_channel, name)
+                await self.leaders.ask(topic, partition, self.leaders.nodes.change_channel, "delete", name)
 
     async def _move(self, topic: str, partition: int, channel: str, count: int) -> None:
         async def move(leader: Leader, topic: str, partition: int) -> None:

@@ -14,8 +14,9 @@ from nsqext.spark.cluster.ephemeral_channel import ephemeral_name, open_ephemera
 from nsqext.waits import Doubling, gather
 
 if TYPE_CHECKING:
+    from nsqext.admin import PartitionStats
     from nsqext.spark.cluster.leader_locator import LeaderLocator
-    from nsqext.spark.cluster.node_http import Leader, MessagePosition, PartitionStats
+    from nsqext.spark.cluster.node_http import Leader, MessagePosition
 
 _SETTLE = 8.0
 """Seconds to wait until messages that are written become readable.
@@ -56,8 +57,8 @@ class PartitionBounds:
 
     async def _of(self, leader: Leader, topic: str, partition: int, patience: float) -> Bounds:
         stats = await self._leaders.nodes.stats(leader, topic, partition)
-        if stats.committed < stats.written:
-            stats = await self._settled(leader, topic, partition, stats.written, patience)
+        if stats.committed < stats.messages:
+            stats = await self._settled(leader, topic, partition, stats.messages, patience)
         return await self._bounds(leader, topic, partition, stats)
 
     async def survey(self, keys: Iterable[tuple[str, int]], patience: float = _SETTLE) -> dict[tuple[str, int], Bounds]:
@@ -84,7 +85,7 @@ class PartitionBounds:
                 stats_by_key = await self._leaders.nodes.led(leader, topic)
                 for key in [(name, partition) for name, partitions in topics.items() for partition in partitions]:
                     stats = stats_by_key.get(key)
-                    if stats is not None and stats.committed >= stats.written:
+                    if stats is not None and stats.committed >= stats.messages:
                         found[key] = await self._bounds(leader, *key, stats)
 
         await gather(requests, ask)
@@ -93,9 +94,8 @@ class PartitionBounds:
         return {key: found[key] for key in wanted}
 
     async def _bounds(self, leader: Leader, topic: str, partition: int, stats: PartitionStats) -> Bounds:
-        end = stats.committed
-        start = await self._start(leader, topic, partition, stats, end)
-        return Bounds(min(start, end), end, stats.end_offset)
+        start = await self._start(leader, topic, partition, stats)
+        return Bounds(min(start, stats.committed), stats.committed, stats.end or 0)
 
     async def _settled(
         self, leader: Leader, topic: str, partition: int, wanted: int, patience: float
@@ -106,7 +106,7 @@ class PartitionBounds:
         later, and without any channel the server does not report what is committed.
         """
         stats = await self._poll(leader, topic, partition, wanted, _SOON)
-        if stats.committed >= min(wanted, stats.written):
+        if stats.committed >= min(wanted, stats.messages):
             return stats
         _, meta = await self._leaders.leader(topic, partition)
         options = self._leaders.connection
@@ -121,26 +121,26 @@ class PartitionBounds:
         pauses, deadline = Doubling(0.001, 0.1), anyio.current_time() + seconds
         while True:
             stats = await self._leaders.nodes.stats(leader, topic, partition)
-            if stats.committed >= min(wanted, stats.written) or anyio.current_time() >= deadline:
+            if stats.committed >= min(wanted, stats.messages) or anyio.current_time() >= deadline:
                 return stats
             await anyio.sleep(pauses.next())
 
-    async def _start(self, leader: Leader, topic: str, partition: int, stats: PartitionStats, end: int) -> int:
-        if not stats.start_offset:
+    async def _start(self, leader: Leader, topic: str, partition: int, stats: PartitionStats) -> int:
+        if not stats.start:
             return 0
-        if stats.start_offset >= stats.end_offset:
-            return end
-        key = topic, partition, stats.start_offset
+        if stats.start >= (stats.end or 0):
+            return stats.committed
+        key = topic, partition, stats.start
         if key not in self._starts:
             nodes = self._leaders.nodes
-            found = await nodes.message(leader, topic, partition, "virtual_offset", stats.start_offset)
+            found = await nodes.message(leader, topic, partition, "virtual_offset", stats.start)
             self._starts[key] = found.count
         return self._starts[key]
 
     async def start(self, leader: Leader, topic: str, partition: int) -> int:
         """Return the number of the first message that a leader retains; asks once."""
         stats = await self._leaders.nodes.stats(leader, topic, partition)
-        return await self._start(leader, topic, partition, stats, stats.committed)
+        return await self._start(leader, topic, partition, stats)
 
     async def count_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
         """Return the number of messages before the first one with this time or later; the end if there is none."""

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import orjson
 from attrs import frozen
 
+from nsqext.admin.stats import read_stats
 from nsqext.client.consumer.position import Position
-from nsqext.errors import LookupFailed, PartitionUnavailable
+from nsqext.errors import LookupFailed, PartitionUnavailable, ProtocolError
 from nsqext.lookup.node_channels import NodeChannels, ask_node
 from nsqext.lookup.responses import unwrap
 
 if TYPE_CHECKING:
+    from nsqext.admin import PartitionStats
     from nsqext.lookup.http import LookupHttp
     from nsqext.types import Address
 
@@ -29,33 +30,6 @@ class Leader:
 
     tcp: Address
     http: Address
-
-
-@frozen
-class ChannelStats:
-    """A channel in the statistics of its leader."""
-
-    messages: int  # number of committed messages that the channel may read
-    clients: int  # number of consumers
-    # number of messages that consumers received and acknowledged, requeued or still process, since the leader opened
-    # the channel. Moving a channel does not count; an anchor has 0.
-    processed: int
-
-
-@frozen
-class PartitionStats:
-    """A partition as its leader sees it."""
-
-    leads: bool  # whether the node is the leader
-    written: int  # number of written messages; the last ones are removed again if a replica does not get them
-    start_offset: int  # byte offset of the first retained message
-    end_offset: int  # byte offset after the last one
-    channels: Mapping[str, ChannelStats]
-
-    @property
-    def committed(self) -> int:
-        """Number of messages that are known to be committed."""
-        return max((channel.messages for channel in self.channels.values()), default=0)
 
 
 @frozen
@@ -97,32 +71,26 @@ class Nodes:
 
     async def stats(self, leader: Leader, topic: str, partition: int) -> PartitionStats:
         """Return the statistics of a partition."""
-        stats = (await self._stats(leader, topic, partition)).get((topic, partition))
-        if stats is None or not stats.leads:
+        stats = (await self.led(leader, topic, partition)).get((topic, partition))
+        if stats is None:
             raise PartitionUnavailable(
                 "the node does not lead the partition", topic=topic, partition=partition, node=str(leader.http)
             )
         return stats
 
-    async def led(self, leader: Leader, topic: str | None) -> dict[tuple[str, int], PartitionStats]:
+    async def led(
+        self, leader: Leader, topic: str | None, partition: int | None = None
+    ) -> dict[tuple[str, int], PartitionStats]:
         """Return the statistics of all partitions that a node leads, by topic and partition, with one request.
 
         They are those of one topic, or with None of all topics of the node.
         """
-        found = await self._stats(leader, topic, None)
-        return {key: stats for key, stats in found.items() if stats.leads}
-
-    async def _stats(
-        self, leader: Leader, topic: str | None, partition: int | None
-    ) -> dict[tuple[str, int], PartitionStats]:
         body = await self._ask("GET", leader, "/stats", topic, partition, format="json", needClients="false")
         try:
-            data = unwrap(200, body, leader.http)
-            return {
-                (str(one["topic_name"]), int(one["topic_partition"])): _read_stats(one) for one in data["topics"] or ()
-            }
-        except (AttributeError, KeyError, TypeError, ValueError, LookupFailed) as error:
+            found = read_stats(unwrap(200, body, leader.http), leader.tcp)
+        except (LookupFailed, ProtocolError) as error:
             raise _unreadable("the statistics", body, leader, topic, partition) from error
+        return {(name, part.partition or 0): part for name, parts in found.items() for part in parts}
 
     async def position(self, leader: Leader, topic: str, partition: int, channel: str) -> ChannelPosition | None:
         """Return the position of a channel; None if the channel does not exist."""
@@ -146,13 +114,9 @@ class Nodes:
         except (KeyError, TypeError, ValueError) as error:
             raise _unreadable("a message's position", body, leader, topic, partition) from error
 
-    async def create_channel(self, leader: Leader, topic: str, partition: int, channel: str) -> None:
-        """Create a channel at the end of the partition if it does not exist."""
-        await self._ask("POST", leader, "/channel/create", topic, partition, channel=channel)
-
-    async def delete_channel(self, leader: Leader, topic: str, partition: int, channel: str) -> None:
-        """Delete a channel."""
-        await self._ask("POST", leader, "/channel/delete", topic, partition, channel=channel)
+    async def change_channel(self, leader: Leader, topic: str, partition: int, action: str, channel: str) -> None:
+        """Do ``create``, at the end of the partition if the channel does not exist, or ``delete``."""
+        await self._ask("POST", leader, f"/channel/{action}", topic, partition, channel=channel)
 
     async def move(self, leader: Leader, topic: str, partition: int, channel: str, count: int) -> None:
         """Move a channel behind ``count`` messages; the node does it soon after its response."""
@@ -162,23 +126,6 @@ class Nodes:
         self, method: str, leader: Leader, path: str, topic: str | None, partition: int | None, **params: str | int
     ) -> bytes:
         return await ask_node(self._http, method, leader.http, path, topic, partition, params)
-
-
-def _read_stats(found: Any) -> PartitionStats:
-    return PartitionStats(
-        leads=bool(found["is_leader"]),
-        written=int(found["message_count"]),
-        start_offset=int(found["backend_start"]),
-        end_offset=int(found["backend_depth"]),
-        channels={str(one["channel_name"]): _read_channel(one) for one in found["channels"] or ()},
-    )
-
-
-def _read_channel(found: Any) -> ChannelStats:
-    # each acknowledged message is counted in the class of its latency
-    counts = [found.get(name) or 0 for name in ("in_flight_count", "requeue_count", "timeout_count")]
-    counts += found.get("msg_delivery_latency_stats") or []
-    return ChannelStats(int(found["message_count"]), int(found.get("client_num") or 0), sum(map(int, counts)))
 
 
 def _unreadable(

@@ -36,7 +36,8 @@ from tests.support.fake_nsqd import scripted_lookup, until
 from tests.support.messages import placed
 
 if TYPE_CHECKING:
-    from nsqext.spark.cluster.node_http import Leader, PartitionStats
+    from nsqext.admin import PartitionStats
+    from nsqext.spark.cluster.node_http import Leader
     from tests.support.spark_cluster import Servers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]  # a real cluster takes a while to make a topic
@@ -136,7 +137,7 @@ async def test_the_end_of_a_topic_without_channels(servers: Servers, topics: dic
 
         await eventually(no_channel)
         assert await ends(admin, topic, 0) == (0, end + 7)
-        await admin.leaders.nodes.create_channel(leader, topic, 0, servers.channel)
+        await admin.leaders.nodes.change_channel(leader, topic, 0, "create", servers.channel)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -296,7 +297,7 @@ async def test_an_anchor_that_was_created_and_not_moved(servers: Servers, topics
     async with Admin(access(servers.lookupd)) as admin:
         leader, _ = await admin.leaders.leader(topic, 0)
         for name in (f"{channel}.setup", channel):
-            await admin.leaders.nodes.create_channel(leader, topic, 0, name)
+            await admin.leaders.nodes.change_channel(leader, topic, 0, "create", name)
         assert await admin.anchor_count(topic, 0, channel) is None
         await admin.create_anchor(topic, 0, channel, 4)
         assert await admin.anchor_count(topic, 0, channel) == 4
@@ -329,7 +330,7 @@ async def test_the_end_excludes_messages_that_are_not_committed() -> None:
             leader, _ = await admin.leaders.leader(topic, 0)
 
             async def written() -> bool:
-                return (await admin.leaders.nodes.stats(leader, topic, 0)).written == 6
+                return (await admin.leaders.nodes.stats(leader, topic, 0)).messages == 6
 
             cluster.faults.freeze(follower)
             async with anyio.create_task_group() as tasks:
@@ -376,7 +377,7 @@ async def test_requests_to_a_former_leader(cluster: Cluster) -> None:
         for asked in (
             lambda: admin.leaders.nodes.stats(old, topic, 0),
             lambda: admin.leaders.nodes.move(old, topic, 0, "other", 2),
-            lambda: admin.leaders.nodes.create_channel(old, topic, 0, "new"),
+            lambda: admin.leaders.nodes.change_channel(old, topic, 0, "create", "new"),
         ):
             with pytest.raises(PartitionUnavailable):
                 await asked()

@@ -70,7 +70,7 @@ async def test_nodes_that_do_not_lead() -> None:
                 await nodes.stats(leader, "t", 3)
         node.set_response("/stats", {"topics": [{**expected, "is_leader": True}]})
         stats = await nodes.stats(leader, "t", 3)
-        assert (stats.written, stats.committed) == (1, 0), "the number of committed messages is unknown"
+        assert (stats.messages, stats.committed) == (1, 0), "the number of committed messages is unknown"
 
 
 @pytest.mark.anyio
@@ -122,5 +122,5 @@ async def test_refusals(status: int, text: str, kind: type[NsqError]) -> None:
     async with LookupClient([str(address)]) as client:
         with respx.mock, pytest.raises(kind) as caught:
             respx.post("http://127.0.0.1:4151/channel/create").respond(status, json={"message": text})
-            await Nodes(client.http).create_channel(Leader(address, address), "t", 3, "c")
+            await Nodes(client.http).change_channel(Leader(address, address), "t", 3, "create", "c")
         assert (caught.value.topic, caught.value.partition) == ("t", 3)

@@ -57,8 +57,8 @@ def run(
             for (partition, name), stats in found.items():
                 if not _can_be_anchor(stats):
                     raise InvalidState(
-                        f"the channel {name} has {stats.connections} consumers, and consumers processed {_processed(stats)} "
-                        "messages: it is not an anchor channel",
+                        f"the channel {name} has {stats.connections} consumers, and consumers processed "
+                        f"{_processed(stats)} messages: it is not an anchor channel",
                         topic=topic,
                         partition=partition,
                         hint="nsqext channel delete deletes channels of consumers",

@@ -163,10 +163,6 @@ class PartitionBounds:
 
         return await self._leaders.ask(topic, partition, search)
 
-    async def offset_of(self, topic: str, partition: int, count: int) -> int:
-        """Return the byte offset of a committed message; see `message`."""
-        return (await self.message(topic, partition, count)).offset
-
     async def message(self, topic: str, partition: int, count: int) -> MessagePosition:
         """Return the position of a committed message, counted from 0, or of the first one that is retained."""
         return await self._leaders.ask(topic, partition, self._leaders.nodes.message, "count", count + 1)

@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import anyio
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
 
 from nsqext.errors import InvalidPartition, InvalidSetting, LookupFailed, NsqError, PartitionUnavailable, TopicNotFound
 from nsqext.lookup.http import LookupHttp
 from nsqext.lookup.metadata import MetadataCache
 from nsqext.spark.cluster.node_http import Leader, Nodes
+from nsqext.waits import pause_after
 
 if TYPE_CHECKING:
     from nsqext.lookup.partition_map import PartitionMap
@@ -41,10 +41,6 @@ _FIRST_PAUSE = 0.02
 _LAST_PAUSE = 0.5
 _QUIET = 3.0  # seconds for which errors that are retried are not logged: most leader changes take less time
 _LOG_INTERVAL = 10.0  # seconds between two log records about errors that are retried
-
-
-def _is_worth_retrying(error: BaseException) -> bool:
-    return isinstance(error, NsqError) and error.retryable and not isinstance(error, TopicNotFound)
 
 
 class _Absences:
@@ -212,37 +208,22 @@ class LeaderLocator:
 
     async def retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Try until it succeeds or the timeout is over."""
-        retrying = AsyncRetrying(
-            sleep=anyio.sleep,
-            retry=retry_if_exception(_is_worth_retrying),
-            stop=self._is_over,
-            wait=wait_random_exponential(multiplier=_FIRST_PAUSE, max=_LAST_PAUSE),
-            before_sleep=self._log_attempt,
-            reraise=True,
-        )
+        began, attempts = anyio.current_time(), 0
+        while True:
+            try:
+                return await attempt()
+            except NsqError as error:
+                unanswered = self._metadata.answer_age is None
+                waited, limit = anyio.current_time() - began, self._first_contact if unanswered else self._timeout
+                if not error.retryable or isinstance(error, TopicNotFound) or waited >= limit:
+                    if unanswered and isinstance(error, LookupFailed) and error.hint is None:
+                        error.hint = "check the option lookupd: it takes the HTTP addresses of nsqlookupd, host:port"
+                    raise
+                self.log_retry(waited, limit, error)
+            attempts += 1
+            await anyio.sleep(pause_after(_FIRST_PAUSE, _LAST_PAUSE, attempts))
 
-        async def run() -> T:  # tenacity awaits coroutine functions only
-            return await attempt()
-
-        try:
-            return await retrying(run)
-        except LookupFailed as error:
-            if self._metadata.answer_age is None and error.hint is None:
-                error.hint = "check the option lookupd: it takes the HTTP addresses of nsqlookupd, host:port"
-            raise
-
-    @property
-    def _limit(self) -> float:
-        return self._first_contact if self._metadata.answer_age is None else self._timeout
-
-    def _is_over(self, state: RetryCallState) -> bool:
-        return (state.seconds_since_start or 0.0) >= self._limit
-
-    def _log_attempt(self, state: RetryCallState) -> None:
-        if state.outcome is not None:
-            self.log_retry(state.seconds_since_start or 0.0, self._limit, state.outcome.exception())
-
-    def log_retry(self, waited: float, limit: float, error: BaseException | None) -> None:
+    def log_retry(self, waited: float, limit: float, error: NsqError) -> None:
         """Log an error after which a request is repeated: the first time after some seconds, then at intervals."""
         now = anyio.current_time()
         if waited >= _QUIET and now - self._logged_at >= _LOG_INTERVAL:

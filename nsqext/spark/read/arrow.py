@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import orjson
@@ -18,6 +18,7 @@ from nsqext.spark.columns import arrow_schema
 from nsqext.spark.option_values import BASE_COLUMNS, Columns
 
 if TYPE_CHECKING:
+    from nsqext.spark.options import SourceOptions
     from nsqext.spark.read.frames import MessageColumns
 
 _BATCH_BYTES = 64 << 20
@@ -36,6 +37,11 @@ class RowFormat:
     columns: Columns = BASE_COLUMNS
     headers_as_array: bool = False  # the column `headers` is an array of structs
     decompress: bool = True
+
+    @classmethod
+    def of(cls, options: SourceOptions) -> Self:
+        """Return what the rows of a query contain."""
+        return cls(options.columns, options.headers_as_array, options.client.consumer().delivery.decompress)
 
     @property
     def schema(self) -> pa.Schema:

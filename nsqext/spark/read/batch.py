@@ -59,43 +59,29 @@ class FilterPruning(Pruning):
             return False
         name, value = attribute[0].lower(), getattr(found, "value", None)
         if name in ("topic", "partition"):
-            return self._take_choice(name, _chosen(found, value, str if name == "topic" else int))
-        if name == "offset" and type(value) is int:
-            return self._take_offset(found, value)
+            chosen, member = _chosen(found, value, str if name == "topic" else int), f"{name}s"
+            if chosen is not None:
+                known = getattr(self, member)
+                setattr(self, member, chosen if known is None else known & chosen)
+            return chosen is not None
+        if name == "offset" and type(value) is int and (bounds := _bounds(found, value)) is not None:
+            first, end = bounds
+            self.start: int = max(self.start, first or 0)
+            self.end: int | None = _least(self.end, end)
+            return True
         if name == "timestamp" and isinstance(value, datetime) and value.tzinfo is not None:
-            self._take_time(found, value)
+            # excludes times that cannot match; Spark evaluates the filter
+            moment = int(value.timestamp() * 1000)
+            first, end = _bounds(found, moment) or (None, None)
+            if first is not None:
+                self.since: int | None = max(self.since or 0, moment)
+            if end is not None:
+                self.until: int | None = _least(self.until, moment + 1)
         return False
 
-    def _take_choice(self, name: str, chosen: frozenset[Any] | None) -> bool:
-        if chosen is None:
-            return False
-        if name == "topic":
-            self.topics: frozenset[str] | None = chosen if self.topics is None else self.topics & chosen
-        else:
-            self.partitions: frozenset[int] | None = chosen if self.partitions is None else self.partitions & chosen
-        return True
 
-    def _take_offset(self, found: spark.Filter, value: int) -> bool:
-        bounds = _bounds(found, value)
-        if bounds is None:
-            return False
-        first, end = bounds
-        if first is not None:
-            self.start: int = max(self.start, first)
-        if end is not None:
-            self.end: int | None = end if self.end is None else min(self.end, end)
-        return True
-
-    def _take_time(self, found: spark.Filter, value: datetime) -> None:
-        """Exclude times that cannot match; Spark evaluates the filter."""
-        moment = int(value.timestamp() * 1000)
-        bounds = _bounds(found, moment)
-        if bounds is None:
-            return
-        if bounds[0] is not None:
-            self.since: int | None = moment if self.since is None else max(self.since, moment)
-        if bounds[1] is not None:
-            self.until: int | None = moment + 1 if self.until is None else min(self.until, moment + 1)
+def _least(one: int | None, other: int | None) -> int | None:
+    return min((number for number in (one, other) if number is not None), default=None)
 
 
 def _chosen(found: spark.Filter, value: Any, kind: type) -> frozenset[Any] | None:

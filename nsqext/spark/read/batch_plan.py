@@ -107,7 +107,7 @@ def read_ranges(options: SourceOptions, ranges: Iterable[Range]) -> Iterator[Rec
 
     Without ``failOnDataLoss``, messages that are not retained any more and deleted topics are skipped.
     """
-    rows = RowFormat(options.columns, options.headers_as_array, options.client.consumer().delivery.decompress)
+    rows = RowFormat.of(options)
     reader = TaskReader(options, ranges)
     for found, block in portal.iterate(reader, reader.next_block):
         yield from to_batches(block.columns, block.first, found.topic, found.partition, rows)

@@ -197,7 +197,7 @@ class ChannelReader(BlockingClient[ChannelBatches]):
 
 def rows_of(options: SourceOptions, messages: Iterable[Message]) -> list[pa.RecordBatch]:
     """Return messages as rows, ordered by partition; their offsets are unknown."""
-    rows = RowFormat(options.columns, options.headers_as_array, options.client.consumer().delivery.decompress)
+    rows = RowFormat.of(options)
     by_partition: dict[tuple[str, int], list[RawMessage]] = {}
     for message in messages:
         by_partition.setdefault((message.topic, message.partition), []).append(message)

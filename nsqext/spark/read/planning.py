@@ -95,7 +95,7 @@ def lags_of(
     topics = {topic for topic, _ in start} if topics is None else topics
     for key, count in start.items():
         if key not in found and fail_on_data_loss:
-            raise DataLoss("the partition does not exist any more", topic=key[0], partition=key[1], hint=LOST)
+            raise _lost(key, "the partition does not exist any more")
         lags[key] = Lag(count, 0)
     for key, state in found.items():
         known = lags[key].begin if key in lags else None
@@ -126,30 +126,23 @@ def _begin(known: int | None, state: PartitionState) -> int:
     return state.start if state.anchor is None else state.end
 
 
+def _lost(key: Key, what: str, hint: str = LOST) -> DataLoss:
+    return DataLoss(what, topic=key[0], partition=key[1], hint=hint)
+
+
 def _check_kept(key: Key, known: int | None, state: PartitionState, *, is_new_topic: bool) -> None:
-    topic, partition = key
     if known is not None and known > state.end:
-        raise DataLoss(
-            f"{known} messages were read, but the partition has only {state.end}: it was truncated or recreated",
-            topic=topic,
-            partition=partition,
-            hint=LOST,
-        )
+        what = f"{known} messages were read, but the partition has only {state.end}: it was truncated or recreated"
+        raise _lost(key, what)
     if known is not None and state.anchor is None:
-        raise DataLoss(
+        raise _lost(
+            key,
             "the anchor channel does not exist: it was deleted, the topic was recreated, or the option channel was "
             "changed although the checkpoint is older",
-            topic=topic,
-            partition=partition,
-            hint=f"use the channel that the checkpoint was made with; {LOST}",
+            f"use the channel that the checkpoint was made with; {LOST}",
         )
     if (known or 0) < state.start and not is_new_topic:
-        raise DataLoss(
-            f"the messages from {known or 0} to {state.start} are not retained any more",
-            topic=topic,
-            partition=partition,
-            hint=LOST,
-        )
+        raise _lost(key, f"the messages from {known or 0} to {state.start} are not retained any more")
 
 
 def only(offsets: Offsets, topics: Mapping[str, tuple[int, ...] | None]) -> Offsets:
@@ -178,40 +171,25 @@ def plan_ranges(
     """
     ranges: list[Range] = []
     topics = {topic for topic, _ in start}
-    for (topic, partition), last in sorted(end.items()):
-        first = start.get((topic, partition), 0)
-        state = found.get((topic, partition), PartitionState(0, last))
+    for key, last in sorted(end.items()):
+        first = start.get(key, 0)
+        state = found.get(key, PartitionState(0, last))
         if fail_on_data_loss:
-            _check_range(topic, partition, first, last, state, is_new_topic=topic not in topics)
+            _check_range(key, first, last, state, is_new_topic=key[0] not in topics)
         first, last = max(first, state.start), min(last, state.end)
         if state.divergence is not None:
             last = min(last, state.divergence)
         if first < last:
-            ranges.append(Range(topic, partition, first, last))
+            ranges.append(Range(*key, first, last))
     return ranges
 
 
-def _check_range(
-    topic: str, partition: int, first: int, last: int, state: PartitionState, *, is_new_topic: bool
-) -> None:
+def _check_range(key: Key, first: int, last: int, state: PartitionState, *, is_new_topic: bool) -> None:
     if first > last:
-        raise DataLoss(
-            f"the batch begins at {first} and ends at {last}",
-            topic=topic,
-            partition=partition,
-            hint="the anchor channel was moved, or resetChannel was used again: use a new checkpoint or a new channel",
-        )
+        hint = "the anchor channel was moved, or resetChannel was used again: use a new checkpoint or a new channel"
+        raise _lost(key, f"the batch begins at {first} and ends at {last}", hint)
     if first < last and last > state.end:
-        raise DataLoss(
-            f"the batch ends at {last}, but the partition has only {state.end} messages: it was truncated",
-            topic=topic,
-            partition=partition,
-            hint=LOST,
-        )
+        what = f"the batch ends at {last}, but the partition has only {state.end} messages: it was truncated"
+        raise _lost(key, what)
     if first < min(state.start, last) and not is_new_topic:
-        raise DataLoss(
-            f"the messages from {first} to {min(state.start, last)} are not retained any more",
-            topic=topic,
-            partition=partition,
-            hint=LOST,
-        )
+        raise _lost(key, f"the messages from {first} to {min(state.start, last)} are not retained any more")

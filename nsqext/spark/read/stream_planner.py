@@ -271,19 +271,16 @@ async def within_bytes(
     """
     behind = {key: lag for key, lag in lags.items() if lag.count}
 
-    async def first_of(key: Key) -> int:
-        return await admin.bounds.offset_of(*key, behind[key].begin)
-
-    firsts = await gather(behind, first_of)
-    sizes = {key: max(found[key].end_offset - first, 1) for key, first in firsts.items()}
+    firsts = await gather(behind, lambda key: admin.bounds.message(*key, behind[key].begin))
+    sizes = {key: max(found[key].end_offset - first.offset, 1) for key, first in firsts.items()}
     shares = share(sizes, limit, _turn(lags))
 
     async def count_of(key: Key) -> int:
-        lag, stop = behind[key], firsts[key] + shares[key]
+        lag, stop = behind[key], firsts[key].offset + shares[key]
         if shares[key] in (0, sizes[key]):
             return lag.count if shares[key] else 0
         last = lag.begin + lag.count - 1
-        if lag.count > 1 and stop < await admin.bounds.offset_of(*key, last):
+        if lag.count > 1 and stop < (await admin.bounds.message(*key, last)).offset:
             last = await admin.bounds.count_before(*key, stop)
         # the end of the last message may be unknown: the next batch reads it
         return max(last - lag.begin, 1)

@@ -34,17 +34,6 @@ class Written(WriterCommitMessage):
     tallies: Mapping[tuple[str, int], int]
 
 
-def _log(what: str, messages: Sequence[WriterCommitMessage | None]) -> None:
-    written = [message for message in messages if isinstance(message, Written)]
-    logger.info(
-        "%s: %d messages of %d tasks, %d tasks failed",
-        what,
-        sum(sum(message.tallies.values()) for message in written),
-        len(written),
-        len(messages) - len(written),
-    )
-
-
 class _TaskWriter:
     """Publishes the rows of tasks."""
 
@@ -59,28 +48,32 @@ class _TaskWriter:
         """Publish the rows of a task; return after every message is acknowledged."""
         return Written(publish_rows(self._options, self._columns, self._origin(self._job), iterator))
 
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:
+        """Log the number of published messages."""
+        _log("written", messages, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:
+        """Log the number of published messages, which cannot be removed."""
+        _log("aborted after publishing", messages, batchId)
+
+
+def _log(what: str, messages: Sequence[WriterCommitMessage | None], batch: int | None) -> None:
+    written = [message for message in messages if isinstance(message, Written)]
+    logger.info(
+        "%s %s: %d messages of %d tasks, %d tasks failed",
+        "batch" if batch is None else f"micro-batch {batch}",
+        what,
+        sum(sum(message.tallies.values()) for message in written),
+        len(written),
+        len(messages) - len(written),
+    )
+
 
 class NsqWriter(_TaskWriter, DataSourceArrowWriter):
     """Publishes the rows of a batch."""
-
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Log the number of published messages."""
-        _log("batch written", messages)
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Log the number of published messages, which cannot be removed."""
-        _log("batch aborted after publishing", messages)
 
 
 class NsqStreamWriter(_TaskWriter, DataSourceStreamArrowWriter):
     """Publishes the rows of micro-batches."""
 
     _origin = staticmethod(Origin.of_query)
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Log the number of published messages."""
-        _log(f"micro-batch {batchId} written", messages)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Log the number of published messages, which cannot be removed."""
-        _log(f"micro-batch {batchId} aborted after publishing", messages)

@@ -150,7 +150,7 @@ async def test_messages_are_found_by_position(servers: Servers, topics: dict[str
         offsets = [placed(receipt)[1] for receipt in receipts]
         assert bounds.end_offset == offsets[-1] + placed(receipts[-1])[2]
         for number, offset in enumerate(offsets, first):
-            assert await admin.bounds.offset_of(topic, 1, number) == offset
+            assert (await admin.bounds.message(topic, 1, number)).offset == offset
             assert await admin.bounds.count_before(topic, 1, offset) == number
         for place in (offsets[0] + 1, offsets[1] - 1):
             assert await admin.bounds.count_before(topic, 1, place) == first

@@ -8,8 +8,7 @@ import typer
 
 from nsqext.cli.command import examples
 from nsqext.cli.connection import Connection, Json, load_settings
-from nsqext.cli.contexts import contexts_file, load_contexts, save_contexts
-from nsqext.cli.output import show
+from nsqext.cli.contexts import Contexts, contexts_file, load_contexts, save_contexts
 from nsqext.client.settings import app_schema
 from nsqext.errors import InvalidSetting
 from nsqext.errors.redaction import redact_url
@@ -35,8 +34,9 @@ def set_context(
     found = load_settings(url, environ={})
     if not found.lookupd and not found.nsqd:
         raise InvalidSetting("the URL has no address", hint="write nsq://HOST:PORT")
-    save_contexts(load_contexts().with_context(name, url))
-    show({"context": name, "url": _shown(url)}, f"context {name} is {_shown(url)}, in {contexts_file()}")
+    contexts = load_contexts()
+    save_contexts(Contexts({**contexts.urls, name: url}, contexts.current or name))
+    Connection().show({"context": name, "url": _shown(url)}, f"context {name} is {_shown(url)}, in {contexts_file()}")
 
 
 @app.command("list")
@@ -57,13 +57,18 @@ def list_contexts(json: Json = False) -> None:
 @examples("nsqext config use prod")
 def use(name: Name) -> None:
     """Select the current context: commands use it if neither options nor the environment give an address."""
-    save_contexts(load_contexts().using(name))
-    show({"context": name, "current": True}, f"{name} is the current context")
+    contexts = load_contexts()
+    contexts.url(name)  # raises for an unknown one
+    save_contexts(Contexts(contexts.urls, name))
+    Connection().show({"context": name, "current": True}, f"{name} is the current context")
 
 
 @app.command("delete")
 @examples("nsqext config delete prod")
 def delete(name: Name) -> None:
     """Delete a context."""
-    save_contexts(load_contexts().without(name))
-    show({"context": name, "deleted": True}, f"context {name} is deleted")
+    contexts = load_contexts()
+    contexts.url(name)  # raises for an unknown one
+    urls = {other: url for other, url in contexts.urls.items() if other != name}
+    save_contexts(Contexts(urls, None if contexts.current == name else contexts.current))
+    Connection().show({"context": name, "deleted": True}, f"context {name} is deleted")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any, Unpack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Unpack
 
 import anyio
 import typer
@@ -24,11 +24,15 @@ from nsqext.errors import (
 from nsqext.waits import Doubling
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from nsqext import Admin, App, Consumer, Producer
     from nsqext.admin import TopicInfo
     from nsqext.client.consumer.options import ConsumerOptions, ConsumerSettings
     from nsqext.client.producer.options import ProducerSettings
     from nsqext.settings import Given
+
+T = TypeVar("T")
 
 _PANEL = "Connection and output"
 _STARTUP = 60.0  # seconds that a lookup service may take to start
@@ -220,6 +224,19 @@ class Connection:
         from rich.console import Console
 
         Console().print(make_table(columns, records, title))
+
+    @contextmanager
+    def live(
+        self, table: Callable[[T], RenderableType], records: Callable[[T], Iterable[Mapping[str, Any]]]
+    ) -> Iterator[Callable[[T], None]]:
+        """Yield a function that shows values: as a table that is updated, elsewhere as lines of JSON."""
+        if not self.for_people:
+            yield lambda value: self.table((), records(value))
+            return
+        from rich.live import Live
+
+        with Live(auto_refresh=False) as live:
+            yield lambda value: live.update(table(value), refresh=True)
 
 
 def _consumes_all(consumer: Consumer, topic: TopicInfo) -> bool:

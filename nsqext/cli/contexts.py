@@ -12,7 +12,7 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from nsqext.errors import InvalidSetting
 
@@ -34,21 +34,6 @@ class Contexts:
                 f"there is no context {name!r}", hint=f"known: {known}; `nsqext config set {name} URL` creates one"
             )
         return self.urls[name]
-
-    def with_context(self, name: str, url: str) -> Contexts:
-        """Return the contexts with another one added; the first one becomes the current one."""
-        return evolve(self, urls={**self.urls, name: url}, current=self.current or name)
-
-    def without(self, name: str) -> Contexts:
-        """Return the contexts without one."""
-        self.url(name)
-        urls = {key: url for key, url in self.urls.items() if key != name}
-        return Contexts(urls, None if self.current == name else self.current)
-
-    def using(self, name: str) -> Contexts:
-        """Return the contexts with another current one."""
-        self.url(name)
-        return evolve(self, current=name)
 
 
 def contexts_file() -> Path:

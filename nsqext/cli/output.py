@@ -13,11 +13,6 @@ import typer
 from nsqext.arguments import is_number
 
 
-def show(record: Mapping[str, Any], text: str) -> None:
-    """Print a result: text at a terminal, a line of JSON elsewhere."""
-    print_record(record, text, json=not sys.stdout.isatty())
-
-
 def print_record(record: Mapping[str, Any], text: str, *, json: bool) -> None:
     """Print a result as a line of JSON, or as text with control characters escaped."""
     if not json:

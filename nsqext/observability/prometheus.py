@@ -7,6 +7,7 @@ import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -57,27 +58,16 @@ class _Series:
 
     name: str  # name without the namespace
     help: str
-    kind: Literal["counter", "gauge"]
-    # returns the values by additional labels; None for no value
-    read: Callable[[Any], dict[tuple[str, ...], float | None]]
+    # returns the value, None for no value; or the values by additional labels
+    read: Callable[[Any], float | dict[tuple[str, ...], float | None] | None]
+    kind: Literal["counter", "gauge"] = "gauge"
     combine: Callable[[float, float], float] = float.__add__  # combines the values of clients with the same labels
     labels: tuple[str, ...] = ()  # names of additional labels
 
 
-def _value(read: Callable[[Any], float | None]) -> Callable[[Any], dict[tuple[str, ...], float | None]]:
-    return lambda statistics: {(): read(statistics)}
-
-
-def _count(name: str, help: str, read: Callable[[Any], float | None]) -> _Series:
-    return _Series(name, help, "counter", _value(read))
-
-
-def _sum(name: str, help: str, read: Callable[[Any], float | None]) -> _Series:
-    return _Series(name, help, "gauge", _value(read))
-
-
-def _highest(name: str, help: str, read: Callable[[Any], float | None]) -> _Series:
-    return _Series(name, help, "gauge", _value(read), max)
+_sum = _Series
+_highest = partial(_Series, combine=max)
+_count = partial(_Series, kind="counter")
 
 
 def _outcomes(statistics: ProducerStatistics) -> dict[tuple[str, ...], float | None]:
@@ -95,7 +85,7 @@ def _backoff(statistics: ConsumerStatistics) -> float:
 _PRODUCER = (
     _sum("producer_connections", "Open connections to nodes.", lambda found: found.connections),
     _sum("producer_pending_requests", "Requests that wait for a response.", lambda found: found.pending),
-    _Series("producer_messages", "Messages by outcome.", "counter", _outcomes, labels=("outcome",)),
+    _count("producer_messages", "Messages by outcome.", _outcomes, labels=("outcome",)),
     _count("producer_retries", "Attempts after the first one of a publish.", lambda found: found.retries),
     _count("producer_sent_bytes", "Bytes of publishes with a response.", lambda found: found.bytes_sent),
     _highest("producer_lookup_age_seconds", "Time since the last response of lookup.", lambda found: found.lookup_age),
@@ -163,7 +153,8 @@ class _ClientCollector:
         for series in table:
             values: dict[tuple[str, ...], float] = {}
             for own, statistics in clients:
-                for further, value in series.read(statistics).items():
+                found = series.read(statistics)
+                for further, value in (found if isinstance(found, dict) else {(): found}).items():
                     name = (*own, *further)
                     if value is not None:
                         number = float(value)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import orjson
+from anyio.from_thread import start_blocking_portal
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -25,6 +26,8 @@ from nsqext.client.producer.producer import Producer
 from nsqext.client.settings import producer_settings, settings_for
 from nsqext.errors import InvalidInput, NsqError, TopicNotFound
 from nsqext.http.api import Call, HttpFault, first_values
+from nsqext.http.uvicorn_server import HttpServer, listen
+from nsqext.types import Address
 from nsqext.web import drawings
 from nsqext.web.actions import ACTIONS, Action, Form, Target, topic_page
 from nsqext.web.monitor import Monitor, Snapshot
@@ -32,6 +35,8 @@ from nsqext.web.pages import Page, Pages
 from nsqext.web.security import Refused, Security, WebOptions
 
 if TYPE_CHECKING:
+    import socket
+
     from anyio.abc import TaskStatus
 
     from nsqext.broker import Cluster
@@ -302,3 +307,26 @@ class WebPage:
         status = error.status_code
         text = "the page does not exist" if status == 404 else "the address does not allow this method"
         return self._error_page(request, status, text, "the overview has links to all pages")
+
+
+async def serve(
+    page: WebPage, listener: socket.socket, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+) -> None:
+    """Serve on asyncio until cancelled, then close the listening socket, which it owns, and every connection."""
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(page.run)
+        await tasks.start(HttpServer(page).serve, listener)
+        task_status.started()
+
+
+@contextmanager
+def served(page: WebPage, address: Address) -> Iterator[Address]:
+    """Serve in a thread while the block runs; yield the address with its port."""
+    listener = listen(address)
+    bound = Address(address.host, listener.getsockname()[1])
+    with listener, start_blocking_portal("asyncio") as portal:
+        serving, _ = portal.start_task(serve, page, listener)
+        try:
+            yield bound
+        finally:
+            serving.cancel()

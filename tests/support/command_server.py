@@ -32,7 +32,7 @@ LARGEST = 1 << 18
 """Largest size of a request in bytes."""
 
 _LAZY = (
-    *("anyio._backends._asyncio", "httpcore", "nsqext.broker", "nsqext.broker.standalone", "nsqext.web.server"),
+    *("anyio._backends._asyncio", "httpcore", "nsqext.broker", "nsqext.broker.standalone", "nsqext.web.app"),
     *("rich.live", "rich.progress"),
 )
 """Modules that commands import lazily."""

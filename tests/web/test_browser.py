@@ -21,7 +21,7 @@ from nsqext import sync
 from nsqext.broker import Cluster
 from nsqext.types import Address
 from nsqext.web import WebOptions, WebPage
-from nsqext.web.server import served
+from nsqext.web.app import served
 from tests.support.browser import Browser, running_browser
 
 if TYPE_CHECKING:

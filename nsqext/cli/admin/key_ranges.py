@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import anyio
 import typer
 from attrs import asdict, frozen
 from rich.box import SIMPLE
 from rich.console import Console
-from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
@@ -87,26 +86,19 @@ async def run(
     """Show ranges, rates and the replay set of a key_failover channel, until ^C."""
     check_topic(topic)
     check_channel(channel)
-    console, name = Console(), f"{topic} / {channel}"
+    width, name = Console().width, f"{topic} / {channel}"
+
+    def records(found: list[PartitionRanges]) -> list[dict[str, Any]]:
+        return [{"topic": topic, "channel": channel, **asdict(one)} for one in found]
+
     async with connection.admin() as admin:
         found = await look(admin, topic, channel)
-        if not connection.for_people:
-            while True:
-                for one in found:
-                    connection.show({"topic": topic, "channel": channel, **asdict(one)}, "")
-                if once:
-                    return
+        with connection.live(lambda found: make_table(name, found, width), records) as show:
+            show(found)
+            while not once:
                 await anyio.sleep(interval)
                 found = await _look_again(admin, topic, channel, found)
-        table = make_table(name, found, console.width)
-        if once:
-            console.print(table)
-            return
-        with Live(table, console=console, auto_refresh=False) as live:
-            while True:
-                await anyio.sleep(interval)
-                found = await _look_again(admin, topic, channel, found)
-                live.update(make_table(name, found, console.width), refresh=True)
+                show(found)
 
 
 async def _look_again(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
@@ -94,22 +93,11 @@ async def run(
         if not watch:
             connection.table(COLUMNS, stats_records(await look(admin, topic, channel), rates))
             return
-        with _live_table(connection) as show:
+        timed = partial(map, lambda record: {"time": time.time(), **record})
+        with connection.live(partial(make_table, COLUMNS), timed) as show:
             while True:
                 show(stats_records(await look(admin, topic, channel), rates))
                 number += 1
                 if number == count:
                     return
                 await anyio.sleep(interval)
-
-
-@contextmanager
-def _live_table(connection: Connection) -> Iterator[Callable[[list[dict[str, Any]]], None]]:
-    """Yield a function that shows records in a table that is updated, or prints them with their time."""
-    if not connection.for_people:
-        yield lambda records: connection.table(COLUMNS, [{"time": time.time(), **record} for record in records])
-        return
-    from rich.live import Live
-
-    with Live(auto_refresh=False) as live:
-        yield lambda records: live.update(make_table(COLUMNS, records), refresh=True)

@@ -14,7 +14,6 @@ from attrs import define, field
 from nsqext import Consumer, Message, Producer
 from nsqext.cli.command import command, examples, perform
 from nsqext.cli.connection import Connection
-from nsqext.cli.output import show
 from nsqext.errors import InvalidSetting
 
 _clock = time.perf_counter
@@ -63,7 +62,7 @@ def _report(what: str, count: int, elapsed: float, seconds: list[float]) -> None
         cuts = statistics.quantiles(seconds, n=100)
         record |= {"p50_ms": cuts[49] * 1e3, "p99_ms": cuts[98] * 1e3}
         text += f"; one call {cuts[49] * 1e3:.2f} ms (median), {cuts[98] * 1e3:.2f} ms (99 %)"
-    show(record, text)
+    Connection().show(record, text)
 
 
 async def _measure(load: _Load, producer: Producer, consumer: Consumer) -> None:

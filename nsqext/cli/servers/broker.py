@@ -185,7 +185,7 @@ def _served_page(cluster: Cluster, options: WebOptions | None, port: int) -> Ite
         yield ""
         return
     from nsqext.web import WebPage
-    from nsqext.web.server import served
+    from nsqext.web.app import served
 
     with served(WebPage(cluster.lookupd, options, cluster=cluster), Address("127.0.0.1", port)) as address:
         yield f"http://{address}/"

@@ -101,7 +101,7 @@ async def _serve_until_signal(lookupd: str | Sequence[str], options: WebOptions,
     from nsqext.client.tasks import stop_on_signals
     from nsqext.http.uvicorn_server import listen
     from nsqext.web import WebPage
-    from nsqext.web.server import serve
+    from nsqext.web.app import serve
 
     page = WebPage(lookupd, options)
     with listen(address) as listener:

@@ -13,20 +13,14 @@ import shutil
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from hashlib import sha256
 from importlib import import_module, invalidate_caches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pyspark import cloudpickle
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    DataSourceStreamWriter,
-    DataSourceWriter,
-    SimpleDataSourceStreamReader,
-)
+from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -129,22 +123,15 @@ class ShippedSource(DataSource):
         """Return the schema of rows that are read."""
         return self._source().schema()
 
-    def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of a batch."""
-        return shipped(self._source().reader(schema), self.archive)
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the reader of a stream whose ranges can be read again."""
-        return shipped(self._source().streamReader(schema), self.archive)
+def _sent(name: str) -> Callable[..., Any]:
+    """Return a method that sends the reader or writer that the source's method of this name makes."""
 
-    def simpleStreamReader(self, schema: StructType) -> SimpleDataSourceStreamReader:
-        """Return the reader of a stream that consumes a channel."""
-        return shipped(self._source().simpleStreamReader(schema), self.archive)
+    def method(self: ShippedSource, *arguments: Any) -> Any:
+        return shipped(getattr(self._source(), name)(*arguments), self.archive)
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return the writer of a batch."""
-        return shipped(self._source().writer(schema, overwrite), self.archive)
+    return method
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """Return the writer of a micro-batch."""
-        return shipped(self._source().streamWriter(schema, overwrite), self.archive)
+
+for _name in ("reader", "streamReader", "simpleStreamReader", "writer", "streamWriter"):
+    setattr(ShippedSource, _name, _sent(_name))

@@ -313,7 +313,7 @@ async def ends(servers: Servers, topics: dict[str, int]) -> dict[tuple[str, int]
     """Return where the partitions end, as the servers say."""
     async with Admin(ClientConfig(tuple(servers.lookupd))) as admin:
         return {
-            (topic, partition): (await admin.bounds.of(topic, partition)).end
+            (topic, partition): (await admin.bounds(topic, partition)).end
             for topic, partitions in topics.items()
             for partition in range(partitions)
         }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nsqext.spark.py_files import link_for_streams
+from nsqext.spark.source import link_for_streams
 
 
 @pytest.mark.parametrize("session", ["", "6f0c"])

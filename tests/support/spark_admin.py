@@ -70,10 +70,6 @@ class FakeAdmin:
         return self
 
     @property
-    def bounds(self) -> FakeAdmin:
-        return self
-
-    @property
     def admin(self) -> Admin:
         """This object, typed as the real one."""
         return cast("Admin", self)
@@ -93,18 +89,13 @@ class FakeAdmin:
     async def is_deleted(self, topic: str) -> bool:
         return not any(name == topic for name, _ in self.logs)
 
-    async def of(self, topic: str, partition: int, patience: float = 8.0) -> Log:
+    async def bounds(self, topic: str, partition: int, patience: float = 8.0) -> Log:
         self.asked += 1
         log = self.log(topic, partition)
         return evolve(log, end=log.end - log.late) if patience < 1 else log
 
     async def survey(self, keys: Iterable[Key], patience: float = 8.0) -> dict[Key, Log]:
-        return {key: await self.of(*key, patience) for key in keys}
-
-    async def offset_of(self, topic: str, partition: int, count: int) -> int:
-        log = self.log(topic, partition)
-        assert log.start <= count < log.end
-        return count * log.size
+        return {key: await self.bounds(*key, patience) for key in keys}
 
     async def message(self, topic: str, partition: int, count: int) -> MessagePosition:
         log = self.log(topic, partition)

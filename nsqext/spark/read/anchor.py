@@ -19,8 +19,7 @@ from nsqext.spark.read.planning import PartitionState
 from nsqext.waits import gather
 
 if TYPE_CHECKING:
-    from nsqext.spark.cluster.admin import Admin
-    from nsqext.spark.cluster.bounds import Bounds
+    from nsqext.spark.cluster.admin import Admin, Bounds
     from nsqext.spark.options import SourceOptions
     from nsqext.spark.read.offsets import Key, Offsets
 
@@ -70,7 +69,7 @@ class Anchors:
             # Spark asks twice for the start of a new query
             self._warn_of_ignored_start({key: count for key, count in existing.items() if key not in self._moved_to})
         missing = [key for key in keys if self._reset or key not in existing]
-        bounds = await self._admin.bounds.survey(missing) if missing else {}
+        bounds = await self._admin.survey(missing) if missing else {}
         starts = await gather(missing, lambda key: self._start(key, bounds[key]))
         await gather(starts, lambda key: self._put(key, starts[key], exists=key in existing))
         counts = {key: starts.get(key, existing.get(key, 0)) for key in keys}
@@ -102,7 +101,7 @@ class Anchors:
         since = self._start_limit.time_of(key)
         if since is None:
             return self._start_limit.first_count(key, bounds, strict=self._strict)
-        return max(await self._admin.bounds.count_at(*key, since), bounds.start)
+        return max(await self._admin.count_at(*key, since), bounds.start)
 
     def _check_named(self, keys: Iterable[Key]) -> None:
         read: dict[str, set[int]] = {}
@@ -154,7 +153,7 @@ class Anchors:
         # anchors first: an anchor is never after an end that was requested later
         fresh = _FRESH * max(len(keys) / _FEW, 1.0) if quick else -1.0
         anchors = await gather(keys, partial(self._anchor, fresh=fresh))
-        bounds = await self._admin.bounds.survey(keys, *([_QUICK] if quick else []))
+        bounds = await self._admin.survey(keys, *([_QUICK] if quick else []))
         # a topic of the same name that has anchors is the one of before
         self._recreated &= {topic for topic, partition in keys if anchors[topic, partition] is None}
         found = {

@@ -21,7 +21,7 @@ from nsqext.waits import gather
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-    from nsqext.spark.cluster.bounds import Bounds
+    from nsqext.spark.cluster.admin import Bounds
     from nsqext.spark.options import SourceOptions
     from nsqext.spark.read.offsets import Key
 
@@ -62,7 +62,7 @@ async def plan(options: SourceOptions, pruning: Pruning) -> list[Range]:
             if (pruning.topics is None or topic in pruning.topics)
             and (pruning.partitions is None or partition in pruning.partitions)
         ]
-        bounds = await admin.bounds.survey(keys)
+        bounds = await admin.survey(keys)
         found = await gather(keys, lambda key: _plan_one(options, pruning, admin, key, bounds[key]))
     return list(found.values())
 
@@ -96,9 +96,9 @@ async def _plan_one(options: SourceOptions, pruning: Pruning, admin: Admin, key:
     since = max((time for time in (first, pruning.since) if time is not None), default=None)
     until = min((time for time in (last, pruning.until) if time is not None), default=None)
     if since is not None and start < end:
-        start = max(start, await admin.bounds.count_at(topic, partition, max(since - _SKEW_MS, 0)))
+        start = max(start, await admin.count_at(topic, partition, max(since - _SKEW_MS, 0)))
     if until is not None and start < end:
-        end = min(end, await admin.bounds.count_at(topic, partition, until + _SKEW_MS))
+        end = min(end, await admin.count_at(topic, partition, until + _SKEW_MS))
     return Range(topic, partition, min(start, max(end, 0)), max(end, 0))
 
 

@@ -13,7 +13,7 @@ from nsqext.spark.option_values import read_number
 from nsqext.spark.read.offsets import EARLIEST, LATEST, Key, Offsets, load, read_pairs
 
 if TYPE_CHECKING:
-    from nsqext.spark.cluster.bounds import Bounds
+    from nsqext.spark.cluster.admin import Bounds
 
 _WORDS = {"earliest": EARLIEST, "latest": LATEST}
 

@@ -165,7 +165,7 @@ class RangeReader:
 
     async def _check_retained(self, leader: Leader) -> None:
         """Raise `DataLoss` if the first missing message is not retained: servers silently start after it."""
-        start = await self._admin.bounds.start(leader, self.range.topic, self.range.partition)
+        start = await self._admin.first_retained(leader, self.range.topic, self.range.partition)
         if start > self._reassembler.count:
             raise DataLoss(
                 f"message {self._reassembler.count} is not retained any more; the first retained one is {start}",
@@ -310,7 +310,7 @@ class TaskReader:
         if self._options.fail_on_data_loss:
             raise error
         first = max(self._next, found.start)
-        start = (await self._admin.bounds.of(found.topic, found.partition)).start
+        start = (await self._admin.bounds(found.topic, found.partition)).start
         if start <= first:
             raise error
         logger.warning("messages %d..%d of %s are not retained any more: skipped", first, start, found)

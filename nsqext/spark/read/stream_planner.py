@@ -66,7 +66,7 @@ class StreamPlanner:
             for key, count in begun.items():
                 limit = self._frozen.get(key, PartitionState(0, 0))
                 self._frozen[key] = evolve(limit, end=max(limit.end, count))
-        bounds = await self._admin.bounds.survey(begun, _PAUSE)
+        bounds = await self._admin.survey(begun, _PAUSE)
         states = {key: PartitionState(found.start, found.end) for key, found in bounds.items()}
         self.last = await self._check.last_messages(begun, states, {}, {})
         return begun
@@ -271,7 +271,7 @@ async def within_bytes(
     """
     behind = {key: lag for key, lag in lags.items() if lag.count}
 
-    firsts = await gather(behind, lambda key: admin.bounds.message(*key, behind[key].begin))
+    firsts = await gather(behind, lambda key: admin.message(*key, behind[key].begin))
     sizes = {key: max(found[key].end_offset - first.offset, 1) for key, first in firsts.items()}
     shares = share(sizes, limit, _turn(lags))
 
@@ -280,8 +280,8 @@ async def within_bytes(
         if shares[key] in (0, sizes[key]):
             return lag.count if shares[key] else 0
         last = lag.begin + lag.count - 1
-        if lag.count > 1 and stop < (await admin.bounds.message(*key, last)).offset:
-            last = await admin.bounds.count_before(*key, stop)
+        if lag.count > 1 and stop < (await admin.message(*key, last)).offset:
+            last = await admin.count_before(*key, stop)
         # the end of the last message may be unknown: the next batch reads it
         return max(last - lag.begin, 1)
 

@@ -68,7 +68,7 @@ class TruncationCheck:
             and (state := states.get(key)) is not None
             and state.start < count <= state.end
         }
-        found = await gather(wanted, lambda key: self._admin.bounds.message(*key, wanted[key] - 1))
+        found = await gather(wanted, lambda key: self._admin.message(*key, wanted[key] - 1))
         kept = {key: message for key, message in known.items() if end.get(key) == message.count + 1}
         # the server returns the first retained message for one that it has just removed
         return kept | {key: message for key, message in found.items() if message.count == wanted[key] - 1}
@@ -84,9 +84,8 @@ class TruncationCheck:
 
     async def _divergence(self, key: Key, known: MessagePosition, state: PartitionState) -> int | None:
         topic, partition = key
-        bounds = self._admin.bounds
         if known.count < state.end:
-            found = await bounds.message(topic, partition, known.count)
+            found = await self._admin.message(topic, partition, known.count)
             if found == known or found.count != known.count:
                 return None
             change = (
@@ -98,7 +97,7 @@ class TruncationCheck:
             logger.warning("topic %s, partition %d: %s", topic, partition, change)
         elif self._strict:
             return None  # its length shows it, see `lags_of`
-        return min(known.count + 1, await bounds.count_since(topic, partition, known.timestamp + 1))
+        return min(known.count + 1, await self._admin.count_since(topic, partition, known.timestamp + 1))
 
 
 def _shown(message: MessagePosition) -> str:

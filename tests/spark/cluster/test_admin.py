@@ -71,7 +71,7 @@ def access(lookupd: object, timeout: float = 10.0) -> ClientConfig:
 
 async def ends(admin: Admin, topic: str, partition: int, *patience: float) -> tuple[int, int]:
     """Where a partition begins and ends."""
-    bounds = await admin.bounds.of(topic, partition, *patience)
+    bounds = await admin.bounds(topic, partition, *patience)
     return bounds.start, bounds.end
 
 
@@ -106,7 +106,7 @@ async def test_everything_that_was_acknowledged_can_be_read_at_once(
 ) -> None:
     topic = topics[kind]
     async with Admin(access(servers.lookupd)) as admin, Producer(servers.lookupd) as producer:
-        before = await admin.bounds.of(topic, 1)
+        before = await admin.bounds(topic, 1)
         assert before.start == 0
         for number in range(1, 30):
             await producer.publish(topic, b"body", partition=1)
@@ -117,7 +117,7 @@ async def test_the_end_includes_large_messages(servers: Servers, topics: dict[st
     """The real server shows them to channels some seconds later, if no message follows."""
     topic = topics["plain"]
     async with Admin(access(servers.lookupd)) as admin, Producer(servers.lookupd) as producer:
-        end = (await admin.bounds.of(topic, 1)).end
+        end = (await admin.bounds(topic, 1)).end
         await producer.publish_many(topic, [b"x" * 300_000] * 3, partition=1)
         assert await ends(admin, topic, 1) == (0, end + 3)
 
@@ -126,7 +126,7 @@ async def test_the_end_of_a_topic_without_channels(servers: Servers, topics: dic
     """Only a channel shows what is committed: the client creates an ephemeral one, which is deleted afterwards."""
     topic = topics["plain"]
     async with Admin(access(servers.lookupd)) as admin:
-        end = (await admin.bounds.of(topic, 0)).end
+        end = (await admin.bounds(topic, 0)).end
         await publish(servers.lookupd, topic, 7)
         leader, _ = await admin.leaders.leader(topic, 0)
         await admin.delete_anchor(topic, 0, servers.channel)
@@ -144,17 +144,17 @@ async def test_the_end_of_a_topic_without_channels(servers: Servers, topics: dic
 async def test_messages_are_found_by_position(servers: Servers, topics: dict[str, str], kind: str) -> None:
     topic = topics[kind]
     async with Admin(access(servers.lookupd)) as admin, Producer(servers.lookupd) as producer:
-        first = (await admin.bounds.of(topic, 1)).end
+        first = (await admin.bounds(topic, 1)).end
         receipts = [await producer.publish(topic, b"x" * size, partition=1, trace_id=1) for size in (10, 3000, 5)]
-        bounds = await admin.bounds.of(topic, 1)
+        bounds = await admin.bounds(topic, 1)
         offsets = [placed(receipt)[1] for receipt in receipts]
         assert bounds.end_offset == offsets[-1] + placed(receipts[-1])[2]
         for number, offset in enumerate(offsets, first):
-            assert (await admin.bounds.message(topic, 1, number)).offset == offset
-            assert await admin.bounds.count_before(topic, 1, offset) == number
+            assert (await admin.message(topic, 1, number)).offset == offset
+            assert await admin.count_before(topic, 1, offset) == number
         for place in (offsets[0] + 1, offsets[1] - 1):
-            assert await admin.bounds.count_before(topic, 1, place) == first
-        assert await admin.bounds.count_before(topic, 1, offsets[2] - 1) == first + 1
+            assert await admin.count_before(topic, 1, place) == first
+        assert await admin.count_before(topic, 1, offsets[2] - 1) == first + 1
 
 
 async def test_all_partitions_with_one_question_to_each_node(
@@ -162,7 +162,7 @@ async def test_all_partitions_with_one_question_to_each_node(
 ) -> None:
     async with Admin(access(servers.lookupd)) as admin:
         keys = [(topic, partition) for topic in topics.values() for partition in (0, 1)]
-        wanted = {key: await admin.bounds.of(*key) for key in keys}
+        wanted = {key: await admin.bounds(*key) for key in keys}
         leaders = {(topic, (await admin.leaders.leader(topic, partition))[0]) for topic, partition in keys}
         asked: list[str] = []
         ask = admin.leaders.nodes._ask
@@ -172,9 +172,9 @@ async def test_all_partitions_with_one_question_to_each_node(
             return await ask(method, leader, path, *words, **params)
 
         monkeypatch.setattr(admin.leaders.nodes, "_ask", count)
-        assert await admin.bounds.survey(keys) == wanted
+        assert await admin.survey(keys) == wanted
         assert asked == ["/stats"] * len(leaders)
-        assert list(await admin.bounds.survey(reversed(keys))) == keys[::-1]
+        assert list(await admin.survey(reversed(keys))) == keys[::-1]
 
 
 async def test_a_survey_of_many_topics_asks_each_node_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,12 +193,12 @@ async def test_a_survey_of_many_topics_asks_each_node_once(monkeypatch: pytest.M
             async with Producer(cluster.lookupd) as producer:
                 await producer.publish_many(name, [b"x"] * (number + 1), partition=1)
         async with Admin(ClientConfig(tuple(cluster.lookupd))) as admin:
-            found = await admin.bounds.survey([(name, partition) for name in names for partition in (0, 1)])
+            found = await admin.survey([(name, partition) for name in names for partition in (0, 1)])
             assert [found[name, 1].end for name in names] == list(range(1, 9))
             assert {found[name, 0].end for name in names} == {0}
             assert asked == [None, None], "all topics of a node with one request"
             asked.clear()
-            assert (await admin.bounds.survey([("t7", 1)]))["t7", 1].end == 8
+            assert (await admin.survey([("t7", 1)]))["t7", 1].end == 8
             assert asked == ["t7"]
 
 
@@ -207,10 +207,10 @@ async def test_a_survey_contains_the_acknowledged_messages(servers: Servers, top
     topic = topics[kind]
     async with Admin(access(servers.lookupd)) as admin, Producer(servers.lookupd) as producer:
         keys = [(topic, 0), (topic, 1)]
-        before = await admin.bounds.survey(keys)
+        before = await admin.survey(keys)
         for number in range(1, 20):
             await producer.publish(topic, b"body", partition=1)
-            found = await admin.bounds.survey(keys)
+            found = await admin.survey(keys)
             assert found[topic, 0] == before[topic, 0]
             assert found[topic, 1].end == before[topic, 1].end + number
 
@@ -219,21 +219,21 @@ async def test_a_survey_contains_the_acknowledged_messages(servers: Servers, top
 async def test_messages_are_found_by_time(servers: Servers, topics: dict[str, str], kind: str) -> None:
     topic = topics[kind]
     async with Admin(access(servers.lookupd)) as admin:
-        first = (await admin.bounds.of(topic, 0)).end
+        first = (await admin.bounds(topic, 0)).end
         await publish(servers.lookupd, topic, 5)
         await anyio.sleep(0.05)
         between = int(time.time() * 1000)
         await anyio.sleep(0.05)
         await publish(servers.lookupd, topic, 5)
-        assert await admin.bounds.count_at(topic, 0, 0) == 0
-        assert await admin.bounds.count_at(topic, 0, between) == first + 5
-        assert await admin.bounds.count_at(topic, 0, between + 60_000) == first + 10
+        assert await admin.count_at(topic, 0, 0) == 0
+        assert await admin.count_at(topic, 0, between) == first + 5
+        assert await admin.count_at(topic, 0, between + 60_000) == first + 10
         leader, _ = await admin.leaders.leader(topic, 0)
         for count in (first, first + 5, first + 9):
             found = await admin.leaders.nodes.message(leader, topic, 0, "count", count + 1)
             assert found.count == count
-            assert await admin.bounds.count_at(topic, 0, found.timestamp // 1_000_000) <= count
-            assert await admin.bounds.count_at(topic, 0, found.timestamp // 1_000_000 + 1) > count
+            assert await admin.count_at(topic, 0, found.timestamp // 1_000_000) <= count
+            assert await admin.count_at(topic, 0, found.timestamp // 1_000_000 + 1) > count
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -241,7 +241,7 @@ async def test_the_life_of_an_anchor(servers: Servers, topics: dict[str, str], k
     topic, channel = topics[kind], f"anchor_{token_hex(4)}"
     await publish(servers.lookupd, topic, 10)
     async with Admin(access(servers.lookupd)) as admin:
-        end = (await admin.bounds.of(topic, 0)).end
+        end = (await admin.bounds(topic, 0)).end
         assert await admin.anchor_count(topic, 0, channel) is None
         for count in (3, 5):
             await admin.create_anchor(topic, 0, channel, count)
@@ -268,7 +268,7 @@ async def test_the_life_of_an_anchor(servers: Servers, topics: dict[str, str], k
 async def test_anchors_at_the_ends(servers: Servers, topics: dict[str, str]) -> None:
     topic = topics["plain"]
     async with Admin(access(servers.lookupd)) as admin:
-        end = (await admin.bounds.of(topic, 1)).end
+        end = (await admin.bounds(topic, 1)).end
         for count in (0, end):
             channel = f"anchor_{token_hex(4)}"
             await admin.create_anchor(topic, 1, channel, count)
@@ -283,7 +283,7 @@ async def test_an_anchor_behind_the_end_is_refused(
     monkeypatch.setattr(admin_module, "_MOVE", 0.2)
     topic, channel = topics["plain"], f"anchor_{token_hex(4)}"
     async with Admin(access(servers.lookupd, timeout=0.5)) as admin:
-        end = (await admin.bounds.of(topic, 0)).end
+        end = (await admin.bounds(topic, 0)).end
         await admin.create_anchor(topic, 0, channel, end)
         with pytest.raises(PartitionUnavailable, match=f"moved to {end + 1}, but is at {end}"):
             await admin.move_anchor(topic, 0, channel, end + 1)
@@ -311,9 +311,9 @@ async def test_unknown_topics_and_partitions(servers: Servers, topics: dict[str,
             with pytest.raises(TopicNotFound, match="no_such_topic"):
                 await asked("no_such_topic")
         with pytest.raises(TopicNotFound, match="no_such_topic"):
-            await admin.bounds.of("no_such_topic", 0)
+            await admin.bounds("no_such_topic", 0)
         with pytest.raises(InvalidPartition, match=r"2 partitions.*partition 2"):
-            await admin.bounds.of(topics["plain"], 2)
+            await admin.bounds(topics["plain"], 2)
 
 
 # On the embedded one
@@ -337,7 +337,7 @@ async def test_the_end_excludes_messages_that_are_not_committed() -> None:
                 tasks.start_soon(_publish_in_vain, producer, topic)
                 await eventually(written)
                 assert await ends(admin, topic, 0, 0.2) == (0, 5)
-                assert (await admin.bounds.survey([(topic, 0)], 0.2))[topic, 0].end == 5
+                assert (await admin.survey([(topic, 0)], 0.2))[topic, 0].end == 5
                 cluster.faults.heal()
             assert await ends(admin, topic, 0) == (0, 6)
 
@@ -358,7 +358,7 @@ async def test_leaders_that_are_killed(cluster: Cluster) -> None:
         for count in (3, 4):
             leader = cluster.leader(topic)
             cluster.kill(leader)
-            assert (await admin.bounds.survey([(topic, 0)]))[topic, 0].end == 5
+            assert (await admin.survey([(topic, 0)]))[topic, 0].end == 5
             assert await ends(admin, topic, 0) == (0, 5)
             assert await admin.anchor_count(topic, 0, "anchor") == count - 1
             await admin.move_anchor(topic, 0, "anchor", count)
@@ -382,7 +382,7 @@ async def test_requests_to_a_former_leader(cluster: Cluster) -> None:
             with pytest.raises(PartitionUnavailable):
                 await asked()
         assert await admin.leaders.nodes.led(old, topic) == {}
-        assert (await admin.bounds.survey([(topic, 0)]))[topic, 0].end == 5
+        assert (await admin.survey([(topic, 0)]))[topic, 0].end == 5
         assert (await admin.leaders.leader(topic, 0))[0] != old
 
 

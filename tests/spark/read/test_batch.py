@@ -278,7 +278,7 @@ async def _finish(access: Any, topic: str, count: int) -> None:
 
 async def _start(access: Any, topic: str) -> int:
     async with Admin(access) as admin:
-        return (await admin.bounds.of(topic, 0)).start
+        return (await admin.bounds(topic, 0)).start
 
 
 def test_a_start_before_the_first_retained_message(small: tuple[Cluster, str, int, int]) -> None:

@@ -327,7 +327,7 @@ async def test_messages_that_are_not_retained() -> None:
             for number in range(1, 8):
                 await admin.move_anchor(topic, 0, "other", number * COUNT)
                 await publish(small, topic, number * COUNT)
-            start = (await admin.bounds.of(topic, 0)).start
+            start = (await admin.bounds(topic, 0)).start
         assert start > 0
         found = await _until_error(SingleReader(access(small), Range(topic, 0, start - 1, 8 * COUNT)), DataLoss)
         assert f"message {start - 1} is not retained any more; the first retained one is {start}" in str(found)

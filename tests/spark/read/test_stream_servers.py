@@ -326,7 +326,7 @@ async def test_the_anchor_retains_messages() -> None:
                     end = await planner.latest(start, None)
                     assert await planner.ranges(start, end) == [Range("orders", 0, 0, 200)]
                     await admin.delete_anchor("orders", 0, "spark")
-            kept = (await admin.bounds.of("orders", 0)).start
+            kept = (await admin.bounds("orders", 0)).start
             assert kept > 200
         async with planning(cluster.lookupd, "orders") as planner:
             with pytest.raises(DataLoss, match="the messages from 0 to 200 are not retained any more"):

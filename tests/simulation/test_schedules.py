@@ -24,25 +24,18 @@ def test_a_long_schedule_violates_no_guarantee() -> None:
     assert text_of(run_one(28, size="long").error) == ""
 
 
-@pytest.mark.parametrize(
-    "seed", [1_003_696, 1_009_573, 1_012_720, 1_017_586, 1_017_697, 1_019_686, 1_024_285, 1_024_723, 1_025_140]
-)
+@pytest.mark.parametrize("seed", [50_039, 54_347, 63_419, 70_281, 800_179])
 def test_a_schedule_that_once_failed_violates_no_guarantee(seed: int) -> None:
-    """Seeds of the plan without habits; 1,017,697 started a task of a node in the context of a client."""
-    assert text_of(run_plan(evolve(draw_plan(seed, features=()), habits=(), shared_lookup=False)).error) == ""
-
-
-@pytest.mark.parametrize("seed", [3_613, 4_577, 4_924, 6_743, 10_235, 50_039, 54_347, 61_707, 63_419, 70_281])
-def test_a_schedule_with_all_features_that_once_failed_violates_no_guarantee(seed: int) -> None:
-    """Topics that are created again while outcomes are looked for, and buckets that are given back too early.
+    """In 54,347 a topic is created again while outcomes are looked for.
 
     In 50,039 a closed connection sent a publish 18 s later. 63,419 stops a node between publish and sync. In 70,281 the
-    last attempt had no response, and the refusal of an earlier one counted as its end.
+    last attempt had no response, and the refusal of an earlier one counted as its end. In 800,179 a former leader led
+    again, and stored what an open connection still had to transmit.
     """
     assert text_of(run_one(seed).error) == ""
 
 
-@pytest.mark.parametrize("seed", [1_036_134, 1_040_200, 1_077_362])
+@pytest.mark.parametrize("seed", [1_036_134])
 def test_a_schedule_ends_when_every_copy_of_a_message_was_handled(seed: int) -> None:
     """Nothing waited for requeues with a delay, or for a second copy on a half-open connection."""
     assert text_of(run_plan(draw_plan(seed, features=())).error) == ""

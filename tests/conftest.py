@@ -139,6 +139,8 @@ _LONG = (
 _SPREAD = ("tests/docs/test_snippets.py", "tests/simulation/test_schedules.py")
 """Files whose tests share nothing, and run in any worker."""
 
+_SPARK_READ = "tests/spark/read"
+
 
 @cache
 def _uses_spark(file: str) -> bool:
@@ -180,7 +182,10 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Run a file in one worker, because its tests share a cluster; files with a Spark session share a worker."""
+    """Run a file in one worker, because its tests share a cluster.
+
+    Files with a Spark session share two workers: all in one would take longer than everything else together.
+    """
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
@@ -189,7 +194,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     def scope(nodeid: str) -> str:
         file = _file_of(nodeid)
-        return "tests/spark" if _uses_spark(file) else nodeid if file in _SPREAD else file
+        if _uses_spark(file):
+            return _SPARK_READ if file.startswith(_SPARK_READ) else "tests/spark"
+        return nodeid if file in _SPREAD else file
 
     files._split_scope = scope
     return files

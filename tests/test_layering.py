@@ -272,9 +272,9 @@ def test_the_walk_sees_imports() -> None:
 _CONSUMER_BASE = {
     f"client.consumer.{name}" for name in ("handler_signals", "message", "options", "position", "statistics")
 }
-_SERVER_TOOLS = {f"broker.{name}" for name in ("clock", "fault_injection", "listeners")}
+_SERVER_TOOLS = {f"broker.{name}" for name in ("fault_injection", "listeners")}
 _ENGINE_BASE = {f"broker.engine.{name}" for name in ("errors", "options", "start_position")}
-_ENGINE = {f"broker.engine{name}" for name in ("", ".channel", ".filters", ".storage")}
+_ENGINE = {f"broker.engine{name}" for name in ("", ".channel", ".storage")}
 _NSQD = {"broker.nsqd", "broker.nsqd.classic", "broker.nsqd.http"}
 _COMMANDS = ("admin", "demo", "files", "messages", "servers", "workers")
 _SPARK_BASE = {"spark.columns", "spark.option_values", "spark.options", "spark.pyspark_features", "spark.schema"}
@@ -306,10 +306,10 @@ INSIDE: dict[str, set[str]] = {
     "spark.cluster": set(),
     "spark.read": _SPARK_BASE | {"spark.cluster"},
     "spark.write": _SPARK_BASE | {"spark.cluster"},
-    "broker.engine.filters": set(),
+    "broker.engine.header_filter": set(),
     "broker.engine.storage": {"broker.engine.errors"},
     **dict.fromkeys(_ENGINE_BASE, _ENGINE_BASE | {"broker.engine.storage"}),
-    "broker.engine.channel": _ENGINE_BASE | {"broker.engine.filters", "broker.engine.storage"},
+    "broker.engine.channel": _ENGINE_BASE | {"broker.engine.header_filter", "broker.engine.storage"},
     "broker.engine": _ENGINE,
     **dict.fromkeys(_NSQD, _ENGINE | _NSQD | _SERVER_TOOLS),
     "broker.coordinator": _ENGINE | {"broker.nsqd"},

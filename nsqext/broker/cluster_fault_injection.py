@@ -10,7 +10,7 @@ from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, TopicNotFo
 from nsqext.protocol.server.request_error import RequestError
 
 if TYPE_CHECKING:
-    from nsqext.broker.lookupd.lookup_node import LookupNode
+    from nsqext.broker.lookupd.lookupd import LookupNode
     from nsqext.broker.runtime import Runtime
     from nsqext.broker.runtime_ha import RuntimeHa
 
@@ -90,18 +90,6 @@ class ClusterFaults:
         self.clock: ScriptedClock = ScriptedClock(run)
 
     # Nodes
-
-    def kill(self, name: str) -> None:
-        """Kill a node or lookup node; see `Cluster.kill`."""
-        self._run(lambda runtime: runtime.kill(name))
-
-    def restart(self, name: str) -> None:
-        """Start it again; see `Cluster.restart`."""
-        self._run(lambda runtime: runtime.restart(name))
-
-    def move_leader(self, topic: str, partition: int, name: str) -> None:
-        """Make another node the leader; see `Cluster.move_leader`."""
-        self._run(lambda runtime: coordinated(runtime).move_leader(topic, partition, name))
 
     def truncate(self, topic: str, partition: int, count: int) -> None:
         """Remove all messages behind the first ``count`` of a partition, acknowledged ones included.

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
     from starlette.applications import Starlette
 
-    from nsqext.broker.coordinator.members import Member
-    from nsqext.broker.lookupd.lookup_node import LookupNode
+    from nsqext.broker.coordinator.topics import Member
+    from nsqext.broker.lookupd.lookupd import LookupNode
     from nsqext.broker.lookupd.registration_client import RegistrationClient
     from nsqext.http.guard import HttpGuard
     from nsqext.types import Address

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from enum import Enum
@@ -10,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from attrs import evolve
 
-from nsqext.broker.clock import Clock
-from nsqext.broker.coordinator.members import Member
-from nsqext.broker.data_lock import locked
+from nsqext.broker.coordinator.topics import Member
+from nsqext.broker.engine.storage.files import locked
 from nsqext.broker.fault_injection import NodeFaults
 from nsqext.broker.listeners import Ports, split_address
 from nsqext.broker.managed_servers import ManagedLookupd, ManagedNode
@@ -26,10 +26,45 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
 
     from nsqext.broker.coordinator.topics import TopicSpec
-    from nsqext.broker.lookupd.lookup_node import LookupNode
+    from nsqext.broker.lookupd.lookupd import LookupNode
     from nsqext.broker.lookupd.registration_client import RegistrationClient
     from nsqext.broker.options import ClusterOptions, ClusterShape
     from nsqext.protocol.server.negotiate import ServerLimits
+
+
+class Clock:
+    """Time for timeouts and time stamps in a cluster.
+
+    It runs with the machine's clock. `advance` moves it forward and `stop` stops it, so that a test decides when a
+    message times out. Heartbeats follow it too; leases of silent nodes run on the machine's clock.
+    """
+
+    def __init__(self) -> None:
+        self._ahead = 0.0
+        self._held: tuple[float, int] | None = None
+
+    def now(self) -> float:
+        """Return seconds that never go backwards."""
+        return (self._held[0] if self._held else time.monotonic()) + self._ahead
+
+    def wall(self) -> int:
+        """Return nanoseconds since 1970."""
+        return (self._held[1] if self._held else time.time_ns()) + round(self._ahead * 1e9)
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock forward."""
+        self._ahead += seconds
+
+    def stop(self) -> None:
+        """Stop the clock; only `advance` moves it."""
+        if self._held is None:
+            self._held = time.monotonic(), time.time_ns()
+
+    def run(self) -> None:
+        """Start the clock again, from the time at which it was stopped."""
+        if self._held is not None:
+            self._ahead -= time.monotonic() - self._held[0]
+            self._held = None
 
 
 class NodeChange(Enum):

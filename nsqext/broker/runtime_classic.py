@@ -16,9 +16,8 @@ from nsqext.errors import InvalidInput, TopicNotFound
 from nsqext.protocol.server.negotiate import ServerLimits
 
 if TYPE_CHECKING:
-    from nsqext.broker.coordinator.members import Member
-    from nsqext.broker.coordinator.topics import TopicSpec
-    from nsqext.broker.lookupd.lookup_node import LookupNode
+    from nsqext.broker.coordinator.topics import Member, TopicSpec
+    from nsqext.broker.lookupd.lookupd import LookupNode
     from nsqext.broker.options import ClusterOptions, ClusterShape
     from nsqext.types import Address
 

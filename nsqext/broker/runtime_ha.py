@@ -13,9 +13,8 @@ from nsqext.broker.coordinator import membership
 from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
 from nsqext.broker.coordinator.replication import ReplicaSet
 from nsqext.broker.coordinator.state_file import StateFile
-from nsqext.broker.engine.channel.kind import make_kind
-from nsqext.broker.engine.channel_types import admit
 from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.options import make_kind
 from nsqext.broker.lookupd.api import lookupd_app
 from nsqext.broker.lookupd.lookupd import Lookupd, LookupdGroup
 from nsqext.broker.managed_servers import ManagedLookupd
@@ -25,10 +24,9 @@ from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.protocol.server.negotiate import ServerLimits
 
 if TYPE_CHECKING:
-    from nsqext.broker.coordinator.members import Member
     from nsqext.broker.coordinator.replication import ReplicaSet
-    from nsqext.broker.coordinator.topics import TopicSpec
-    from nsqext.broker.lookupd.lookup_node import LookupNode
+    from nsqext.broker.coordinator.topics import Member, TopicSpec
+    from nsqext.broker.lookupd.lookupd import LookupNode
     from nsqext.broker.options import ClusterOptions, ClusterShape
     from nsqext.types import Address
 
@@ -107,7 +105,7 @@ class RuntimeHa(Runtime):
                 hosted = leader.hosted[name, replicas.partition]
                 leader.channel(hosted, channel)
                 try:
-                    admit(hosted.partition, channel, kind)
+                    hosted.partition.admit(channel, kind)
                 except Refusal as refusal:
                     raise InvalidInput(refusal.text, topic=name) from refusal
             while not self.coordinator.writable(replicas):

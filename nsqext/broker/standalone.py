@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from attrs import evolve, field, frozen
 
-from nsqext.broker.data_lock import locked
+from nsqext.broker.engine.storage.files import locked
 from nsqext.broker.listeners import split_address
 from nsqext.errors import InvalidSetting
 from nsqext.http.guard import HttpGuard
@@ -199,9 +199,8 @@ class LookupdSettings:
 async def run_lookupd(settings: LookupdSettings) -> None:
     """Serve until cancelled; raises `InvalidSetting`, and `OSError` if an address cannot be bound."""
     from nsqext.broker.listeners import listen
-    from nsqext.broker.lookupd.classic import ClassicLookupd, classic_app
+    from nsqext.broker.lookupd.classic import ClassicLookupd, classic_app, standalone_app
     from nsqext.broker.lookupd.registry import Registry
-    from nsqext.broker.lookupd.standalone import standalone_app
     from nsqext.broker.lookupd.tcp_server import LookupTcpServer
     from nsqext.http.uvicorn_server import HttpServer
 

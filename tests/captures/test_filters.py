@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from nsqext.broker.engine.filters.header_filter import compile_filter
+from nsqext.broker.engine.header_filter import compile_filter
 from nsqext.protocol.messages import EXT_JSON
 from nsqext.protocol.record import Record
 from tests.captures import RecordedFilter, recorded_filters

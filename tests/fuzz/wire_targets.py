@@ -8,14 +8,13 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from nsqext.broker.engine.filters.header_filter import compile_filter
+from nsqext.broker.engine.header_filter import compile_filter
 from nsqext.broker.lookupd.api import lookupd_app
 from nsqext.broker.lookupd.classic import ClassicLookupd, classic_app
 from nsqext.broker.lookupd.lookupd import Lookupd, LookupdGroup
 from nsqext.broker.lookupd.registry import Registry
 from nsqext.broker.lookupd.tcp_server import LookupSession
-from nsqext.broker.nsqd.http.routes import application
-from nsqext.broker.nsqd.server import dialect_of
+from nsqext.broker.nsqd.server import application, dialect_of
 from nsqext.broker.nsqd.session import Session
 from nsqext.errors import LookupFailed, NsqError, ProtocolError, TopicNotFound, TopicNotReady
 from nsqext.lookup.responses import read_lookup, read_lookup_nodes, read_node, unwrap

@@ -46,17 +46,12 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "while len(self._files) > 1 and self._files[-1].offset >= offset:",
     ): "the file is empty instead of removed",
     (
-        "broker/engine/storage/segment_files.py",
-        "number + 1",
-        'file.follows = values.get("follows", -1)',
-    ): "any negative number stands for none",
-    (
-        "broker/engine/storage/segment_recovery.py",
+        "broker/engine/storage/recovery.py",
         "other bool",
         "return False",
     ): "the begin of the file is written again, as it is",
     (
-        "broker/engine/storage/segment_recovery.py",
+        "broker/engine/storage/recovery.py",
         "number + 1",
         "self.last_number += 1",
     ): "the numbers only have to rise",
@@ -98,7 +93,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "broker/engine/partition.py",
         "Gt to GtE",
-        "if self.log.held > self.options.memory_bytes or (budget is not None and budget.is_exceeded):",
+        "if self.log.held > self.options.memory_bound or self._budget.is_exceeded:",
     ): "the bound is looked at again before anything is refused",
     (
         "broker/engine/partition.py",
@@ -186,12 +181,12 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "self.filtered: bool = self.matches is not None or subscriber.sample_rate > 0",
     ): "without a sample rate the filters let every message through",
     (
-        "broker/engine/filters/go_regexp.py",
+        "broker/engine/header_filter.py",
         "other bool",
         "_BYTES_OPTIONS.never_capture = True",
     ): "no group is read: it only saves time",
     (
-        "broker/engine/filters/go_regexp.py",
+        "broker/engine/header_filter.py",
         "other bool",
         "_OPTIONS.never_capture = True",
     ): "no group is read: it only saves time",
@@ -226,39 +221,39 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if len(self._by_topic) >= _MOST_TOPICS:",
     ): "the bound of a cache is chosen",
     (
-        "broker/engine/filters/go_regexp.py",
+        "broker/engine/header_filter.py",
         "number + 1",
         'elif out[-1:] != [".*"]:',
     ): "two stars match what one matches",
     (
-        "broker/engine/filters/header_filter.py",
+        "broker/engine/header_filter.py",
         "number + 1",
         "index = int(place) if _INDEX.fullmatch(place) and len(place) < 20 else len(value)",
     ): "no list has so many elements",
     (
-        "broker/engine/filters/header_filter.py",
+        "broker/engine/header_filter.py",
         "Lt to LtE",
         "index = int(place) if _INDEX.fullmatch(place) and len(place) < 20 else len(value)",
     ): "no list has so many elements",
     (
-        "broker/engine/channel/ack_tracker.py",
+        "broker/engine/channel/in_flight.py",
         "Gt to GtE",
         "if self._ends and self._ends[-1] > offset:",
     ): "it ends there already",
     (
-        "broker/engine/channel/ack_tracker.py",
+        "broker/engine/channel/in_flight.py",
         "Gt to GtE",
         "if self.offset > offset:",
     ): "it is at this position already",
     (
-        "broker/engine/channel/ack_tracker.py",
+        "broker/engine/channel/in_flight.py",
         "Gt to GtE",
         "if end > offset:",
     ): "an interval that ends at the position is merged with it",
     (
         "broker/engine/options.py",
         "number + 1",
-        "return min(max(min(self.memory_bytes, self.finished_bytes, self.cache_bytes) // 16, 4096), _MIB)",
+        "return min(max(min(self.memory_bound, self.finished_bytes, self.cache_bytes) // 16, 4096), MIB)",
     ): "the part of the bounds is chosen",
     (
         "broker/engine/start_position.py",
@@ -266,7 +261,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         'if self.kind == "timestamp" and (nanoseconds + (1 << 63)) % (1 << 64) < 1 << 63:',
     ): "both are half of the numbers of 64 bits away",
     (
-        "broker/engine/channel/delivery_rules.py",
+        "broker/engine/channel/rules.py",
         "Gt to GtE",
         "return delay if delay > _IGNORED else 0.0",
     ): "a pause of exactly a millisecond may be made or not",

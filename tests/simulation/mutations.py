@@ -532,13 +532,13 @@ _ALL = (
     ),
     Mutation(
         "nodes ignore header filters",
-        f"{_BROKER}.engine.channel.delivery_rules:DeliveryRules.passes_filters",
+        f"{_BROKER}.engine.channel.rules:DeliveryRules.passes_filters",
         _always(lambda right, self, client, delivery: True),
         (FILTERS,),
     ),
     Mutation(
         "a message in twenty does not pass its header filter",
-        f"{_BROKER}.engine.channel.delivery_rules:DeliveryRules.passes_filters",
+        f"{_BROKER}.engine.channel.rules:DeliveryRules.passes_filters",
         _sometimes(0.05, lambda right, self, client, delivery: False),
         (FILTERS,),
     ),

@@ -88,11 +88,10 @@ class Schedule(RuleBasedStateMachine):
         options = PartitionOptions(
             extend=self.extended,
             ordered=self.ordered,
-            generation=self.generation,
             limits=ServerLimits() if self.generation == "ha" else ServerLimits.original(),
             clock=self.bench.clock,
             wall=self.bench.wall,
-            memory_bytes=self.memory_bytes,
+            memory_bound=self.memory_bytes,
             cache_bytes=self.memory_bytes,
             data_path=self.folder / folder,
             disk=DiskOptions(max_file_bytes=200, retention_bytes=0),
@@ -105,7 +104,7 @@ class Schedule(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Check that no committed message is lost: a last consumer receives and finishes all of them."""
         if self.channel.skipped:
-            self.channel.unskip()
+            self.channel.set_skipped(False)
         self.finish_all()
         missing = self.committed - self.finished - self.doubtful
         self.partition.close()
@@ -116,7 +115,7 @@ class Schedule(RuleBasedStateMachine):
         """Consume all remaining messages."""
         for consumer in list(self.consumers.values()):
             self.leave(consumer)
-        self.channel.unpause()
+        self.channel.set_paused(False)
         last = self.join(2500, "")
         for _ in range(8):
             self.settle()
@@ -274,9 +273,9 @@ class Schedule(RuleBasedStateMachine):
     def switch(self, paused: bool) -> None:
         """Pause or unpause the channel."""
         if paused:
-            self.channel.pause()
+            self.channel.set_paused(True)
         else:
-            self.channel.unpause()
+            self.channel.set_paused(False)
 
     @rule()
     def crash(self) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 
 from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
-from nsqext.broker.coordinator.members import Member
+from nsqext.broker.coordinator.topics import Member
 from nsqext.broker.engine.publish import NewMessage
 from nsqext.broker.nsqd.node import Hosted, Node
 from nsqext.broker.nsqd.options import NodeOptions

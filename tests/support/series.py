@@ -6,7 +6,7 @@ import httpx
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from nsqext.broker.nsqd.http.routes import application
+from nsqext.broker.nsqd.server import application
 from nsqext.observability.prometheus import Prometheus
 from tests.support.nsqd_sessions import host, make_node
 

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from nsqext.broker.coordinator import policy
 from nsqext.broker.coordinator.topics import PartitionState, TopicSpec, TopicState
-from nsqext.broker.engine.channel_types import admit, check_kind
 from nsqext.broker.engine.errors import Refusal
 from nsqext.errors import InvalidSetting
 from nsqext.protocol.names import is_valid_topic
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
     from nsqext.broker.coordinator.coordinator import Coordinator
     from nsqext.broker.coordinator.replication import ReplicaSet
-    from nsqext.broker.engine.channel.kind import ChannelKind
+    from nsqext.broker.engine.options import ChannelKind
 
 KEY_NOT_FOUND = "Key not found"
 UNSTABLE = "the cluster is unstable"
@@ -53,7 +51,7 @@ def create_topic(coordinator: Coordinator, name: str, spec: TopicSpec) -> None:
 
 
 def _place(coordinator: Coordinator, topic: TopicState) -> None:
-    placed = policy.place(topic.spec, coordinator.load(), topic.partitions)
+    placed = topic.spec.place(coordinator.load(), topic.partitions)
     if placed is None:
         raise Refusal(_NO_NODE)
     for partition, nodes in placed.items():
@@ -174,18 +172,19 @@ def _make_registered(coordinator: Coordinator, name: str) -> None:
 def create_channel(coordinator: Coordinator, name: str, channel: str, kind: ChannelKind) -> None:
     """Create a channel of a type on every partition of a topic, or on none; a registering topic registers it.
 
-    An existing channel is changed to this type. Raises `Refusal` if a partition has no leader, or by `check_kind`.
+    An existing channel is changed to this type. Raises `Refusal` as `Partition.check_kind`, or if a partition
+    has no leader.
     """
     topic = coordinator.topics[name]
     sets = list(coordinator.partitions(name))
     for replicas in sets:
         if not coordinator.reachable(replicas.state.leader):
             raise Refusal(f"partition {replicas.partition} of topic {name} has no leader")
-        check_kind(replicas.leader, channel, kind)
+        replicas.leader.check_kind(channel, kind)
     if topic.spec.disable_channel_auto_create and channel not in topic.registered:
         topic.registered = sorted([*topic.registered, channel])
     for replicas in sets:
-        admit(replicas.leader, channel, kind)
+        replicas.leader.admit(channel, kind)
         coordinator.mirror(replicas)
     coordinator.notify_watchers(name)
 

@@ -1,6 +1,6 @@
 """The coordinator: nodes, topics, and the role of every node in every partition.
 
-Everything runs in the event loop of the cluster. `nsqext.broker.coordinator.policy` decides; this class carries the
+Everything runs in the event loop of the cluster. `nsqext.broker.coordinator.topics` decides; this class carries the
 decisions out. `membership` handles nodes that fail and return, `admin_ops` the requests of operators.
 """
 
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from attrs import frozen
 
-from nsqext.broker.coordinator import policy
 from nsqext.broker.coordinator.replication import ReplicaSet, commit_all, copy_records, hand_over_channels
 from nsqext.broker.engine.errors import Refusal
 from nsqext.errors import InvalidSetting
@@ -22,8 +21,7 @@ from nsqext.errors import InvalidSetting
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
 
-    from nsqext.broker.coordinator.members import Member
-    from nsqext.broker.coordinator.topics import PartitionState, TopicState
+    from nsqext.broker.coordinator.topics import Member, PartitionState, TopicState
 
 _MIRROR = 0.2
 """Seconds after which followers get the positions of channels; later ones are lost in a crash of the leader."""
@@ -129,7 +127,7 @@ class Coordinator:
         state = replicas.state
         if not self.exists(replicas):
             return False
-        return self.members[state.leader].alive and policy.is_writable(state, self.topics[replicas.topic].spec)
+        return self.members[state.leader].alive and state.is_writable(self.topics[replicas.topic].spec)
 
     @property
     def stable(self) -> bool:
@@ -165,7 +163,7 @@ class Coordinator:
         }
         longest = max(counts, key=lambda name: counts[name])
         if counts[longest] > counts[state.leader]:
-            policy.promote(state, longest, self.present())
+            state.promote(longest, self.present())
             hand_over_channels(before, replicas.leader)
 
     def host(self, replicas: ReplicaSet, name: str) -> None:
@@ -202,7 +200,7 @@ class Coordinator:
         lacks are delivered after it has them.
         """
         before = replicas.leader
-        policy.promote(replicas.state, name, self.present())
+        replicas.state.promote(name, self.present())
         if replicas.leader is not before:
             hand_over_channels(before, replicas.leader)
         replicas.uncommit_tail()
@@ -212,7 +210,7 @@ class Coordinator:
     def apply_roles(self, replicas: ReplicaSet) -> None:
         """Set the role of every node in a partition, and start missing catch-ups."""
         topic, state = self.topics[replicas.topic], replicas.state
-        writable = policy.is_writable(state, topic.spec)
+        writable = state.is_writable(topic.spec)
         for name, hosted in replicas.hosts.items():
             led = hosted.leader
             hosted.leader = name == state.leader and not state.resigned and self.members[name].alive
@@ -278,7 +276,7 @@ class Coordinator:
             state = replicas.state
             dropped = [name for name in pair if name != state.leader and name in state.in_sync and state.leader in pair]
             for name in dropped:
-                policy.drop_from_in_sync(state, name, self.topics[replicas.topic].spec)
+                state.drop_from_in_sync(name, self.topics[replicas.topic].spec)
                 replicas.forget(name)
             if dropped:
                 self.apply_roles(replicas)

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from nsqext.broker.coordinator import policy
 from nsqext.errors import InvalidSetting
 
 if TYPE_CHECKING:
     from nsqext.broker.coordinator.coordinator import Coordinator
-    from nsqext.broker.coordinator.members import Member
     from nsqext.broker.coordinator.replication import ReplicaSet
+    from nsqext.broker.coordinator.topics import Member
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -77,7 +76,7 @@ def _stop_lease(coordinator: Coordinator, member: Member) -> None:
 def _elect(coordinator: Coordinator, replicas: ReplicaSet) -> None:
     """Make an in-sync node that answers the leader, if there is one."""
     reachable = [name for name in replicas.state.in_sync if coordinator.reachable(name)]
-    chosen = policy.candidate(replicas.state, reachable)
+    chosen = replicas.state.candidate(reachable)
     if chosen is None:
         coordinator.apply_roles(replicas)
     else:
@@ -98,7 +97,7 @@ def _drop_absent(coordinator: Coordinator, replicas: ReplicaSet) -> None:
     """Remove followers that are gone from the in-sync replicas of a leader that answers."""
     spec, present = coordinator.topics[replicas.topic].spec, coordinator.present()
     for name in [name for name in replicas.state.in_sync if name not in present]:
-        policy.drop_from_in_sync(replicas.state, name, spec)
+        replicas.state.drop_from_in_sync(name, spec)
     coordinator.apply_roles(replicas)
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
-from nsqext.broker.engine.channel_types import set_kind
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.publish import Stored
 from nsqext.protocol.server.request_error import RequestError
@@ -70,7 +69,7 @@ def mirror_channels(leader: Partition, follower: Partition) -> None:
             continue
         state = channel.state()
         is_new = name not in follower.channels
-        twin = set_kind(follower, name, channel.kind)
+        twin = follower.set_kind(name, channel.kind)
         current = twin.state()
         state.delayed = current.delayed  # delayed queues are handed over with the leadership
         if is_new or current != state:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
-import orjson
+import msgspec
 from attrs import asdict
 
-from nsqext.broker.coordinator import policy
 from nsqext.broker.coordinator.topics import PartitionState, TopicSpec, TopicState
-from nsqext.broker.engine.storage.files import with_checksum, without_checksum, write_atomically
+from nsqext.broker.engine.storage.files import decode_checked, keep_aside, with_checksum, write_atomically
 from nsqext.broker.engine.storage.partition_store import stored_partitions
-from nsqext.broker.engine.storage.recovery import keep_aside
 from nsqext.errors import InvalidSetting
 from nsqext.protocol.names import MAX_PARTITIONS, is_valid_channel, is_valid_topic
 
@@ -36,7 +34,7 @@ class StateFile:
     def __init__(self, coordinator: Coordinator, path: Path) -> None:
         self._coordinator = coordinator  # whose state is kept
         self._path = path  # the file; it is replaced as a whole, so that a kill leaves the old one or the new one
-        self._topics: dict[str, orjson.Fragment] = {}
+        self._topics: dict[str, msgspec.Raw] = {}
         self._written = b""
         self._retry = False
 
@@ -71,7 +69,7 @@ class StateFile:
             logger.warning("%s cannot be written: %s", self._path, error.strerror)
 
     def _replace(self) -> None:
-        data = with_checksum(orjson.dumps({"topics": self._topics}))
+        data = with_checksum(msgspec.json.encode({"topics": self._topics}))
         if data == self._written:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,17 +99,17 @@ class StateFile:
         except OSError as error:
             raise InvalidSetting(f"{self._path} cannot be read: {error.strerror}") from error
         try:
-            found = orjson.loads(without_checksum(data))["topics"]
+            found = decode_checked(data, _Document).topics
             topics = [_load_topic(name, kept) for name, kept in found.items()]
             partitions = {
                 (topic.name, _load_number(number, topic)): _load_partition(kept)
                 for topic in topics
-                for number, kept in found[topic.name]["partitions"].items()
+                for number, kept in found[topic.name].partitions.items()
             }
             return topics, partitions
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except ValueError as error:
             aside = self._keep_aside()
-            logger.warning("%s is damaged (%s); it is kept as %s", self._path, _reason(error), aside)
+            logger.warning("%s is damaged (%s); it is kept as %s", self._path, error, aside)
             return None
 
     def _keep_aside(self) -> Path:
@@ -147,18 +145,14 @@ class StateFile:
         """Open a partition; an in-sync node leads it, with a higher epoch than before."""
         members = self._coordinator.members
         state.replicas = [node for node in state.replicas if node in members]
-        leader = policy.candidate(state, members)
+        leader = state.candidate(members)
         if leader is None:
             raise InvalidSetting(
                 f"no node of this cluster has all messages of topic {name} partition {number}",
                 hint=f"start at least as many nodes as before; {', '.join(state.in_sync)} had them",
             )
-        policy.promote(state, leader, set(members))
+        state.promote(leader, set(members))
         self._coordinator.open_partition(self._coordinator.topics[name], number, state)
-
-
-def _reason(error: Exception) -> str:
-    return f"no member {error}" if isinstance(error, KeyError) else str(error)
 
 
 def _derive_partition(held: dict[str, StoredPartition]) -> PartitionState:
@@ -189,31 +183,38 @@ def _derive_topic(name: str, copies: dict[tuple[str, int], dict[str, StoredParti
     return TopicState(name, spec)
 
 
-def _dump_topic(topic: TopicState) -> orjson.Fragment:
-    partitions = {str(number): _dump_partition(state) for number, state in topic.partitions.items()}
-    found = {"spec": asdict(topic.spec), "registered": topic.registered, "partitions": partitions}
-    return orjson.Fragment(orjson.dumps(found))
+class _Partition(msgspec.Struct):
+    leader: str
+    replicas: list[str]
+    in_sync: list[str]
+    epoch: int
 
 
-def _dump_partition(state: PartitionState) -> dict[str, Any]:
-    return {
-        "leader": state.leader,
-        "replicas": state.replicas,
-        "in_sync": state.in_sync,
-        "epoch": state.epoch,
+class _Topic(msgspec.Struct):
+    spec: TopicSpec
+    registered: list[str]
+    partitions: dict[str, _Partition]
+
+
+class _Document(msgspec.Struct):
+    topics: dict[str, _Topic]
+
+
+def _dump_topic(topic: TopicState) -> msgspec.Raw:
+    partitions = {
+        str(number): _Partition(state.leader, state.replicas, state.in_sync, state.epoch)
+        for number, state in topic.partitions.items()
     }
+    return msgspec.Raw(msgspec.json.encode(_Topic(topic.spec, topic.registered, partitions)))
 
 
-def _load_topic(name: str, kept: dict[str, Any]) -> TopicState:
-    spec = TopicSpec(**kept["spec"])
-    default = TopicSpec()
-    for member, value in asdict(spec).items():
-        if type(value) is not type(getattr(default, member)) or value < 0:
+def _load_topic(name: str, kept: _Topic) -> TopicState:
+    for member, value in asdict(kept.spec).items():
+        if value < 0:
             raise ValueError(f"{member} of topic {name} is {value!r}")
-    registered = kept["registered"]
-    if not is_valid_topic(name) or not (isinstance(registered, list) and all(map(is_valid_channel, registered))):
+    if not (is_valid_topic(name) and all(map(is_valid_channel, kept.registered))):
         raise ValueError(f"the name of topic {name!r} or of its channels is not valid")
-    return TopicState(name, spec, registered=registered)
+    return TopicState(name, kept.spec, registered=kept.registered)
 
 
 def _load_number(text: str, topic: TopicState) -> int:
@@ -222,11 +223,7 @@ def _load_number(text: str, topic: TopicState) -> int:
     return int(text)
 
 
-def _load_partition(kept: dict[str, Any]) -> PartitionState:
-    state = PartitionState(kept["leader"], kept["replicas"], kept["in_sync"], kept["epoch"])
-    nodes = [state.leader, *state.replicas, *state.in_sync]
-    if not all(isinstance(node, str) for node in nodes) or not set(state.in_sync) <= set(state.replicas):
-        raise ValueError(f"nodes {nodes} of a partition")
-    if type(state.epoch) is not int or len(set(state.replicas)) < len(state.replicas):
-        raise ValueError(f"epoch {state.epoch!r} or replicas {state.replicas} of a partition")
-    return state
+def _load_partition(kept: _Partition) -> PartitionState:
+    if not set(kept.in_sync) <= set(kept.replicas) or len(set(kept.replicas)) < len(kept.replicas):
+        raise ValueError(f"replicas {kept.replicas} of a partition, of which {kept.in_sync} are in sync")
+    return PartitionState(kept.leader, kept.replicas, kept.in_sync, kept.epoch)

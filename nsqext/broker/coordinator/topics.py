@@ -1,12 +1,17 @@
-"""State of topics and partitions in the coordinator: plain values, changed by its decisions only."""
+"""State of topics, partitions and nodes in the coordinator, and its decisions: no I/O."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
 
 from attrs import define, evolve, field, frozen
 
 from nsqext.types import TopicMeta
+
+if TYPE_CHECKING:
+    from nsqext.broker.nsqd.node import Node
+    from nsqext.types import Address
 
 
 @frozen
@@ -37,6 +42,38 @@ class TopicSpec:
         """Return the smallest number of nodes that the topic fits on."""
         return self.replica if self.shares_nodes else self.replica * self.partition_num
 
+    def place(
+        self, load: Mapping[str, tuple[int, int]], existing: Mapping[int, PartitionState]
+    ) -> dict[int, list[str]] | None:
+        """Choose nodes for the partitions that are not placed yet, the leader first; None when there are too few nodes.
+
+        ``load`` has for each usable node how many partitions it leads and how many it holds.
+        """
+        if len(load) < self.nodes_needed():
+            return None
+        leads = {node: counts[0] for node, counts in load.items()}
+        held = dict.fromkeys(load, 0)  # partitions of this topic
+        for state in existing.values():
+            for node in state.replicas:
+                if node in held:
+                    held[node] += 1
+        others = {node: counts[1] - held[node] for node, counts in load.items()}  # partitions of other topics
+        placed: dict[int, list[str]] = {}
+        for partition in range(self.partition_num):
+            if partition in existing:
+                continue
+            order = sorted(load, key=lambda node: (held[node], leads[node], others[node], node))
+            if not self.shares_nodes:
+                order = [node for node in order if not held[node]]
+            chosen = order[: self.replica]
+            if len(chosen) < self.replica:
+                return None
+            placed[partition] = chosen
+            leads[chosen[0]] += 1
+            for node in chosen:
+                held[node] += 1
+        return placed
+
     def meta(self) -> TopicMeta:
         """Return the metadata that lookup publishes."""
         return TopicMeta(
@@ -60,6 +97,38 @@ class PartitionState:
     resigned: bool = False  # the leader lost its majority (captured: failover_kill_follower)
     joining: set[str] = field(factory=set)  # nodes about to join the in-sync replicas; writes wait for them
 
+    def candidate(self, alive: Collection[str]) -> str | None:
+        """Return the in-sync node that should lead, the present leader if it is alive; None if all are dead.
+
+        A node that is not in sync is never chosen: it may lack acknowledged messages.
+        """
+        if self.leader in alive and self.leader in self.in_sync:
+            return self.leader
+        return next((node for node in self.in_sync if node in alive), None)
+
+    def promote(self, node: str, present: Collection[str]) -> None:
+        """Make an in-sync node the leader, with a higher epoch; absent nodes leave the in-sync replicas."""
+        self.leader = node
+        self.epoch += 1
+        self.resigned = False
+        self.joining.clear()
+        self.in_sync = [node, *(other for other in self.in_sync if other != node and other in present)]
+
+    def drop_from_in_sync(self, node: str, spec: TopicSpec) -> None:
+        """Remove a follower from the in-sync replicas.
+
+        A leader without a majority resigns: it answers E_FAILED_ON_NOT_LEADER, and lookup still shows it for access=r
+        (captured: failover_kill_follower).
+        """
+        self.joining.discard(node)
+        if node in self.in_sync:
+            self.in_sync.remove(node)
+            self.resigned = len(self.in_sync) < spec.quorum
+
+    def is_writable(self, spec: TopicSpec) -> bool:
+        """Return whether the partition accepts writes if its leader is alive."""
+        return len(self.in_sync) >= spec.quorum and not self.joining and not self.resigned
+
 
 @define
 class TopicState:
@@ -72,3 +141,28 @@ class TopicState:
 
     def change(self, **changes: Any) -> None:
         self.spec = evolve(self.spec, **changes)
+
+
+@define(eq=False)
+class Member:
+    """One node."""
+
+    name: str  # its name in the cluster, ``n1`` for example
+    node: Node  # the nsqd; survives a kill, as its disk would
+    tcp: Address  # address for clients
+    http: Address  # address of its HTTP API
+    number: int  # its position among the nodes, from 1
+    alive: bool = True  # its process runs
+    isolated: bool = False  # it serves clients, and neither the coordinator nor other nodes reach it
+    present: bool = True  # it is alive, or its lease has not expired
+    removing: bool = False  # its partitions are being moved to other nodes
+
+    @property
+    def reachable(self) -> bool:
+        """Whether the node responds to other nodes."""
+        return self.alive and not self.isolated and not self.node.faults.frozen
+
+    @property
+    def distributed_id(self) -> str:
+        """Its id in the cluster, made of host, RPC port (the HTTP port), TCP port and number."""
+        return f"{self.tcp.host}:{self.http.port}:{self.tcp.port}:{self.number}"

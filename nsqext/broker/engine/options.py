@@ -8,15 +8,48 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
+from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.schedule import Turn
 from nsqext.broker.engine.storage.segments import DiskOptions
-from nsqext.broker.engine.turn import Turn
+from nsqext.protocol.headers import KEY_HEADER
+from nsqext.protocol.identify import DISPATCH_TYPES, KEY_FAILOVER, SHARED
 from nsqext.protocol.server.negotiate import ServerLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-_MIB = 1024 * 1024
+
+@frozen
+class ChannelKind:
+    """How a channel distributes messages."""
+
+    type: str = SHARED  # ``shared``, or ``key_failover``
+    key_header: str = KEY_HEADER  # extend header that carries the key
+    fixed: bool = False  # the type was chosen when the channel was created; otherwise the first subscriber chooses
+
+    def __str__(self) -> str:
+        other = f" with keys in {self.key_header}" if self.key_header != KEY_HEADER else ""
+        return self.type + other
+
+    def same(self, other: ChannelKind) -> bool:
+        """Return whether messages are distributed in the same way."""
+        return self.type == other.type and (self.type == SHARED or self.key_header == other.key_header)
+
+
+PLAIN = ChannelKind()
+
+
+def make_kind(dispatch: str, key_header: str = "", *, fixed: bool = False) -> ChannelKind | None:
+    """Return the requested type, None if no type is requested; raises `Refusal` for an unknown one."""
+    if not dispatch:
+        return None
+    if dispatch not in DISPATCH_TYPES:
+        raise Refusal(f"dispatch type {dispatch} is unknown, use {' or '.join(DISPATCH_TYPES)}")
+    return ChannelKind(dispatch, (dispatch == KEY_FAILOVER and key_header) or KEY_HEADER, fixed)
+
+
+MIB: int = 1024 * 1024
 
 
 @frozen
@@ -38,28 +71,39 @@ class ChannelRules:
         return self.ignored_attempts > 0 and attempts > self.ignored_attempts and 0 < self.ignored_after < age
 
 
-@frozen
-class PartitionOptions:
-    """Settings of one partition; times in seconds, sizes in bytes."""
+@frozen(kw_only=True)
+class QueueOptions:
+    """Settings that all partitions of a node share; times in seconds, sizes in bytes."""
+
+    # what the node allows and offers; ``limits.generation`` chooses the redesigned or the original server
+    limits: ServerLimits = field(factory=ServerLimits)
+    clock: Callable[[], float] = time.monotonic  # seconds that never go backwards
+    wall: Callable[[], int] = time.time_ns  # nanoseconds since 1970, for time stamps
+    clustered: bool = True  # topics are placed by a coordinator
+    data_path: Path | None = None  # folder of the queues; None keeps them in memory
+    disk: DiskOptions = field(factory=DiskOptions)  # how the folder is used
+    rules: ChannelRules = field(factory=ChannelRules)  # numbers of the redesigned server's channels
+    # without ``data_path``, bytes of unfinished messages that a partition keeps; a publish beyond them is refused
+    memory_bound: int = 256 * MIB
+    # messages of a topic and of a channel that the original server keeps in memory before it uses the disk
+    mem_queue_size: int = 10_000
+
+    @property
+    def original(self) -> bool:
+        return self.limits.generation == "nsq"
+
+
+@frozen(kw_only=True)
+class PartitionOptions(QueueOptions):
+    """Settings of one partition."""
 
     extend: bool = False  # messages carry extend headers
     ordered: bool = False  # channels are consumed with SUB_ORDERED only
-    generation: str = "ha"  # ``ha`` (redesigned server) or ``nsq`` (original)
-    clock: Callable[[], float] = time.monotonic  # monotonic seconds
-    wall: Callable[[], int] = time.time_ns  # nanoseconds since 1970, for time stamps
-    limits: ServerLimits = field(factory=ServerLimits)
-    rules: ChannelRules = field(factory=ChannelRules)  # numbers of the redesigned server's channels
-    # without ``data_path``, bound of unfinished messages; a publish beyond it is refused
-    memory_bytes: int = 256 * _MIB
     # without ``data_path``, finished messages that stay in memory for consumers that seek backwards
-    finished_bytes: int = 16 * _MIB
-    cache_bytes: int = 16 * _MIB  # with ``data_path``, messages that stay in memory; others are read from disk
-    mem_queue_size: int = 10_000  # messages that the original server keeps in memory before it uses the disk
-    coordinated: bool = True  # the node belongs to a cluster
+    finished_bytes: int = 16 * MIB
+    cache_bytes: int = 16 * MIB  # with ``data_path``, messages that stay in memory; others are read from disk
     # tells whether consumers without extend support are served on extend topics now
     extend_compatible: Callable[[], bool] = field(default=lambda: False)
-    data_path: Path | None = None  # folder of the queue; None keeps it in memory
-    disk: DiskOptions = field(factory=DiskOptions)  # how the folder is used
     turn: Turn = field(factory=Turn)  # commands of a client that are being run; shared by the partitions of a node
     # source of what is random at the real server: sampling, and the order in which messages of a lost connection are
     # requeued. Seed it to repeat a run.
@@ -68,4 +112,4 @@ class PartitionOptions:
     @property
     def segment_bytes(self) -> int:
         """Memory of a segment of the queue, a small part of the bounds."""
-        return min(max(min(self.memory_bytes, self.finished_bytes, self.cache_bytes) // 16, 4096), _MIB)
+        return min(max(min(self.memory_bound, self.finished_bytes, self.cache_bytes) // 16, 4096), MIB)

@@ -8,21 +8,19 @@ from typing import TYPE_CHECKING
 from nsqext.broker.engine.channel.channel import Channel
 from nsqext.broker.engine.channel.classic import ClassicChannel
 from nsqext.broker.engine.channel.key_failover import KeyFailoverChannel
-from nsqext.broker.engine.channel.kind import PLAIN, ChannelKind
 from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.engine.options import PartitionOptions
+from nsqext.broker.engine.options import PLAIN, ChannelKind, PartitionOptions
 from nsqext.broker.engine.publish import NewMessage, Stored, as_entries, counter_of
-from nsqext.broker.engine.storage.log import FIRST_COUNTER, Entry, Log
+from nsqext.broker.engine.schedule import Schedule
+from nsqext.broker.engine.storage.log import FIRST_COUNTER, Entry, Log, MemoryBudget
 from nsqext.broker.engine.storage.partition_store import PartitionStore, StoredPartition
 from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.protocol.names import is_ephemeral
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
-    from nsqext.broker.engine.schedule import Schedule
     from nsqext.broker.engine.storage.delayed_queue import Delayed, DelayedJournal
-    from nsqext.broker.engine.storage.memory_budget import MemoryBudget
     from nsqext.broker.engine.storage.recovery import Recovery
 
 
@@ -43,7 +41,8 @@ class Partition:
         self.options: PartitionOptions = options or PartitionOptions()
         self.extend: bool = self.options.extend  # messages carry extend headers
         self.ordered: bool = self.options.ordered  # channels are consumed with SUB_ORDERED only
-        self.log: Log = Log(segment_bytes=self.options.segment_bytes, budget=budget)  # the queue
+        self._budget: MemoryBudget = budget or MemoryBudget()  # memory bound of the node
+        self.log: Log = Log(segment_bytes=self.options.segment_bytes, budget=self._budget)  # the queue
         self.channels: dict[str, Channel] = {}  # channels by name
         self.committed: int = 0  # number of the last committed message
         self.readable: int = 0  # number of the last message that channels may read
@@ -56,19 +55,17 @@ class Partition:
         self.message_bytes: int = 0  # bytes of their bodies
         # called with the name of a deleted channel; None for no callback
         self.on_channel_deleted: Callable[[str], None] | None = None
-        self._schedule = schedule  # ticks the partition when something is due; None if the caller ticks it
-        self._budget = budget  # memory bound of the node; None for none
-        self._classic = self.options.generation == "nsq"
+        self._schedule = schedule or Schedule()  # ticks the partition when something is due
+        self._classic = self.options.original
         # captured: the first id of a node without a cluster is 1
-        self._counter = FIRST_COUNTER if self.options.coordinated else FIRST_COUNTER - 1
+        self._counter = FIRST_COUNTER if self.options.clustered else FIRST_COUNTER - 1
         self._delays: dict[int, float] = {}
         self._closed = False
         self._new_on_replica = False
         self._saved_end = 0  # end of the queue when the state was written
         self._stored_count = 0  # messages when the server was started (original server)
         self._storage: PartitionStore | None = None
-        if budget is not None:
-            budget.add(self)
+        self._budget.add(self)
         if self.options.data_path is not None and not is_ephemeral(topic):
             self._storage = PartitionStore(self.options.data_path, topic, partition, self.options.disk)
             self._open(self._storage)
@@ -109,12 +106,11 @@ class Partition:
 
     # The queue
 
-    def put(self, messages: list[NewMessage]) -> Stored:
+    def put(self, messages: Sequence[NewMessage]) -> Stored:
         """Append messages to the queue, or raise `Refusal`; channels read them after `commit`."""
         if self._closed:
             raise Refusal("exiting")
-        budget = self._budget
-        if self.log.held > self.options.memory_bytes or (budget is not None and budget.is_exceeded):
+        if self.log.held > self.options.memory_bound or self._budget.is_exceeded:
             self._make_room()
         first = self.partition, self._counter, self.options.wall()
         entries = as_entries(messages, self.log, first, self.extend)
@@ -222,13 +218,13 @@ class Partition:
     def _make_room(self) -> None:
         """Free memory; raises `Refusal` if unfinished messages of the partition, or of the node, exceed the bound."""
         self.free_memory()
-        bound, budget = self.options.memory_bytes, self._budget
+        bound, budget = self.options.memory_bound, self._budget
         if self.log.held > bound and self._storage is None:
             raise Refusal(
                 f"topic {self.topic} partition {self.partition} holds {self.log.held} bytes that are not consumed, "
                 f"more than {bound}"
             )
-        if budget is None or not budget.is_exceeded:
+        if not budget.is_exceeded:
             return
         budget.reclaim()
         if budget.is_exceeded and self._storage is None:
@@ -291,13 +287,45 @@ class Partition:
         self.channels[name] = channel
         return channel
 
-    def replace_channel(self, channel: Channel, kind: ChannelKind) -> Channel:
-        """Replace a channel without clients by one of another type, at the same acknowledged position."""
-        state, delayed = channel.state(), list(channel.cursor.delayed.messages.values())
-        new = self._make_channel(channel.name, state.offset, state.count, kind)
-        new.restore(state, delayed)
+    def set_kind(self, name: str, kind: ChannelKind) -> Channel:
+        """Return a channel of this type: created if it is missing, otherwise converted at its acknowledged position.
+
+        Messages in flight are redelivered, so the channel must have no subscriber.
+        """
+        channel = self.channels.get(name)
+        if channel is None or channel.kind == kind:
+            return self.channel(name, kind)
+        if channel.kind.same(kind):
+            channel.kind = kind
+        else:
+            state, delayed = channel.state(), list(channel.cursor.delayed.messages.values())
+            channel = self._make_channel(name, state.offset, state.count, kind)
+            channel.restore(state, delayed)
         self.note_channels()
-        return new
+        return channel
+
+    def check_kind(self, name: str, wanted: ChannelKind) -> None:
+        """Raise `Refusal` unless a channel, which may not exist yet, can have a type."""
+        channel = self.channels.get(name)
+        kind = channel.kind if channel else PLAIN
+        if kind.same(wanted):
+            return
+        if channel and (channel.clients or (kind.fixed and not wanted.fixed)):
+            raise Refusal(f"channel {name} of topic {self.topic} is dispatched by {kind}, not {wanted}")
+        if wanted.type == KEY_FAILOVER and (self.ordered or (channel and channel.ordered)):
+            raise Refusal(f"channel {name} of topic {self.topic} is ordered and cannot become {wanted}")
+
+    def admit(self, name: str, wanted: ChannelKind | None) -> Channel:
+        """Return the channel for a subscriber, or for a request to create it; raises `Refusal` as `check_kind`.
+
+        Without a wanted type the channel keeps its own. The first subscriber chooses the type, unless it was chosen
+        when the channel was created.
+        """
+        channel = self.channel(name)
+        if wanted is None or (channel.kind.same(wanted) and channel.kind.fixed):
+            return channel
+        self.check_kind(name, wanted)
+        return self.set_kind(name, wanted)
 
     def delete_channel(self, name: str) -> None:
         """Remove a channel, if it exists, and close its clients."""
@@ -334,12 +362,8 @@ class Partition:
         """Messages that were not passed to channels since before the server was started."""
         return max(min(self.committed, self._stored_count) - self.readable, 0)
 
-    def pause(self) -> None:
-        self.paused = True
-        self.note_channels()
-
-    def unpause(self) -> None:
-        self.paused = False
+    def set_paused(self, paused: bool) -> None:
+        self.paused = paused
         self.note_channels()
         self._pass_to_channels()
 
@@ -359,8 +383,7 @@ class Partition:
     def touch(self) -> None:
         """Schedule a tick, because a deadline may have changed."""
         self.touched = True
-        if self._schedule is not None:
-            self._schedule.add(self)
+        self._schedule.add(self)
 
     def tick(self) -> float | None:
         """Process what is due in the channels and on disk, and free memory of finished messages.
@@ -411,10 +434,8 @@ class Partition:
         self._closed = True
         for channel in self._all_channels():
             channel.close()
-        if self._schedule is not None:
-            self._schedule.remove(self)
-        if self._budget is not None:
-            self._budget.remove(self)
+        self._schedule.remove(self)
+        self._budget.remove(self)
         storage, self._storage = self._storage, None
         if storage is not None and destroy:
             storage.destroy()

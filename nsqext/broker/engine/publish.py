@@ -40,7 +40,7 @@ class Stored:
     parts: Sequence[Stored] = ()
 
 
-def as_entries(messages: list[NewMessage], log: Log, first: tuple[int, int, int], extend: bool) -> list[Entry]:
+def as_entries(messages: Sequence[NewMessage], log: Log, first: tuple[int, int, int], extend: bool) -> list[Entry]:
     """Return the records of messages at the end of a queue, which is not changed.
 
     ``first`` is partition, counter and time stamp of the first message; the latter two grow by one per message.

@@ -1,12 +1,17 @@
-"""Tick partitions only when a deadline has passed, so that idle partitions cost nothing."""
+"""When partitions are ticked, and when their channels deliver.
+
+Partitions are ticked only when a deadline has passed, so that idle partitions cost nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
 from typing import Protocol
+
+from attrs import define, field
 
 
 class Scheduled(Protocol):
@@ -20,6 +25,7 @@ def _nothing() -> None:
     """Stand in for a callback that is not set."""
 
 
+@define(eq=False)
 class Schedule:
     """The deadlines of all partitions of a node.
 
@@ -27,12 +33,11 @@ class Schedule:
     ticked when its own next deadline passes.
     """
 
-    def __init__(self) -> None:
-        self.on_change: Callable[[], None] = _nothing  # called when the first item was added since the last `run`
-        self._changed: dict[Scheduled, None] = {}
-        self._deadlines: dict[Scheduled, float] = {}
-        self._heap: list[tuple[float, int, Scheduled]] = []
-        self._order = count()
+    on_change: Callable[[], None] = _nothing  # called when the first item was added since the last `run`
+    _changed: dict[Scheduled, None] = field(factory=dict)
+    _deadlines: dict[Scheduled, float] = field(factory=dict)
+    _heap: list[tuple[float, int, Scheduled]] = field(factory=list)
+    _order: Iterator[int] = field(factory=count)
 
     def add(self, item: Scheduled) -> None:
         """Tick an item with the next `run`."""
@@ -67,3 +72,40 @@ class Schedule:
             elif self._deadlines.get(item) != following:
                 self._deadlines[item] = following
                 heappush(self._heap, (following, next(self._order), item))
+
+
+class Pumped(Protocol):
+    """A channel."""
+
+    def pump(self) -> None:
+        """Deliver messages while clients can take them."""
+
+
+@define(eq=False)
+class Turn:
+    """Commands that were received together are run before the messages that they let through are delivered.
+
+    At the real servers another goroutine delivers, which in most cases runs only when all these commands have been
+    answered: after SUB, RDY and PUB in one segment, OK came twice before the message in 97 of 100 (redesigned).
+    """
+
+    _channels: dict[Pumped, None] = field(factory=dict)
+    _open: bool = False
+
+    def begin(self) -> None:
+        """Defer deliveries."""
+        self._open = True
+
+    def defers(self, channel: Pumped) -> bool:
+        """Return whether a channel has to wait; it is pumped at the end of the turn then."""
+        if self._open:
+            self._channels[channel] = None
+        return self._open
+
+    def end(self) -> None:
+        """Deliver."""
+        self._open = False
+        if self._channels:
+            waiting, self._channels = self._channels, {}
+            for channel in waiting:
+                channel.pump()

@@ -36,7 +36,7 @@ class StartPosition:
         except ValueError as error:
             raise Refusal(str(error)) from None
 
-    def find(self, log: Log, *, coordinated: bool = True) -> tuple[int, int]:
+    def find(self, log: Log, *, clustered: bool = True) -> tuple[int, int]:
         """Return the offset and the number of messages before it; a position inside a record selects the next record.
 
         A node without a cluster finds only the end. Raises `Refusal` with the real server's text.
@@ -45,7 +45,7 @@ class StartPosition:
             if self.value != -1:
                 raise Refusal("not supported offset type")
             return log.end_offset, log.end_count
-        if not coordinated:
+        if not clustered:
             raise Refusal("Not supported while coordinator disabled")
         nanoseconds = self.value * 1_000_000_000
         if self.kind == "timestamp" and (nanoseconds + (1 << 63)) % (1 << 64) < 1 << 63:

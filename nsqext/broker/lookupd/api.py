@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.lookupd.cluster_view import LiveView
-from nsqext.broker.lookupd.lookup_route import channels_of, lookup
-from nsqext.broker.lookupd.metrics import view_metrics
-from nsqext.broker.lookupd.params import (
+from nsqext.broker.lookupd.lookup_route import (
     BAD_REPLICATOR,
     BAD_SYNC,
+    channels_of,
     check_log_level,
+    lookup,
     read_channel,
     read_deletion,
     read_kind,
@@ -22,6 +21,8 @@ from nsqext.broker.lookupd.params import (
     read_ranged,
     read_topic,
 )
+from nsqext.broker.lookupd.lookupd import LiveView
+from nsqext.broker.lookupd.metrics import view_metrics
 from nsqext.broker.lookupd.registry import NEVER, NODE_MEMBERS
 from nsqext.http.api import Call, Form, HttpFault, application, route, set_block_rate
 
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.routing import Route
 
-    from nsqext.broker.lookupd.cluster_view import TopicView
-    from nsqext.broker.lookupd.lookupd import Lookupd
+    from nsqext.broker.lookupd.lookupd import Lookupd, TopicView
 
 _BASE_LOAD = 0.8
 _MEBIBYTE = 1024 * 1024

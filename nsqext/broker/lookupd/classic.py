@@ -1,4 +1,4 @@
-"""nsqlookupd of the original generation: its HTTP API over the registrations of nsqd."""
+"""nsqlookupd without a cluster, original and redesigned: its HTTP API over the registrations of nsqd."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 
-from nsqext.broker.lookupd.lookup_node import LookupNode
+from nsqext.broker.lookupd.lookup_route import NO_CHANNEL, check_log_level, read_channel, read_deletion, read_topic
+from nsqext.broker.lookupd.lookupd import LookupNode
 from nsqext.broker.lookupd.metrics import registry_metrics
-from nsqext.broker.lookupd.registry import NEVER, Registration, Registry
+from nsqext.broker.lookupd.registry import NEVER, NODE_MEMBERS, Producer, Registration, Registry
 from nsqext.http.api import Call, Form, Handler, HttpFault, application, route, valid_channel, valid_topic
 from nsqext.protocol.lookupd_tcp import PeerInfo
 
@@ -159,3 +160,170 @@ def classic_app(lookupd: ClassicLookupd) -> Starlette:
     ping = route("GET", "/ping", lookupd.delayed(lambda call: "OK"), Form.TEXT)
     delayed = [route(method, path, lookupd.delayed(handler)) for method, path, handler in table]
     return application([ping, *delayed], original=True)
+
+
+class _StandaloneRoutes:
+    """The handlers; captured on a real nsqlookupd without a cluster id and a registered standalone nsqd."""
+
+    def __init__(self, lookupd: ClassicLookupd) -> None:
+        self.lookupd = lookupd
+
+    def _entry(self, producer: Producer) -> dict[str, Any]:
+        members = {key: producer.node.members[key] for key in NODE_MEMBERS}
+        return {"id": producer.node.id, **members, "distributed_id": ""}
+
+    def _partitions(self, topic: str) -> dict[str, list[Producer]]:
+        view = self.lookupd.view
+        found = {each.subkey: view.producers("topic", topic, each.subkey) for each in view.find("topic", topic, "*")}
+        return {name: [one for one in held if view.is_active(one)] for name, held in sorted(found.items())}
+
+    def _channels(self, topic: str, partition: str) -> list[str]:
+        names: dict[str, None] = {}
+        for each, held in self.lookupd.view:
+            number, _, name = each.subkey.partition(":")
+            if each.category == "channel" and each.key == topic and held and _selects(number, partition):
+                names[name] = None
+        return list(names)
+
+    def info(self, call: Call) -> object:
+        return {"version": self.lookupd.version, "ha_support": False}
+
+    def topics(self, call: Call) -> object:
+        names = [each.key for each, held in self.lookupd.view if held and each.category == "topic"]
+        return {"topics": list(dict.fromkeys(names))}
+
+    def channels(self, call: Call) -> object:
+        return {"channels": self._channels(call.arg("topic", "MISSING_ARG_TOPIC"), call.arg("partition"))}
+
+    def lookup(self, call: Call) -> object:
+        topic = call.arg("topic", "MISSING_ARG_TOPIC")
+        partition, access = call.arg("partition"), call.arg("access") or "r"
+        if access not in ("r", "w"):
+            raise HttpFault(400, "INVALID_ACCESS_MODE")
+        nodes: dict[str, dict[str, Any]] = {}
+        silent = False
+        for number, held in self._partitions(topic).items():
+            if not (held and _selects(number, partition)):
+                continue
+            if access == "w" and self.lookupd.view.is_hidden(held[-1]):
+                continue
+            if access == "w" and not self._channels(topic, number):
+                silent = True
+                continue
+            nodes[number] = self._entry(held[-1])
+        if silent and not nodes:
+            raise HttpFault(404, NO_CHANNEL)
+        by_id = {entry["id"]: entry for entry in nodes.values()}
+        return {"channels": self._channels(topic, partition), "partitions": nodes, "producers": list(by_id.values())}
+
+    def nodes(self, call: Call) -> object:
+        view = self.lookupd.view
+        producers = []
+        for found in view.producers("client"):
+            if not view.is_active(found):
+                continue
+            held: dict[str, list[str]] = {}
+            hidden: dict[str, bool] = {}
+            for each, under in view:
+                for producer in under:
+                    if each.category == "topic" and producer.node is found.node:
+                        held.setdefault(each.key, []).append(each.subkey)
+                        hidden[each.key] = view.is_hidden(producer)
+            entry = {key: found.node.members[key] for key in NODE_MEMBERS}
+            entry |= {"tombstones": list(hidden.values()), "topics": list(held), "partitions": held}
+            producers.append(entry)
+        return {"producers": producers}
+
+    def tombstone(self, call: Call) -> None:
+        topic, node = call.arg("topic", "MISSING_ARG_TOPIC"), call.arg("node", "MISSING_ARG_NODE")
+        if call.arg("restore") == "true":
+            self.lookupd.registry.show(topic, node)
+        else:
+            self.lookupd.registry.hide(topic, node)
+
+    def stats(self, call: Call) -> object:
+        return {"stable": False, "node_stat_list": [], "topn_topics": []}
+
+    def refuse(self, call: Call) -> object:
+        raise HttpFault(500, "MISSING_COORDINATOR")
+
+    def create_topic(self, call: Call) -> object:
+        read_topic(call)
+        return self.refuse(call)
+
+    def delete_topic(self, call: Call) -> object:
+        read_deletion(call)
+        return self.refuse(call)
+
+    def change_channel(self, call: Call) -> object:
+        read_channel(call)
+        raise HttpFault(500, "INTERNAL_ERROR")
+
+    def hide_lookupd(self, call: Call) -> object:
+        call.arg("node", "MISSING_ARG_NODE")
+        if call.arg("restore"):
+            raise HttpFault(404, "lookup node id not found")
+        return self.refuse(call)
+
+    def debug(self, call: Call) -> object:
+        data: dict[str, list[dict[str, Any]]] = {}
+        for each, producers in self.lookupd.view:
+            for found in producers:
+                about = {key: found.node.members[key] for key in NODE_MEMBERS[1:]} | {"id": found.node.id}
+                about["last_update"] = found.node.last_seen
+                if each.category == "client":
+                    data.setdefault(f"peerInfo:{found.node.id}", []).append(about)
+                elif each.category == "channel":
+                    number, _, name = each.subkey.partition(":")
+                    line = {"channelName": name, "partitionID": number, "peerId": found.node.id}
+                    data.setdefault(f"channel:{each.key}:{number}", []).append(line)
+                else:
+                    about |= {"partitionID": each.subkey, "tombstoned": found.hidden_at is not None}
+                    about["tombstoned_at"] = NEVER if found.hidden_at is None else found.hidden_at
+                    data.setdefault(f"topic:{each.key}", []).append(about)
+        return data
+
+
+def _selects(number: str, partition: str) -> bool:
+    """Return whether the query parameter ``partition`` selects a partition."""
+    return partition in ("", "*", number)
+
+
+def standalone_app(lookupd: ClassicLookupd) -> Starlette:
+    """Return the HTTP application of a lookup node without a cluster."""
+    routes = _StandaloneRoutes(lookupd)
+    queries: list[tuple[str, Handler]] = [
+        ("/info", routes.info),
+        ("/debug", routes.debug),
+        ("/lookup", routes.lookup),
+        ("/listlookup", lambda call: None),
+        ("/topics", routes.topics),
+        ("/channels", routes.channels),
+        ("/nodes", routes.nodes),
+    ]
+    needs_cluster = [
+        "/topic/meta/update",
+        "/topic/partition/expand",
+        "/topic/partition/move",
+        "/cluster/node/remove",
+        "/cluster/upgrade/begin",
+        "/cluster/upgrade/done",
+        "/cluster/balance/topn",
+    ]
+    return application(
+        [
+            route("GET", "/ping", lambda call: "OK", Form.TEXT),
+            *(route("GET", path, handler, Form.NEGOTIATED) for path, handler in queries),
+            route("GET", "/cluster/stats", routes.stats),
+            route("POST", "/topic/create", routes.create_topic),
+            route("PUT", "/topic/create", routes.create_topic),
+            route("POST", "/topic/delete", routes.delete_topic),
+            route("POST", "/topic/tombstone", routes.tombstone),
+            route("POST", "/channel/create", routes.change_channel),
+            route("POST", "/channel/delete", routes.change_channel),
+            route("POST", "/cluster/lookupd/tombstone", routes.hide_lookupd),
+            route("POST", "/loglevel/set", check_log_level),
+            route("POST", "/disable/write", lambda call: None),  # without effect
+            *(route("POST", path, routes.refuse) for path in needs_cluster),
+        ]
+    )

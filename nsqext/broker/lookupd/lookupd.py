@@ -1,16 +1,152 @@
-"""One lookup node of the redesigned generation, without its sockets, and its group."""
+"""Lookup nodes without their sockets, and what they show: the cluster's present state, a snapshot, or nothing."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from attrs import define, field
+import anyio
+from attrs import define, field, frozen
 
-from nsqext.broker.lookupd.cluster_view import ClusterView, LiveView, Snapshot
-from nsqext.broker.lookupd.lookup_node import LookupNode
+from nsqext.types import Address
 
 if TYPE_CHECKING:
     from nsqext.broker.coordinator.coordinator import Coordinator
+    from nsqext.broker.coordinator.topics import Member, TopicSpec
+    from nsqext.http.api import Call, Handler
+
+
+@frozen
+class Peer:
+    """A node that is connected to the lookup node."""
+
+    name: str  # its name in the cluster
+    address: str  # ``host:http_port``, the name that tombstones use
+    entry: Mapping[str, Any]  # its entry in the response to ``/lookup``
+
+
+@frozen
+class PartitionView:
+    """One partition."""
+
+    registered: str | None  # the connected node that registered as its leader; it accepts writes
+    reader: str | None  # the node for consumers; it may accept no writes at the moment
+    channels: tuple[str, ...]  # channels that the leader registered; empty while it accepts no writes
+
+
+@frozen
+class TopicView:
+    """One topic."""
+
+    name: str
+    spec: TopicSpec
+    partitions: Mapping[int, PartitionView] = field(factory=dict)
+
+
+def _peer(member: Member) -> Peer:
+    return Peer(
+        member.name,
+        f"{member.http.host}:{member.http.port}",
+        {
+            "id": str(member.tcp),
+            "remote_address": str(member.tcp),
+            "hostname": member.node.options.hostname,
+            "broadcast_address": member.tcp.host,
+            "tcp_port": member.tcp.port,
+            "http_port": member.http.port,
+            "version": member.node.limits.version,
+            "distributed_id": member.distributed_id,
+        },
+    )
+
+
+class LiveView:
+    """The present state of the cluster: connected nodes and topics, by name."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.coordinator = coordinator
+
+    def peers(self) -> Mapping[str, Peer]:
+        return {name: _peer(member) for name, member in self.coordinator.members.items() if member.alive}
+
+    def names(self) -> list[str]:
+        return list(self.coordinator.topics)
+
+    def topic(self, name: str) -> TopicView | None:
+        topic = self.coordinator.topics.get(name)
+        if topic is None:
+            return None
+        partitions = {number: self._partition(name, number) for number in topic.partitions}
+        return TopicView(name, topic.spec, partitions)
+
+    def _partition(self, topic: str, number: int) -> PartitionView:
+        replicas = self.coordinator.replica_sets[topic, number]
+        leader = replicas.state.leader
+        if not self.coordinator.members[leader].alive:
+            return PartitionView(None, None, ())
+        if not self.coordinator.writable(replicas):  # its leader withdraws its registrations, channels included
+            return PartitionView(None, leader, ())
+        return PartitionView(leader, leader, tuple(replicas.leader.channels))
+
+
+class Snapshot:
+    """A copy of a view, or an empty one; later changes are not shown."""
+
+    def __init__(self, view: ClusterView | None = None) -> None:
+        self._peers = dict(view.peers()) if view else {}
+        self._topics: dict[str, TopicView | None] = {name: view.topic(name) for name in view.names()} if view else {}
+
+    def peers(self) -> Mapping[str, Peer]:
+        return self._peers
+
+    def names(self) -> list[str]:
+        return list(self._topics)
+
+    def topic(self, name: str) -> TopicView | None:
+        return self._topics.get(name)
+
+    def put(self, topic: TopicView) -> None:
+        self._topics[topic.name] = topic
+
+
+ClusterView = LiveView | Snapshot
+
+
+_UNKNOWN = Address("127.0.0.1", 0)
+
+
+@define(eq=False, kw_only=True)
+class LookupNode(ABC):
+    """One lookup node without its sockets."""
+
+    name: str = "nsqlookupd"  # its name in the cluster, ``l1`` for example
+    tcp: Address = _UNKNOWN  # address of its TCP side
+    http: Address = _UNKNOWN  # address of its HTTP API
+    delay: float = 0.0  # seconds by which each response is delayed
+    alive: bool = True  # it runs
+
+    @abstractmethod
+    def show_current(self) -> None:
+        """Show the present state of the cluster again, without delay."""
+
+    @abstractmethod
+    def show_nothing(self) -> None:
+        """Show no node and no topic."""
+
+    @abstractmethod
+    def show_snapshot(self) -> None:
+        """Show the state of this moment from now on; later changes are not shown."""
+
+    def delayed(self, handler: Handler) -> Handler:
+        """Wrap a handler so that its response is sent after `delay` seconds."""
+
+        async def respond(call: Call) -> object:
+            if self.delay:
+                await anyio.sleep(self.delay)
+            return handler(call)
+
+        return respond
 
 
 @define(eq=False)

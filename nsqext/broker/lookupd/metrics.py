@@ -12,7 +12,7 @@ from starlette.responses import Response
 from nsqext.http.metrics import METRICS_TYPE, Metric, render_metrics
 
 if TYPE_CHECKING:
-    from nsqext.broker.lookupd.cluster_view import ClusterView
+    from nsqext.broker.lookupd.lookupd import ClusterView
     from nsqext.broker.lookupd.registry import Registry
 
 

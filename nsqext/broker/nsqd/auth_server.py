@@ -9,7 +9,7 @@ from urllib.parse import urlencode, urljoin
 
 from attrs import field, frozen
 
-from nsqext.broker.engine.filters.go_regexp import InvalidExpression, compile_regexp
+from nsqext.broker.engine.header_filter import InvalidExpression, compile_regexp
 from nsqext.http.api import dump
 from nsqext.http.client import HttpClient, HttpReply, HttpRequestFailed
 from nsqext.protocol.go_structs import Schema, UnreadableFields, read_fields

@@ -1,28 +1,232 @@
-"""Commands of the redesigned generation that neither publish nor consume, and the table of all its commands."""
+"""Commands of the redesigned generation, except publishes, and the table of all its commands."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from struct import Struct
+from typing import TYPE_CHECKING, NamedTuple
 
-from nsqext.broker.nsqd import consume_commands as consume
+from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.options import make_kind
+from nsqext.broker.engine.start_position import StartPosition
 from nsqext.broker.nsqd import publish_commands as publish
-from nsqext.broker.nsqd.auth import auth, check_auth
-from nsqext.broker.nsqd.session import Dialect
-from nsqext.broker.nsqd.validation import CommandValidator
+from nsqext.broker.nsqd.session import Dialect, SessionSubscriber
+from nsqext.broker.nsqd.validation import CommandValidator, auth, check_auth, run_authorized
 from nsqext.protocol.extjson import quote
-from nsqext.protocol.frames import OK
+from nsqext.protocol.frames import CLOSE_WAIT, OK
 from nsqext.protocol.layers import DeflateLayer, SnappyLayer
-from nsqext.protocol.names import MAX_PARTITION, is_valid_topic
-from nsqext.protocol.server.go_format import decode, parse_bool, parse_int
+from nsqext.protocol.names import MAX_PARTITION, is_valid_channel, is_valid_topic
+from nsqext.protocol.server.connection_state import State, check_state
+from nsqext.protocol.server.go_format import base10, byte_list, decode, parse_bool, parse_int, wrap
 from nsqext.protocol.server.negotiate import identify_reply, negotiate
 from nsqext.protocol.server.request_error import RequestError
 from nsqext.protocol.tls_layer import TlsLayer
 from nsqext.types import TopicMeta
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from nsqext.broker.engine.channel.channel import Channel
+    from nsqext.broker.nsqd.node import Hosted
     from nsqext.broker.nsqd.session import Session
     from nsqext.protocol.server.command_parser import Command
+
+_ID = Struct(">q")
+_DISABLED = "Consume is disabled currently"
+
+
+def sub(session: Session, command: Command) -> Awaitable[None] | None:
+    """Run SUB."""
+    return _sub(session, command.words, Mode(detail=False))
+
+
+def sub_ordered(session: Session, command: Command) -> Awaitable[None] | None:
+    """Run SUB_ORDERED."""
+    return _sub(session, command.words, Mode(detail=True, ordered=True))
+
+
+def sub_advanced(session: Session, command: Command) -> Awaitable[None] | None:
+    """Run SUB_ADVANCED; the start position is parsed before anything else is checked."""
+    words = command.words
+    start = None
+    if len(words) > 4 and words[4]:
+        try:
+            start = StartPosition.parse(decode(words[4]))
+        except Refusal as refusal:
+            raise RequestError("E_INVALID", refusal.text) from None
+    return _sub(session, words, Mode(detail=True, start=start))
+
+
+class Mode(NamedTuple):
+    """Variant of SUB."""
+
+    detail: bool  # messages carry queue offset and size
+    ordered: bool = False  # the channel becomes ordered
+    start: StartPosition | None = None  # position to start from
+
+
+def _sub(session: Session, words: list[bytes], mode: Mode) -> Awaitable[None] | None:
+    place = _check_words(session, words)
+    return run_authorized(session, "SUB", place.topic, place.channel, partial(_subscribe, session, place, mode))
+
+
+def _subscribe(session: Session, place: _Place, mode: Mode) -> None:
+    hosted = _check_hosted(session, place, ordered=mode.ordered)
+    if mode.ordered and session.settings.sample_rate:
+        raise RequestError("E_INVALID", "order consume is not allowed while sample rate is not 0")
+    channel = _channel(session, hosted, place.channel)
+    extend = session.sending.extend_support and hosted.partition.extend
+    if not hosted.partition.extend:
+        session.settings.desired_tag = ""
+    subscriber = SessionSubscriber(session, channel, detail=mode.detail, extend=extend)
+    try:
+        channel.subscribe(subscriber, ordered=mode.ordered, start=mode.start)
+    except Refusal as refusal:
+        if refusal.text == _DISABLED:
+            raise RequestError("E_FAILED_ON_NOT_WRITABLE") from None
+        raise RequestError("E_INVALID", refusal.text) from None
+    session.subscribed(hosted, subscriber)
+
+
+def _channel(session: Session, hosted: Hosted, name: str) -> Channel:
+    """Return the channel, with the type that the client requested in IDENTIFY."""
+    session.node.channel(hosted, name)
+    settings = session.settings
+    try:
+        return hosted.partition.admit(name, make_kind(settings.dispatch, settings.key_header))
+    except Refusal as refusal:
+        raise RequestError("E_INVALID", refusal.text) from None
+
+
+class _Place(NamedTuple):
+    topic: str
+    channel: str
+    partition: int
+
+
+def check_sub(session: Session, words: list[bytes]) -> tuple[str, str]:
+    """Run the checks of SUB that both generations share; return topic and channel."""
+    check_state("SUB", session.state)
+    if not session.settings.heartbeat_interval:
+        raise RequestError("E_INVALID", "cannot SUB with heartbeats disabled")
+    if len(words) < 3:
+        raise RequestError("E_INVALID", "SUB insufficient number of parameters")
+    topic, channel = decode(words[1]), decode(words[2])
+    if not is_valid_topic(topic):
+        raise RequestError("E_BAD_TOPIC", f"SUB topic name {quote(topic)} is not valid")
+    if not is_valid_channel(channel):
+        raise RequestError("E_BAD_CHANNEL", f"SUB channel name {quote(channel)} is not valid")
+    return topic, channel
+
+
+def _check_words(session: Session, words: list[bytes]) -> _Place:
+    topic, channel = check_sub(session, words)
+    # the partition is parsed only when there are exactly four words (captured: sub_advanced_offset_partition)
+    if len(words) != 4:
+        return _Place(topic, channel, -1)
+    try:
+        return _Place(topic, channel, parse_int(decode(words[3])))
+    except ValueError as error:
+        raise RequestError("E_BAD_PARTITION", f"topic partition is not valid: {error}") from None
+
+
+def _check_hosted(session: Session, place: _Place, *, ordered: bool) -> Hosted:
+    hosted = session.node.find(place.topic, place.partition)
+    if hosted is None:
+        raise RequestError("E_TOPIC_NOT_EXIST")
+    if hosted.partition.ordered and not ordered:
+        raise RequestError("E_SUB_ORDER_IS_MUST", "this topic is configured only allow ordered sub")
+    extend = session.settings.extend_support
+    if hosted.partition.extend and not extend and not session.node.switches.allow_sub_ext_compatible:
+        raise RequestError("E_SUB_EXTEND_NEED", "this topic is extended and should identify as extend support.")
+    if extend and not hosted.partition.extend:
+        text = "this topic is not extended and should not identify as extend support."
+        raise RequestError("E_SUB_EXTEND_FORBIDDON", text)
+    if not hosted.leader:
+        raise RequestError("E_FAILED_ON_NOT_LEADER")
+    if not hosted.writable:
+        raise RequestError("E_FAILED_ON_NOT_WRITABLE")
+    if not hosted.auto_create_channels and place.channel not in hosted.partition.channels:
+        raise RequestError("E_SUB_CHANNEL_NOT_REGISTERED", "channel is not registered under topic.")
+    return hosted
+
+
+def rdy(session: Session, command: Command) -> None:
+    """Run RDY; after CLS it is ignored."""
+    check_state("RDY", session.state)
+    if session.state is State.CLOSING or session.subscriber is None:
+        return
+    words = command.words
+    count = base10(words[1], f"RDY could not parse count {decode(words[1])}") if len(words) > 1 else 1
+    largest = session.node.limits.max_rdy_count
+    if not 0 <= count <= largest:
+        raise RequestError("E_INVALID", f"RDY count {count} out of range 0-{largest}")
+    session.set_ready(count)
+
+
+def _subscribed(session: Session, verb: str) -> SessionSubscriber:
+    if session.subscriber is None:
+        check_state(verb, session.state)
+        raise RequestError("E_INVALID", "No channel")
+    return session.subscriber
+
+
+def fin(session: Session, command: Command) -> None:
+    """Run FIN; a success is not answered."""
+    subscriber = _subscribed(session, "FIN")
+    full_id = command.words[1]
+    internal_id: int = _ID.unpack_from(full_id)[0]
+    if internal_id <= 0:
+        raise RequestError("E_INVALID", "Invalid Message ID")
+    hosted = session.hosted
+    if hosted is None or not hosted.leader:
+        raise RequestError("E_FAILED_ON_NOT_LEADER")
+    if not hosted.writable:
+        raise RequestError("E_FAILED_ON_NOT_WRITABLE")
+    try:
+        subscriber.channel.finish(subscriber, internal_id)
+    except Refusal as refusal:
+        kind = "ErrType:7 ErrCode:0 : " if session.node.options.clustered else ""
+        text = f"FIN {byte_list(full_id)} failed {kind}{refusal.text}"
+        raise RequestError("E_FIN_FAILED", text, fatal=False) from None
+
+
+def req(session: Session, command: Command) -> None:
+    """Run REQ; a success is not answered."""
+    subscriber = _subscribed(session, "REQ")
+    words = command.words
+    if len(words) < 3:
+        raise RequestError("E_INVALID", "REQ insufficient number of params")
+    full_id = words[1]
+    millis = base10(words[2], f"REQ could not parse timeout {decode(full_id)}, {decode(words[2])}")
+    # the real server counts nanoseconds in 64 bits: a delay beyond that wraps around
+    delay = min(max(wrap(millis * 1_000_000) / 1e9, 0.0), session.node.limits.max_req_timeout)
+    try:
+        subscriber.channel.requeue(subscriber, _ID.unpack_from(full_id)[0], delay)
+    except Refusal as refusal:
+        raise RequestError("E_REQ_FAILED", f"REQ {byte_list(full_id)} failed {refusal.text}", fatal=False) from None
+
+
+def touch(session: Session, command: Command) -> None:
+    """Run TOUCH; a success is not answered."""
+    subscriber = _subscribed(session, "TOUCH")
+    full_id = command.words[1]
+    if len(full_id) != 16:
+        raise RequestError("E_INVALID", "Invalid Message ID")
+    try:
+        subscriber.channel.touch(subscriber, _ID.unpack_from(full_id)[0])
+    except Refusal as refusal:
+        raise RequestError("E_TOUCH_FAILED", f"TOUCH {byte_list(full_id)} failed {refusal.text}", fatal=False) from None
+
+
+def cls(session: Session, _: Command) -> Awaitable[None] | None:
+    """Run CLS: no further deliveries; FIN, REQ and TOUCH remain allowed."""
+    check_state("CLS", session.state)
+    _subscribed(session, "CLS")
+    session.set_ready(0)
+    session.state = State.CLOSING
+    session.answer(CLOSE_WAIT)
+    return None
 
 
 def identify(session: Session, command: Command) -> None:
@@ -93,15 +297,15 @@ REDESIGNED = Dialect(
         b"MPUB": publish.publish_batch,
         b"MPUB_TRACE": publish.publish_batch,
         b"MPUB_EXT": publish.publish_batch,
-        b"FIN": consume.fin,
-        b"REQ": consume.req,
-        b"TOUCH": consume.touch,
-        b"RDY": consume.rdy,
+        b"FIN": fin,
+        b"REQ": req,
+        b"TOUCH": touch,
+        b"RDY": rdy,
         b"NOP": nop,
-        b"SUB": consume.sub,
-        b"SUB_ADVANCED": consume.sub_advanced,
-        b"SUB_ORDERED": consume.sub_ordered,
-        b"CLS": consume.cls,
+        b"SUB": sub,
+        b"SUB_ADVANCED": sub_advanced,
+        b"SUB_ORDERED": sub_ordered,
+        b"CLS": cls,
         b"IDENTIFY": identify,
         b"AUTH": auth,
         b"INTERNAL_CREATE_TOPIC": _create_topic,

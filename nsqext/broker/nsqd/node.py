@@ -11,17 +11,15 @@ from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
-from attrs import define, evolve, field
+from attrs import define, evolve, field, fields_dict
 
-from nsqext.broker.engine.options import PartitionOptions
+from nsqext.broker.engine.options import PartitionOptions, QueueOptions
 from nsqext.broker.engine.partition import Partition
-from nsqext.broker.engine.schedule import Schedule
-from nsqext.broker.engine.storage.memory_budget import MemoryBudget
+from nsqext.broker.engine.schedule import Schedule, Turn
+from nsqext.broker.engine.storage.log import MemoryBudget
 from nsqext.broker.engine.storage.partition_store import stored_partitions
-from nsqext.broker.engine.turn import Turn
 from nsqext.broker.fault_injection import NodeFaults
 from nsqext.broker.nsqd.options import NodeOptions
-from nsqext.broker.nsqd.publish_stats import PublishStats
 from nsqext.protocol.names import is_ephemeral
 from nsqext.types import TopicMeta
 
@@ -31,11 +29,62 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.channel.channel import Channel
     from nsqext.broker.engine.publish import Stored
     from nsqext.broker.nsqd.auth_server import Authorizations
-    from nsqext.broker.nsqd.publish_stats import Publisher
     from nsqext.protocol.layers import Layer
     from nsqext.protocol.server.connection_state import State
     from nsqext.protocol.server.negotiate import ClientSettings, ServerLimits
     from nsqext.protocol.server.request_error import RequestError
+
+_BUCKETS = 16
+_HOUR = 3600 * 1_000_000_000
+_DAY = 24
+
+
+@define(eq=False)
+class Publisher:
+    """Publishes of one client to one partition."""
+
+    peer: str  # ``host:port`` of the client
+    user_agent: str  # from its IDENTIFY
+    published: int = 0  # messages
+    failed: int = 0  # messages that were refused
+    last: int = 0  # time of the last publish, in nanoseconds since 1970
+
+
+@define(eq=False)
+class PublishStats:
+    """Counts of one partition."""
+
+    # messages by size: below 100 bytes, 1 KiB, 2 KiB, 4 KiB, …
+    sizes: list[int] = field(factory=lambda: [0] * _BUCKETS)
+    # messages by the duration of their publish: below 1 ms, 2 ms, 4 ms, …
+    batches: list[int] = field(factory=lambda: [0] * _BUCKETS)
+    publishers: dict[str, Publisher] = field(factory=dict)  # clients that published over TCP, by ``host:port``
+    _hours: dict[int, int] = field(factory=dict, alias="hours")
+
+    def note(self, sizes: list[int], now: int) -> None:
+        """Count messages by the sizes of their bodies, at a time in nanoseconds since 1970."""
+        total = 0
+        for size in sizes:
+            total += size
+            bucket = 0 if size < 100 else min((size >> 10).bit_length() + 1, _BUCKETS - 1)
+            self.sizes[bucket] += 1
+        self.batches[0] += len(sizes)
+        hour = now // _HOUR
+        self._hours[hour] = self._hours.get(hour, 0) + total
+        if len(self._hours) > _DAY:
+            del self._hours[min(self._hours)]
+
+    def publisher(self, peer: str, user_agent: str) -> Publisher:
+        found = self.publishers.get(peer)
+        if found is None:
+            found = self.publishers[peer] = Publisher(peer, user_agent)
+        return found
+
+    def hours(self, now: int) -> list[int]:
+        """Return bytes published in each of 22 hours, oldest first; the two newest are left out."""
+        hour = now // _HOUR
+        return [self._hours.get(hour - back, 0) for back in range(_DAY - 1, 1, -1)]
+
 
 logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
 
@@ -177,22 +226,14 @@ class Node:
         key = topic, partition
         found = self.hosted.get(key)
         if found is None:
+            shared = {name: getattr(self.options, name) for name in fields_dict(QueueOptions)} | {"limits": self.limits}
             options = PartitionOptions(
                 extend=meta.extend_support,
                 ordered=meta.ordered,
-                generation=self.limits.generation,
-                clock=self.options.clock,
-                wall=self.options.wall,
-                limits=self.limits,
-                memory_bytes=self.options.memory_bound,
-                coordinated=self.options.clustered,
                 extend_compatible=lambda: self.switches.allow_sub_ext_compatible,
-                mem_queue_size=self.options.mem_queue_size,
-                data_path=self.options.data_path,
-                disk=self.options.disk,
-                rules=self.options.rules,
                 turn=self.turn,
                 random=self._random(topic, partition),
+                **shared,
             )
             found = Hosted(Partition(topic, partition, options, schedule=self.schedule, budget=self.memory), meta)
             found.auto_create_channels = not meta.disable_channel_auto_create

@@ -6,32 +6,22 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
-from nsqext.broker.engine.options import ChannelRules
-from nsqext.broker.engine.storage.segments import DiskOptions
-from nsqext.protocol.server.negotiate import ServerLimits
+from nsqext.broker.engine.options import MIB, QueueOptions
 
 if TYPE_CHECKING:
     from nsqext.http.guard import HttpGuard
 
-MIB: int = 1024 * 1024
 
-
-@frozen
-class NodeOptions:
+@frozen(kw_only=True)
+class NodeOptions(QueueOptions):
     """Settings of one node; times in seconds, sizes in bytes."""
 
-    # what it allows and offers; ``limits.generation`` chooses the redesigned or the original server
-    limits: ServerLimits = field(factory=ServerLimits)
-    clock: Callable[[], float] = time.monotonic  # seconds that never go backwards
-    wall: Callable[[], int] = time.time_ns  # nanoseconds since 1970, for time stamps
     # seconds for output buffers, also while ``clock`` stands still; read when a node is made, for simulations
     machine_clock: Callable[[], float] = field(factory=lambda: time.monotonic)
-    clustered: bool = True  # topics are placed by a coordinator; a node without one accepts INTERNAL_CREATE_TOPIC
     broadcast_address: str = "127.0.0.1"  # host that clients connect to, in lookup responses
     hostname: str = field(factory=lambda: socket.gethostname())  # its name in lookup responses
     client_timeout: float = 60.0  # how long a new connection may take for its first four bytes
@@ -48,21 +38,11 @@ class NodeOptions:
     # refuses HTTP requests that a foreign web page caused; None accepts them, as the real servers do
     http_guard: HttpGuard | None = None
     https_only: bool = False  # the HTTP port refuses everything (original generation, with ``--tls-required``)
-    data_path: Path | None = None  # folder of the queues; None keeps them in memory
-    disk: DiskOptions = field(factory=DiskOptions)  # settings of the files in it
-    rules: ChannelRules = field(factory=ChannelRules)  # numbers of the redesigned server's channels
     # seconds between two flushes of a redesigned node without a cluster, where the first channel of a topic starts at
     # the last flush. The real one flushes every fourth ``--sync-timeout``.
     flush_interval: float = 8.0
-    # messages of a topic and of a channel that the original generation counts as in memory
-    mem_queue_size: int = 10_000
-    memory_bound: int = 256 * MIB  # bytes of unfinished messages that a partition keeps in memory
     node_memory_bound: int = 1024 * MIB  # bytes of messages that all partitions together keep in memory
     # repeats what is random at the real server: the order of requeued messages, sampling. None for no seed.
     seed: int | None = None
     # values that ``/config`` of the original generation shows for options without effect in this server
     reported: Mapping[str, Any] = field(factory=dict)
-
-    @property
-    def original(self) -> bool:
-        return self.limits.generation == "nsq"

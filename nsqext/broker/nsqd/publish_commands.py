@@ -1,17 +1,23 @@
-"""Publish commands of the redesigned generation: checks, storing, replication, the answer."""
+"""Publish commands of the redesigned generation: checks, storing, replication, the answer.
+
+Both generations store large batches in parts, one in each turn of the event loop, so that other clients are served
+meanwhile.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import anyio
 from anyio.lowlevel import checkpoint
+from attrs import frozen
 
 from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.engine.publish import NewMessage
-from nsqext.broker.nsqd.auth import recheck_auth
-from nsqext.broker.nsqd.batch_store import Deferred, is_large, store_in_parts
+from nsqext.broker.engine.publish import NewMessage, Stored
+from nsqext.broker.nsqd.validation import recheck_auth
 from nsqext.protocol.frames import OK
 from nsqext.protocol.record import raw_size
 from nsqext.protocol.server.publish_bodies import PublishItem, parse_publish
@@ -19,12 +25,58 @@ from nsqext.protocol.server.request_error import RequestError
 from nsqext.protocol.trace_reply import encode_trace_reply
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable
 
-    from nsqext.broker.engine.publish import Stored
     from nsqext.broker.nsqd.node import Hosted, Node
     from nsqext.broker.nsqd.session import Session
     from nsqext.protocol.server.command_parser import Command
+
+T = TypeVar("T")
+_Store = Callable[["Node", "Hosted", Sequence[Any], str], Stored]
+
+_PART = 2000
+"""Messages that are stored in one turn of the event loop."""
+
+
+def is_large(hosted: Hosted, items: Sequence[object]) -> bool:
+    """Return whether a publish has to use `store_in_parts`: it is large, or another large one is being stored."""
+    return len(items) > _PART or hosted.storing is not None
+
+
+async def store_in_parts(hosted: Hosted, items: Sequence[T], put: Callable[[Sequence[T]], Stored]) -> Stored:
+    """Store a batch; other publishes to the partition wait, so that ids and offsets are consecutive.
+
+    If ``put``, which stores a part, raises `RequestError` or `Refusal`, no message of the batch is stored.
+    """
+    while hosted.storing is not None:
+        await hosted.storing.wait()
+    hosted.storing = done = anyio.Event()
+    parts: list[Stored] = []
+    try:
+        for start in range(0, len(items), _PART):
+            if parts:
+                await checkpoint()
+            parts.append(put(items[start : start + _PART]))
+    except (RequestError, Refusal):
+        if parts:
+            hosted.partition.rollback(parts[0])
+        raise
+    finally:
+        hosted.storing = None
+        done.set()
+    entries = [entry for part in parts for entry in part.entries]
+    return Stored(parts[0].message_id, parts[0].offset, sum(part.size for part in parts), entries, parts)
+
+
+@frozen(eq=False)
+class Deferred:
+    """The rest of a command, to be awaited; nothing is left behind if the node is killed before that."""
+
+    start: Callable[[], Coroutine[Any, Any, None]]
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self.start().__await__()
+
 
 logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
 
@@ -124,54 +176,52 @@ def publish(session: Session, command: Command) -> Awaitable[None] | None:
         item = PublishItem(command.body or b"")
     else:
         item = parse_publish(verb, command.body or b"", session.node.limits, rules.target)[0]
-    return _put(session, hosted, [item], "E_PUB_FAILED", traced=item.traced, trace_id=item.trace_id)
+    return put(session, hosted, [item], "E_PUB_FAILED", item.trace_id if item.traced else None, store)
 
 
 def publish_batch(session: Session, command: Command) -> Awaitable[None] | None:
     """Run MPUB, MPUB_TRACE, MPUB_EXT."""
-    traced = command.words[0] == b"MPUB_TRACE"
-    return _put(session, session.rules.hosted, command.items or [], "E_MPUB_FAILED", traced=traced, trace_id=0)
+    trace_id = 0 if command.words[0] == b"MPUB_TRACE" else None
+    return put(session, session.rules.hosted, command.items or [], "E_MPUB_FAILED", trace_id, store)
 
 
-def _put(
-    session: Session, hosted: Hosted | None, items: list[PublishItem], code: str, *, traced: bool, trace_id: int
+def put(
+    session: Session, hosted: Hosted | None, items: Sequence[Any], code: str, trace_id: int | None, store: _Store
 ) -> Awaitable[None] | None:
+    """Store messages and answer, with ``trace_id`` by a trace reply; what has to be awaited is returned."""
     if hosted is None:
         raise RequestError("E_TOPIC_NOT_EXIST")
     if session.rules.stale_auth:
         session.rules.stale_auth = False
-        again = partial(_put, session, hosted, items, code, traced=traced, trace_id=trace_id)
+        again = partial(put, session, hosted, items, code, trace_id, store)
         return recheck_auth(session, "PUB", hosted.partition.topic, "", again)
     if is_large(hosted, items):
-        return Deferred(partial(_put_in_parts, session, hosted, items, code, traced=traced, trace_id=trace_id))
+        return Deferred(partial(_put_in_parts, session, hosted, items, code, trace_id, store))
     stored = store(session.node, hosted, items, code)
-    return _answer(session, hosted, stored, hosted.epoch, code, traced=traced, trace_id=trace_id)
+    session.count_published(hosted, len(stored.entries))
+    reply = _reply(stored, trace_id)
+    if hosted.replicate is None:
+        session.answer(reply)
+        hosted.partition.commit(stored)
+        return None
+    return Deferred(partial(_commit_and_answer, session, hosted, stored, hosted.epoch, code, reply))
+
+
+def _reply(stored: Stored, trace_id: int | None) -> bytes:
+    return OK if trace_id is None else encode_trace_reply(stored.message_id, trace_id, stored.offset, stored.size)
 
 
 async def _put_in_parts(
-    session: Session, hosted: Hosted, items: list[PublishItem], code: str, *, traced: bool, trace_id: int
+    session: Session, hosted: Hosted, items: Sequence[Any], code: str, trace_id: int | None, store: _Store
 ) -> None:
     epoch = hosted.epoch
     try:
         stored = await store_in_parts(hosted, items, lambda part: store(session.node, hosted, part, code))
-        waiting = _answer(session, hosted, stored, epoch, code, traced=traced, trace_id=trace_id)
     except RequestError as error:
         session.refuse(error)
     else:
-        if waiting is not None:
-            await waiting
-
-
-def _answer(
-    session: Session, hosted: Hosted, stored: Stored, epoch: int, code: str, *, traced: bool, trace_id: int
-) -> Awaitable[None] | None:
-    session.count_published(hosted, len(stored.entries))
-    answer = encode_trace_reply(stored.message_id, trace_id, stored.offset, stored.size) if traced else OK
-    if hosted.replicate is None:
-        session.answer(answer)
-        hosted.partition.commit(stored)
-        return None
-    return Deferred(partial(_commit_and_answer, session, hosted, stored, epoch, code, answer))
+        session.count_published(hosted, len(stored.entries))
+        await _commit_and_answer(session, hosted, stored, epoch, code, _reply(stored, trace_id))
 
 
 async def _commit_and_answer(

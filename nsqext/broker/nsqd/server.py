@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,21 +14,41 @@ from anyio.lowlevel import current_token
 
 from nsqext.broker.listeners import listen, peer_name
 from nsqext.broker.nsqd.classic.commands import CLASSIC
+from nsqext.broker.nsqd.classic.http_routes import ClassicRoutes, refusing_route
+from nsqext.broker.nsqd.classic.stats import ClassicStatsRoutes
 from nsqext.broker.nsqd.commands import REDESIGNED
 from nsqext.broker.nsqd.connection import Connection
-from nsqext.broker.nsqd.http.routes import application
+from nsqext.broker.nsqd.http.admin import AdminRoutes
+from nsqext.broker.nsqd.http.common import ConfigRoutes, MetricsRoutes
+from nsqext.broker.nsqd.http.publish import PublishRoutes
+from nsqext.broker.nsqd.http.stats import StatsRoutes
 from nsqext.broker.nsqd.node import SHORTEST_TICK
 from nsqext.broker.nsqd.session import Dialect, Session
+from nsqext.http import api as web
 from nsqext.http.api import at_first_request
 from nsqext.http.uvicorn_server import HttpServer
 from nsqext.waits import Wakeup
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
+    from starlette.applications import Starlette
 
     from nsqext.broker.nsqd.node import Node
 
 logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
+
+_CLASSIC = (ClassicRoutes, ConfigRoutes, ClassicStatsRoutes, MetricsRoutes)
+_REDESIGNED = (AdminRoutes, ConfigRoutes, PublishRoutes, StatsRoutes, MetricsRoutes)
+
+
+def application(node: Node, addresses: Mapping[str, str], *, secure: bool = False) -> Starlette:
+    """Make the web application of a node that listens on these addresses; ``secure`` over HTTPS."""
+    original = node.options.original
+    if original and node.options.https_only and not secure:
+        return web.application([refusing_route(addresses)], original=True)
+    kinds = _CLASSIC if original else _REDESIGNED
+    return web.application([found for kind in kinds for found in kind(node, addresses).table()], original=original)
+
 
 _DRAIN = 1.0  # seconds for which publishers receive refusals before a node ends
 _ACCEPTS = 64  # connections that are accepted in one turn of the event loop

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.channel.channel import Channel
     from nsqext.broker.engine.channel.client import Client
     from nsqext.broker.nsqd.auth_server import Authorizations
-    from nsqext.broker.nsqd.node import Hosted, Node
-    from nsqext.broker.nsqd.publish_stats import Publisher
+    from nsqext.broker.nsqd.node import Hosted, Node, Publisher
     from nsqext.broker.nsqd.validation import CommandValidator
     from nsqext.protocol.layers import Layer
     from nsqext.protocol.messages import RawMessage
@@ -312,7 +311,8 @@ class Session:
         due, end = self._heartbeat_time(), self._disconnect_time()
         if due <= now and due < end and not self.closing:
             self._heartbeat_due = max(due + self.sending.heartbeat_interval, now)
-            if self.subscriber is None or not self.subscriber.channel.is_stalled(self.subscriber):
+            client = self.subscriber.client if self.subscriber else None
+            if client is None or not client.stalled:
                 self.write(encode_frame(FrameType.RESPONSE, HEARTBEAT))
         elif now >= end:
             self.closed = True

@@ -11,7 +11,7 @@ import anyio
 from attrs import define, evolve, field, frozen
 
 from nsqext.broker.fault_injection import Rule
-from nsqext.broker.lookupd.cluster_view import PartitionView, Snapshot
+from nsqext.broker.lookupd.lookupd import PartitionView, Snapshot
 from nsqext.errors import InvalidSetting
 from nsqext.testing.simulation.cluster import COORDINATOR, SimulatedCluster, as_server
 

@@ -183,13 +183,13 @@ async def test_the_same_calls_from_asynchronous_code() -> None:
     with Cluster(2) as cluster:
         cluster.create_topic("t", replicas=2)
         first = cluster.leader("t")
-        cluster.faults.kill(first)
+        cluster.kill(first)
         with anyio.fail_after(25):
             while cluster.leader("t") == first:  # noqa: ASYNC110 - the cluster has no events for its users
                 await anyio.sleep(0.02)
-        cluster.faults.restart(first)
+        cluster.restart(first)
         second = cluster.wait_writable("t")
-        cluster.faults.move_leader("t", 0, first)
+        cluster.move_leader("t", 0, first)
         assert cluster.leader("t") == first != second
 
 

@@ -7,8 +7,8 @@ import time
 import anyio
 import pytest
 
-from nsqext.broker.clock import Clock
 from nsqext.broker.fault_injection import NodeFaults, Rule
+from nsqext.broker.runtime import Clock
 from nsqext.protocol.server.request_error import RequestError
 
 FRAME = (12).to_bytes(4, "big") + b"\0\0\0\0" + b"12345678"
@@ -106,8 +106,6 @@ def test_heal_removes_all_faults() -> None:
 
 def test_the_clock_runs_stops_and_jumps() -> None:
     clock = Clock()
-    jumps: list[float] = []
-    clock.watch(lambda: jumps.append(clock.now()))
     began = time.monotonic()
     assert began <= clock.now() <= time.monotonic()
     clock.stop()
@@ -116,7 +114,6 @@ def test_the_clock_runs_stops_and_jumps() -> None:
     clock.advance(60)
     assert clock.now() == pytest.approx(held + 60)
     assert clock.wall() - wall == 60_000_000_000
-    assert jumps == [clock.now()]
     clock.run()
     clock.run()
     assert clock.now() >= held + 60

@@ -18,7 +18,7 @@ from nsqext.protocol.server.request_error import RequestError
 from tests.support.coordinators import bodies, hosted, make_coordinator, publish, running, until, wrong_roles
 
 if TYPE_CHECKING:
-    from nsqext.broker.coordinator.members import Member
+    from nsqext.broker.coordinator.topics import Member
     from nsqext.broker.engine.partition import Partition
     from nsqext.protocol.messages import RawMessage
 
@@ -356,12 +356,12 @@ async def test_the_new_leader_has_the_finished_positions() -> None:
         channel.set_ready(consumer, 3)
         for place in (0, 2):
             channel.finish(consumer, consumer.got[place].internal_id)
-        channel.pause()
+        channel.set_paused(True)
         membership.left(coordinator, coordinator.members[leader])
         assert consumer.ended
         heir = hosted(coordinator, coordinator.replica_sets["t", 0].state.leader).partition.channels["ch"]
         assert heir.paused
-        heir.unpause()
+        heir.set_paused(False)
         next_consumer = Consumer()
         heir.subscribe(next_consumer)
         heir.set_ready(next_consumer, 3)
@@ -461,7 +461,7 @@ async def test_followers_get_the_channels_of_changed_partitions_only(
     mirror_all(coordinator)
     assert hosted(coordinator, followers[0]).partition.channels["ch"].state().count == 1
     mirrored.clear()
-    channel.pause()
+    channel.set_paused(True)
     mirror_all(coordinator)
     assert [hosted(coordinator, name).partition.channels["ch"].paused for name in followers] == [True, True]
     mirror_all(coordinator)

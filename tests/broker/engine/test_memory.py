@@ -11,7 +11,7 @@ import pytest
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.partition import Partition
 from nsqext.broker.engine.publish import NewMessage
-from nsqext.broker.engine.storage.memory_budget import MemoryBudget
+from nsqext.broker.engine.storage.log import MemoryBudget
 from nsqext.protocol.server.publish_bodies import PublishItem
 from tests.support.engine_partition import Bench, Consumer
 

@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from nsqext.broker.coordinator.replication import copy_records, cut_tail, hand_over_channels, mirror_channels
-from nsqext.broker.engine.channel.kind import ChannelKind
-from nsqext.broker.engine.channel_types import admit
 from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.options import ChannelKind
 from nsqext.broker.engine.publish import NewMessage
 from nsqext.broker.engine.start_position import StartPosition
 from tests.support.channel_schedule import Schedule, Watched
@@ -56,7 +55,7 @@ def full_disk(takes: int = 0) -> Iterator[None]:
 
     with (
         patch("nsqext.broker.engine.storage.segments.os.write", fill),
-        patch("nsqext.broker.engine.storage.segment_files.write_atomically", refuse),
+        patch("nsqext.broker.engine.storage.files.write_atomically", refuse),
         patch("nsqext.broker.engine.storage.partition_store.write_atomically", refuse),
     ):
         yield
@@ -204,9 +203,9 @@ class Operated(Disk):
         """Skip or unskip; both discard all messages."""
         self.give_up(self.committed)
         if skipped:
-            self.channel.skip()
+            self.channel.set_skipped(True)
         else:
-            self.channel.unskip()
+            self.channel.set_skipped(False)
 
     @rule()
     def delete(self) -> None:
@@ -262,7 +261,7 @@ class Operated(Disk):
         """Change the type of the channel without subscribers; messages in flight are redelivered."""
         for consumer in list(self.consumers.values()):
             self.leave(consumer)
-        channel = admit(self.partition, "ch", kind)
+        channel = self.partition.admit("ch", kind)
         assert channel.kind.type == kind.type
 
 
@@ -383,16 +382,16 @@ class OperatedOriginal(Original, Disk):
 
     def finish_all(self) -> None:
         """Pass the topic's messages to the channels, and consume them."""
-        self.partition.unpause()
+        self.partition.set_paused(False)
         super().finish_all()
 
     @rule(paused=st.booleans())
     def pause_topic(self, paused: bool) -> None:
         """Pause or unpause the topic; that survives a crash."""
         if paused:
-            self.partition.pause()
+            self.partition.set_paused(True)
         else:
-            self.partition.unpause()
+            self.partition.set_paused(False)
 
     @rule()
     def empty_topic(self) -> None:

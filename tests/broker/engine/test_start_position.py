@@ -89,6 +89,6 @@ def test_an_empty_queue_only_has_an_end() -> None:
 
 
 def test_a_node_on_its_own_finds_only_the_end(log: Log) -> None:
-    assert AT_END.find(log, coordinated=False) == (124, 4)
+    assert AT_END.find(log, clustered=False) == (124, 4)
     with pytest.raises(Refusal, match=r"^Not supported while coordinator disabled$"):
-        StartPosition.parse("virtual_queue:0").find(log, coordinated=False)
+        StartPosition.parse("virtual_queue:0").find(log, clustered=False)

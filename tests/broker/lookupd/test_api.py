@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from nsqext.broker.engine.channel.kind import ChannelKind
+from nsqext.broker.engine.options import ChannelKind
 from nsqext.broker.lookupd.api import lookupd_app
 from nsqext.broker.lookupd.lookupd import Lookupd, LookupdGroup
 from nsqext.types import Address

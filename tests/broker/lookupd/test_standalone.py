@@ -9,9 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from nsqext.broker.lookupd.classic import ClassicLookupd
+from nsqext.broker.lookupd.classic import ClassicLookupd, standalone_app
 from nsqext.broker.lookupd.registry import Registry
-from nsqext.broker.lookupd.standalone import standalone_app
 from nsqext.broker.lookupd.tcp_server import LookupSession
 from nsqext.protocol.lookupd_tcp import PeerInfo
 from tests.broker.lookupd.test_tcp_server import NODE, answers, identify

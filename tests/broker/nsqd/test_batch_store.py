@@ -11,9 +11,9 @@ import pytest
 from nsqext.broker import Cluster
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.publish import NewMessage, Stored
-from nsqext.broker.nsqd import batch_store
-from nsqext.broker.nsqd.batch_store import is_large, store_in_parts
+from nsqext.broker.nsqd import publish_commands
 from nsqext.broker.nsqd.node import Hosted
+from nsqext.broker.nsqd.publish_commands import is_large, store_in_parts
 from tests.support import plain_http
 from tests.support.blocking_client import BlockingClient
 from tests.support.engine_partition import Bench
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lower the limit of a large batch to ten messages."""
-    monkeypatch.setattr(batch_store, "_PART", 9)
+    monkeypatch.setattr(publish_commands, "_PART", 9)
 
 
 def bodies(bench: Bench) -> list[str]:

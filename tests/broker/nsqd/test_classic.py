@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from nsqext.broker.nsqd.http.routes import application
+from nsqext.broker.nsqd.server import application
 from nsqext.protocol.frames import HEARTBEAT, FrameType
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.protocol.tls_layer import TlsLayer

@@ -9,8 +9,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from nsqext.broker.nsqd.http.go_json import write_json
-from nsqext.broker.nsqd.http.routes import application
+from nsqext.broker.nsqd.http.publish import write_json
+from nsqext.broker.nsqd.server import application
 from nsqext.http.metrics import Metric, render_metrics
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.protocol.server.request_error import RequestError

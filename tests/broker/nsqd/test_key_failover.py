@@ -8,7 +8,7 @@ import httpx
 import orjson
 import pytest
 
-from nsqext.broker.nsqd.http.routes import application
+from nsqext.broker.nsqd.server import application
 from nsqext.protocol.headers import KEY_HEADER
 from tests.support.commands import ext_body
 from tests.support.nsqd_sessions import Client, host, make_node, sized

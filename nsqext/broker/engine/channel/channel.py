@@ -10,14 +10,12 @@ import logging
 from math import inf
 from typing import TYPE_CHECKING
 
-from nsqext.broker.engine.channel.client import Client, Subscriber
+from nsqext.broker.engine.channel.client import Client, Subscriber, TagSelector
 from nsqext.broker.engine.channel.cursor import Cursor
-from nsqext.broker.engine.channel.delivery_rules import DeliveryRules
-from nsqext.broker.engine.channel.kind import PLAIN
-from nsqext.broker.engine.channel.requeue_rules import NOT_IN_FLIGHT, RequeueRules, not_owned
+from nsqext.broker.engine.channel.rules import NOT_IN_FLIGHT, RateLimit, RequeueRules, not_owned
 from nsqext.broker.engine.channel.stats import ChannelCounters, Latencies
-from nsqext.broker.engine.channel.tag_selector import TagSelector
 from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.options import PLAIN
 from nsqext.broker.engine.start_position import AT_END, StartPosition
 from nsqext.broker.engine.storage.partition_store import ChannelState
 from nsqext.protocol.names import is_ephemeral
@@ -26,9 +24,8 @@ from nsqext.protocol.record import MAX_ATTEMPTS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from nsqext.broker.engine.channel.ack_tracker import AckTracker
-    from nsqext.broker.engine.channel.in_flight import Delivery
-    from nsqext.broker.engine.channel.partition_view import PartitionView
+    from nsqext.broker.engine.channel.cursor import PartitionView
+    from nsqext.broker.engine.channel.in_flight import AckTracker, Delivery
     from nsqext.broker.engine.storage.delayed_queue import Delayed
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -54,7 +51,8 @@ class Channel:
         self._clock = partition.options.clock
         self._in_flight = self.cursor.in_flight
         self._selector = TagSelector()
-        self._delivery_rules = DeliveryRules(partition)
+        rate = partition.options.rules.rate_limit
+        self._rate_limit = RateLimit(rate, self._clock()) if rate > 0 else None
         self._requeue_rules = RequeueRules(partition.options, self.cursor, on_disk=not self.ephemeral)
         self._pumping = False
         self._closed = False
@@ -82,7 +80,7 @@ class Channel:
             raise Refusal("Consume is disabled currently")
         position = None
         if start is not None and not self.clients:
-            position = start.find(self._partition.log, coordinated=self._options.coordinated)
+            position = start.find(self._partition.log, clustered=self._options.clustered)
         client = Client(subscriber, subscriber.tag if self._partition.extend else "")
         self.clients[subscriber.id] = client
         if ordered:
@@ -162,15 +160,9 @@ class Channel:
         self.pump()
 
     def set_rate_limit(self, rate: int) -> None:
-        self._delivery_rules.set_rate_limit(rate)
-
-    def is_stalled(self, subscriber: Subscriber) -> bool:
-        """Return whether the sending side of a client has stopped for good: no messages and no heartbeats.
-
-        That happens to a client without extend support when its topic is upgraded (captured: upgrade_ext).
-        """
-        client = self.clients.get(subscriber.id)
-        return client is not None and client.stalled
+        """Limit the KiB of large messages a second; a rate of zero or less changes nothing."""
+        if rate > 0:
+            self._rate_limit = RateLimit(rate, self._clock())
 
     def _dropped(self, delivery: Delivery) -> None:
         """Take a message that is not finished from its client."""
@@ -191,7 +183,7 @@ class Channel:
         if self._must_not_pump():
             return
         self._pumping = True
-        selector, limit = self._selector, self._delivery_rules.rate_limit
+        selector, limit = self._selector, self._rate_limit
         try:
             while True:
                 delivery = self.read_ahead
@@ -225,14 +217,19 @@ class Channel:
             self.cursor.skip_queue()
             return None
         delivery = self.cursor.take()
-        while delivery is not None and delivery.attempts and self._delivery_rules.is_ignored(delivery):
+        while delivery is not None and delivery.attempts and self._is_ignored(delivery):
             self.cursor.acknowledge(delivery)
             delivery = self.cursor.take()
         return delivery
 
+    def _is_ignored(self, delivery: Delivery) -> bool:
+        """Return whether a message is finished instead of delivered again; see `ChannelRules.ignores`."""
+        age = self._options.wall() - delivery.entry.record.timestamp
+        return self._options.rules.ignores(delivery.attempts, age / 1e9)
+
     def _deliver(self, client: Client, delivery: Delivery) -> None:
         subscriber = client.subscriber
-        filtered = client.filtered and not self._delivery_rules.passes_filters(client, delivery)
+        filtered = client.filtered and not self._passes_filters(client, delivery)
         if filtered or self.cursor.is_finished(delivery):
             self.cursor.acknowledge(delivery)
             return
@@ -254,6 +251,15 @@ class Channel:
         if self.traced:
             self._trace("delivered to", delivery, client)
         subscriber.deliver(delivery.message())
+
+    def _passes_filters(self, client: Client, delivery: Delivery) -> bool:
+        """Return whether the sample of a client and its header filter let a message through."""
+        rate = client.subscriber.sample_rate
+        # the real server compares so, and delivers one percent more
+        if rate and not delivery.delayed and int(self._options.random.random() * 100) > rate:
+            return False
+        matches = client.matches
+        return matches is None or not self._partition.extend or matches(delivery.entry.record)
 
     def _trace(self, event: str, delivery: Delivery, client: Client) -> None:
         record, who = delivery.entry.record, client.subscriber.name
@@ -355,7 +361,7 @@ class Channel:
         due = self._in_flight.next_deadline()
         if not self.clients:
             return due
-        limit = self._delivery_rules.rate_limit
+        limit = self._rate_limit
         held = limit.until if limit is not None else now
         return min(due, self.cursor.delayed_deadline(), held if held > now else inf)
 
@@ -377,7 +383,7 @@ class Channel:
 
         Without effect while that message waits for a client of its tag. Raises `Refusal` for a position not found.
         """
-        found = position.find(self._partition.log, coordinated=self._options.coordinated)
+        found = position.find(self._partition.log, clustered=self._options.clustered)
         if not self._waits_for_tag:
             self._jump(found)
         self.pump()
@@ -407,24 +413,13 @@ class Channel:
             self.cursor.ordered = False
             self._close_clients()
 
-    def pause(self) -> None:
-        self.paused = True
-        self._partition.note_channels()
-
-    def unpause(self) -> None:
-        self.paused = False
+    def set_paused(self, paused: bool) -> None:
+        self.paused = paused
         self._partition.note_channels()
         self.pump()
 
-    def skip(self) -> None:
-        """Discard the queue and every further message."""
-        self._set_skipped(True)
-
-    def unskip(self) -> None:
-        """Keep messages again; the channel starts at the end."""
-        self._set_skipped(False)
-
-    def _set_skipped(self, skipped: bool) -> None:
+    def set_skipped(self, skipped: bool) -> None:
+        """Discard the queue and every further message, or keep messages again; the channel then starts at the end."""
         self.skipped = skipped
         self._partition.note_channels()
         self.empty()
@@ -494,8 +489,4 @@ class Channel:
     def stats(self) -> ChannelCounters:
         stats = self.cursor.stats()
         stats.timeout_count = self.timeouts
-        stats.clients = list(self.clients.values())
-        stats.paused, stats.skipped = self.paused, self.skipped
-        stats.consume_latency = list(self.latencies.consume)
-        stats.delivery_latency = list(self.latencies.delivery)
         return stats

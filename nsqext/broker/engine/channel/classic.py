@@ -12,7 +12,7 @@ from nsqext.broker.engine.errors import Refusal
 
 if TYPE_CHECKING:
     from nsqext.broker.engine.channel.client import Client, Subscriber
-    from nsqext.broker.engine.channel.partition_view import PartitionView
+    from nsqext.broker.engine.channel.cursor import PartitionView
     from nsqext.broker.engine.channel.stats import ChannelCounters
     from nsqext.broker.engine.start_position import StartPosition
     from nsqext.broker.engine.storage.delayed_queue import DelayedJournal

@@ -10,10 +10,9 @@ from __future__ import annotations
 import logging
 from collections import deque
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from nsqext.broker.engine.channel.ack_tracker import AckTracker
-from nsqext.broker.engine.channel.in_flight import Delivery, InFlight
+from nsqext.broker.engine.channel.in_flight import AckTracker, Delivery, InFlight
 from nsqext.broker.engine.channel.stats import ChannelCounters
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.storage.delayed_queue import Delayed, DelayedJournal, DelayedQueue
@@ -23,9 +22,32 @@ from nsqext.protocol.record import MAX_ATTEMPTS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from nsqext.broker.engine.channel.partition_view import PartitionView
-    from nsqext.broker.engine.storage.log import Entry
+    from nsqext.broker.engine.options import PartitionOptions
+    from nsqext.broker.engine.storage.log import Entry, Log
     from nsqext.broker.engine.storage.partition_store import ChannelState
+
+
+class PartitionView(Protocol):
+    """A partition as a channel sees it; its members are described in `nsqext.broker.engine.partition.Partition`."""
+
+    topic: str
+    options: PartitionOptions
+    log: Log
+    extend: bool
+    ordered: bool
+    suspended: bool
+    readable: int
+    readable_offset: int
+    touched: bool
+
+    @property
+    def journal(self) -> DelayedJournal | None: ...
+    def touch(self) -> None: ...
+    def delete_channel(self, name: str) -> None: ...
+    def note_progress(self) -> None: ...
+    def note_restored(self) -> None: ...
+    def note_channels(self) -> None: ...
+
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -305,7 +327,6 @@ class Cursor:
         partition, acked, in_flight, delayed = self._partition, self.acked, self.in_flight, self.delayed
         depth = partition.readable - acked.count
         return ChannelCounters(
-            self.channel,
             depth=depth,
             depth_size=partition.readable_offset - acked.offset,
             depth_timestamp=self.timestamp,
@@ -316,14 +337,6 @@ class Cursor:
             deferred_from_delay_count=len(self.from_delayed),
             message_count=partition.readable,
             requeue_count=self.requeues,
-            ordered=self.ordered,
             delayed_queue_count=len(delayed.messages),
             delayed_queue_recent=delayed.first_due,
-            read_offset=self.offset,
-            read_count=self.count,
-            acked_offset=acked.offset,
-            acked_count=acked.count,
-            end_offset=partition.readable_offset,
-            end_count=partition.readable,
-            intervals=acked.intervals,
         )

@@ -1,11 +1,14 @@
-"""Deliveries of a channel: messages that were read, are at a client, or wait for a delay."""
+"""Deliveries of a channel: messages that were read, are at a client, wait for a delay, or are acknowledged."""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
 from typing import TYPE_CHECKING
+
+from attrs import define, field
 
 from nsqext.protocol.extjson import UnreadableHeader, read_header
 from nsqext.protocol.headers import TAG_HEADER, tag_of
@@ -18,35 +21,21 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.storage.log import Entry
 
 
+@define(eq=False)
 class Delivery:
     """A message between the queue and its acknowledgement."""
 
-    __slots__ = (
-        "_tag",
-        "attempts",
-        "behind",
-        "deadline",
-        "deferred",
-        "delayed",
-        "delivered",
-        "entry",
-        "kept",
-        "key",
-        "owner",
-    )
-
-    def __init__(self, entry: Entry, attempts: int = 0, *, delayed: bool = False) -> None:
-        self.entry: Entry = entry  # the stored message
-        self.attempts: int = attempts  # deliveries so far
-        self.owner: Client | None = None  # the client that has it; None while it is at no client
-        self.deadline: float = 0.0  # clock time at which it times out or its delay ends
-        self.delivered: float = 0.0  # clock time of the last delivery
-        self.deferred: bool = False  # it waits for its delay and is at no client
-        self.delayed: bool = delayed  # it was taken from the delayed queue
-        self.behind: int = 0  # number of the message that has to be read before it is redelivered (original generation)
-        self.kept: bool = False  # it was read ahead when the read position was moved, and is delivered nevertheless
-        self.key: bytes | None = None  # its key; None while it was not determined, and on channels without keys
-        self._tag: str | None = None
+    entry: Entry  # the stored message
+    attempts: int = 0  # deliveries so far
+    delayed: bool = field(default=False, kw_only=True)  # it was taken from the delayed queue
+    owner: Client | None = None  # the client that has it; None while it is at no client
+    deadline: float = 0.0  # clock time at which it times out or its delay ends
+    delivered: float = 0.0  # clock time of the last delivery
+    deferred: bool = False  # it waits for its delay and is at no client
+    behind: int = 0  # number of the message that has to be read before it is redelivered (original generation)
+    kept: bool = False  # it was read ahead when the read position was moved, and is delivered nevertheless
+    key: bytes | None = None  # its key; None while it was not determined, and on channels without keys
+    _tag: str | None = None
 
     @property
     def tag(self) -> str:
@@ -85,18 +74,16 @@ class Delivery:
         return message
 
 
+@define(eq=False)
 class InFlight:
     """Messages of a channel that are at clients or deferred."""
 
-    __slots__ = ("_delays", "_earliest", "_order", "deferred", "table")
-
-    def __init__(self) -> None:
-        self.table: dict[int, Delivery] = {}  # deliveries by internal id
-        self.deferred: int = 0  # number of deferred ones
-        self._delays: list[tuple[float, int, Delivery]] = []
-        self._order = count()
-        # a lower bound: no message at a client times out before. The exact minimum would cost more than a rare scan
-        self._earliest = inf
+    table: dict[int, Delivery] = field(factory=dict)  # deliveries by internal id
+    deferred: int = 0  # number of deferred ones
+    _delays: list[tuple[float, int, Delivery]] = field(factory=list)
+    _order: Iterator[int] = field(factory=count)
+    # a lower bound: no message at a client times out before. The exact minimum would cost more than a rare scan
+    _earliest: float = inf
 
     def add(self, delivery: Delivery) -> None:
         """Add a message that is sent to a client, or record its new deadline."""
@@ -158,3 +145,81 @@ class InFlight:
         self.deferred = 0
         self._earliest = inf
         return removed
+
+
+@define(eq=False)
+class AckTracker:
+    """The acknowledged position of a channel, with the intervals that were finished out of order."""
+
+    offset: int  # every record before this offset is finished
+    count: int  # messages before that offset
+    # first offsets of the finished intervals behind the position, sorted; adjacent intervals are merged
+    starts: list[int] = field(factory=list, init=False)
+    _ends: list[int] = field(factory=list, init=False)
+    _counts: list[int] = field(factory=list, init=False)
+
+    @property
+    def intervals(self) -> list[tuple[int, int, int]]:
+        """First offset, end offset and number of the last message of each interval."""
+        return list(zip(self.starts, self._ends, self._counts, strict=True))
+
+    def add(self, offset: int, size: int, count: int) -> bool:
+        """Record a finished message; return whether the position moved."""
+        starts = self.starts
+        if offset == self.offset and not starts:
+            self.offset = offset + size
+            self.count = count
+            return True
+        if offset < self.offset:
+            return False
+        self._merge(offset, offset + size, count)
+        return self._advance()
+
+    def _advance(self) -> bool:
+        starts = self.starts
+        if not starts or starts[0] > self.offset:
+            return False
+        self.offset, self.count = self._ends[0], self._counts[0]
+        del starts[0], self._ends[0], self._counts[0]
+        return True
+
+    def _merge(self, start: int, end: int, count: int) -> None:
+        starts, ends, counts = self.starts, self._ends, self._counts
+        first = bisect_left(ends, start)
+        stop = bisect_right(starts, end)
+        if first < stop:
+            start = min(start, starts[first])
+            end, count = max((end, count), (ends[stop - 1], counts[stop - 1]))
+        starts[first:stop], ends[first:stop], counts[first:stop] = [start], [end], [count]
+
+    def covers(self, offset: int, size: int) -> bool:
+        """Return whether a record lies in a finished interval behind the position."""
+        index = bisect_right(self.starts, offset) - 1
+        return index >= 0 and self._ends[index] >= offset + size
+
+    def reset(self, offset: int, count: int) -> None:
+        """Move to another position and drop the intervals."""
+        self.offset, self.count = offset, count
+        self.clear()
+
+    def clear(self) -> None:
+        self.starts.clear()
+        self._ends.clear()
+        self._counts.clear()
+
+    def restore(self, offset: int, count: int, intervals: list[tuple[int, int, int]]) -> None:
+        """Load a stored position with its intervals; parts of intervals before the position are ignored."""
+        self.reset(offset, count)
+        for start, end, last in intervals:
+            if end > offset:
+                self._merge(max(start, offset), end, last)
+        self._advance()
+
+    def cut(self, offset: int, count: int) -> None:
+        """Drop everything at and behind an offset, because the queue was truncated there."""
+        if self.offset > offset:
+            self.offset, self.count = offset, count
+        first = bisect_left(self.starts, offset)
+        del self.starts[first:], self._ends[first:], self._counts[first:]
+        if self._ends and self._ends[-1] > offset:
+            self._ends[-1], self._counts[-1] = offset, count

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 from nsqext.broker.engine.channel.channel import Channel
 from nsqext.broker.engine.channel.cursor import Cursor
 from nsqext.broker.engine.channel.key_selector import KeySelector
-from nsqext.broker.engine.channel.requeue_rules import RequeueRules
+from nsqext.broker.engine.channel.rules import RequeueRules
 from nsqext.broker.engine.channel.stats import ChannelCounters, KeyRangeStats
 from nsqext.broker.engine.errors import Refusal
 
 if TYPE_CHECKING:
     from nsqext.broker.engine.channel.client import Client, Subscriber
+    from nsqext.broker.engine.channel.cursor import PartitionView
     from nsqext.broker.engine.channel.in_flight import Delivery
-    from nsqext.broker.engine.channel.kind import ChannelKind
-    from nsqext.broker.engine.channel.partition_view import PartitionView
+    from nsqext.broker.engine.options import ChannelKind
     from nsqext.broker.engine.start_position import StartPosition
 
 _NOT_ORDERED = "channel {name} is dispatched by key_failover and cannot be consumed in order"
@@ -136,8 +136,6 @@ class KeyFailoverChannel(Channel):
         stats, keys = super().stats(), self.keys
         waiting = keys.waiting_for()
         stats.backlogs += keys.waiting
-        stats.dispatch = self.kind.type
-        stats.key_header = self.kind.key_header
         stats.replay_count = keys.waiting
         stats.held_keys = keys.held
         stats.key_ranges = [

@@ -12,7 +12,9 @@ from heapq import heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from nsqext.broker.engine.channel.tag_selector import TagSelector
+from attrs import define, field
+
+from nsqext.broker.engine.channel.client import TagSelector
 from nsqext.dispatch import KeyRanges, position_of
 from nsqext.errors import ProtocolError
 from nsqext.protocol.headers import decode_headers, header_text, tag_of
@@ -46,19 +48,22 @@ def key_of(delivery: Delivery, header: str) -> bytes:
     return b"\0id\0%d" % record.internal_id
 
 
+@define(eq=False)
 class KeyQueue:
     """The messages of one key."""
 
-    __slots__ = ("blocked", "holder", "in_flight", "key", "pending", "position", "queued")
+    key: bytes
+    pending: deque[Delivery] = field(factory=deque)  # messages that wait for delivery, in the order of the queue
+    in_flight: set[Delivery] = field(factory=set)  # messages at the client that holds the key
+    # messages that were requeued with a delay; later messages wait for them
+    blocked: set[Delivery] = field(factory=set)
+    holder: Client | None = None  # the client that holds the key; None for none
+    queued: Client | None = None  # the client whose heap contains this queue; None for none
+    position: int = field(init=False)  # position of the key in the hash space
 
-    def __init__(self, key: bytes) -> None:
-        self.key: bytes = key
-        self.position: int = position_of(key)  # position of the key in the hash space
-        self.pending: deque[Delivery] = deque()  # messages that wait for delivery, in the order of the queue
-        self.in_flight: set[Delivery] = set()  # messages at the client that holds the key
-        self.blocked: set[Delivery] = set()  # messages that were requeued with a delay; later messages wait for them
-        self.holder: Client | None = None  # the client that holds the key; None for none
-        self.queued: Client | None = None  # the client whose heap contains this queue; None for none
+    @position.default
+    def _position(self) -> int:
+        return position_of(self.key)
 
     def put(self, delivery: Delivery) -> None:
         """Insert a message at its place in the order of the queue."""
@@ -77,22 +82,21 @@ class KeyQueue:
         return not self.blocked or all(first < delivery.entry.offset for delivery in self.blocked)
 
 
+@define(eq=False)
 class KeySelector(TagSelector):
     """The clients of a channel of type key_failover: key ranges for each dispatch tag, and for clients without one."""
 
-    __slots__ = ("_clock", "_free", "_header", "_heaps", "_key_queues", "_ranges", "_ready", "balance_due", "waiting")
-
-    def __init__(self, clock: Callable[[], float], header: str) -> None:
-        super().__init__()
-        self.balance_due: float = inf  # clock time at which `balance` is to be called; infinity while nothing changes
-        self.waiting: int = 0  # messages in the replay set
-        self._clock = clock  # monotonic seconds
-        self._header = header  # extend header that carries the key
-        self._key_queues: dict[bytes, KeyQueue] = {}
-        self._ranges: dict[str, KeyRanges[Client]] = {}
-        self._heaps: dict[Client, list[tuple[int, int, KeyQueue]]] = {}  # by the offset of a queue's first message
-        self._free: dict[Client, None] = {}  # clients that may take messages
-        self._ready: dict[Client, None] = {}  # clients whose heap or window changed
+    _clock: Callable[[], float]  # monotonic seconds
+    _header: str  # extend header that carries the key
+    # clock time at which `balance` is to be called; infinity while nothing changes
+    balance_due: float = field(default=inf, init=False)
+    waiting: int = field(default=0, init=False)  # messages in the replay set
+    _key_queues: dict[bytes, KeyQueue] = field(factory=dict, init=False)
+    _ranges: dict[str, KeyRanges[Client]] = field(factory=dict, init=False)
+    # by the offset of a queue's first message
+    _heaps: dict[Client, list[tuple[int, int, KeyQueue]]] = field(factory=dict, init=False)
+    _free: dict[Client, None] = field(factory=dict, init=False)  # clients that may take messages
+    _ready: dict[Client, None] = field(factory=dict, init=False)  # clients whose heap or window changed
 
     # Clients
 

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from attrs import define, field
-
-from nsqext.protocol.headers import KEY_HEADER
-from nsqext.protocol.identify import SHARED
-
-if TYPE_CHECKING:
-    from nsqext.broker.engine.channel.client import Client
 
 _BUCKETS = 12
 
 
+@define(eq=False)
 class Latencies:
     """Histogram of finished messages: below 16 ms, 32 ms, 64 ms, … in twelve buckets."""
 
-    __slots__ = ("consume", "delivery")
-
-    def __init__(self) -> None:
-        self.consume: list[int] = [0] * _BUCKETS  # by the time since the message was stored
-        self.delivery: list[int] = [0] * _BUCKETS  # by the time since the message was delivered
+    consume: list[int] = field(factory=lambda: [0] * _BUCKETS)  # by the time since the message was stored
+    delivery: list[int] = field(factory=lambda: [0] * _BUCKETS)  # by the time since the message was delivered
 
     def add(self, held: float, age: int) -> None:
         """Count a message that was delivered so many seconds ago, and stored so many nanoseconds ago."""
@@ -51,7 +41,6 @@ class KeyRangeStats:
 class ChannelCounters:
     """Counters of one channel; offsets and sizes in bytes, times in nanoseconds since 1970."""
 
-    name: str
     depth: int = 0  # messages that are not finished (redesigned server), or not delivered (original)
     depth_size: int = 0  # their bytes in the queue
     depth_timestamp: int = 0  # time stamp of the message that was read last; 0 for none
@@ -63,25 +52,8 @@ class ChannelCounters:
     message_count: int = 0  # messages that entered the channel
     requeue_count: int = 0  # requeued messages
     timeout_count: int = 0  # messages that timed out
-    clients: list[Client] = field(factory=list)  # counters of each client
-    paused: bool = False  # nothing is delivered
-    skipped: bool = False  # every message is discarded
-    ordered: bool = False  # one message at a time
     delayed_queue_count: int = 0  # messages in the delayed queue
     delayed_queue_recent: int = 0  # when the first of them is due; 0 for none
-    read_offset: int = 0  # the read position
-    read_count: int = 0  # messages before it
-    acked_offset: int = 0  # the acknowledged position
-    acked_count: int = 0  # messages before it
-    end_offset: int = 0  # end of the readable part of the queue
-    end_count: int = 0  # messages before it
-    # finished out of order: first offset, end offset, number of the last message
-    intervals: list[tuple[int, int, int]] = field(factory=list)
-    # finished messages by the time since they were stored, see `Latencies`
-    consume_latency: list[int] = field(factory=list)
-    delivery_latency: list[int] = field(factory=list)  # finished messages by the time since they were delivered
-    dispatch: str = SHARED  # type of the channel
-    key_header: str = KEY_HEADER  # extend header that carries keys
     replay_count: int = 0  # messages that were read and wait for the client of their key
     held_keys: int = 0  # keys with messages in flight
     key_ranges: list[KeyRangeStats] = field(factory=list)  # ranges of the clients

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import logging
 import os
-from base64 import b64decode, b64encode
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import orjson
-from attrs import define
+import msgspec
+from attrs import define, field
 
 from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.engine.storage.files import with_checksum, without_checksum, write_atomically
+from nsqext.broker.engine.storage.files import (
+    Number,
+    decode_checked,
+    keep_aside,
+    with_checksum,
+    write_atomically,
+)
 from nsqext.broker.engine.storage.log import Entry
-from nsqext.broker.engine.storage.recovery import keep_aside
 from nsqext.errors import ProtocolError
 from nsqext.protocol.record import decode_record, encode_record
 
@@ -38,16 +42,14 @@ class Delayed:
     due: int  # nanoseconds since 1970
 
 
+@define(eq=False)
 class DelayedQueue:
     """Messages by due time; a message stays until it is finished."""
 
-    __slots__ = ("_channel", "_journal", "_order", "messages")
-
-    def __init__(self, channel: str, journal: DelayedJournal | None = None) -> None:
-        self.messages: dict[int, Delayed] = {}  # messages by internal id
-        self._order: list[tuple[int, int]] = []
-        self._channel = channel
-        self._journal = journal  # records every change; None for none
+    _channel: str
+    _journal: DelayedJournal | None = None  # records every change; None for none
+    messages: dict[int, Delayed] = field(factory=dict, init=False)  # messages by internal id
+    _order: list[tuple[int, int]] = field(factory=list, init=False)
 
     def put(self, delayed: Delayed) -> None:
         """Add a message; raises `Refusal` if the journal cannot be written."""
@@ -121,8 +123,8 @@ class DelayedJournal:
         damaged, self.torn_bytes = 0, len(lines[-1])
         for line in lines[:-1]:
             try:
-                _apply(held, orjson.loads(without_checksum(line)))
-            except (ValueError, TypeError, KeyError, AttributeError, ProtocolError):
+                _apply(held, decode_checked(line, _Change))
+            except (ValueError, ProtocolError):
                 damaged += 1
         if damaged:
             kept = keep_aside(self.path, "damaged", move=False)
@@ -152,10 +154,10 @@ class DelayedJournal:
         self._write(_encode_put(channel, delayed))
 
     def removed(self, channel: str, internal_id: int) -> None:
-        self._try_write({"channel": channel, "removed": internal_id})
+        self._try_write(_Change(channel, removed=internal_id))
 
     def cleared(self, channel: str) -> None:
-        self._try_write({"channel": channel})
+        self._try_write(_Change(channel))
 
     def _write(self, line: bytes) -> None:
         """Write one change; raises `Refusal` if it is closed or the disk cannot be written, and is unchanged then."""
@@ -181,7 +183,7 @@ class DelayedJournal:
         except OSError:
             self._closed = True
 
-    def _try_write(self, change: dict[str, Any]) -> None:
+    def _try_write(self, change: _Change) -> None:
         """Write a change whose loss only causes a redelivery after a restart."""
         try:
             self._write(_encode(change))
@@ -203,32 +205,35 @@ class DelayedJournal:
         self.path.unlink(missing_ok=True)
 
 
-def _apply(held: dict[str, dict[int, Delayed]], change: dict[str, Any]) -> None:
-    messages = held.setdefault(change["channel"], {})
-    if "record" in change:
-        record, _ = decode_record(b64decode(change["record"]))
-        entry = Entry(record, change["offset"], change["size"], change["count"])
-        messages[record.internal_id] = Delayed(entry, change["attempts"], change["due"])
-    elif "removed" in change:
-        messages.pop(change["removed"], None)
+class _Change(msgspec.Struct, omit_defaults=True):
+    """An added message, one that was removed, or without both an emptied queue."""
+
+    channel: str
+    removed: int | None = None
+    record: bytes = b""
+    offset: Number = 0
+    size: Number = 0
+    count: Number = 0
+    attempts: Number = 0
+    due: Number = 0
+
+
+def _apply(held: dict[str, dict[int, Delayed]], change: _Change) -> None:
+    messages = held.setdefault(change.channel, {})
+    if change.record:
+        record, _ = decode_record(change.record)
+        entry = Entry(record, change.offset, change.size, change.count)
+        messages[record.internal_id] = Delayed(entry, change.attempts, change.due)
+    elif change.removed is not None:
+        messages.pop(change.removed, None)
     else:
         messages.clear()
 
 
-def _encode(change: dict[str, Any]) -> bytes:
-    return with_checksum(orjson.dumps(change)) + b"\n"
+def _encode(change: _Change) -> bytes:
+    return with_checksum(msgspec.json.encode(change)) + b"\n"
 
 
 def _encode_put(channel: str, delayed: Delayed) -> bytes:
-    entry = delayed.entry
-    return _encode(
-        {
-            "channel": channel,
-            "record": b64encode(encode_record(entry.record)).decode(),
-            "offset": entry.offset,
-            "size": entry.size,
-            "count": entry.count,
-            "attempts": delayed.attempts,
-            "due": delayed.due,
-        }
-    )
+    entry, record = delayed.entry, encode_record(delayed.entry.record)
+    return _encode(_Change(channel, None, record, entry.offset, entry.size, entry.count, delayed.attempts, delayed.due))

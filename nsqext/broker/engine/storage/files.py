@@ -1,11 +1,20 @@
-"""Names of the files of partitions, atomic writes, and JSON with a checksum."""
+"""Files of partitions: their names, the lock of their folder, atomic writes, and JSON with a checksum.
+
+Files of records and of their begins are named as the real server names them: ``TOPIC-PARTITION.diskqueue.000000.dat``
+contains records (captured: disk_records); ``….000000.base.json`` beside it contains the offset and the number of
+messages at which the file begins.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, TypeVar
 from zlib import crc32
+
+import msgspec
+from attrs import define
 
 from nsqext.errors import InvalidSetting
 
@@ -13,15 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-_MOST = 1 << 62
+T = TypeVar("T")
+Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+"""An offset or a count in a file."""
 _CONTENT = b',"content":'
-
-
-def checked_number(value: object) -> int:
-    """Return an offset or a count that was read from a file; raises `ValueError` for any other value."""
-    if type(value) is not int or not 0 <= value < _MOST:
-        raise ValueError(f"{value!r} is not an offset or a count")
-    return value
 
 
 def topic_folder(data_path: Path, topic: str) -> Path:
@@ -53,6 +57,19 @@ def write_atomically(path: Path, data: bytes, *, sync: bool) -> None:
         _sync_folder(path.parent)
 
 
+def keep_aside(path: Path, ending: str, *, move: bool) -> Path:
+    """Copy or rename a file to ``NAME.ENDING``, or ``NAME.ENDING.2`` and so on, which is returned."""
+    number, target = 1, path.with_name(f"{path.name}.{ending}")
+    while target.exists():
+        number += 1
+        target = path.with_name(f"{path.name}.{ending}.{number}")
+    if move:
+        path.replace(target)
+    else:
+        target.write_bytes(path.read_bytes())
+    return target
+
+
 def _sync_folder(folder: Path) -> None:
     """Wait until the medium has the names in a folder: without this, a loss of power can undo a rename."""
     if not hasattr(os, "O_DIRECTORY"):
@@ -76,3 +93,119 @@ def without_checksum(data: bytes) -> bytes:
     if head != b'{"crc32":%d' % crc32(content) or rest[-1:] != b"}":
         raise ValueError("the checksum is wrong")
     return content
+
+
+def decode_checked(data: bytes, kind: type[T]) -> T:
+    """Return a value from its JSON with a checksum; raises `ValueError` if it is damaged, or a member is invalid."""
+    try:
+        return msgspec.json.decode(without_checksum(data), type=kind)
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from error
+
+
+BAD_BEGIN = (OSError, ValueError)
+"""Raised for the begin of a file that is missing or damaged."""
+
+
+class _Begin(msgspec.Struct, omit_defaults=True):
+    offset: Number
+    count: Number
+    follows: int = -1
+
+
+@define(eq=False)
+class SegmentFile:
+    """One file of records."""
+
+    path: Path
+    number: int
+    offset: int  # offset in the queue at which it begins
+    count: int  # messages before it
+    size: int = 0  # its bytes
+    follows: int = -1  # where the queue ended before the file, if records before it are lost; -1 if it begins there
+
+    @property
+    def end(self) -> int:
+        """Offset behind the last record."""
+        return self.offset + self.size
+
+
+class SegmentFolder:
+    """The folder with the files of one partition's queue."""
+
+    def __init__(self, path: Path, topic: str, partition: int, *, sync: bool) -> None:
+        self.path: Path = path
+        self.partition: int = partition
+        self._name = f"{topic}-{partition}"
+        self._sync = sync  # whether written files are flushed to the medium
+
+    def __str__(self) -> str:
+        return str(self.path / self._name)
+
+    def file(self, number: int, offset: int, count: int, size: int = 0) -> SegmentFile:
+        """Return the file with a number, which begins at an offset after so many messages."""
+        return SegmentFile(self.data_path(number), number, offset, count, size)
+
+    def base_path(self, number: int) -> Path:
+        return self.data_path(number, "base.json")
+
+    def data_path(self, number: int, kind: str = "dat") -> Path:
+        return self.path / f"{self._name}.diskqueue.{number:06d}.{kind}"
+
+    def numbers(self, kind: str = "dat") -> list[int]:
+        """Return the numbers of the files with an ending, sorted."""
+        pattern = re.compile(re.escape(self._name) + r"\.diskqueue\.(\d+)\." + re.escape(kind))
+        matches = (pattern.fullmatch(path.name) for path in self.path.iterdir())
+        return sorted(int(match[1]) for match in matches if match)
+
+    def read_begin(self, number: int) -> SegmentFile:
+        """Return a file with its stored begin; raises `BAD_BEGIN` if that is missing or damaged."""
+        begin = decode_checked(self.base_path(number).read_bytes(), _Begin)
+        return SegmentFile(self.data_path(number), number, begin.offset, begin.count, follows=begin.follows)
+
+    def write_begin(self, file: SegmentFile) -> None:
+        begin = msgspec.json.encode(_Begin(file.offset, file.count, file.follows))
+        write_atomically(self.base_path(file.number), with_checksum(begin), sync=self._sync)
+
+    def write(self, file: SegmentFile, data: bytes) -> None:
+        """Store a whole file, after its begin."""
+        self.write_begin(file)
+        write_atomically(file.path, data, sync=self._sync)
+
+    def remove(self, file: SegmentFile) -> None:
+        file.path.unlink(missing_ok=True)
+        self.base_path(file.number).unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(folder: Path | None, *, make: bool = False) -> Iterator[None]:
+    """Hold the lock of a data path, None for no lock; the end of the process releases it as well.
+
+    Raises `InvalidSetting` if another cluster or nsqd holds it, or if the folder cannot be used.
+    """
+    if folder is None:
+        yield
+        return
+    try:
+        import fcntl
+    except ModuleNotFoundError:
+        yield
+        return
+    try:
+        if make:
+            folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise InvalidSetting(
+            f"failed to lock data-path: open {folder}: {(error.strerror or str(error)).lower()}"
+        ) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InvalidSetting(
+                f"failed to lock data-path: cannot flock directory {folder} (possibly in use)"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)

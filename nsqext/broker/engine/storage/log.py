@@ -7,17 +7,55 @@ the memory and are read from the store again when they are needed. A gap stands 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
-from attrs import define
+from attrs import define, field
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nsqext.broker.engine.storage.memory_budget import MemoryBudget
     from nsqext.protocol.record import Record
+
+
+class MemoryUser(Protocol):
+    """A queue that can free memory."""
+
+    def free_memory(self) -> None:
+        """Free everything that is finished, or that can be read from disk again."""
+
+
+@define(eq=False)
+class MemoryBudget:
+    """Bytes of messages that a node keeps in memory."""
+
+    limit: float = inf  # the bound in bytes
+    held: int = 0  # bytes in memory, as the queues count them
+    _users: dict[MemoryUser, None] = field(factory=dict)
+    _fruitless: float = inf  # bytes that were held when nothing could be freed
+
+    def add(self, user: MemoryUser) -> None:
+        self._users[user] = None
+
+    def remove(self, user: MemoryUser) -> None:
+        self._users.pop(user, None)
+
+    @property
+    def is_exceeded(self) -> bool:
+        return self.held > self.limit
+
+    def reclaim(self) -> None:
+        """Have every queue free memory, unless that freed nothing and hardly anything was freed since."""
+        if self.held > self._fruitless * 31 / 32:
+            return
+        self._fruitless = inf
+        for user in list(self._users):
+            user.free_memory()
+        if self.is_exceeded:
+            self._fruitless = self.held
+
 
 FIRST_COUNTER = 2
 """Counter in the internal id of the first message of a partition (captured in partition_ids)."""
@@ -96,15 +134,14 @@ class Log:
         self._store = store  # persistent storage; None for memory alone
         self._segment_bytes = segment_bytes  # memory of a segment
         self._cache_bytes = cache_bytes  # with a store, bytes that stay in memory; None for no bound
-        self._budget = budget  # memory bound of the node; None for none
+        self._budget = budget or MemoryBudget()  # memory bound of the node
         self._segments = [_Segment(offset, count)]
         self._hot = self._segments[0]
         self._batches: list[tuple[int, int]] = []  # first and last number of messages that were published together
 
     def _hold(self, size: int) -> None:
         self.held += size
-        if self._budget is not None:
-            self._budget.held += size
+        self._budget.held += size
 
     def release(self) -> None:
         """Give the memory back to the budget, because the log is no longer used."""

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import logging
 import re
-from itertools import chain
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
-import orjson
 from attrs import define, field
 
 from nsqext.broker.engine.storage.delayed_queue import Delayed, DelayedJournal
 from nsqext.broker.engine.storage.files import (
-    checked_number,
+    Number,
+    decode_checked,
+    keep_aside,
     topic_folder,
     usable,
     with_checksum,
-    without_checksum,
     write_atomically,
 )
 from nsqext.broker.engine.storage.log import Log
-from nsqext.broker.engine.storage.recovery import keep_aside
 from nsqext.broker.engine.storage.segments import DiskOptions, SegmentStore
 from nsqext.protocol.headers import KEY_HEADER
 from nsqext.protocol.identify import SHARED
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from nsqext.broker.engine.storage.memory_budget import MemoryBudget
+    from nsqext.broker.engine.storage.log import MemoryBudget
 
 logger: logging.Logger = logging.getLogger(__name__)
 _STATE = ".channels.json"
@@ -45,16 +43,16 @@ class ChannelState:
     """Persistent state of a channel."""
 
     name: str
-    offset: int  # the acknowledged position
-    count: int  # messages before it
+    offset: Number  # the acknowledged position
+    count: Number  # messages before it
     # finished out of order: first offset, end offset, number of the last message
-    intervals: list[tuple[int, int, int]] = field(factory=list)
+    intervals: list[tuple[Number, Number, Number]] = field(factory=list)
     paused: bool = False  # nothing is delivered
     skipped: bool = False  # every message is discarded
     dispatch: str = SHARED  # type of the channel
     key_header: str = KEY_HEADER  # extend header that carries keys
     fixed_dispatch: bool = False  # the type was chosen when the channel was created
-    delayed: int = 0  # messages in the delayed queue
+    delayed: Number = 0  # messages in the delayed queue
 
 
 @define
@@ -62,40 +60,26 @@ class StoredPartition:
     """State of a partition on disk, besides its queue."""
 
     topic: str
-    partition: int
+    partition: Number
     extend: bool = False  # messages carry extend headers
     ordered: bool = False  # channels are consumed with SUB_ORDERED only
     paused: bool = False  # messages are not passed to channels (original server)
-    readable: int = 0  # number of the last message that was passed to channels (original server)
+    readable: Number = 0  # number of the last message that was passed to channels (original server)
     channels: list[ChannelState] = field(factory=list)
-    end_offset: int = 0  # end of the queue when the state was written
-    end_count: int = 0  # messages before it
+    end_offset: Number = 0  # end of the queue when the state was written
+    end_count: Number = 0  # messages before it
     # number of each file of the queue, and the offset and the messages before it at which it begins
-    files: list[tuple[int, int, int]] = field(factory=list)
+    files: list[tuple[Number, Number, Number]] = field(factory=list)
 
     def encode(self) -> bytes:
-        members: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__ if not name.startswith("_")}
-        members["channels"] = [
-            {name: getattr(channel, name) for name in channel.__slots__ if not name.startswith("_")}
-            for channel in self.channels
-        ]
-        return with_checksum(orjson.dumps(members))
+        return with_checksum(msgspec.json.encode(self))
 
     @classmethod
     def decode(cls, data: bytes) -> StoredPartition:
         """Read the state; raises `ValueError` if it is damaged, or if a member is missing or invalid."""
-        try:
-            state = msgspec.json.decode(without_checksum(data), type=cls)
-        except msgspec.DecodeError as error:
-            raise ValueError(str(error)) from error
+        state = decode_checked(data, cls)
         if not all(map(is_valid_topic, (state.topic, *(channel.name for channel in state.channels)))):
             raise ValueError("the name of the topic or of a channel is not valid")
-        numbers = [state.partition, state.readable, state.end_offset, state.end_count]
-        numbers += chain.from_iterable(state.files)
-        for channel in state.channels:
-            numbers += [channel.offset, channel.count, channel.delayed, *chain.from_iterable(channel.intervals)]
-        for number in numbers:
-            checked_number(number)
         if state.partition > MAX_PARTITION:
             raise ValueError(f"there is no partition {state.partition}")
         return state

@@ -1,23 +1,30 @@
-"""Find the whole records in the bytes of a file: its end, and those behind damaged bytes.
+"""Read the files of a queue when it is opened, repair them, and report what is lost.
 
-Only bytes behind the last known end of the queue may be torn: a record that was never acknowledged. Everything else
-that cannot be read is damage. It is reported, the damaged file is kept, and reading continues at the next whole record.
+Only bytes behind the last known end of the queue may be torn: a record that was never acknowledged. They are cut off.
+Everything else that cannot be read is damage: a file with damaged bytes is split into one file per run of whole
+records, and a copy of it is kept. A file whose begin is unknown, or that overlaps with another one, is renamed and
+kept. Records that are missing between two files are reported once: the begin of the later file then says where the
+queue ended before it.
 """
 
 from __future__ import annotations
 
-from itertools import count as counting
+import logging
+import os
 from typing import TYPE_CHECKING
 
 from attrs import define, field
 
+from nsqext.broker.engine.storage.files import BAD_BEGIN, keep_aside
 from nsqext.broker.engine.storage.log import FIRST_COUNTER, Entry
 from nsqext.errors import ProtocolError
 from nsqext.protocol.record import COUNTER_BITS, RECORD_OVERHEAD, decode_record
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from nsqext.broker.engine.storage.files import SegmentFile, SegmentFolder
     from nsqext.protocol.record import Record
 
 _COUNTER = (1 << COUNTER_BITS) - 1
@@ -25,6 +32,8 @@ _ID_AT = 14
 """Where the internal id lies in a record."""
 _NEAR = 16
 """A record whose id is at most so far behind the expected one needs no second record to be believed."""
+_CHUNK = 1024
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 @define
@@ -139,14 +148,192 @@ def _is_followed(data: bytes, found: tuple[Record, int], partition: int) -> bool
     return stop == len(data) or _record_at(data, stop, partition, record.internal_id) is not None
 
 
-def keep_aside(path: Path, ending: str, *, move: bool) -> Path:
-    """Copy or rename a file to ``NAME.ENDING``, or ``NAME.ENDING.2`` and so on, which is returned."""
-    for number in counting(1):
-        target = path.with_name(f"{path.name}.{ending}" + (f".{number}" if number > 1 else ""))
-        if not target.exists():
-            if move:
-                path.replace(target)
-            else:
-                target.write_bytes(path.read_bytes())
-            return target
-    raise AssertionError
+class SegmentRecovery:
+    """The files of a queue while it is opened."""
+
+    def __init__(self, folder: SegmentFolder, recovery: Recovery, known_end: tuple[int, int]) -> None:
+        # the files of the queue in the order of their offsets, once `read` has ended
+        self.files: list[SegmentFile] = []
+        self._numbers = folder.numbers()
+        self.last_number: int = max(self._numbers, default=-1)  # the largest number of a file; -1 for none
+        self.end: tuple[int, int] = (0, 0)  # offset behind the last record, and messages up to there
+        self._folder = folder  # the files
+        self._recovery = recovery  # records what is found
+        # offset and number of messages where the queue ended at least; only bytes behind it may be torn
+        self._known_end = known_end
+        self._missing: list[SegmentFile] = []
+        self._read = (-1, -1)  # offset behind the records that were read, and messages up to there
+        self._scanned = ""  # the file that was read last
+        self._accounted = 0  # offset up to which lost bytes were counted
+
+    def read(self, begins: Mapping[int, tuple[int, int]]) -> Iterator[list[Entry]]:
+        """Return all records in runs; an offset that does not follow on the last one stands for lost records.
+
+        Everything but whole files is logged. ``begins`` has offset and number of messages at which files begin, by
+        their numbers, where that is known.
+        """
+        self._missing = self._missing_files()
+        for file in self._with_begins(begins):
+            if file.offset < self.end[0]:
+                self._set_aside(file.path, "overlaps with the file before it")
+                continue
+            before = self._read[0]
+            if self._note_gap(file.offset, file.count, file.follows):
+                file.follows = before
+                self._folder.write_begin(file)
+            for run in self._scan(file, before):
+                self._recovery.messages += len(run.entries)
+                for first in range(0, len(run.entries), _CHUNK):
+                    yield run.entries[first : first + _CHUNK]
+                last = run.entries[-1]
+                self.end = last.offset + last.size, last.count
+                self._read = max(self._read, self.end)
+        self._note_end(was_empty=not self._numbers)
+
+    # Begins of files
+
+    def _with_begins(self, begins: Mapping[int, tuple[int, int]]) -> list[SegmentFile]:
+        """Return the files in the order of their offsets; a file whose begin is unknown is renamed and kept."""
+        files: dict[int, SegmentFile] = {}
+        for number in self._numbers:
+            base = self._folder.base_path(number)
+            try:
+                files[number] = self._folder.read_begin(number)
+            except BAD_BEGIN as error:
+                kept = keep_aside(base, "damaged", move=True) if base.exists() else base
+                self._recovery.damaged_files.append(kept.name)
+                file = self._follow(number, files.get(number - 1), begins.get(number))
+                if file is None:
+                    self._set_aside(self._folder.data_path(number), "begins at an unknown offset")
+                    continue
+                files[number] = file
+                logger.warning("%s cannot be read (%r); the records begin at offset %d", base, error, file.offset)
+                self._folder.write_begin(file)
+        return sorted(files.values(), key=lambda file: file.offset)
+
+    def _follow(self, number: int, before: SegmentFile | None, begin: tuple[int, int] | None) -> SegmentFile | None:
+        """Return a file that begins at a known position, or where the one before it ends; None if both are unknown."""
+        if begin is not None:
+            return self._folder.file(number, *begin)
+        if before is not None:
+            runs, size = scan(before.path.read_bytes(), (before.offset, before.count), self._folder.partition)
+            count = runs[-1].count + len(runs[-1].entries) if runs else before.count
+            return self._folder.file(number, before.offset + size, count)
+        if number == 0:
+            return self._folder.file(number, 0, 0)
+        return None
+
+    def _set_aside(self, path: Path, reason: str) -> None:
+        """Rename a file that cannot be a part of the queue."""
+        kept = keep_aside(path, "lost", move=True)
+        self._recovery.damaged_files.append(kept.name)
+        logger.warning("%s %s; renamed to %s", path, reason, kept.name)
+
+    def _missing_files(self) -> list[SegmentFile]:
+        """Return the files of which only the begin is stored; it is renamed and kept."""
+        missing = []
+        for number in self._folder.numbers("base.json"):
+            self.last_number = max(self.last_number, number)
+            if number not in self._numbers:
+                missing.append(self._begin_of_missing(number))
+        return sorted(missing, key=lambda file: file.offset)
+
+    def _begin_of_missing(self, number: int) -> SegmentFile:
+        try:
+            file = self._folder.read_begin(number)
+        except BAD_BEGIN:
+            file = self._folder.file(number, 0, 0)
+        keep_aside(self._folder.base_path(number), "lost", move=True)
+        return file
+
+    # Lost records
+
+    def _note_gap(self, offset: int, count: int, follows: int = -1) -> bool:
+        """Report that records before a position are lost, and the file that had them.
+
+        Returns False if there is no gap, or if ``follows`` (where the queue ended before) shows that it was reported.
+        """
+        gone = [file for file in self._missing if file.offset < offset]
+        self._missing = self._missing[len(gone) :]
+        if self._read == (-1, -1):
+            self._read = (gone[0].offset, gone[0].count) if gone else (offset, count)
+        self._accounted = max(self._accounted, self._read[0])
+        lost, messages = max(offset - self._accounted, 0), max(count - self._read[1], 0)
+        is_known = follows == self._read[0]
+        self._read, self._accounted = max(self._read, (offset, count)), max(self._accounted, offset)
+        if is_known or not (lost or messages or gone):
+            return False
+        recovery, names = self._recovery, [file.path.name for file in gone]
+        recovery.lost_bytes += lost
+        recovery.lost_messages += messages
+        if not names and self._scanned and not any(name.startswith(self._scanned) for name in recovery.damaged_files):
+            names = [self._scanned]
+        recovery.damaged_files += names
+        logger.warning(
+            "%s: %d bytes with %d messages before offset %d are missing%s",
+            self._folder, lost, messages, offset, f", of {', '.join(names)}" if names else "",
+        )  # fmt: skip
+        return True
+
+    def _note_end(self, *, was_empty: bool) -> None:
+        """Report records and files that are missing at the end of the queue."""
+        end, messages = self._known_end
+        if was_empty and end:
+            logger.warning("%s: all files of the queue are missing; it had %d messages", self._folder.path, messages)
+            if not self._missing:
+                self._recovery.lost_bytes += end
+                return
+        self._note_gap(end, messages)
+        for file in self._missing:
+            logger.warning("%s is missing; nothing is known of its messages", file.path)
+
+    # Damaged bytes
+
+    def _scan(self, file: SegmentFile, before: int) -> list[Run]:
+        """Read a file and repair it: a torn end is cut off; damaged bytes split the file, and a copy of it is kept.
+
+        ``before`` is where the queue ended before it; -1 for the first file.
+        """
+        data = file.path.read_bytes()
+        self._scanned = file.path.name
+        runs, end = scan(data, (file.offset, file.count), self._folder.partition)
+        torn = len(data) - end
+        if any(run.position for run in runs) or (torn and file.offset + end < self._known_end[0]):
+            self._note_damage(file, data, runs)
+            self._split(file, data, runs, before)
+            return runs
+        file.size = end
+        if torn:
+            os.truncate(file.path, end)
+            self._recovery.torn_file, self._recovery.torn_bytes = file.path.name, torn
+            logger.warning(
+                "%s: removed a torn record of %d bytes at the end, which was not acknowledged", file.path, torn
+            )
+        self.files.append(file)
+        return runs
+
+    def _note_damage(self, file: SegmentFile, data: bytes, runs: list[Run]) -> None:
+        """Report a damaged file, and keep a copy of it."""
+        kept = keep_aside(file.path, "damaged", move=False)
+        self._recovery.damaged_files.append(kept.name)
+        self._accounted = file.offset + len(data)
+        messages = runs[-1].entries[-1].count - file.count - sum(len(run.entries) for run in runs) if runs else 0
+        lost = len(data) - sum(run.end - run.position for run in runs)
+        self._recovery.lost_bytes += lost
+        self._recovery.lost_messages += messages
+        logger.warning(
+            "%s is damaged: %d bytes with about %d messages are lost, %d messages are readable; the file is kept as %s",
+            file.path, lost, messages, sum(len(run.entries) for run in runs), kept.name,
+        )  # fmt: skip
+
+    def _split(self, file: SegmentFile, data: bytes, runs: list[Run], before: int) -> None:
+        """Replace a damaged file by one file per run; they are written before the damaged one is removed."""
+        for run in runs:
+            self.last_number += 1
+            part = self._folder.file(self.last_number, file.offset + run.position, run.count, run.end - run.position)
+            if before != part.offset:
+                part.follows = before
+            before = part.end
+            self._folder.write(part, data[run.position : run.end])
+            self.files.append(part)
+        self._folder.remove(file)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.publish import NewMessage
-from nsqext.broker.nsqd.auth import auth, check_auth, recheck_auth, run_authorized
-from nsqext.broker.nsqd.batch_store import Deferred, is_large, store_in_parts
-from nsqext.broker.nsqd.commands import identify, nop
-from nsqext.broker.nsqd.consume_commands import check_sub, cls, rdy
+from nsqext.broker.nsqd.commands import check_sub, cls, identify, nop, rdy
+from nsqext.broker.nsqd.publish_commands import put
 from nsqext.broker.nsqd.session import MESSAGE_HEAD, MESSAGE_TYPE, Dialect, SessionSubscriber
-from nsqext.broker.nsqd.validation import CommandValidator
+from nsqext.broker.nsqd.validation import CommandValidator, auth, check_auth, recheck_auth, run_authorized
 from nsqext.protocol.extjson import quote
-from nsqext.protocol.frames import OK
 from nsqext.protocol.names import is_valid_topic
 from nsqext.protocol.server.connection_state import check_state
 from nsqext.protocol.server.go_format import MASK_64, base10, decode, wrap
@@ -25,7 +22,7 @@ from nsqext.protocol.server.request_error import RequestError
 if TYPE_CHECKING:
     from nsqext.broker.engine.channel.channel import Channel
     from nsqext.broker.engine.publish import Stored
-    from nsqext.broker.nsqd.node import Hosted
+    from nsqext.broker.nsqd.node import Hosted, Node
     from nsqext.broker.nsqd.session import Session
     from nsqext.protocol.messages import RawMessage
     from nsqext.protocol.server.command_parser import Command
@@ -71,34 +68,15 @@ def _publish(session: Session, command: Command) -> Awaitable[None] | None:
 
 
 def _put(session: Session, verb: str, topic: str, messages: list[NewMessage]) -> Awaitable[None] | None:
-    hosted = session.node.create_topic(topic)
-    if is_large(hosted, messages):
-        return Deferred(partial(_put_in_parts, session, verb, hosted, messages))
+    return put(session, session.node.create_topic(topic), messages, f"E_{verb}_FAILED", None, _store)
+
+
+def _store(_: Node, hosted: Hosted, messages: Sequence[NewMessage], code: str) -> Stored:
     try:
-        stored = hosted.partition.put(messages)
+        return hosted.partition.put(messages)
     except Refusal as refusal:
-        raise _not_stored(verb, refusal) from None
-    _answer(session, hosted, stored)
-    return None
-
-
-async def _put_in_parts(session: Session, verb: str, hosted: Hosted, messages: list[NewMessage]) -> None:
-    try:
-        stored = await store_in_parts(hosted, messages, lambda part: hosted.partition.put(list(part)))
-    except Refusal as refusal:
-        session.refuse(_not_stored(verb, refusal))
-    else:
-        _answer(session, hosted, stored)
-
-
-def _not_stored(verb: str, refusal: Refusal) -> RequestError:
-    return RequestError(f"E_{verb}_FAILED", f"{verb} failed {refusal.text}")
-
-
-def _answer(session: Session, hosted: Hosted, stored: Stored) -> None:
-    session.count_published(hosted, len(stored.entries))
-    session.answer(OK)
-    hosted.partition.commit(stored)
+        verb = code.split("_")[1]
+        raise RequestError(code, f"{verb} failed {refusal.text}") from None
 
 
 def _sub(session: Session, command: Command) -> Awaitable[None] | None:

@@ -12,9 +12,9 @@ from starlette.routing import Route
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.publish import NewMessage
 from nsqext.broker.listeners import split_address
-from nsqext.broker.nsqd.batch_store import store_in_parts
+from nsqext.broker.nsqd.http.common import RequestArgs
 from nsqext.broker.nsqd.http.publish import read_batch
-from nsqext.broker.nsqd.http.request_args import RequestArgs
+from nsqext.broker.nsqd.publish_commands import store_in_parts
 from nsqext.http.api import Call, Form, HttpFault, HttpPanic, check_block_rate, route, valid_channel, valid_topic
 from nsqext.protocol.server.go_format import NANOSECONDS, wrap
 from nsqext.protocol.server.publish_bodies import PublishItem
@@ -145,13 +145,13 @@ class ClassicRoutes(RequestArgs):
             route("POST", "/topic/create", self.create_topic),
             route("POST", "/topic/delete", self.delete_topic),
             route("POST", "/topic/empty", self.empty_topic),
-            route("POST", "/topic/pause", partial(self.switch_topic, lambda partition: partition.pause())),
-            route("POST", "/topic/unpause", partial(self.switch_topic, lambda partition: partition.unpause())),
+            route("POST", "/topic/pause", partial(self.switch_topic, lambda partition: partition.set_paused(True))),
+            route("POST", "/topic/unpause", partial(self.switch_topic, lambda partition: partition.set_paused(False))),
             route("POST", "/channel/create", self.create_channel),
             route("POST", "/channel/delete", self.delete_channel),
             route("POST", "/channel/empty", partial(self.switch_channel, lambda channel: channel.empty())),
-            route("POST", "/channel/pause", partial(self.switch_channel, lambda channel: channel.pause())),
-            route("POST", "/channel/unpause", partial(self.switch_channel, lambda channel: channel.unpause())),
+            route("POST", "/channel/pause", partial(self.switch_channel, lambda channel: channel.set_paused(True))),
+            route("POST", "/channel/unpause", partial(self.switch_channel, lambda channel: channel.set_paused(False))),
             route("PUT", "/debug/setblockrate", self.set_block_rate, Form.TEXT),
             route("POST", "/debug/freememory", self.free_memory, Form.TEXT),
         ]

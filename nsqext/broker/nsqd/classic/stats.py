@@ -106,12 +106,12 @@ class ClassicStatsRoutes(StatsPage):
 
     def _channel(self, channel: Channel, hosted: Hosted, *, clients: bool) -> dict[str, Any]:
         stats, sessions, topic = channel.stats(), self.node.sessions, hosted.partition.topic
-        delivered = hosted.deliveries.get(stats.name, 0)
+        delivered = hosted.deliveries.get(channel.name, 0)
         found = [
-            _client(sessions[one.subscriber.id], one, topic) for one in stats.clients if one.subscriber.id in sessions
+            _client(sessions[number], client, topic) for number, client in channel.clients.items() if number in sessions
         ]
         return {
-            "channel_name": stats.name,
+            "channel_name": channel.name,
             "depth": stats.depth,
             "backend_depth": stats.backend_depth,
             "in_flight_count": stats.in_flight_count,
@@ -120,9 +120,9 @@ class ClassicStatsRoutes(StatsPage):
             **({"global_msg_count": delivered} if delivered else {}),
             "requeue_count": stats.requeue_count,
             "timeout_count": stats.timeout_count,
-            "client_count": len(stats.clients),
+            "client_count": len(channel.clients),
             "clients": found if clients else None,
-            "paused": stats.paused,
+            "paused": channel.paused,
             "e2e_processing_latency": NO_LATENCY,
         }
 

@@ -1,18 +1,28 @@
-"""Publishing over HTTP: /pub, /pubtrace, /pub_ext, /mpub of the redesigned generation."""
+"""Publishing over HTTP: /pub, /pubtrace, /pub_ext, /mpub of the redesigned generation.
+
+Headers are JSON as the redesigned server parses and writes it: numbers are doubles, members are sorted by name. Bytes
+that are not UTF-8 and halves of a surrogate pair become U+FFFD; such bytes of an X-NSQEXT- header are written as the
+escape of U+FFFD (captured: http_pub_ext_delivered).
+"""
 
 from __future__ import annotations
 
+import codecs
+import json
+import math
 import re
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
+import orjson
 from anyio import to_thread
 
-from nsqext.broker.nsqd.batch_store import store_in_parts
-from nsqext.broker.nsqd.http.go_json import read_object, write_json
-from nsqext.broker.nsqd.http.request_args import NOT_LEADER, NOT_WRITABLE, RequestArgs
-from nsqext.broker.nsqd.publish_commands import commit, store
+from nsqext.arguments import is_number
+from nsqext.broker.nsqd.http.common import NOT_LEADER, NOT_WRITABLE, RequestArgs
+from nsqext.broker.nsqd.publish_commands import commit, store, store_in_parts
 from nsqext.http.api import Call, Form, HttpFault, HttpPanic, route
+from nsqext.protocol.extjson import encodable
 from nsqext.protocol.headers import TRACE_ID_HEADER
 from nsqext.protocol.messages import EXT_JSON
 from nsqext.protocol.server.go_format import parse_unsigned
@@ -27,6 +37,87 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.publish import Stored
     from nsqext.broker.nsqd.node import Hosted
     from nsqext.protocol.server.negotiate import ServerLimits
+
+_UNDECODED = re.compile("[\udc80-\udcff]")
+_ESCAPES = (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
+
+
+def _one_each(error: UnicodeError) -> tuple[str, int]:
+    """Replace each byte that is not UTF-8; Python's ``replace`` joins some of them."""
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    return "\ufffd" * (error.end - error.start), error.end
+
+
+codecs.register_error("nsqext.one_each", _one_each)
+
+
+def _number_of(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
+def read_object(data: bytes) -> dict[str, Any] | None:
+    """Return the object that ``ext=`` holds, None for null; anything else is refused."""
+    text = data.decode("utf-8", "nsqext.one_each")
+    try:
+        value = json.loads(text, parse_int=_number_of, parse_float=_number_of, parse_constant=_number_of)
+    except (ValueError, RecursionError):
+        raise HttpFault(400, "E_INVALID_JSON_HEADER") from None
+    if value is not None and not isinstance(value, dict):
+        raise HttpFault(400, "E_INVALID_JSON_HEADER")
+    whole: dict[str, Any] | None = _replaced(value) if "\\ud" in text.lower() else value
+    return whole
+
+
+def _replaced(value: Any) -> Any:
+    if isinstance(value, str):
+        return encodable(value)
+    if isinstance(value, list):
+        return [_replaced(item) for item in value]
+    if isinstance(value, dict):
+        return {_replaced(name): _replaced(content) for name, content in value.items()}
+    return value
+
+
+def write_json(value: Any) -> bytes:
+    """Return the bytes that are stored for a header (captured: http_pub_ext_delivered); refuse one that is too deep."""
+    try:
+        return _json(value).encode("utf-8", "replace")
+    except RecursionError:
+        raise HttpFault(400, "E_INVALID_JSON_HEADER") from None
+
+
+def _json(value: Any) -> str:
+    if isinstance(value, dict):
+        members = sorted(value.items(), key=lambda member: member[0].encode("utf-8", "surrogatepass"))
+        return "{" + ",".join(f"{_json_text(name)}:{_json(content)}" for name, content in members) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_json, value)) + "]"
+    if isinstance(value, str):
+        return _json_text(value)
+    if is_number(value, -math.inf):
+        return _json_number(float(value))
+    return {None: "null", True: "true", False: "false"}[value]
+
+
+def _json_text(value: str) -> str:
+    parts = (orjson.dumps(part)[1:-1].decode() for part in _UNDECODED.split(value))
+    text = '"' + "\\ufffd".join(parts) + '"'
+    for plain, escaped in _ESCAPES:
+        if plain in text:
+            text = text.replace(plain, escaped)
+    return text
+
+
+def _json_number(value: float) -> str:
+    """Return the shortest digits; with an exponent below 1e-6 and from 1e21 on."""
+    if value and not 1e-6 <= abs(value) < 1e21:
+        return repr(value).replace("e-0", "e-")
+    return format(Decimal(repr(value)), "f").removesuffix(".0")
+
 
 _HEADER_PREFIX = "x-nsqext-"
 _MAX_HEADER = 0xFFFF

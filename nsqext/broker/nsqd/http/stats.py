@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import asdict
 
-from nsqext.broker.nsqd.http.request_args import RequestArgs
+from nsqext.broker.nsqd.http.common import RequestArgs
 from nsqext.http.api import Call, Form, HttpFault, route
 from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.protocol.layers import DeflateLayer, SnappyLayer
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
     from starlette.routing import Route
 
+    from nsqext.broker.engine.channel.channel import Channel
     from nsqext.broker.engine.channel.client import Client
     from nsqext.broker.engine.channel.stats import ChannelCounters
-    from nsqext.broker.nsqd.node import ConnectedClient, Hosted
-    from nsqext.broker.nsqd.publish_stats import PublishStats
+    from nsqext.broker.engine.options import ChannelKind
+    from nsqext.broker.nsqd.node import ConnectedClient, Hosted, PublishStats
 
 NO_LATENCY: dict[str, int | None] = {"count": 0, "percentiles": None}
 _STATES = {State.INIT: 0, State.SUBSCRIBED: 3, State.CLOSING: 4}
@@ -102,11 +103,11 @@ def _client(stats: Client, session: ConnectedClient) -> dict[str, Any]:
     }
 
 
-def _keys(stats: ChannelCounters) -> dict[str, Any]:
+def _keys(kind: ChannelKind, stats: ChannelCounters) -> dict[str, Any]:
     """Return the statistics of channels of type key_failover, which the real server lacks."""
     return {
-        "dispatch": stats.dispatch,
-        "key_header": stats.key_header,
+        "dispatch": kind.type,
+        "key_header": kind.key_header,
         "replay_count": stats.replay_count,
         "held_keys": stats.held_keys,
         "key_ranges": [asdict(found) for found in stats.key_ranges],
@@ -181,7 +182,7 @@ class StatsRoutes(StatsPage):
         partition, meta, traffic = hosted.partition, hosted.meta, hosted.traffic
         name, number = partition.topic, str(partition.partition)
         channels = [
-            self._channel(channel.stats(), with_clients=with_clients and only in ("", label))
+            self._channel(channel, with_clients=with_clients and only in ("", label))
             for label, channel in sorted(partition.channels.items())
         ]
         chosen = [channel for channel in channels if channel["channel_name"] == only]
@@ -213,15 +214,13 @@ class StatsRoutes(StatsPage):
             "e2e_processing_latency": NO_LATENCY,
         }
 
-    def _channel(self, stats: ChannelCounters, *, with_clients: bool) -> dict[str, Any]:
-        sessions = self.node.sessions
+    def _channel(self, channel: Channel, *, with_clients: bool) -> dict[str, Any]:
+        stats, sessions = channel.stats(), self.node.sessions
         clients = [
-            _client(client, sessions[number])
-            for client in stats.clients
-            if (number := client.subscriber.id) in sessions
+            _client(client, sessions[number]) for number, client in channel.clients.items() if number in sessions
         ]
         return {
-            "channel_name": stats.name,
+            "channel_name": channel.name,
             "backlogs": stats.backlogs,
             "depth": stats.depth,
             "depth_size": stats.depth_size,
@@ -236,17 +235,17 @@ class StatsRoutes(StatsPage):
             "requeue_count": stats.requeue_count,
             "timeout_count": stats.timeout_count,
             "clients": clients if with_clients else None,
-            "client_num": len(stats.clients),
-            "paused": stats.paused,
-            "skipped": stats.skipped,
+            "client_num": len(channel.clients),
+            "paused": channel.paused,
+            "skipped": channel.skipped,
             "zan_test_skipped": False,
             "delayed_queue_count": stats.delayed_queue_count,
             "delayed_queue_recent": go_time(stats.delayed_queue_recent),
             "delayed_queue_recent_nano": stats.delayed_queue_recent,
             "e2e_processing_latency": NO_LATENCY,
-            "msg_consume_latency_stats": stats.consume_latency,
-            "msg_delivery_latency_stats": stats.delivery_latency,
-        } | (_keys(stats) if stats.dispatch == KEY_FAILOVER else {})
+            "msg_consume_latency_stats": channel.latencies.consume,
+            "msg_delivery_latency_stats": channel.latencies.delivery,
+        } | (_keys(channel.kind, stats) if channel.kind.type == KEY_FAILOVER else {})
 
     def _text(self, topics: list[dict[str, Any]]) -> str:
         now = self.node.options.wall()
@@ -266,17 +265,22 @@ class StatsRoutes(StatsPage):
         channel = hosted.partition.channels.get(name)
         if channel is None:
             return ""
-        stats = channel.stats()
-        confirmed = f"&{{{{{{0 {stats.acked_offset}}} {stats.acked_offset}}} {stats.acked_count}}}"
-        read = f"&{{{{{{0 {stats.read_offset}}} {stats.read_offset}}} {stats.read_count}}}"
-        end = f"&{{{{{{0 {stats.end_offset}}} {stats.end_offset}}} {stats.end_count}}}"
-        intervals = "".join(f"interval &{{{start} {stop} {count}}}, " for start, stop, count in stats.intervals)
+        stats, partition, acked = channel.stats(), hosted.partition, channel.acked
+        end, read, confirmed = (
+            f"&{{{{{{0 {offset}}} {offset}}} {count}}}"
+            for offset, count in (
+                (partition.readable_offset, partition.readable),
+                (channel.cursor.offset, channel.cursor.count),
+                (acked.offset, acked.count),
+            )
+        )
+        intervals = "".join(f"interval &{{{start} {stop} {count}}}, " for start, stop, count in acked.intervals)
         return (
-            f"topic {hosted.partition.topic} channel {stats.name} \n"
+            f"topic {hosted.partition.topic} channel {channel.name} \n"
             f"inflight {stats.in_flight_count}, req 0, 0, 0, "
             f"deferred: {stats.deferred_count} , {stats.deferred_from_delay_count}, \n\n"
             f"channel end : {end},current read:{read}, current confirm {confirmed}, "
-            f"confirmed {len(stats.intervals)} messages: {intervals}\n\n"
+            f"confirmed {len(acked.intervals)} messages: {intervals}\n\n"
         )
 
     def history(self, call: Call) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext.broker.engine.channel.ack_tracker import AckTracker
+from nsqext.broker.engine.channel.in_flight import AckTracker
 
 
 def test_in_order() -> None:

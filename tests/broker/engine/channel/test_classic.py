@@ -15,7 +15,7 @@ from tests.support.engine_partition import Bench
 
 
 def original(**options: Any) -> Bench:
-    return Bench(generation="nsq", limits=ServerLimits.original(), **options)
+    return Bench(limits=ServerLimits.original(), **options)
 
 
 def test_the_first_channel_receives_the_messages_of_the_topic() -> None:
@@ -33,21 +33,21 @@ def test_the_first_channel_receives_the_messages_of_the_topic() -> None:
 def test_a_paused_topic_passes_no_messages() -> None:
     bench = original()
     consumer = bench.consume(ready=10)
-    bench.partition.pause()
+    bench.partition.set_paused(True)
     bench.publish("m0")
     late = bench.consume(2, ready=10, channel="late")
     assert bench.partition.depth == 1
-    bench.partition.unpause()
+    bench.partition.set_paused(False)
     assert (consumer.bodies(), late.bodies()) == (["m0"], ["m0"])
 
 
 def test_an_emptied_topic_discards_its_messages() -> None:
     bench = original()
     consumer = bench.consume(ready=10)
-    bench.partition.pause()
+    bench.partition.set_paused(True)
     bench.publish("m0", "m1")
     bench.partition.empty()
-    bench.partition.unpause()
+    bench.partition.set_paused(False)
     bench.publish("m2")
     assert consumer.bodies() == ["m2"]
     bench.finish(consumer, [4])
@@ -59,10 +59,10 @@ def test_a_channel_keeps_what_it_had_before_its_topic_was_emptied() -> None:
     bench = original()
     consumer = bench.consume(ready=0)
     bench.publish("m0")
-    bench.partition.pause()
+    bench.partition.set_paused(True)
     bench.publish("m1", "m2")
     bench.partition.empty()
-    bench.partition.unpause()
+    bench.partition.set_paused(False)
     stats = bench.channel().stats()
     assert (stats.depth, stats.backend_depth, stats.message_count) == (1, 0, 1)
     bench.channel().set_ready(consumer, 5)
@@ -192,7 +192,7 @@ def test_empty_discards_everything() -> None:
 
 
 def test_clients_are_limited() -> None:
-    bench = Bench(generation="nsq", limits=ServerLimits.original(max_channel_consumers=1))
+    bench = Bench(limits=ServerLimits.original(max_channel_consumers=1))
     bench.consume()
     with pytest.raises(Refusal, match=r"^consumers for orders:ch exceeds limit of 1$"):
         bench.consume(2)
@@ -264,12 +264,12 @@ def test_messages_of_a_topic_are_on_disk_after_a_restart() -> None:
 
 def test_a_topic_keeps_its_messages_across_a_restart(tmp_path: Path) -> None:
     bench = original(data_path=tmp_path)
-    bench.partition.pause()
+    bench.partition.set_paused(True)
     bench.publish("m0", "m1")
     again = original(data_path=tmp_path)
     assert (again.partition.paused, again.partition.depth) == (True, 2)
     consumer = again.consume(ready=5)
-    again.partition.unpause()
+    again.partition.set_paused(False)
     assert consumer.bodies() == ["m0", "m1"]
 
 

@@ -9,10 +9,8 @@ import orjson
 import pytest
 
 from nsqext.broker.engine.channel.key_failover import KeyFailoverChannel
-from nsqext.broker.engine.channel.kind import ChannelKind, make_kind
-from nsqext.broker.engine.channel_types import admit
 from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.engine.options import ChannelRules
+from nsqext.broker.engine.options import ChannelKind, ChannelRules, make_kind
 from nsqext.broker.engine.publish import NewMessage
 from nsqext.broker.engine.start_position import StartPosition
 from nsqext.dispatch import position_of
@@ -203,15 +201,15 @@ def test_pause_skip_and_positions() -> None:
     channel = bench.channel()
     only = consume(bench, 1, 1)
     publish(bench, "A1", "A2", "B1")
-    channel.pause()
+    channel.set_paused(True)
     assert finish(bench, only, 2) == ["A1"]
-    channel.unpause()
+    channel.set_paused(False)
     assert only.bodies() == ["A2"]
     channel.set_offset(StartPosition("msgcount", 1))
     assert only.bodies() == ["A1"]
-    channel.skip()
+    channel.set_skipped(True)
     publish(bench, "C1")
-    channel.unskip()
+    channel.set_skipped(False)
     publish(bench, "C2")
     assert only.bodies() == ["C2"]
     assert finish(bench, only, 6) == []
@@ -259,25 +257,25 @@ def test_the_first_subscriber_sets_the_type_of_a_channel() -> None:
     publish(bench, "A1")
     plain = bench.partition.channel("ch")
     publish(bench, "A2", "A3")
-    channel = admit(bench.partition, "ch", make_kind("key_failover"))
+    channel = bench.partition.admit("ch", make_kind("key_failover"))
     assert channel is not plain
     assert channel.kind.type == "key_failover"
     assert consume(bench, 1, 9).bodies() == ["A2", "A3"]
-    assert admit(bench.partition, "ch", None) is channel
+    assert bench.partition.admit("ch", None) is channel
     with pytest.raises(Refusal, match=r"^channel ch of topic orders is dispatched by key_failover, not shared$"):
-        admit(bench.partition, "ch", make_kind("shared"))
+        bench.partition.admit("ch", make_kind("shared"))
 
 
 def test_a_subscriber_of_another_type_is_refused() -> None:
     bench = Bench(extend=True)
     consume(bench, 1)
     with pytest.raises(Refusal, match="is dispatched by shared, not key_failover"):
-        admit(bench.partition, "ch", make_kind("key_failover"))
+        bench.partition.admit("ch", make_kind("key_failover"))
     bench.partition.channel("fixed", KEYED)
     with pytest.raises(Refusal, match="is dispatched by key_failover, not shared"):
-        admit(bench.partition, "fixed", make_kind("shared"))
+        bench.partition.admit("fixed", make_kind("shared"))
     with pytest.raises(Refusal, match="not key_failover with keys in user"):
-        admit(bench.partition, "fixed", make_kind("key_failover", "user"))
+        bench.partition.admit("fixed", make_kind("key_failover", "user"))
     with pytest.raises(Refusal, match=r"^dispatch type exclusive is unknown, use shared or key_failover$"):
         make_kind("exclusive")
 
@@ -285,15 +283,15 @@ def test_a_subscriber_of_another_type_is_refused() -> None:
 def test_create_may_change_the_type_of_a_channel_without_subscribers() -> None:
     bench = Bench(extend=True)
     bench.partition.channel("ch", KEYED)
-    assert admit(bench.partition, "ch", make_kind("shared", fixed=True)).kind.type == "shared"
+    assert bench.partition.admit("ch", make_kind("shared", fixed=True)).kind.type == "shared"
 
 
 def test_the_type_of_a_channel_can_be_fixed_later_and_stays_fixed(tmp_path: Path) -> None:
     bench = Bench(extend=True, data_path=tmp_path)
-    chosen = admit(bench.partition, "ch", make_kind("key_failover"))
+    chosen = bench.partition.admit("ch", make_kind("key_failover"))
     assert not chosen.kind.fixed
     for fixed in (True, False):
-        assert admit(bench.partition, "ch", make_kind("key_failover", fixed=fixed)) is chosen
+        assert bench.partition.admit("ch", make_kind("key_failover", fixed=fixed)) is chosen
         assert chosen.kind.fixed
     assert Bench(extend=True, data_path=tmp_path).channel().kind == KEYED
 
@@ -307,7 +305,7 @@ def test_order_and_key_failover_exclude_each_other() -> None:
     bench.channel().set_ordered(False)
     bench.channel("serial").set_ordered(True)
     with pytest.raises(Refusal, match="is ordered and cannot become key_failover"):
-        admit(bench.partition, "serial", make_kind("key_failover"))
+        bench.partition.admit("serial", make_kind("key_failover"))
 
 
 def test_the_type_survives_a_restart(tmp_path: Any) -> None:

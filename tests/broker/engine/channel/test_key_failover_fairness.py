@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
-from nsqext.broker.engine.channel.kind import ChannelKind
+from nsqext.broker.engine.options import ChannelKind
 from nsqext.broker.engine.publish import NewMessage
 from nsqext.dispatch import position_of
 from nsqext.protocol.headers import KEY_HEADER

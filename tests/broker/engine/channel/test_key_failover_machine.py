@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from nsqext.broker.engine.channel.key_failover import KeyFailoverChannel
-from nsqext.broker.engine.channel.kind import ChannelKind
-from nsqext.broker.engine.options import ChannelRules
+from nsqext.broker.engine.options import ChannelKind, ChannelRules
 from nsqext.broker.engine.publish import NewMessage
 from nsqext.protocol.headers import KEY_HEADER, TAG_HEADER
 from nsqext.protocol.messages import EXT_JSON
@@ -165,7 +164,7 @@ class Schedule(RuleBasedStateMachine):
 
     @rule()
     def pause(self) -> None:
-        (self.channel.unpause if self.channel.paused else self.channel.pause)()
+        self.channel.set_paused(not self.channel.paused)
 
     # invariants
 
@@ -198,7 +197,7 @@ class Schedule(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """No message is lost: an eager consumer receives all unfinished messages."""
-        self.channel.unpause()
+        self.channel.set_paused(False)
         for consumer in list(self.members.values()):
             del self.members[consumer.id]
             self.channel.unsubscribe(consumer)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from nsqext.broker.engine.channel.client import Client
-from nsqext.broker.engine.channel.tag_selector import TagSelector
+from nsqext.broker.engine.channel.client import Client, TagSelector
 from tests.support.engine_partition import Consumer
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import orjson
 import pytest
 
-from nsqext.broker.engine.storage.files import checked_number, topic_folder, write_atomically
-from nsqext.broker.engine.storage.partition_store import stored_partitions
+from nsqext.broker.engine.storage.files import decode_checked, topic_folder, with_checksum, write_atomically
+from nsqext.broker.engine.storage.partition_store import ChannelState, stored_partitions
 from tests.support.engine_partition import Bench
 
 
@@ -58,7 +59,11 @@ def test_names_of_existing_folders_do_not_change(tmp_path: Path) -> None:
 
 
 def test_offsets_and_counts_are_whole_numbers_below_a_bound() -> None:
-    assert [checked_number(number) for number in (0, 1, (1 << 62) - 1)] == [0, 1, (1 << 62) - 1]
+    def offset(value: object) -> int:
+        data = orjson.dumps({"name": "ch", "offset": value, "count": 0})
+        return decode_checked(with_checksum(data), ChannelState).offset
+
+    assert [offset(number) for number in (0, 1, (1 << 62) - 1)] == [0, 1, (1 << 62) - 1]
     for value in (-1, 1 << 62, True, 1.0, "1", None):
-        with pytest.raises(ValueError, match="is not an offset or a count"):
-            checked_number(value)
+        with pytest.raises(ValueError, match="Expected"):
+            offset(value)

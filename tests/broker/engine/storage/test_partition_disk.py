@@ -76,8 +76,8 @@ def test_headers_survive(tmp_path: Path) -> None:
 
 def test_switches_survive(tmp_path: Path) -> None:
     bench = on_disk(tmp_path)
-    bench.channel().pause()
-    bench.channel("other").skip()
+    bench.channel().set_paused(True)
+    bench.channel("other").set_skipped(True)
     bench.channel("gone")
     bench.partition.delete_channel("gone")
     bench.channel("tmp#ephemeral")
@@ -230,7 +230,7 @@ def test_a_topic_without_channels_is_bounded_on_disk(tmp_path: Path) -> None:
 
 
 def test_without_a_disk_a_full_memory_refuses() -> None:
-    bench = Bench(memory_bytes=100_000)
+    bench = Bench(memory_bound=100_000)
     consumer = bench.consume(ready=2500)
     with pytest.raises(Refusal, match="not consumed"):
         for _ in range(1000):

@@ -14,6 +14,7 @@ from nsqext.broker.engine.publish import NewMessage
 from nsqext.broker.engine.storage.partition_store import stored_partitions
 from nsqext.broker.engine.storage.segments import DiskOptions
 from nsqext.protocol.record import RECORD_OVERHEAD, Record, encode_record, raw_size
+from nsqext.protocol.server.negotiate import ServerLimits
 from tests.support.engine_partition import Bench
 
 BODIES = [f"message {number:03d} " + "x" * (300 if number in (0, 50) else number % 7) for number in range(100)]
@@ -283,10 +284,14 @@ DAMAGES: dict[str, Callable[[bytes, int], bytes | None]] = {
 }
 
 
+def _limits(generation: str) -> ServerLimits:
+    return ServerLimits.original() if generation == "nsq" else ServerLimits()
+
+
 def store_everything(path: Path, generation: str) -> list[Path]:
     """Store 40 messages in several files, two channels and delayed messages; return the files."""
     disk = DiskOptions(max_file_bytes=400, retention_bytes=0)
-    bench = Bench(data_path=path, disk=disk, generation=generation)
+    bench = Bench(data_path=path, disk=disk, limits=_limits(generation))
     bench.channel("none")
     consumer = bench.consume(ready=20, channel="half")
     for body in BODIES[:40]:
@@ -336,7 +341,7 @@ def test_any_damaged_file_is_survived_and_named(
     is_queue = file.suffix == ".dat"
     concerned = {body for body in BODIES if body.encode() in data} if is_queue else set()
     for attempt in range(2):  # repairs are permanent
-        again = Bench(data_path=path, generation=generation)
+        again = Bench(data_path=path, limits=_limits(generation))
         recovery = again.partition.recovery
         assert recovery is not None
         consumers = [again.consume(number, ready=2500, channel=name) for number, name in enumerate(("none", "half"))]

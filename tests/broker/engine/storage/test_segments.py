@@ -306,7 +306,7 @@ def test_a_failed_restart_changes_nothing(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("nsqext.broker.engine.storage.segment_files.write_atomically", refuse)
+        patch.setattr("nsqext.broker.engine.storage.files.write_atomically", refuse)
         with pytest.raises(Refusal, match="No space left"):
             bench.partition.log.restart(3200, 100)
     bench.publish("m1")
@@ -365,7 +365,7 @@ def test_a_kill_during_a_restart_of_the_queue(tmp_path: Path, monkeypatch: pytes
 def test_files_that_cannot_be_removed_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench = Bench(data_path=tmp_path, disk=DiskOptions(max_file_bytes=60, retention_bytes=0), memory_bytes=1)
+    bench = Bench(data_path=tmp_path, disk=DiskOptions(max_file_bytes=60, retention_bytes=0), memory_bound=1)
     consumer = bench.consume(ready=100)
 
     def refuse(*_: object, **__: object) -> None:

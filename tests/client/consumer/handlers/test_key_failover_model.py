@@ -17,9 +17,8 @@ import orjson
 import pytest
 
 from nsqext.broker.coordinator.replication import hand_over_channels, mirror_channels
-from nsqext.broker.engine.channel.kind import ChannelKind
 from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.engine.options import PartitionOptions
+from nsqext.broker.engine.options import ChannelKind, PartitionOptions
 from nsqext.broker.engine.partition import Partition
 from nsqext.broker.engine.publish import NewMessage
 from nsqext.client.consumer.handlers.in_flight import touch_due

@@ -1,4 +1,8 @@
-"""Regular expressions and globs of header filters, as the real server's libraries read them, in linear time.
+r"""Filters on extend headers that a client requests in IDENTIFY (captured: ext_filter).
+
+They select a text by a path (github.com/tidwall/gjson): a dot descends into an object or selects an element of an
+array; ``*`` and ``?`` match any characters of a name unless escaped with a backslash. The first match counts, so the
+first of several members with one name.
 
 The server uses Go's ``regexp`` and ``github.com/gobwas/glob``. Both are compiled to RE2 (google-re2), whose syntax and
 guarantee Go's package shares: no backtracking, so a hostile expression or header costs time linear in the header.
@@ -6,11 +10,20 @@ guarantee Go's package shares: no backtracking, so a hostile expression or heade
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
 
 import re2
+
+from nsqext.protocol.go_structs import Members
+from nsqext.protocol.identify import FILTER_EQUAL, FILTER_GLOB, FILTER_MULTI, FILTER_REGEXP
+from nsqext.protocol.messages import EXT_JSON
+
+if TYPE_CHECKING:
+    from nsqext.protocol.record import Record
 
 _MAX_NESTING = 1000
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -39,7 +52,7 @@ def compile_regexp(pattern: str) -> Matcher:
 
     Raises `InvalidExpression` if Go refuses the expression, or RE2 needs more than 8 MiB for it.
     """
-    expression = _compile(pattern)
+    expression = _compile_re2(pattern)
     _check_go_only_rules(pattern)
     return lambda text: expression.search(_valid(text)) is not None
 
@@ -50,7 +63,7 @@ def compile_glob(pattern: str) -> Matcher:
     A glob has ``*``, ``?``, ``[…]``, ``[!…]``, ``{a,b}`` and backslashes. As at the real server, braces that are not
     closed end with the glob, and a glob that is only ``?`` or ``[!…]`` also matches an empty text.
     """
-    expression = _compile("(?s)" + _glob_expression(pattern))
+    expression = _compile_re2("(?s)" + _glob_expression(pattern))
     return lambda text: expression.fullmatch(_valid(text)) is not None
 
 
@@ -62,7 +75,7 @@ def compile_wildcard(pattern: str) -> Callable[[str], bool]:
     return lambda text: expression.fullmatch(_bytes(text)) is not None
 
 
-def _compile(pattern: str) -> re2._Regexp:
+def _compile_re2(pattern: str) -> re2._Regexp:
     try:
         return re2.compile(pattern, _OPTIONS)
     except (re2.error, UnicodeEncodeError) as error:
@@ -132,3 +145,118 @@ def _glob_class(pattern: str, at: int) -> tuple[str, int]:
         raise InvalidExpression("brackets of the glob are empty, not closed, or hold an invalid range")
     inside = "".join(f"\\x{{{ord(first):x}}}-\\x{{{ord(last):x}}}" for first, last in ranges)
     return f"[{'^' * negative}{inside}]", at + 1
+
+
+_Test = Callable[[bytes], bool]
+
+
+def compile_filter(wanted: Mapping[str, Any]) -> Callable[[Record], bool] | None:
+    """Return the function that tells whether a record passes a filter; None for no filter and for an invalid one.
+
+    The real server logs an invalid filter and ignores it. A record without a JSON header matches no filter, so it
+    passes an inverse one.
+    """
+    try:
+        test = _compile(wanted)
+    except InvalidExpression:
+        return None
+    if test is None:
+        return None
+    inverse = bool(wanted.get("inverse"))
+
+    def matches(record: Record) -> bool:
+        return (record.version == EXT_JSON and test(record.header)) is not inverse
+
+    return matches
+
+
+def _compile(wanted: Mapping[str, Any]) -> _Test | None:
+    kind, key, data = (wanted.get(name) or "" for name in ("type", "filter_ext_key", "filter_data"))
+    if not key or (not data and kind != FILTER_MULTI):
+        return None
+    if kind == FILTER_EQUAL:
+        return _equal(key, data)
+    if kind == FILTER_REGEXP:
+        return _expression(key, compile_regexp(data))
+    if kind == FILTER_GLOB:
+        return _expression(key, compile_glob(data))
+    if kind == FILTER_MULTI:
+        return _several(key, wanted.get("filter_data_list") or [])
+    return None
+
+
+def _equal(key: str, data: str) -> _Test:
+    text_of = compile_path(key)
+    return lambda header: text_of(header) == data
+
+
+def _expression(key: str, matches: Callable[[str], bool]) -> _Test:
+    text_of = compile_path(key)
+    return lambda header: matches(text_of(header) or "")
+
+
+def _several(relation: str, pairs: list[Mapping[str, Any]]) -> _Test | None:
+    parts = [(pair.get("filter_ext_key") or "", pair.get("filter_data") or "") for pair in pairs]
+    if not parts or not all(key and data for key, data in parts):
+        return None
+    tests = [_equal(key, data) for key, data in parts]
+    if relation == "all":
+        return lambda header: all(test(header) for test in tests)
+    if relation == "any":
+        return lambda header: any(test(header) for test in tests)
+    return lambda header: False
+
+
+_INDEX = re.compile(r"[0-9]+", re.ASCII)
+
+
+def compile_path(path: str) -> Callable[[bytes], str | None]:
+    """Return the function that finds the text at a path in a header; None if the value is missing or not a text."""
+    return partial(_text_at, path)
+
+
+def _text_at(path: str, header: bytes) -> str | None:
+    try:
+        document = json.loads(header.decode("utf-8", "surrogateescape"), object_pairs_hook=Members, strict=False)
+    except (ValueError, RecursionError):
+        return None
+    found = _find([document], path[2:]) if path.startswith("..") else _find(document, path)
+    return found if isinstance(found, str) else None
+
+
+def _find(value: Any, path: str) -> Any:
+    """Return the value at a path inside an object or array; an empty tuple if it is missing."""
+    if isinstance(value, Members):
+        name, wild, rest = _split(path)
+        members = [member for key, member in value if (compile_wildcard(name)(key) if wild else name == key)]
+    elif isinstance(value, list):
+        place, dot, rest_text = path.partition(".")
+        rest = rest_text if dot else None
+        index = int(place) if _INDEX.fullmatch(place) and len(place) < 20 else len(value)
+        members = value[index : index + 1]
+    else:
+        return ()
+    if rest is None:
+        return members[0] if members else ()
+    for member in members:
+        found = _find(member, rest)
+        if found != ():
+            return found
+    return ()
+
+
+def _split(path: str) -> tuple[str, bool, str | None]:
+    """Return the first name of a path, whether it has wildcards, and the rest; None if nothing follows."""
+    name, wild, at = "", False, 0
+    while at < len(path):
+        char = path[at]
+        if char == ".":
+            return name, wild, path[at + 1 :]
+        if char == "\\":
+            at += 1
+            char = path[at : at + 1]
+        elif char in "*?":
+            wild = True
+        name += char
+        at += 1
+    return name, wild, None

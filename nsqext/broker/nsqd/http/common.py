@@ -1,24 +1,94 @@
-"""/config of both generations: options of the real servers, and the values that this server uses for them."""
+"""What the HTTP APIs of both generations share: the arguments of requests, /config and /metrics.
+
+The real servers have no /metrics on this port: it has the statistics of a node in the text format of Prometheus.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import orjson
+from starlette.responses import Response
 
 from nsqext.broker.listeners import split_address
-from nsqext.broker.nsqd.http.request_args import RequestArgs
-from nsqext.http.api import Call, HttpFault, null, route
+from nsqext.http.api import Call, HttpFault, null, route, valid_channel, valid_topic
+from nsqext.http.metrics import METRICS_TYPE, Metric, render_metrics
 from nsqext.protocol.server.go_format import NANOSECONDS
 
 if TYPE_CHECKING:
     from starlette.routing import Route
 
-    from nsqext.broker.nsqd.node import Node
+    from nsqext.broker.engine.channel.channel import Channel
+    from nsqext.broker.nsqd.node import Hosted, Node
     from nsqext.protocol.server.negotiate import ServerLimits
+
+NOT_LEADER = "E_FAILED_ON_NOT_LEADER"
+NOT_WRITABLE = "E_FAILED_ON_NOT_WRITABLE"
+
+
+class RequestArgs:
+    """Finds what a request names, for the routes of a node."""
+
+    def __init__(self, node: Node, addresses: Mapping[str, str]) -> None:
+        self.node: Node = node
+        # ``host:port`` that it listens on, by ``tcp``, ``http`` and ``https``
+        self.addresses: Mapping[str, str] = addresses
+
+    def port(self, name: str) -> int:
+        return split_address(self.addresses[name]).port
+
+    def about(self) -> dict[str, object]:
+        """Return the members of ``/info`` that both generations have."""
+        options = self.node.options
+        return {
+            "version": options.limits.version,
+            "broadcast_address": options.broadcast_address,
+            "hostname": options.hostname,
+            "http_port": self.port("http"),
+            "tcp_port": self.port("tcp"),
+            "start_time": self.node.started // NANOSECONDS,
+        }
+
+    def topic(self, call: Call) -> Hosted:
+        """Return the partition that ``topic`` and ``partition`` name; without a partition the node's default."""
+        return self._find(*self._topic_args(call))
+
+    def channel_args(self, call: Call) -> tuple[Hosted, str]:
+        """Return the partition, and the name of a channel that may be unknown."""
+        topic, partition = self._topic_args(call)
+        channel = valid_channel(call.arg("channel", "MISSING_ARG_CHANNEL"))
+        return self._find(topic, partition), channel
+
+    def channel(self, call: Call) -> tuple[Hosted, Channel]:
+        """Return the partition, and the channel that the argument ``channel`` names."""
+        hosted, name = self.channel_args(call)
+        channel = hosted.partition.channels.get(name)
+        if channel is None:
+            raise HttpFault(404, "CHANNEL_NOT_FOUND")
+        return hosted, channel
+
+    def led_channel(self, call: Call) -> Channel:
+        hosted, channel = self.channel(call)
+        self.check_leader(hosted)
+        return channel
+
+    def check_leader(self, hosted: Hosted) -> None:
+        """Raise the fault for a request that only the leader serves."""
+        if not hosted.leader:
+            raise HttpFault(400, NOT_LEADER)
+
+    def _topic_args(self, call: Call) -> tuple[str, int]:
+        return valid_topic(call.arg("topic", "MISSING_ARG_TOPIC")), call.number("partition", default="-1")
+
+    def _find(self, topic: str, partition: int) -> Hosted:
+        hosted = self.node.find(topic, partition)
+        if hosted is None:
+            raise HttpFault(404, "E_TOPIC_NOT_EXIST")
+        return hosted
+
 
 _TLS_1_0 = 769
 _LEVELS = {"debug": 1, "info": 2, "warn": 3, "error": 4, "fatal": 5}
@@ -197,3 +267,60 @@ class ConfigRoutes(RequestArgs):
 
     def table(self) -> list[Route]:
         return [route("GET", "/config/{opt}", self.show), route("PUT", "/config/{opt}", self.change)]
+
+
+_CHANNEL_METRICS = (
+    ("depth", "gauge", "Messages that wait for delivery.", lambda _, stats: stats.depth),
+    ("in_flight", "gauge", "Messages delivered and not answered yet.", lambda _, stats: stats.in_flight_count),
+    ("deferred", "gauge", "Messages requeued or published with a delay.", lambda _, stats: stats.deferred_count),
+    ("messages_total", "counter", "Messages queued.", lambda _, stats: stats.message_count),
+    ("requeued_total", "counter", "Messages requeued by consumers.", lambda _, stats: stats.requeue_count),
+    ("timed_out_total", "counter", "Messages requeued after a timeout.", lambda _, stats: stats.timeout_count),
+    ("clients", "gauge", "Subscribed consumers.", lambda channel, _: len(channel.clients)),
+    ("paused", "gauge", "1 while the channel is paused.", lambda channel, _: int(channel.paused)),
+)
+
+
+class MetricsRoutes(RequestArgs):
+    """Route /metrics."""
+
+    def metrics(self, _: Call) -> Response:
+        return Response(render_metrics(self._all()), media_type=METRICS_TYPE)
+
+    def _all(self) -> Iterator[Metric]:
+        node = self.node
+        labels = {"version": node.limits.version, "generation": node.limits.generation}
+        yield Metric("nsqd_info", "gauge", "Version of the server.", [(labels, 1)])
+        yield Metric("nsqd_start_time_seconds", "gauge", "Start, since 1970.", [({}, node.started / NANOSECONDS)])
+        yield Metric("nsqd_clients", "gauge", "Connected clients.", [({}, len(node.sessions))])
+        yield Metric("nsqd_publish_failed_total", "counter", "Refused publishes.", [({}, node.publish_failed)])
+        hosted = [found for _, found in sorted(node.hosted.items(), key=lambda item: item[0])]
+        yield self._per_topic("depth", "gauge", "Messages kept for channels.", hosted, self._depth)
+        yield self._per_topic("messages_total", "counter", "Messages published.", hosted, self._published)
+        yield self._per_topic("leader", "gauge", "1 on the leader.", hosted, lambda found: int(found.leader))
+        channels = [
+            (_labels(found) | {"channel": name}, channel, channel.stats())
+            for found in hosted
+            for name, channel in sorted(found.partition.channels.items())
+        ]
+        for name, kind, text, value in _CHANNEL_METRICS:
+            samples = [(labels, value(channel, stats)) for labels, channel, stats in channels]
+            yield Metric(f"nsqd_channel_{name}", kind, text, samples)
+
+    def _per_topic(self, name: str, kind: str, text: str, hosted: list[Hosted], value: Any) -> Metric:
+        return Metric(f"nsqd_topic_{name}", kind, text, [(_labels(found), value(found)) for found in hosted])
+
+    def _depth(self, hosted: Hosted) -> int:
+        if self.node.options.original:
+            return hosted.partition.depth
+        return hosted.partition.log.end_count - hosted.partition.log.start_count
+
+    def _published(self, hosted: Hosted) -> int:
+        return hosted.partition.message_count if self.node.options.original else hosted.partition.log.end_count
+
+    def table(self) -> list[Route]:
+        return [route("GET", "/metrics", self.metrics)]
+
+
+def _labels(hosted: Hosted) -> dict[str, str]:
+    return {"topic": hosted.partition.topic, "partition": str(hosted.partition.partition)}

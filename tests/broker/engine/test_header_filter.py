@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from nsqext.broker.engine.filters.header_filter import compile_filter
+from nsqext.broker.engine.header_filter import compile_filter
 from nsqext.protocol.messages import EXT_JSON
 from nsqext.protocol.record import Record
 

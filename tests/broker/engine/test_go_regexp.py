@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from nsqext.broker.engine.filters.go_regexp import InvalidExpression, compile_glob, compile_regexp, compile_wildcard
+from nsqext.broker.engine.header_filter import InvalidExpression, compile_glob, compile_regexp, compile_wildcard
 
 TEXTS = ["", "a", "b", "A", "ab", "é", "1", "a\n", "_", "*", " ", "\v", "aaa", "a\nb", "-", "]"]
 

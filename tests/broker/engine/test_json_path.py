@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsqext.broker.engine.filters.header_filter import compile_path
+from nsqext.broker.engine.header_filter import compile_path
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,0 @@
-"""Extend header filters of consumers."""

@@ -372,7 +372,7 @@ def simulate(nodes: int, topics: int, partitions: int, processes: int, lookups: 
     """Run all phases; return the measured figures."""
     options = NetworkOptions(split=0.0, partial=0.0, spike=0.0, late=0.0, latency=(0.0001, 0.0005))
     network = Network(Random(1), options)
-    with simulated_machine(network, SimulatedClock(network), 1, real_http=True):  # it has its own transport of httpx
+    with simulated_machine(network, SimulatedClock(network), 1):
         loop = SimulatedLoop(network, 10**9)
         try:
             scale = Scale(nodes, topics, partitions, processes, lookups, loop)

@@ -220,7 +220,6 @@ def test_rooms_form_no_cycle() -> None:
 
 # files that may import an event loop
 LOOP_IMPORTS = {
-    "testing/simulation/http.py": "it replaces httpcore and uvicorn, on the protocols of asyncio",
     "testing/simulation/private_parts.py": "the simulation is an asyncio event loop with virtual time",
     "testing/simulation/runner.py": "it runs that loop, and cancels remaining tasks",
 }

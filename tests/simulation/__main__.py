@@ -118,7 +118,6 @@ def run_plan(plan: Plan, *, keep_trace: bool = False) -> Run:
         most_turns=LATE_TURNS if LATE in plan.features else MOST_TURNS,
         time_limit=LATE_LIMIT if LATE in plan.features else LIMIT,
         disk=plan.disk or False,
-        real_http=plan.real_http,
     )
 
 

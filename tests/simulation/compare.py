@@ -94,7 +94,6 @@ def like_chaos(seed: int, size: Size, faults: int) -> Plan:
         faults=tuple(draw_faults(seed, options, NODES, LOOKUPDS)),
         latency=0.0015,
         disk=None,
-        real_http=False,
         habits=(),
         come_and_go=False,
     )

@@ -40,8 +40,6 @@ LONG = 0.03
 """Share of the long schedules."""
 DISK = 0.4
 """Share of the schedules in which nodes store messages on a disk."""
-REAL_HTTP = 0.03
-"""Share of the schedules in which HTTP runs in httpx and uvicorn, which costs twice the time."""
 OVER_HTTP = 0.1
 """Share of the schedules in which producers publish over HTTP, unless unknown outcomes are settled."""
 SHARED_LOOKUP = 0.7
@@ -105,7 +103,6 @@ class Plan:
         faults: the faults.
         latency: longest usual delay of a segment, in seconds.
         disk: how nodes store messages on a disk; None keeps them in memory.
-        real_http: HTTP runs in httpx and uvicorn.
         shared_lookup: producers and consumers share a `Lookup`.
         habits: ``headers`` adds headers to messages, ``delays`` requeues some with a delay, ``failing`` lets a fifth of
             the handlers fail, ``seek`` moves channels back to their beginning, ``pausing`` pauses channels,
@@ -140,7 +137,6 @@ class Plan:
     faults: tuple[Fault, ...]
     latency: float
     disk: DiskOptions | None
-    real_http: bool
     habits: tuple[str, ...]
     shared_lookup: bool
     come_and_go: bool = True
@@ -206,7 +202,6 @@ def _draw_long(seed: int, random: Random, faults: Sequence[Fault] | None, featur
         faults=drawn if faults is None else tuple(faults),
         latency=random.choice((0.0015, 0.0015, 0.02, 0.1)),
         disk=disk,
-        real_http=random.random() < REAL_HTTP,
         habits=_draw_habits(seed),
         shared_lookup=Random(f"lookup {seed}").random() < SHARED_LOOKUP,
         features=features,
@@ -248,7 +243,6 @@ def _draw_short(seed: int, random: Random, faults: Sequence[Fault] | None, featu
         faults=drawn if faults is None else tuple(faults),
         latency=random.choice((0.0015, 0.0015, 0.02, 0.1)),
         disk=disk,
-        real_http=random.random() < REAL_HTTP,
         habits=_draw_habits(seed),
         shared_lookup=Random(f"lookup {seed}").random() < SHARED_LOOKUP,
         come_and_go=Random(f"come and go {seed}").random() < 0.5,

@@ -126,13 +126,6 @@ def test_every_kind_of_fault_begins_and_ends(kind: str) -> None:
     assert run.error is None
 
 
-def test_http_runs_in_httpx_and_uvicorn_on_request() -> None:
-    faults = draw_faults(5, FaultOptions(), NODES, LOOKUPDS)
-    real, simulated = run_seed(orders, 5, faults, real_http=True), run_seed(orders, 5, faults)
-    assert (real.error, simulated.error) == (None, None)
-    assert real.turns > simulated.turns
-
-
 def test_an_unknown_kind_of_fault_is_refused() -> None:
     with pytest.raises(InvalidSetting, match="unknown kinds of faults: fire"):
         FaultOptions(kinds=("fire",))

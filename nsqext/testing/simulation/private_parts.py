@@ -1,4 +1,4 @@
-"""The private parts of asyncio, anyio and httpx that a simulation replaces, all in this file.
+"""The private parts of asyncio, anyio and uvicorn that a simulation replaces, all in this file.
 
 They may change with any release: a simulation refuses to run with other versions than `TESTED`.
 """
@@ -16,7 +16,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import version
 from itertools import count
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from anyio.lowlevel import checkpoint
 
@@ -27,12 +27,9 @@ from nsqext.testing.simulation.sockets import HOST
 if TYPE_CHECKING:
     from nsqext.testing.simulation.network import Network
 
-TESTED = {"anyio": ("4.12", "4.16"), "httpx": ("0.27", "0.28"), "uvicorn": ("0.34", "0.54")}
+TESTED = {"anyio": ("4.12", "4.16"), "uvicorn": ("0.34", "0.54")}
 """The lowest and the highest version of each package that the project's tests run simulations with."""
 _PYTHONS = ((3, 11), (3, 14))
-
-HTTPX_URL = ("httpx._urls", "urlparse")
-"""A pure function, which is slow."""
 
 Replacement = tuple[Any, str, Any]
 """A module or class, the name of one of its attributes, and the value of it during a simulation."""
@@ -58,28 +55,24 @@ def check_versions() -> None:
             )
 
 
+def _numbered(kind: Any) -> Any:
+    """Return a class whose hashes do not depend on addresses, so that sets have the same order in each process."""
+    serials = count(1)
+
+    class Numbered(kind):  # type: ignore[misc]
+        __slots__ = ("_serial",)
+
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            self._serial = next(serials)
+            super().__init__(*args, **settings)
+
+        def __hash__(self) -> int:
+            return self._serial
+
+    return Numbered
+
+
 # asyncio
-
-
-class SimulatedTask(asyncio.Task[Any]):
-    """A task whose hash does not depend on its address, so that sets of tasks have the same order in each process."""
-
-    _serials = count(1)
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        self._serial = next(self._serials)
-        super().__init__(*args, **settings)
-
-    def __hash__(self) -> int:
-        return self._serial
-
-    @classmethod
-    def restart(cls) -> None:
-        cls._serials = count(1)
-
-
-def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **settings: Any) -> SimulatedTask:
-    return SimulatedTask(coroutine, loop=loop, **settings)
 
 
 class SimulatedLoop(BaseSelectorEventLoop):
@@ -93,8 +86,8 @@ class SimulatedLoop(BaseSelectorEventLoop):
         self.network: Network = network
         self.selector: SimulatedSelector = SimulatedSelector(network, most_turns)
         super().__init__(self.selector)
-        SimulatedTask.restart()
-        self.set_task_factory(cast("Any", _make_task))
+        task = _numbered(asyncio.Task)
+        self.set_task_factory(lambda loop, coroutine, **settings: task(coroutine, loop=loop, **settings))
 
     def time(self) -> float:
         return self.network.now
@@ -163,54 +156,16 @@ def run_by_anyio() -> Iterator[None]:
         eventloop.reset_current_async_library(library)
 
 
-def _current_library(sniffio: Any) -> Callable[[], str | None]:
-    """Return a stand-in for anyio's `current_async_library`, with the same results for asyncio in less time."""
-    local, variable = sniffio.thread_local, sniffio.current_async_library_cvar
-
-    def current_async_library() -> str | None:
-        found = local.name or variable.get()
-        return found if found is not None or _current_task() is None else "asyncio"
-
-    return current_async_library
-
-
-def _current_task() -> asyncio.Task[Any] | None:
-    """Return the running task, None without one or without an event loop; asyncio's is slow before Python 3.12."""
-    if sys.version_info < (3, 12):
-        running: dict[Any, asyncio.Task[Any]] = asyncio.tasks._current_tasks  # type: ignore[attr-defined]
-        return running.get(asyncio._get_running_loop())
-    return asyncio.current_task() if asyncio._get_running_loop() is not None else None
-
-
-def _numbered_scope(backend: Any) -> type:
-    """Return anyio's cancel scope with a hash that does not depend on its address."""
-    serials = count(1)
-
-    class CancelScope(backend.CancelScope):  # type: ignore[misc]
-        __slots__ = ("_serial",)
-
-        def __init__(self, *args: Any, **settings: Any) -> None:
-            self._serial = next(serials)
-            super().__init__(*args, **settings)
-
-        def __hash__(self) -> int:
-            return self._serial
-
-    return CancelScope
-
-
 async def _run_at_once(function: Callable[..., Any], args: tuple[Any, ...], *_: Any, **__: Any) -> Any:
     """Stand for a worker thread."""
     await checkpoint()
     return function(*args)
 
 
-def parts_of_anyio() -> Iterator[Replacement]:
-    """Replace what depends on addresses and threads, and what is slow."""
+def private_parts() -> Iterator[Replacement]:
+    """Replace what depends on addresses and threads."""
+    server = import_module("nsqext.http.uvicorn_server")
+    yield server, "GoProtocol", _numbered(server.GoProtocol)
     backend = import_module("anyio._backends._asyncio")
-    yield backend, "CancelScope", _numbered_scope(backend)
-    yield backend, "current_task", _current_task
+    yield backend, "CancelScope", _numbered(backend.CancelScope)
     yield backend.AsyncIOBackend, "run_sync_in_worker_thread", staticmethod(_run_at_once)
-    sniffio = sys.modules.get("sniffio")  # an optional dependency of anyio
-    if sniffio is not None:
-        yield import_module("anyio._core._eventloop"), "current_async_library", _current_library(sniffio)

@@ -158,7 +158,6 @@ def run_seed(
     keep_trace: bool = False,
     most_turns: int = 2_000_000,
     disk: bool | DiskOptions = False,
-    real_http: bool = False,
 ) -> Run:
     """Run a scenario with one seed and given faults; an exception of the scenario is in the result.
 
@@ -168,13 +167,12 @@ def run_seed(
         keep_trace: keep the last events as text.
         most_turns: turns of the event loop after which the run fails.
         disk: nodes store messages on a simulated disk, and sync each publish, or use it as these options say.
-        real_http: HTTP runs in httpx and uvicorn.
     """
     wires = Network(Random(f"network {seed}"), network, keep_trace=keep_trace)
     clock = SimulatedClock(wires)
     error: BaseException | None = None
     files = SimulatedDisk(wires, Random(f"disk {seed}")) if disk else None
-    with simulated_machine(wires, clock, seed, disk=files, real_http=real_http):
+    with simulated_machine(wires, clock, seed, disk=files):
         loop = SimulatedLoop(wires, most_turns)
         unhandled: list[BaseException] = []
         loop.set_exception_handler(lambda _, context: _note(unhandled, context))

@@ -15,13 +15,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import cache, lru_cache
+from functools import cache
 from importlib import import_module
 from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from nsqext.testing.simulation.private_parts import HTTPX_URL, Replacement, check_versions, parts_of_anyio
+from nsqext.testing.simulation.private_parts import Replacement, check_versions, private_parts
 
 if TYPE_CHECKING:
     from nsqext.testing.simulation.disk import SimulatedDisk
@@ -38,13 +38,6 @@ _PRODUCT = (
     "nsqext.client.producer.http_connection",
     "nsqext.http.client",
     "httpx",
-)
-
-# pure functions that the clients and servers of every simulation call with the same arguments
-_PURE = (
-    ("starlette.routing", "compile_path"),
-    HTTPX_URL,
-    ("nsqext.broker.nsqd.node", "find_spec"),
 )
 
 
@@ -93,14 +86,13 @@ _running: list[object | None] = [None]
 
 @contextmanager
 def simulated_machine(
-    network: Network, clock: SimulatedClock, seed: int, *, disk: SimulatedDisk | None = None, real_http: bool = False
+    network: Network, clock: SimulatedClock, seed: int, *, disk: SimulatedDisk | None = None
 ) -> Iterator[None]:
     """Let product code in this thread run on a simulated machine.
 
     Args:
         seed: of what is random in product code.
         disk: its disk; None without files.
-        real_http: HTTP runs in httpx and uvicorn, on simulated sockets.
     """
     check_versions()
     _load_product()
@@ -111,11 +103,9 @@ def simulated_machine(
         with ExitStack() as stack:
             for replacements in (
                 _functions_of_the_machine(clock, random.Random(f"entropy {seed}")),
-                _pure_functions(),
                 _sockets(network),
-                parts_of_anyio(),
+                private_parts(),
                 () if disk is None else _files(disk),
-                _http(real=real_http),
             ):
                 for owner, name, replacement in replacements:
                     stack.enter_context(patch.object(owner, name, replacement))
@@ -150,12 +140,6 @@ def _functions_of_the_machine(clock: SimulatedClock, entropy: random.Random) -> 
             yield user, attribute, chosen
 
 
-def _pure_functions() -> Iterator[Replacement]:
-    for module_name, name in _PURE:
-        module = import_module(module_name)
-        yield module, name, _remembered(getattr(module, name))
-
-
 def _sockets(network: Network) -> Iterator[Replacement]:
     for user in ("nsqext.transport.sockets", "nsqext.broker.listeners"):
         yield import_module(user), "make_socket", network.socket
@@ -167,27 +151,11 @@ def _files(disk: SimulatedDisk) -> Iterator[Replacement]:
         yield os, name, function
 
 
-def _http(*, real: bool) -> Iterator[Replacement]:
-    if real:
-        return
-    http = import_module("nsqext.testing.simulation.http")  # loads httpx
-    client = import_module("nsqext.http.client")
-    yield client, "_make_transport", lambda context: http.SimulatedHttpTransport()
-    yield client, "_make_request", http.SimulatedRequest
-    yield import_module("nsqext.http.uvicorn_server"), "GoProtocol", http.SimulatedHttpServer
-
-
 @cache
 def _load_product() -> None:
     """Import what runs in simulations."""
     for name in _PRODUCT:
         import_module(name)
-
-
-@cache
-def _remembered(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls a pure one once for each argument."""
-    return lru_cache(4096)(function)
 
 
 _captured_names: dict[int, dict[Any, list[tuple[Any, str]]]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nsqext.admin.admin import Admin
+from nsqext.admin.options import NewTopicSettings, TopicSettings
 from nsqext.admin.results import (
     ChannelStats,
     ClientStats,
@@ -20,10 +21,12 @@ __all__ = (
     "ChannelStats",
     "ClientStats",
     "KeyRange",
+    "NewTopicSettings",
     "NodeStatus",
     "PartitionChannelStats",
     "PartitionStats",
     "StoredMessage",
     "TopicInfo",
+    "TopicSettings",
     "TopicStats",
 )

@@ -287,17 +287,9 @@ async def _create_dispatched(
         raise _unknown(topic, dispatch)
     await _reported(requests, where, channel)  # nothing is sent while a leader cannot show afterwards what it ignores
 
-    async def create() -> None:
-        try:
-            await requests.change_lookup("/channel/create", params)
-        except LookupFailed as error:
-            if "has no leader" in error.message:
-                raise PartitionUnavailable(error.message, topic=topic) from error
-            raise
-
     known = False
     try:
-        await requests.settled(create, topic)
+        await requests.change_settled("/channel/create", params, topic)
     except LookupFailed as error:
         if "auto create NOT disabled" in error.message:
             raise _unknown(topic, dispatch) from error

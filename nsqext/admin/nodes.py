@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
-import anyio
 import orjson
 
 from nsqext.admin.base import AdminBase
@@ -14,7 +14,6 @@ from nsqext.admin.stats import in_sync_replicas, node_statuses
 from nsqext.errors import (
     ConnectionFailed,
     InvalidInput,
-    LookupFailed,
     LookupUnreachable,
     OperationNotSupported,
     PartitionUnavailable,
@@ -34,9 +33,6 @@ _ORIGINAL_LEVELS = {"warning": "warn"}
 
 _COLONS_OF_ID = 3
 _OPTION = re.compile("[a-z0-9_]{1,100}")
-
-_PAUSE = 0.2  # seconds between two looks at a partition that is being moved
-_LATER = ("cluster is unstable", "another balance is running")  # refusals that pass
 
 
 class NodeAdmin(AdminBase):
@@ -228,16 +224,8 @@ async def move_partition(requests: ClusterRequests, topic: str, partition: int, 
         "move_to": await node_id(requests, target),
         "move_leader": "true" if leads else "false",
     }
-    while True:
-        try:
-            await requests.change_lookup("/topic/partition/move", params)
-            break
-        except LookupUnreachable:  # it responds after the move, which may take longer than a request
-            break
-        except LookupFailed as error:
-            if not any(text in error.message for text in _LATER):
-                raise
-        await anyio.sleep(_PAUSE)
+    with suppress(LookupUnreachable):  # it responds after the move, which may take longer than a request
+        await requests.change_settled("/topic/partition/move", params, topic, bounded=False)
 
     async def check() -> None:
         now = await requests.led(topic)
@@ -245,4 +233,4 @@ async def move_partition(requests: ClusterRequests, topic: str, partition: int, 
         if target not in replicas or (leads and str(now.leaders[partition]) != target):
             raise PartitionUnavailable("the partition has not moved yet", topic=topic, partition=partition)
 
-    await requests.settled(check, topic)
+    await requests.settled(check, topic, bounded=False)

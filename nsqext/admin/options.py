@@ -1,17 +1,19 @@
-"""Settings of the administration client."""
+"""Settings of the administration client, and of topics."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from typing import TypedDict
 
 from attrs import field, frozen
 
-from nsqext.arguments import check_time
+from nsqext.arguments import check_number, check_time
 from nsqext.client.settings import app_schema
-from nsqext.errors import InvalidSetting
+from nsqext.errors import InvalidInput, InvalidSetting
 from nsqext.lookup.options import LookupOptions, LookupSettings
-from nsqext.settings import Schema, Setting, settings_of
+from nsqext.protocol.names import MAX_PARTITIONS
+from nsqext.settings import Schema, Setting, settings_of, unknown_setting
 
 
 class AdminSettings(LookupSettings, total=False):
@@ -19,6 +21,64 @@ class AdminSettings(LookupSettings, total=False):
 
     timeout: float
     """Time that a change may take, including the wait for leaders."""
+
+
+class TopicSettings(TypedDict, total=False):
+    """Settings of a topic of the redesigned NSQ that can be changed; None leaves one as it is."""
+
+    replicas: int | None
+    """Copies of each partition, 1 to 5; 1 by default."""
+    retention_days: int | None
+    """Days for which consumed messages are kept, 1 to 60; the nodes' own setting by default."""
+    sync_every: int | None
+    """Messages after which a node flushes the queue to its disk, 1 to 4000; the nodes' by default."""
+    registered_channels_only: bool | None
+    """Consumers cannot create channels; `Admin.create_channel` registers them."""
+
+
+class NewTopicSettings(TopicSettings, total=False):
+    """Settings of a new topic of the redesigned NSQ; the original NSQ has none of them."""
+
+    partitions: int
+    """Number of partitions, 1 to 254; 1 by default."""
+    extend: bool
+    """Messages may carry JSON extend headers."""
+    ordered: bool
+    """Consumers receive the messages of a partition in order; one node may hold several partitions."""
+    multipart: bool
+    """One node may hold several partitions."""
+
+
+# argument of the lookup service, and the largest number; None for True or False
+_TOPIC_ARGUMENTS = {
+    "partitions": ("partition_num", MAX_PARTITIONS),
+    "replicas": ("replicator", 5),
+    "retention_days": ("retention", 60),
+    "sync_every": ("syncdisk", 4000),
+    "extend": ("extend", None),
+    "ordered": ("orderedmulti", None),
+    "multipart": ("multipart", None),
+    "registered_channels_only": ("disable_channel_auto_create", None),
+}
+
+
+def topic_arguments(place: str, kind: type, settings: Mapping[str, object]) -> dict[str, str | int]:
+    """Return the arguments of a request for a topic's settings; raises InvalidInput or UnknownSetting.
+
+    Args:
+        place: what has the settings, for errors.
+        kind: the class of the settings.
+    """
+    arguments: dict[str, str | int] = {}
+    for name, value in settings.items():
+        if name not in kind.__annotations__:
+            raise unknown_setting(place, name, kind.__annotations__)
+        argument, most = _TOPIC_ARGUMENTS[name]
+        if value is not None and most is None:
+            arguments[argument] = "true" if value else "false"
+        elif value is not None and most is not None:
+            arguments[argument] = check_number(name, value, 1, most, InvalidInput)
+    return arguments
 
 
 @frozen

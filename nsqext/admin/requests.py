@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,6 +35,13 @@ T = TypeVar("T")
 
 _PAUSE = 0.25  # seconds between two attempts while leaders are elected
 _LONGEST_PAUSE = 2.0  # seconds; the pause doubles until then
+_AGAIN = 7.0
+"""Seconds after which the request for partitions is repeated while they have no leaders.
+
+A real cluster assigns missing leaders when it checks all topics: once a minute, and after such a request if the last
+check is 6 s old. Without repeats a topic takes up to two minutes.
+"""
+_PASSING = ("cluster is unstable", "another balance is running", "has no leader")  # refusals of lookup that pass
 
 # error codes of a node that is not the leader of the partition, or not yet
 _UNSETTLED = ("E_FAILED_ON_NOT_LEADER", "E_FAILED_ON_NOT_WRITABLE", "E_TOPIC_NOT_EXIST", "TOPIC_NOT_FOUND")
@@ -74,6 +82,21 @@ class ClusterRequests:
         if len(errors) == len(nodes):
             raise failure(errors, str(params.get("topic", "")) or None)
 
+    async def change_settled(
+        self, path: str, params: Mapping[str, str | int], topic: str, *, bounded: bool = True
+    ) -> None:
+        """Send a change as `change_lookup`, repeated while lookup refuses it because leaders are being elected."""
+
+        async def change() -> None:
+            try:
+                await self.change_lookup(path, params)
+            except LookupFailed as error:
+                if any(text in error.message for text in _PASSING):
+                    raise PartitionUnavailable(error.message, topic=topic) from error
+                raise
+
+        await self.settled(change, topic, bounded=bounded)
+
     async def get(self, address: Address, path: str, params: Mapping[str, str | int]) -> Any:
         """Return the data of a node's response."""
         status, body = await self.fetch(address, path, params, "GET")
@@ -107,16 +130,34 @@ class ClusterRequests:
         """Return status and body of a node's response, errors included."""
         return await self.client.http.fetch_node(address, path, params, method, body, failure=ConnectionFailed)
 
-    async def settled(self, attempt: Callable[[], Awaitable[T]], topic: str) -> T:
-        """Return the result of ``attempt``, repeated while leaders of the topic are being elected."""
+    async def settled(
+        self,
+        attempt: Callable[[], Awaitable[T]],
+        topic: str,
+        *,
+        passing: type[NsqError] = PartitionUnavailable,
+        again: Callable[[], Awaitable[object]] | None = None,
+        bounded: bool = True,
+    ) -> T:
+        """Return the result of ``attempt``, repeated while leaders of the topic are being elected.
+
+        Args:
+            passing: another error after which it is repeated.
+            again: called every 7 s meanwhile, to make the cluster check its topics.
+            bounded: raise PartitionUnavailable after the time that a change may take; otherwise the caller bounds it.
+        """
         pauses = Doubling(_PAUSE, _LONGEST_PAUSE)
+        again_at = anyio.current_time() + _AGAIN
         last: NsqError | None = None
-        with anyio.move_on_after(self._timeout):
+        with anyio.move_on_after(self._timeout if bounded else inf):
             while True:
                 try:
                     return await attempt()
-                except (PartitionUnavailable, ConnectionFailed) as error:
+                except (PartitionUnavailable, ConnectionFailed, passing) as error:
                     last = error
+                if again is not None and anyio.current_time() >= again_at:
+                    again_at = anyio.current_time() + _AGAIN
+                    await again()
                 await anyio.sleep(pauses.next())
         raise PartitionUnavailable(
             f"the change was not completed within {self._timeout:g} s"

@@ -5,29 +5,18 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import anyio
-
 from nsqext.admin.requests import generation_of_node, http_of
-from nsqext.errors import InvalidInput, LookupFailed, NsqError, PartitionUnavailable, TopicNotFound, TopicNotReady
+from nsqext.errors import InvalidInput, LookupFailed, PartitionUnavailable, TopicNotFound, TopicNotReady
 from nsqext.lookup.partition_map import merged
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Mapping
 
     from nsqext.admin.requests import ClusterRequests
     from nsqext.types import Address
 
 EXPAND = "/topic/partition/expand"
 CREATE = "/topic/create"
-
-_PAUSE = 0.2  # seconds between two attempts while a topic is created
-
-_REQUEST_AGAIN = 7.0
-"""Seconds after which the request for partitions is repeated while they have no leaders.
-
-A real cluster assigns missing leaders when it checks all topics: once a minute, and after such a request if the last
-check is 6 s old. Without repeats a topic takes up to two minutes.
-"""
 
 
 async def create_topic(
@@ -69,28 +58,27 @@ def _too_few_nodes(error: LookupFailed, topic: str, params: Mapping[str, str | i
     )
 
 
-async def wait_writable(
-    requests: ClusterRequests, topic: str, path: str, params: Mapping[str, str | int], *, partitions: int = 0
-) -> None:
+async def wait_writable(requests: ClusterRequests, topic: str, path: str, params: Mapping[str, str | int]) -> None:
     """Create a topic on nodes of the original generation, then wait until each partition's leader accepts publishes.
 
     Nodes of the original generation register the topic at lookup some time after they have created it. Without this
-    wait, the next change, of a channel for example, would not reach them. Lookup must report ``partitions``, at least.
+    wait, the next change, of a channel for example, would not reach them.
 
     Args:
         path: path of the request for the partitions that lookup has accepted; it changes nothing if it is repeated.
-        params: its arguments.
+        params: its arguments; after an expansion, lookup must report the number of partitions.
     """
     created: set[Address] = set()
     for info in await requests.client.nodes():
         if generation_of_node(info) == "nsq" and info.http is not None:
             await requests.post(info.http, "/topic/create", {"topic": topic})
             created.add(info.tcp)
+    wanted = int(params["partition_num"]) if path == EXPAND else 0
 
     async def check() -> None:
         where = await requests.led(topic)
-        if where.partition_num < partitions:
-            raise PartitionUnavailable(f"lookup does not report {partitions} partitions yet", topic=topic)
+        if where.partition_num < wanted:
+            raise PartitionUnavailable(f"lookup does not report {wanted} partitions yet", topic=topic)
         unregistered = created.difference(where.nodes)
         if unregistered and not where.leaders:
             raise PartitionUnavailable("lookup does not list the node yet", topic=topic, node=str(min(unregistered)))
@@ -100,20 +88,11 @@ async def wait_writable(
             with suppress(InvalidInput):
                 await requests.post(http_of(where, node), "/pubtrace", params, b"x")
 
-    again_at = anyio.current_time() + _REQUEST_AGAIN
+    async def request_again() -> None:
+        with suppress(LookupFailed, TopicNotFound):  # it exists with other flags, or the cluster is unstable
+            await requests.change_lookup(path, params)
 
-    async def check_or_request_again() -> None:
-        nonlocal again_at
-        try:
-            await check()
-        except NsqError:
-            if anyio.current_time() >= again_at:
-                again_at = anyio.current_time() + _REQUEST_AGAIN
-                with suppress(LookupFailed, TopicNotFound):  # it exists with other flags, or the cluster is unstable
-                    await requests.change_lookup(path, params)
-            raise
-
-    await _settled(requests, check_or_request_again, topic, TopicNotFound)
+    await requests.settled(check, topic, passing=TopicNotFound, again=request_again, bounded=False)
 
 
 async def wait_offered(requests: ClusterRequests, topic: str) -> None:
@@ -126,27 +105,4 @@ async def wait_offered(requests: ClusterRequests, topic: str) -> None:
                 f"lookup offers {len(where.leaders)} of {where.partition_num} partitions to producers", topic=topic
             )
 
-    await _settled(requests, check, topic, TopicNotReady)
-
-
-async def _settled(
-    requests: ClusterRequests, check: Callable[[], Awaitable[None]], topic: str, pending: type[NsqError]
-) -> None:
-    """Check until the cluster has settled, however long that takes; another error than ``pending`` is raised."""
-    while True:
-        try:
-            return await requests.settled(check, topic)
-        except (PartitionUnavailable, pending):
-            await anyio.sleep(_PAUSE)
-
-
-async def expand_topic(requests: ClusterRequests, topic: str, partitions: int) -> None:
-    """Request more partitions, again while the cluster is unstable: leaders of other partitions are being elected."""
-    while True:
-        try:
-            await requests.change_lookup(EXPAND, {"topic": topic, "partition_num": partitions})
-            return
-        except LookupFailed as error:
-            if "cluster is unstable" not in error.message:
-                raise
-        await anyio.sleep(_PAUSE)
+    await requests.settled(check, topic, passing=TopicNotReady, bounded=False)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Unpack
 
 import anyio
 
 from nsqext.admin.channels import ChannelAdmin
 from nsqext.admin.nodes import change_everywhere, move_partition
+from nsqext.admin.options import NewTopicSettings, TopicSettings, topic_arguments
 from nsqext.admin.requests import ask_all, generation_of, http_of, unsupported
 from nsqext.admin.results import TopicInfo
-from nsqext.admin.topic_creation import CREATE, EXPAND, create_topic, expand_topic, wait_offered, wait_writable
+from nsqext.admin.topic_creation import CREATE, EXPAND, create_topic, wait_offered, wait_writable
 from nsqext.arguments import check_number, check_time
 from nsqext.errors import InvalidInput, PartitionUnavailable, TopicNotFound
 from nsqext.lookup.metadata import topic_changed
@@ -20,9 +21,6 @@ from nsqext.protocol.names import MAX_PARTITIONS, check_channel, check_topic
 if TYPE_CHECKING:
     from nsqext.lookup.partition_map import PartitionMap
     from nsqext.types import Address
-
-_MAX_RETENTION_DAYS = 60  # limits of the server
-_MAX_SYNC_EVERY = 4000
 
 
 class TopicAdmin(ChannelAdmin):
@@ -62,17 +60,10 @@ class TopicAdmin(ChannelAdmin):
         self,
         topic: str,
         *,
-        partitions: int = 1,
-        replicas: int = 1,
-        extend: bool = False,
-        ordered: bool = False,
-        multipart: bool = False,
-        retention_days: int | None = None,
-        sync_every: int | None = None,
-        registered_channels_only: bool = False,
         channels: Iterable[str] = (),
         exist_ok: bool = False,
         wait: float = 150.0,
+        **settings: Unpack[NewTopicSettings],
     ) -> None:
         """Create a topic, and return once every partition has a leader that accepts publishes and the channels exist.
 
@@ -82,18 +73,11 @@ class TopicAdmin(ChannelAdmin):
 
         Args:
             topic: name of the topic.
-            partitions: number of partitions, 1 to 254.
-            replicas: copies of each partition, 1 to 5.
-            extend: messages may carry JSON extend headers.
-            ordered: consumers receive the messages of a partition in order; one node may hold several partitions.
-            multipart: one node may hold several partitions.
-            retention_days: days for which consumed messages are kept, 1 to 60; the nodes' own setting by default.
-            sync_every: messages after which a node flushes the queue to its disk, 1 to 4000; the nodes' by default.
-            registered_channels_only: consumers cannot create channels; `create_channel` registers them.
             channels: channels to create.
             exist_ok: an existing topic is not an error; its partitions and flags stay as they are.
             wait: seconds to wait until the topic accepts publishes; a real cluster takes 2 to 12 s, and longer while
                 its nodes change. With 0 it does not wait, and ``channels`` must be empty.
+            settings: see `NewTopicSettings`.
 
         Raises:
             InvalidInput: a name or number is invalid, or the topic exists.
@@ -106,33 +90,30 @@ class TopicAdmin(ChannelAdmin):
         names = [check_channel(channel) for channel in channels]
         if names and wait <= 0:
             raise InvalidInput("channels are created once the topic has leaders", topic=topic, hint="give wait > 0")
-        flags = {
-            "extend": extend,
-            "orderedmulti": ordered,
-            "multipart": multipart,
-            "disable_channel_auto_create": registered_channels_only,
-        }
-        params: dict[str, str | int] = {
-            "topic": check_topic(topic),
-            "partition_num": check_number("partitions", partitions, 1, MAX_PARTITIONS, InvalidInput),
-            "replicator": check_number("replicas", replicas, 1, 5, InvalidInput),
-            **_storage_params(retention_days, sync_every),
-            **{name: "true" for name, value in flags.items() if value},
-        }
+        given = topic_arguments("create_topic", NewTopicSettings, settings)
+        chosen = {argument: value for argument, value in given.items() if value != "false"}
+        params = {"topic": check_topic(topic), "partition_num": 1, "replicator": 1, **chosen}
         await create_topic(requests, topic, params, exist_ok=exist_ok)
         if wait > 0:
             with anyio.move_on_after(wait) as scope:
-                await wait_writable(requests, topic, CREATE, params)
-                for name in names:
-                    await self.create_channel(topic, name)
-                if names:
-                    await wait_offered(requests, topic)
+                await self._complete(topic, CREATE, params, names)
             if scope.cancelled_caught:
                 raise PartitionUnavailable(
                     f"the topic was created, but does not accept publishes after {wait:g} s",
                     topic=topic,
                     hint="check that enough nodes run for its replicas",
                 )
+
+    async def _complete(
+        self, topic: str, path: str, params: Mapping[str, str | int], channels: Collection[str]
+    ) -> None:
+        """Wait until every requested partition accepts publishes, with the channels."""
+        requests = self._open()
+        await wait_writable(requests, topic, path, params)
+        for channel in channels:
+            await self.create_channel(topic, channel)
+        if channels:
+            await wait_offered(requests, topic)
 
     async def delete_topic(self, topic: str, *, missing_ok: bool = False) -> None:
         """Delete a topic with all its messages and channels.
@@ -207,11 +188,7 @@ class TopicAdmin(ChannelAdmin):
     async def set_topic(
         self,
         topic: str,
-        *,
-        replicas: int | None = None,
-        retention_days: int | None = None,
-        sync_every: int | None = None,
-        registered_channels_only: bool | None = None,
+        **settings: Unpack[TopicSettings],
     ) -> None:
         """Change settings of a topic of the redesigned NSQ; None leaves a setting as it is.
 
@@ -219,10 +196,7 @@ class TopicAdmin(ChannelAdmin):
         Replicas are added and removed afterwards, in the background.
 
         Args:
-            replicas: copies of each partition, 1 to 5.
-            retention_days: days for which consumed messages are kept, 1 to 60.
-            sync_every: messages after which a node flushes the queue to its disk, 1 to 4000.
-            registered_channels_only: consumers cannot create channels; `create_channel` registers them.
+            settings: see `TopicSettings`.
 
         Raises:
             InvalidInput: a number is not valid, or no setting is given.
@@ -230,23 +204,18 @@ class TopicAdmin(ChannelAdmin):
             PartitionUnavailable: lookup does not report the change in time.
             TopicNotFound, OperationNotSupported: see `Admin`.
         """
-        params: dict[str, str | int] = {"topic": topic}
-        if replicas is not None:
-            params["replicator"] = check_number("replicas", replicas, 1, 5, InvalidInput)
-        params |= _storage_params(retention_days, sync_every)
-        if registered_channels_only is not None:
-            params["disable_channel_auto_create"] = "true" if registered_channels_only else "false"
-        if len(params) == 1:
+        params = topic_arguments("set_topic", TopicSettings, settings)
+        if not params:
             raise InvalidInput("no setting to change is given", topic=topic)
         requests = self._open()
         if generation_of(await requests.find(topic)) == "nsq":
             raise unsupported("set_topic", "topics of the original NSQ have no settings", topic)
-        await requests.change_lookup("/topic/meta/update", params)
+        await requests.change_lookup("/topic/meta/update", {"topic": topic, **params})
+        wanted = settings.get("replicas"), settings.get("registered_channels_only")
 
         async def check() -> None:
             meta = (await requests.find(topic)).meta
             shown = (meta.replica, meta.disable_channel_auto_create)
-            wanted = (replicas, registered_channels_only)
             if any(value is not None and value != now for value, now in zip(wanted, shown, strict=True)):
                 raise PartitionUnavailable("lookup does not report the change yet", topic=topic)
 
@@ -279,14 +248,10 @@ class TopicAdmin(ChannelAdmin):
             raise unsupported("expand_topic", "the original NSQ has no partitions", topic)
         sent = False
         with anyio.move_on_after(wait) as scope:
-            await expand_topic(requests, topic, number)
-            sent = True
             params: dict[str, str | int] = {"topic": topic, "partition_num": number}
-            await wait_writable(requests, topic, EXPAND, params, partitions=number)
-            for channel in channels:
-                await self.create_channel(topic, channel)
-            if channels:
-                await wait_offered(requests, topic)
+            await requests.change_settled(EXPAND, params, topic, bounded=False)
+            sent = True
+            await self._complete(topic, EXPAND, params, channels)
         topic_changed(topic)
         if scope.cancelled_caught:
             if not sent:
@@ -412,13 +377,3 @@ class TopicAdmin(ChannelAdmin):
         params: dict[str, str | int] = {"topic": topic, "node": node}
         await requests.change_lookup("/topic/tombstone", params | {"restore": "true"} if restore else params)
         topic_changed(topic)
-
-
-def _storage_params(retention_days: int | None, sync_every: int | None) -> dict[str, int]:
-    """Return the arguments that say how long and how safely messages are stored."""
-    params = {}
-    if retention_days is not None:
-        params["retention"] = check_number("retention_days", retention_days, 1, _MAX_RETENTION_DAYS, InvalidInput)
-    if sync_every is not None:
-        params["syncdisk"] = check_number("sync_every", sync_every, 1, _MAX_SYNC_EVERY, InvalidInput)
-    return params

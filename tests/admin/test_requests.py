@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import httpx
@@ -9,7 +10,7 @@ import pytest
 
 from nsqext import Admin
 from nsqext.admin.requests import ClusterRequests
-from nsqext.errors import InvalidInput, LookupFailed, TopicNotFound
+from nsqext.errors import InvalidInput, LookupFailed, PartitionUnavailable, TopicNotFound, UnknownSetting
 from nsqext.lookup.client import LookupClient
 from tests.support.fake_lookupd import LookupNodes, lookup_json, not_found
 
@@ -87,7 +88,7 @@ async def test_the_creation_is_requested_again_until_partitions_have_leaders(
     nodes: LookupNodes, monkeypatch: pytest.MonkeyPatch, refused: bool
 ) -> None:
     """A real cluster checks its topics after such a request, and else once a minute."""
-    monkeypatch.setattr("nsqext.admin.topic_creation._REQUEST_AGAIN", 0.0)
+    monkeypatch.setattr("nsqext.admin.requests._AGAIN", 0.0)
     asked = list[dict[str, str]]()
 
     def create(request: httpx.Request) -> httpx.Response:
@@ -208,3 +209,23 @@ async def test_a_node_without_http_address() -> None:
     nodes.route("x:4161", "/channel/create", OK, "POST")
     with pytest.raises(LookupFailed, match="does not report the node's HTTP address"):
         await admin_of(nodes, "x:4161").create_channel("orders", "billing")
+
+
+async def test_an_unknown_setting_of_a_topic_is_refused(nodes: LookupNodes) -> None:
+    with pytest.raises(UnknownSetting, match=r"create_topic: unknown setting 'partition'.*did you mean partitions"):
+        await admin_of(nodes).create_topic("orders", partition=2)  # type: ignore[call-arg]
+    with pytest.raises(UnknownSetting, match="set_topic: unknown setting 'partitions'"):
+        await admin_of(nodes).set_topic("orders", partitions=2)  # type: ignore[call-arg]
+
+
+async def test_a_partition_may_move_for_longer_than_other_changes(nodes: LookupNodes) -> None:
+    """The time of a change bounds it no longer: ``wait`` does."""
+    requests, attempts = ClusterRequests(LookupClient("a:4161", transport=nodes.transport), timeout=0.1), count()
+
+    async def attempt() -> None:
+        if next(attempts) % 2 == 0:
+            raise PartitionUnavailable("not yet")
+
+    await requests.settled(attempt, "orders", bounded=False)
+    with pytest.raises(PartitionUnavailable, match=r"not completed within 0.1 s, last error: not yet"):
+        await requests.settled(attempt, "orders")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import math
-from collections.abc import Iterable, Mapping
-from types import NoneType
-from typing import TYPE_CHECKING, TypeGuard
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import cache
+from types import NoneType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, get_args, get_origin, get_type_hints
 
 import attrs
 
@@ -94,11 +95,17 @@ def is_delay(value: object) -> bool:
     return is_number(value) and value < 1e9
 
 
-_KINDS: Mapping[str, tuple[type, ...]] = {
-    "bool": (bool,),
-    "bool | None": (bool, NoneType),
-    "str | None": (str, NoneType),
-}
+@cache
+def _kinds_of(options: type[AttrsInstance]) -> dict[str, tuple[Any, ...]]:
+    """Return the types, or the words, of the members of a class that `check_kinds` checks."""
+    found = {}
+    for member in attrs.fields(options):
+        with suppress(NameError):  # a type of this package, or one that only type checkers import
+            kind = get_type_hints(SimpleNamespace(__annotations__={"": member.type}), {"Literal": Literal})[""]
+            parts = get_args(kind) or (kind,)
+            if get_origin(kind) is Literal or {*parts} <= {bool, str, NoneType}:
+                found[member.name] = parts
+    return found
 
 
 def check_kinds(options: AttrsInstance) -> None:
@@ -106,18 +113,15 @@ def check_kinds(options: AttrsInstance) -> None:
 
     Values of text are not shown: some are secrets. Raises InvalidSetting.
     """
-    for member in attrs.fields(type(options)):
-        annotation, value = str(member.type), getattr(options, member.name)
-        if annotation.startswith("Literal["):
-            choices = ast.literal_eval(f"({annotation[8:-1]},)")
-            if value not in choices:
-                raise InvalidSetting(f"{member.name}={value!r} is neither {' nor '.join(map(repr, choices))}")
-        kinds = _KINDS.get(annotation)
-        if kinds is None or isinstance(value, kinds):
-            continue
-        if bool in kinds:
-            raise InvalidSetting(f"{member.name}={value!r} is not True or False")
-        raise InvalidSetting(f"{member.name} is a {type(value).__name__}", hint="give text")
+    for name, kinds in _kinds_of(type(options)).items():
+        value = getattr(options, name)
+        if isinstance(kinds[0], str):
+            if value not in kinds:
+                raise InvalidSetting(f"{name}={value!r} is neither {' nor '.join(map(repr, kinds))}")
+        elif not isinstance(value, kinds):
+            if bool in kinds:
+                raise InvalidSetting(f"{name}={value!r} is not True or False")
+            raise InvalidSetting(f"{name} is a {type(value).__name__}", hint="give text")
 
 
 def is_coroutine_function(function: object) -> bool:

@@ -15,10 +15,9 @@ import anyio
 from anyio.lowlevel import EventLoopToken, checkpoint, current_token
 
 from nsqext.errors import InvalidSetting, InvalidState, LookupFailed
-from nsqext.lookup.extended_topics import ExtendedTopics
-from nsqext.lookup.options import LookupOptions, LookupUrl, parse_addresses, parse_http_addresses
+from nsqext.lookup.options import NODE_PORT, LookupOptions, LookupUrl, parse_addresses
 from nsqext.lookup.partition_map import PartitionMap
-from nsqext.lookup.poller import Polled, Poller, RefreshBudget, Refresher
+from nsqext.lookup.poller import ExtendedTopics, Polled, Poller, RefreshBudget, Refresher
 from nsqext.protocol.names import check_topic
 from nsqext.transport.event_loop import call_in_loop, current_loop
 
@@ -89,7 +88,7 @@ class MetadataCache:
         *,
         over_http: bool = False,
     ) -> None:
-        self._nsqd = parse_http_addresses(nsqd) if over_http else parse_addresses(nsqd, "nsqd")
+        self._nsqd = parse_addresses(nsqd, "nsqd", NODE_PORT if over_http else None)
         if bool(lookupd) == bool(self._nsqd):
             raise InvalidSetting(
                 "both lookupd and nsqd are given" if lookupd else "neither lookupd nor nsqd is given",

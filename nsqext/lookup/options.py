@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 LOOKUP_PORT = 4161
 """Port of nsqlookupd's HTTP API, used for an address without a port."""
-_NODE_PORT = 4151  # port of nsqd's HTTP API, used for an address without a port
+NODE_PORT = 4151
+"""The same of nsqd's HTTP API."""
 
 _COUNTS = ("max_failures", "max_answer_size", "max_lookup_nodes", "max_nodes", "max_topics", "max_concurrent")
 _HOST = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_.])?"
@@ -205,26 +206,20 @@ def _check_address_map(given: object) -> None:
             raise InvalidSetting(f"address_map: {listed!r} cannot be mapped to {reached!r}", hint=hint)
 
 
-def parse_lookup_addresses(given: Sequence[str] | str) -> tuple[Address, ...]:
-    """Return lookup addresses, each once and in the order given; raises InvalidSetting. See also `parse_addresses`.
-
-    An address may begin with ``http://`` or ``https://`` and have a path prefix. The port is 4161 unless given, 443 for
-    HTTPS.
-    """
-    return tuple(dict.fromkeys(_parse_http_address(text, "lookupd", LOOKUP_PORT) for text in _split(given, "lookupd")))
-
-
-def parse_http_addresses(given: Sequence[str] | str) -> tuple[Address, ...]:
-    """Return the HTTP addresses of fixed nodes, as `parse_lookup_addresses` does; the port is 4151 unless given."""
-    return tuple(dict.fromkeys(_parse_http_address(text, "nsqd", _NODE_PORT) for text in _split(given, "nsqd")))
-
-
-def parse_addresses(given: Sequence[str] | str, setting: str) -> tuple[Address, ...]:
+def parse_addresses(given: Sequence[str] | str, setting: str, http_port: int | None = None) -> tuple[Address, ...]:
     """Return the addresses of a list, or of a text with commas, each once and in the order given.
 
-    They are written ``host:port`` or ``[IPv6]:port``. Raises InvalidSetting.
+    They are written ``host:port`` or ``[IPv6]:port``. With a default port they are addresses of HTTP: they may begin
+    with ``http://`` or ``https://`` and have a path prefix; the port of HTTPS is 443 unless given.
+
+    Raises InvalidSetting.
     """
-    return tuple(dict.fromkeys(_parse_address(text, setting) for text in _split(given, setting)))
+    return tuple(dict.fromkeys(_parse_address(text, setting, http_port) for text in _split(given, setting)))
+
+
+def parse_lookup_addresses(given: Sequence[str] | str) -> tuple[Address, ...]:
+    """Return lookup addresses; see `parse_addresses`."""
+    return parse_addresses(given, "lookupd", LOOKUP_PORT)
 
 
 def _split(given: Sequence[str] | str, setting: str) -> Iterable[str]:
@@ -235,28 +230,19 @@ def _split(given: Sequence[str] | str, setting: str) -> Iterable[str]:
     return given
 
 
-def _parse_address(text: str, setting: str) -> Address:
+def _parse_address(text: str, setting: str, http_port: int | None = None) -> Address:
     match = _ADDRESS.fullmatch(text.strip()) if isinstance(text, str) else None
-    if match is None or match["scheme"] or match["path"] or not _valid_port(match["port"]):
-        raise _not_an_address(text, setting, "write host:port or [IPv6]:port")
-    return Address(match["name"] or match["ip"], int(match["port"]))
-
-
-def _parse_http_address(text: str, setting: str, default: int) -> Address:
-    match = _ADDRESS.fullmatch(text.strip()) if isinstance(text, str) else None
-    if match is None or not (match["port"] is None or _valid_port(match["port"])):
-        hint = f"write host, host:port, [IPv6]:port or https://host/path; the port is {default} by default"
+    hint = "write host:port or [IPv6]:port"
+    if http_port is not None:
+        hint = f"write host, host:port, [IPv6]:port or https://host/path; the port is {http_port} by default"
+    if match is None or (http_port is None and (match["scheme"] or match["path"])):
         raise _not_an_address(text, setting, hint)
     scheme, path = match["scheme"] or "http", (match["path"] or "").rstrip("/")
-    port = int(match["port"] or (443 if scheme == "https" else default))
+    port = int(match["port"] or (443 if scheme == "https" else http_port or 0))
+    if not 1 <= port <= 65535:
+        raise _not_an_address(text, setting, hint)
     host = match["name"] or match["ip"]
-    if scheme == "http" and not path:
-        return Address(host, port)
-    return LookupUrl(host, port, scheme, path)
-
-
-def _valid_port(port: str | None) -> bool:
-    return port is not None and 1 <= int(port) <= 65535
+    return Address(host, port) if scheme == "http" and not path else LookupUrl(host, port, scheme, path)
 
 
 def _not_an_address(text: object, setting: str, hint: str) -> InvalidSetting:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
-from nsqext.errors import InvalidState, LookupFailed, NsqError, TopicNotFound
+from nsqext.errors import InvalidState, LookupFailed, LookupUnreachable, NsqError, TopicNotFound
 from nsqext.lookup.partition_map import PartitionMap, PartitionMapMerger, failure
 from nsqext.waits import Doubling, Wakeup
 
@@ -25,6 +25,8 @@ _POLLS = 4  # topics that are polled concurrently
 _REFRESHES = 32  # rounds per second, and at once, that errors of found topics may request
 _REFRESHED_WITHIN = 5.0  # seconds within which errors may refresh each of many topics once
 _NEVER = float("inf")
+_LISTED_FOR_ONE = 10
+"""A list of this many topics costs a lookup node less than the lookup of one topic costs it and the client."""
 
 
 class Pace:
@@ -192,6 +194,44 @@ class Refresher:
         self.poll_at = now + interval * (1 + options.poll_jitter * random.uniform(-1, 1))
         if self._outdated:
             self.poll_at, self._outdated = float("-inf"), False
+
+
+class ExtendedTopics:
+    """Reads the list of all topics with their extend support, where that costs less than a lookup of each."""
+
+    def __init__(self, ask: Callable[[], Awaitable[dict[str, bool]]], extended: Callable[[str], None]) -> None:
+        self.poll_at: float = _NEVER  # when the list is read next: now, or never
+        self._ask = ask  # returns the extend support of all topics
+        # called with each requested topic that has extend support, or whose support the list does not tell
+        self._extended = extended
+        self._requested: dict[str, None] = {}
+        self._listed = 0
+
+    def cheap_for(self, count: int) -> bool:
+        """Return whether one list costs less than lookups of this many topics."""
+        return self._listed <= count * _LISTED_FOR_ONE
+
+    def request(self, topics: Iterable[str]) -> None:
+        """Read the list soon, for these topics."""
+        self._requested |= dict.fromkeys(topics)
+        self.poll_at = -_NEVER
+
+    async def refresh(self, *, after_error: bool = False) -> None:
+        """Read the list, and report the requested topics; raises InvalidState."""
+        requested, self._requested = self._requested, {}
+        try:
+            found = await self._ask()
+        except InvalidState:
+            raise
+        except LookupUnreachable:
+            return
+        except NsqError:  # the real server fails while one of the topics is being deleted
+            found = {}
+        else:
+            self._listed = len(found)
+        for topic in requested:
+            if found.get(topic, True):
+                self._extended(topic)
 
 
 class Polled(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -138,9 +138,7 @@ def read_lookup(
     try:
         meta = _read_meta(data.get("meta"))
         listed = (data.get("partitions") or {}).items()
-        partitions = {
-            _partition(key): read_node(node, source, mapped) for key, node in islice(listed, MAX_PARTITION + 1)
-        }
+        partitions = {_number(key): read_node(node, source, mapped) for key, node in islice(listed, MAX_PARTITION + 1)}
         led = {node.tcp for node in partitions.values()}
         listed_nodes = islice(data.get("producers") or (), max_nodes + len(led))
         producers = [read_node(node, source, mapped) for node in listed_nodes]
@@ -154,31 +152,24 @@ def read_lookup(
     return LookupAnswer(source, epoch, meta, partitions, nodes, channels)
 
 
-def _partition(key: str) -> int:
-    partition = int(key)
-    if not 0 <= partition <= MAX_PARTITION:
-        raise ValueError(f"partition {partition}")
-    return partition
+def _number(value: Any, most: int = MAX_PARTITION) -> int:
+    number = int(value)
+    if not 0 <= number <= most:
+        raise ValueError(f"{number} is out of range")
+    return number
 
 
 def _read_meta(data: Any) -> TopicMeta | None:
     if data is None:
         return None
     return TopicMeta(
-        partition_num=_count(data.get("partition_num")),
-        replica=_count(data.get("replica")),
+        partition_num=_number(data.get("partition_num") or 0, MAX_PARTITION + 1),
+        replica=_number(data.get("replica") or 0, MAX_PARTITION + 1),
         extend_support=bool(data.get("extend_support")),
         ordered=bool(data.get("ordered")),
         multi_part=bool(data.get("multi_part")),
         disable_channel_auto_create=bool(data.get("disable_channel_auto_create")),
     )
-
-
-def _count(value: Any) -> int:
-    count = int(value or 0)
-    if not 0 <= count <= MAX_PARTITION + 1:
-        raise ValueError(f"{count} is out of range")
-    return count
 
 
 def read_node(data: Any, source: Address, mapped: MapAddress | None = None) -> NodeInfo:
@@ -188,8 +179,13 @@ def read_node(data: Any, source: Address, mapped: MapAddress | None = None) -> N
     if data.get("http_port"):
         http = _address(host, data["http_port"], source, mapped)
     version, hostname = str(data.get("version", "")), str(data.get("hostname", ""))
-    topics = _read_topics(data)
-    tombstoned = tuple(str(name) for name, hidden in _tombstones(data) if hidden)
+    partitions = data.get("partitions") or {}
+    topics = {
+        str(name): tuple(sorted(_number(number) for number in partitions.get(name) or ()))
+        for name in data.get("topics") or ()
+    }
+    marks = zip(data.get("topics") or (), data.get("tombstones") or (), strict=False)
+    tombstoned = tuple(str(name) for name, hidden in marks if hidden)
     if topics or tombstoned or len(tcp.host) + len(version) + len(hostname) > _SHARED_TEXT:
         return NodeInfo(tcp, http, version, hostname, topics, tombstoned)
     return _shared_node(tcp, http, version, hostname)
@@ -198,18 +194,6 @@ def read_node(data: Any, source: Address, mapped: MapAddress | None = None) -> N
 @lru_cache(_SHARED_NODES)
 def _shared_node(tcp: Address, http: Address | None, version: str, hostname: str) -> NodeInfo:
     return NodeInfo(tcp, http, version, hostname)
-
-
-def _tombstones(data: Any) -> Iterable[tuple[Any, Any]]:
-    return zip(data.get("topics") or (), data.get("tombstones") or (), strict=False)
-
-
-def _read_topics(data: Any) -> dict[str, tuple[int, ...]]:
-    partitions = data.get("partitions") or {}
-    return {
-        str(name): tuple(sorted(_partition(number) for number in partitions.get(name) or ()))
-        for name in data.get("topics") or ()
-    }
 
 
 def _address(host: Any, port: Any, source: Address, mapped: MapAddress | None) -> Address:

@@ -7,6 +7,7 @@ without a frame type. Both generations speak it; the redesigned one names a part
 from __future__ import annotations
 
 import re
+from functools import partial
 from struct import Struct
 from typing import NamedTuple
 
@@ -76,23 +77,17 @@ def identify(peer: PeerInfo) -> bytes:
     return b"IDENTIFY\n%b%b" % (_I32.pack(len(body)), body)
 
 
-def register(topic: str, channel: str | None = None, partition: int | None = None) -> bytes:
-    """Return REGISTER; ``partition`` is for the redesigned generation only."""
-    return _registration("REGISTER", topic, channel, partition)
-
-
-def unregister(topic: str, channel: str | None = None, partition: int | None = None) -> bytes:
-    """Return UNREGISTER; ``partition`` is for the redesigned generation only."""
-    return _registration("UNREGISTER", topic, channel, partition)
-
-
-def _registration(verb: str, topic: str, channel: str | None, partition: int | None) -> bytes:
+def register(topic: str, channel: str | None = None, partition: int | None = None, *, verb: str = "REGISTER") -> bytes:
+    """Return REGISTER, or UNREGISTER; ``partition`` is for the redesigned generation only."""
     words = [verb, topic]
     if partition is not None:
         words.append(str(partition))
     if channel:
         words.append(channel)
     return " ".join(words).encode() + b"\n"
+
+
+unregister = partial(register, verb="UNREGISTER")
 
 
 def check_response(data: bytes, node: str | None = None) -> bytes:
@@ -212,14 +207,12 @@ class LookupdCommandParser:
             raise RequestError("E_INVALID", f"invalid command {verb}")
         if self.peer is None:
             raise RequestError("E_INVALID", "client must IDENTIFY")
-        if not self._partitions:
-            return _read_registration(verb, words[1:])
         try:
-            return _read_partition_registration(verb, words[1:])
+            return _read_registration(verb, words[1:], self._partitions)
         except RequestError:
-            if self.peer.redesigned:
+            if not self._partitions or self.peer.redesigned:
                 raise
-            return _read_registration(verb, words[1:])
+            return _read_registration(verb, words[1:], False)
 
     def _read_peer(self) -> LookupdCommand | None:
         if len(self._buffer) < 4:
@@ -236,30 +229,20 @@ class LookupdCommandParser:
         return LookupdCommand("IDENTIFY", peer=self.peer)
 
 
-def _read_registration(verb: str, words: list[str]) -> LookupdCommand:
-    if not words:
+def _read_registration(verb: str, words: list[str], numbered: bool) -> LookupdCommand:
+    """Read the words behind the verb: topic, partition if it is ``numbered``, and perhaps a channel."""
+    if len(words) < 1 + numbered:
         raise RequestError("E_INVALID", f"{verb} insufficient number of params")
-    topic, channel = words[0], words[1] if len(words) > 1 else ""
-    _check_names(verb, topic, channel)
-    return LookupdCommand(verb, topic, channel)
-
-
-def _read_partition_registration(verb: str, words: list[str]) -> LookupdCommand:
-    if len(words) < 2:
-        raise RequestError("E_INVALID", f"{verb} insufficient number of params")
-    topic, number, channel = words[0], words[1], words[2] if len(words) > 2 else ""
-    _check_names(verb, topic, channel)
-    partition = int(number) if _INTEGER.fullmatch(number) else -1
-    if not (0 <= partition < _MAX_PARTITIONS or partition == NO_PARTITION):
-        raise RequestError("E_BAD_PARTITIONID", f"{verb} partition id '{number}' is not valid")
-    return LookupdCommand(verb, topic, channel, partition)
-
-
-def _check_names(verb: str, topic: str, channel: str) -> None:
+    topic, number = words[0], words[1] if numbered else str(NO_PARTITION)
+    channel = words[1 + numbered] if len(words) > 1 + numbered else ""
     if not is_valid_topic(topic):
         raise RequestError("E_BAD_TOPIC", f"{verb} topic name '{topic}' is not valid")
     if channel and not is_valid_channel(channel):
         raise RequestError("E_BAD_CHANNEL", f"{verb} channel name '{channel}' is not valid")
+    partition = int(number) if _INTEGER.fullmatch(number) else -1
+    if not (0 <= partition < _MAX_PARTITIONS or partition == NO_PARTITION):
+        raise RequestError("E_BAD_PARTITIONID", f"{verb} partition id '{number}' is not valid")
+    return LookupdCommand(verb, topic, channel, partition)
 
 
 def _decode_identify(body: bytes) -> PeerInfo:

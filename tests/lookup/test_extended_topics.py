@@ -11,7 +11,7 @@ import pytest
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidState, LookupFailed, LookupUnreachable, NsqError
 from nsqext.lookup.client import LookupClient
-from nsqext.lookup.extended_topics import ExtendedTopics
+from nsqext.lookup.poller import ExtendedTopics
 from tests.support.fake_lookupd import LookupNodes
 
 pytestmark = pytest.mark.anyio

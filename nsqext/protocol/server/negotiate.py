@@ -129,19 +129,15 @@ _SCHEMAS: dict[str, dict[str, Any]] = {
 }
 
 
-def _decode(body: bytes, limits: ServerLimits) -> dict[str, Any]:
-    try:
-        return read_fields(body, _SCHEMAS[limits.generation])
-    except UnreadableFields as error:
-        raise RequestError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from error
-
-
 def negotiate(body: bytes, limits: ServerLimits, settings: ClientSettings) -> None:
     """Apply the JSON body of IDENTIFY to a connection's settings, in the order in which servers check it.
 
     Raises `RequestError` with the server's text (captured: identify_bounds, identify_malformed); always fatal.
     """
-    data = _decode(body, limits)
+    try:
+        data = read_fields(body, _SCHEMAS[limits.generation])
+    except UnreadableFields as error:
+        raise RequestError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from error
     settings.raw = data
     settings.client_id = data.get("client_id") or data.get("short_id", "")
     settings.hostname = data.get("hostname") or data.get("long_id", "")
@@ -156,13 +152,11 @@ def negotiate(body: bytes, limits: ServerLimits, settings: ClientSettings) -> No
         timeout = data.get("output_buffer_timeout", 0)
         _buffer_timeout(settings, limits, 10 if 0 < timeout < 10 else timeout)
     rate = data.get("sample_rate", 0)
-    if not 0 <= rate <= 99:
-        raise RequestError("E_BAD_BODY", f"IDENTIFY sample rate ({rate}) is invalid")
+    _check("sample rate", rate, 0, 99)
     settings.sample_rate = rate
     timeout = data.get("msg_timeout", 0)
-    if timeout and not 1000 <= timeout <= limits.max_msg_timeout * 1000:
-        raise RequestError("E_BAD_BODY", f"IDENTIFY msg timeout ({timeout}) is invalid")
     if timeout:
+        _check("msg timeout", timeout, 1000, limits.max_msg_timeout * 1000)
         settings.msg_timeout = timeout / 1000
     if limits.generation == "ha":
         _tag(settings, data.get("desired_tag", ""))
@@ -173,12 +167,16 @@ def negotiate(body: bytes, limits: ServerLimits, settings: ClientSettings) -> No
     _layers(settings, limits, data)
 
 
+def _check(what: str, value: int, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise RequestError("E_BAD_BODY", f"IDENTIFY {what} ({value}) is invalid")
+
+
 def _heartbeat(settings: ClientSettings, limits: ServerLimits, value: int) -> None:
     if value == -1:
         settings.heartbeat_interval = 0.0
     elif value:
-        if not 1000 <= value <= limits.max_heartbeat_interval * 1000:
-            raise RequestError("E_BAD_BODY", f"IDENTIFY heartbeat interval ({value}) is invalid")
+        _check("heartbeat interval", value, 1000, limits.max_heartbeat_interval * 1000)
         settings.heartbeat_interval = value / 1000
 
 
@@ -191,8 +189,7 @@ def _buffer_size(settings: ClientSettings, limits: ServerLimits, value: int) -> 
     elif value > largest and limits.generation == "ha":
         settings.output_buffer_size = largest
     elif value:
-        if not 64 <= value <= largest:
-            raise RequestError("E_BAD_BODY", f"IDENTIFY output buffer size ({value}) is invalid")
+        _check("output buffer size", value, 64, largest)
         settings.output_buffer_size = value
 
 
@@ -200,8 +197,8 @@ def _buffer_timeout(settings: ClientSettings, limits: ServerLimits, value: int) 
     if value == -1:
         settings.output_buffer_timeout = 0.0
     elif value:
-        if not limits.min_output_buffer_timeout * 1000 <= value <= limits.max_output_buffer_timeout * 1000:
-            raise RequestError("E_BAD_BODY", f"IDENTIFY output buffer timeout ({value}) is invalid")
+        shortest, longest = limits.min_output_buffer_timeout * 1000, limits.max_output_buffer_timeout * 1000
+        _check("output buffer timeout", value, shortest, longest)
         settings.output_buffer_timeout = value / 1000
 
 

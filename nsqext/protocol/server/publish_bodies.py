@@ -91,7 +91,7 @@ def parse_publish(verb: bytes, body: bytes, limits: ServerLimits, target: Target
     if verb == b"PUB_TRACE":
         return [PublishItem(body[_TRACE_SIZE:], _U64.unpack_from(body)[0], traced=True)]
     if verb == b"PUB_EXT":
-        return [_single_ext(body, target)]
+        return [_read_ext(body, target, batch=False)]
     return [PublishItem(body)]
 
 
@@ -125,31 +125,21 @@ def _not_supported(target: Target) -> RequestError:
     return RequestError("E_EXT_NOT_SUPPORT", f"ext content not supported in topic {target.topic}", fatal=False)
 
 
-def _single_ext(body: bytes, target: Target) -> PublishItem:
+def _read_ext(body: bytes, target: Target, *, batch: bool) -> PublishItem:
+    """Return the message of PUB_EXT, or of an item of MPUB_EXT, whose header may be empty and requests no trace."""
     header = _cut_header(body)
-    trace_id, internal = _read(header)
     rest = body[_LENGTH_SIZE + len(header) :]
-    traced = trace_id is not None
+    if batch and not header:
+        return PublishItem(rest)
+    if batch and not (target.extend or target.lenient):
+        raise _not_supported(target)
+    trace_id, internal = _read(header)
+    traced = trace_id is not None and not batch
     if target.extend:
         return PublishItem(rest, trace_id or 0, header, EXT_JSON, traced)
     if not (target.lenient and internal):
         raise _not_supported(target)
     return PublishItem(rest, trace_id or 0, traced=traced)
-
-
-def _batch_ext(body: bytes, target: Target) -> PublishItem:
-    header = _cut_header(body)
-    rest = body[_LENGTH_SIZE + len(header) :]
-    if not header:
-        return PublishItem(rest)
-    if not (target.extend or target.lenient):
-        raise _not_supported(target)
-    trace_id, internal = _read(header)
-    if target.extend:
-        return PublishItem(rest, trace_id or 0, header, EXT_JSON)
-    if not internal:
-        raise _not_supported(target)
-    return PublishItem(rest, trace_id or 0)
 
 
 class BatchReader:
@@ -218,7 +208,7 @@ class BatchReader:
         if self._verb == b"MPUB":
             self.items.append(PublishItem(body))
         elif self._verb == b"MPUB_EXT":
-            self.items.append(_batch_ext(body, self._target))
+            self.items.append(_read_ext(body, self._target, batch=True))
         elif size > _TRACE_SIZE:
             self.items.append(PublishItem(body[_TRACE_SIZE:], _U64.unpack_from(body)[0]))
         else:

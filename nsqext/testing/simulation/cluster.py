@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from attrs import evolve
@@ -139,12 +139,10 @@ class SimulatedCluster:
 
     async def upgrade_topic(self, name: str) -> bool:
         """Turn a topic into an extend topic; return whether the cluster did it."""
-        try:
-            with as_server():
-                self.runtime.upgrade_topic(name)
-        except NsqError:
-            return False
-        return True
+        with suppress(NsqError), as_server():
+            self.runtime.upgrade_topic(name)
+            return True
+        return False
 
     def leader(self, topic: str, partition: int = 0) -> str:
         """Return the name of the node that leads a partition, or led it last."""
@@ -222,12 +220,10 @@ class SimulatedCluster:
 
     async def move_leader(self, topic: str, partition: int, name: str) -> bool:
         """Make another node the leader; return whether the cluster did it."""
-        try:
-            with as_server():
-                await self.runtime.move_leader(topic, partition, name)
-        except NsqError:
-            return False
-        return True
+        with suppress(NsqError), as_server():
+            await self.runtime.move_leader(topic, partition, name)
+            return True
+        return False
 
     async def heal(self) -> None:
         """Start every server, remove every injected fault; return when every partition accepts writes."""

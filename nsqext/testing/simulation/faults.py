@@ -112,18 +112,16 @@ async def _stall(at: Injector, fault: Fault) -> End:
     return lambda: at.network.stalled.discard(client)
 
 
-async def _recreate(at: Injector, fault: Fault) -> End:
-    names = at.cluster.recreated
-    if names:
-        await at.cluster.recreate_topic(names[int(fault.chance * len(names))])
-    return None
+def _change(names_in: Callable[[SimulatedCluster], Sequence[str]], how: Callable[..., Awaitable[bool]]) -> _Begin:
+    """Change a topic of which the scenario allows it."""
 
+    async def begin(at: Injector, fault: Fault) -> End:
+        names = names_in(at.cluster)
+        if names:
+            await how(at.cluster, names[int(fault.chance * len(names))])
+        return None
 
-async def _upgrade(at: Injector, fault: Fault) -> End:
-    names = at.cluster.upgraded
-    if names:
-        await at.cluster.upgrade_topic(names[int(fault.chance * len(names))])
-    return None
+    return begin
 
 
 async def _freeze(at: Injector, fault: Fault) -> End:
@@ -184,7 +182,7 @@ async def _slow(at: Injector, fault: Fault) -> End:
 
 
 async def _slow_node(at: Injector, fault: Fault) -> End:
-    rules = [Rule("delay", "in", seconds=0.1 * fault.chance), Rule("delay", "out", seconds=0.1 * fault.chance)]
+    rules = [Rule("delay", direction, seconds=0.1 * fault.chance) for direction in ("in", "out")]
     faults = at.cluster.runtime.node(fault.target).member.node.faults
     for rule in rules:
         faults.add(rule)
@@ -244,10 +242,6 @@ def _lookup(change: Callable[[Any, Fault], None]) -> _Begin:
     return begin
 
 
-def _slow_answers(lookupd: Any, fault: Fault) -> None:
-    lookupd.delay = fault.chance * 4
-
-
 def _wrong_leaders(lookupd: Any, fault: Fault) -> None:
     """Name another node as the leader of each partition."""
     view = Snapshot(lookupd.view)
@@ -274,8 +268,8 @@ _NODE: dict[str, _Begin] = {
     "separate": _separate,
     "isolate": _isolate,
     "stall": _stall,
-    "recreate": _recreate,
-    "upgrade": _upgrade,
+    "recreate": _change(lambda cluster: cluster.recreated, SimulatedCluster.recreate_topic),
+    "upgrade": _change(lambda cluster: cluster.upgraded, SimulatedCluster.upgrade_topic),
     "terminate": _stop(SimulatedCluster.terminate),
     "freeze": _freeze,
     "move": _move,
@@ -296,7 +290,7 @@ _LOOKUP: dict[str, _Begin] = {
     "lookup_stale": _lookup(lambda lookupd, fault: lookupd.show_snapshot()),
     "lookup_wrong": _lookup(_wrong_leaders),
     "lookup_empty": _lookup(lambda lookupd, fault: lookupd.show_nothing()),
-    "lookup_slow": _lookup(_slow_answers),
+    "lookup_slow": _lookup(lambda lookupd, fault: setattr(lookupd, "delay", fault.chance * 4)),
     "lookup_partition": _blocking("io"),
 }
 KINDS: dict[str, _Begin] = {**_NODE, **_LOOKUP}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -105,17 +106,9 @@ def simulate(
     names = [f"n{number + 1}" for number in range(nodes)], [f"l{number + 1}" for number in range(lookupds)]
     found = []
     for seed in range(1, seeds + 1) if isinstance(seeds, int) else seeds:
-
-        def again(chosen: Sequence[Fault], seed: int = seed) -> Run:
-            return run_seed(
-                *(scenario, seed, chosen),
-                nodes=nodes,
-                lookupds=lookupds,
-                network=network,
-                time_limit=time_limit,
-                disk=disk,
-            )
-
+        again = partial(
+            run_seed, scenario, seed, nodes=nodes, lookupds=lookupds, network=network, time_limit=time_limit, disk=disk
+        )
         run = again(draw_faults(seed, options, *names))
         if run.error is not None:
             raise SimulationFailed(shrink(run, again), getattr(scenario, "__name__", "scenario")) from run.error

@@ -13,7 +13,7 @@ import pytest
 
 from nsqext import Admin, Consumer, Producer, sync
 from nsqext.admin.requests import http_of
-from nsqext.admin.topic_creation import expand_topic
+from nsqext.admin.topic_creation import EXPAND
 from nsqext.errors import InvalidInput, OperationNotSupported, PublishFailed
 from tests.support.cluster import REAL
 from tests.support.messages import finish_all
@@ -135,7 +135,8 @@ async def test_a_partition_without_channel_is_named(cluster_under_test: ClusterU
     ):
         await producer.publish(topic, b"before")
         async with soon_stable(admin, topic):
-            await expand_topic(admin._requests, topic, 2)  # without channels, as another client does
+            # without channels, as another client does
+            await admin._requests.change_settled(EXPAND, {"topic": topic, "partition_num": 2}, topic, bounded=False)
         with anyio.fail_after(240):
             while not await admin._requests.client.lacks_channel(topic, 1):  # noqa: ASYNC110 - registered later
                 await anyio.sleep(0.1)

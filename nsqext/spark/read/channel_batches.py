@@ -6,7 +6,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable
-from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final, Self
 
 import anyio
@@ -14,7 +13,6 @@ import anyio
 from nsqext.admin import Admin
 from nsqext.admin.options import admin_settings
 from nsqext.client.consumer.consumer import Consumer
-from nsqext.client.consumer.handlers.in_flight import touch_due
 from nsqext.client.settings import settings_for
 from nsqext.errors import NsqError, PartitionUnavailable
 from nsqext.protocol.messages import is_text_id
@@ -23,11 +21,8 @@ from nsqext.spark.read.arrow import RowFormat, to_batches
 from nsqext.spark.read.frames import from_messages
 from nsqext.sync.loop import BlockingClient
 from nsqext.sync.mirror import Method
-from nsqext.waits import Wakeup
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     import pyarrow as pa
 
     from nsqext.client.consumer.message import Message
@@ -37,33 +32,23 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
-_clock = time.monotonic
-
 _WAIT = 0.2  # seconds to wait for the first message of a batch
 _SETTLED = 0.5  # seconds without a message after which the depth of the channel is requested
-_TICK = 0.25
 
 
 class ChannelBatches:
     """Holds the messages of batches of a channel in flight until they are completed; an async context manager."""
 
     def __init__(self, options: SourceOptions) -> None:
+        client, topics, self._channel = options.client, tuple(options.topics), options.channel or ""
         self._options = options
         self._limit = options.max_offsets_per_trigger or options.rdy
-        self._received: deque[Message] = deque()
         self._later: list[Message] = []
         self._held: deque[Message] = deque()
         self._number = 0  # of the first held message; offsets refer to it
         self._frozen_at: int | None = None
-        self._error: NsqError | None = None
-        self._wake = Wakeup()
-        own = settings_for(admin_settings(), options.client.reading())
-        self._admin = Admin(options.client.lookupd, **{**own, "node_filter": None})
-        self._consumer: Consumer
-        self._closing = AsyncExitStack()
-
-    def _make_consumer(self) -> Consumer:
-        client = self._options.client
+        own = settings_for(admin_settings(), client.reading())
+        self._admin = Admin(client.lookupd, **{**own, "node_filter": None})
         settings: ConsumerSettings = {
             **client.reading(),
             "max_in_flight": 2 * self._limit,  # the next batch is received while Spark processes the current one
@@ -71,50 +56,31 @@ class ChannelBatches:
             "decompress": False,
             "block_warning": 0,
         }
-        return Consumer(tuple(self._options.topics), self._options.channel or "", client.lookupd, **settings)
+        self._consumer = Consumer(topics, self._channel, client.lookupd, **settings)
+        self._batches = self._consumer.batches(max_count=self._limit, max_wait=0.0)  # touches their messages
 
     async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._admin.aclose)
-            self._consumer = await stack.enter_async_context(self._make_consumer())
-            # after the receiving task has ended: it would keep a message that the server delivers again
-            stack.callback(self._requeue)
-            tasks = await stack.enter_async_context(anyio.create_task_group())
-            stack.callback(tasks.cancel_scope.cancel)
-            self._closing = stack.pop_all()
-        tasks.start_soon(self._receive)
-        tasks.start_soon(self._touch)
+        await self._consumer.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._closing.aclose()
+    async def __aexit__(self, *error: object) -> None:
+        self._give_back()
+        try:
+            await self._consumer.aclose()
+        finally:
+            await self._admin.aclose()
 
-    def _requeue(self) -> None:
-        """Requeue unfinished messages: the original NSQ would keep them in flight until their timeout."""
+    def _give_back(self) -> None:
+        """Answer the messages of incomplete batches: REQ on the original NSQ, which would wait for their timeout.
+
+        The redesigned one delivers them again when their connections end.
+        """
         self._consumer.pause()
-        for message in (*self._held, *self._later, *self._received):
+        for message in (*self._held, *self._later):
             if is_text_id(message.id) and not message.expired:
                 message.requeue_now(0.0, backoff=False)
-        self._held.clear()
-        self._later.clear()
-        self._received.clear()
-
-    async def _receive(self) -> None:
-        try:
-            async for message in self._consumer:
-                late = self._frozen_at is not None and message.timestamp > self._frozen_at
-                (self._later if late else self._received).append(message)
-                self._wake.wake()
-        except NsqError as error:
-            self._error = error
-            self._wake.wake()
-
-    async def _touch(self) -> None:
-        while True:
-            await anyio.sleep(_TICK)
-            touch_due((*self._held, *self._received, *self._later), _clock())
+            elif not message.answered:
+                message.mark_answered()
 
     async def freeze(self) -> None:
         """Exclude messages that are stored from now on, by the clocks of the servers."""
@@ -128,47 +94,45 @@ class ChannelBatches:
         await self.finish(start)
         if not self._held:
             self._number = start
-            await (self._wait(_WAIT) if self._frozen_at is None else self._wait_for_all())
-            while self._received and len(self._held) < self._limit:
-                message = self._received.popleft()
-                if not message.expired:
-                    self._held.append(message)
-        if not self._held and self._error is not None:
-            raise self._error
+            self._held += await (self._next(_WAIT) if self._frozen_at is None else self._next_frozen(self._frozen_at))
         return list(self._held)
 
-    async def _wait_for_all(self) -> None:
-        """Wait for a message that is not excluded, or until the channel has no such message.
+    async def _next(self, seconds: float) -> list[Message]:
+        """Return the next messages as soon as there are some; none after so many seconds."""
+        with anyio.move_on_after(seconds):
+            return list(await anext(self._batches))
+        return []
+
+    async def _next_frozen(self, frozen_at: int) -> list[Message]:
+        """Return the next messages that are not excluded; none if the channel has no such message.
 
         A pause without messages is not sufficient: a message may be in flight on a lost consumer until its timeout. Nor
         are later messages, which may be received over other connections.
         """
         until = anyio.current_time() + self._options.read_timeout
-        while not self._received and self._error is None:
-            await self._wait(_SETTLED)
+        while len(self._later) < 2 * self._limit:
+            found = await self._next(_SETTLED)
+            self._later += [message for message in found if message.timestamp > frozen_at]
+            if wanted := [message for message in found if message.timestamp <= frozen_at]:
+                return wanted
             is_over = anyio.current_time() >= until
             try:
-                count = await unfinished_count(self._admin, self._options.topics, self._options.channel or "")
-                left = count - len(self._later)
+                count = await unfinished_count(self._admin, self._options.topics, self._channel)
             except NsqError:
-                if is_over and not self._received:
+                if is_over:
                     raise
                 continue
-            if left <= 0 or len(self._later) >= 2 * self._limit:
-                return
-            if is_over and not self._received:
+            left = count - len(self._later)
+            if left > 0 and is_over:
                 logger.warning(
                     "the query ends, but the channel %s has %d unfinished messages: other consumers hold them, or they "
                     "are deferred",
-                    self._options.channel,
+                    self._channel,
                     left,
                 )
-                return
-
-    async def _wait(self, seconds: float) -> None:
-        with anyio.move_on_after(seconds):
-            while not self._received and self._error is None:
-                await self._wake.wait()
+            if left <= 0 or is_over:
+                break
+        return []
 
     async def finish(self, number: int) -> None:
         """Finish all messages before a number; the server delivers those again that are not in flight any more."""

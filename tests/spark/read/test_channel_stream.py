@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
+from attrs import evolve
 
 from nsqext import Admin
-from nsqext.broker import Cluster
+from nsqext.broker import Cluster, ClusterOptions
 from nsqext.errors import InvalidInput, LookupFailed
+from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.pyspark_features import HAS_READ_LIMITS
 from nsqext.spark.read import channel_batches
@@ -180,20 +182,20 @@ def test_a_stopped_query_keeps_no_message(original: Cluster, topic: str, monkeyp
         restarted.stop()
 
 
-def test_messages_in_flight_are_touched(original: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish(original, topic, 3)
-    source = reader(original, topic)
-    try:
-        found, _ = read_on(source, source.initialOffset(), 3)
-        assert sorted(found) == [0, 1, 2]
-        holder = source._opened()._original
-        held = list(holder._held)
-        before = [message.received for message in held]
-        later = held[0].owner.msg_timeout * 0.6
-        monkeypatch.setattr(channel_batches, "_clock", lambda: time.monotonic() + later)
-        wait_for(lambda: all(message.received > old for message, old in zip(held, before, strict=True)))
-    finally:
-        source.stop()
+def test_messages_in_flight_are_touched() -> None:
+    limits = evolve(ServerLimits.original(), msg_timeout=1.0)
+    with Cluster(1, generation="nsq", options=ClusterOptions(limits=limits)) as cluster:
+        cluster.create_topic("touched", channels=["spark"])
+        publish(cluster, "touched", 3)
+        source = reader(cluster, "touched")
+        try:
+            found, _ = read_on(source, source.initialOffset(), 3)
+            assert sorted(found) == [0, 1, 2]
+            held = list(source._opened()._original._held)
+            before = [message.received for message in held]
+            wait_for(lambda: all(message.received > old for message, old in zip(held, before, strict=True)))
+        finally:
+            source.stop()
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -17,7 +17,7 @@ import anyio
 import orjson
 
 from nsqext import App, Consumer, Producer
-from nsqext.client.tasks import stop_on_signals
+from nsqext.client.tasks import first_error, stop_on_signals
 from nsqext.errors import InvalidSetting, NsqError
 from nsqext.protocol.identify import KEY_FAILOVER
 
@@ -120,22 +120,23 @@ def main(place: str, number: str, status: str, backend: str, workers: str) -> in
     try:
         app = load_app(place)
         check_order(app, int(workers))
-    except InvalidSetting as error:
+    except Exception as error:
         _configure_logging(number)
-        logger.critical("%s", error)
-        return CANNOT_START
-    except Exception:
-        _configure_logging(number)
-        logger.critical("%s cannot be imported", place, exc_info=True)
+        if isinstance(error, InvalidSetting):
+            logger.critical("%s", error)
+        else:
+            logger.critical("%s cannot be imported", place, exc_info=True)
         return CANNOT_START
     _configure_logging(number)
     options = {"use_uvloop": find_spec("uvloop") is not None} if backend == "asyncio" else {}
     try:
         anyio.run(_serve, app, int(status), backend=backend, backend_options=options)
-    except BaseExceptionGroup as group:
-        return _failed(group)
-    except NsqError as error:
-        return _failed(error)
+    except (BaseExceptionGroup, NsqError) as error:
+        cause = first_error(error) if isinstance(error, BaseExceptionGroup) else error
+        if not isinstance(cause, NsqError):
+            raise
+        logger.critical("%s", cause)
+        return CANNOT_START if isinstance(cause, InvalidSetting) else 1
     return 0
 
 
@@ -146,16 +147,6 @@ def _configure_logging(number: str) -> None:
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT.format(f"worker {number}"))
     for name in ("httpx", "httpcore"):
         logging.getLogger(name).setLevel(logging.WARNING)
-
-
-def _failed(error: BaseException) -> int:
-    from nsqext.client.tasks import first_error
-
-    cause = first_error(error) if isinstance(error, BaseExceptionGroup) else error
-    if not isinstance(cause, NsqError):
-        raise error
-    logger.critical("%s", cause)
-    return CANNOT_START if isinstance(cause, InvalidSetting) else 1
 
 
 if __name__ == "__main__":

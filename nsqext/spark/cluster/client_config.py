@@ -12,14 +12,12 @@ from attrs import field, frozen
 from nsqext.arguments import suggest
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.producer.options import ProducerOptions
-from nsqext.client.settings import consumer_settings, producer_settings, settings_for, shared_settings
+from nsqext.client.settings import consumer_settings, producer_settings, shared_settings
 from nsqext.errors import InvalidSetting
 from nsqext.errors.redaction import is_secret_name
 from nsqext.settings import build, parse
 
 if TYPE_CHECKING:
-    from nsqext.client.consumer.options import ConsumerSettings
-    from nsqext.client.producer.options import ProducerSettings
     from nsqext.settings import Setting
 
 PREFIX = "nsqext."  # prefix of options that are settings of the client
@@ -44,34 +42,25 @@ class ClientConfig:
     )
     timeout: float = 60.0  # seconds in which a request must succeed, leader changes and retries included
 
-    def reading(self) -> ConsumerSettings:
-        """Return the settings of a consumer that reads, as keyword arguments."""
-        values: ConsumerSettings = settings_for(consumer_settings(), self._values())
-        return values
-
-    def writing(self) -> ProducerSettings:
-        """Return the settings of a producer, as keyword arguments."""
-        values: ProducerSettings = settings_for(producer_settings(), self._values())
-        return values
-
-    def producer(self) -> ProducerOptions:
-        """Return the options for publishing."""
-        with _named():
-            return build(ProducerOptions, producer_settings(), dict(self.writing()))
-
-    def consumer(self) -> ConsumerOptions:
-        """Return the options for reading, with those of connections and lookup."""
-        with _named():
-            return build(ConsumerOptions, consumer_settings(), dict(self.reading()))
-
-    def _values(self) -> dict[str, Any]:
-        known = {**consumer_settings(), **producer_settings()}
+    def keywords(self, kind: str) -> Any:
+        """Return the settings of a producer to write, or of a consumer to read, as keyword arguments."""
+        known = producer_settings() if kind == "write" else consumer_settings()
         place = f"option {PREFIX}"
         return {
             name: parse(value, known[name], place) if isinstance(value, str) else value
             for name, value in self.settings.items()
             if name in known
         }
+
+    def producer(self) -> ProducerOptions:
+        """Return the options for publishing."""
+        with _named():
+            return build(ProducerOptions, producer_settings(), self.keywords("write"))
+
+    def consumer(self) -> ConsumerOptions:
+        """Return the options for reading, with those of connections and lookup."""
+        with _named():
+            return build(ConsumerOptions, consumer_settings(), self.keywords("read"))
 
     def check(self, kind: str) -> None:
         """Check the settings."""

@@ -47,10 +47,10 @@ class ChannelBatches:
         self._held: deque[Message] = deque()
         self._number = 0  # of the first held message; offsets refer to it
         self._frozen_at: int | None = None
-        own = settings_for(admin_settings(), client.reading())
-        self._admin = Admin(client.lookupd, **{**own, "node_filter": None})
+        own: ConsumerSettings = client.keywords("read")
+        self._admin = Admin(client.lookupd, **{**settings_for(admin_settings(), own), "node_filter": None})
         settings: ConsumerSettings = {
-            **client.reading(),
+            **own,
             "max_in_flight": 2 * self._limit,  # the next batch is received while Spark processes the current one
             "on_lost": "ignore",
             "decompress": False,

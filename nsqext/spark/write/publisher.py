@@ -51,7 +51,7 @@ class Publisher:
         self._task = task
         # makes the message to publish for a row that cannot be published; None raises the row's error
         self._describe = describe
-        self.producer: Producer = Producer(config.lookupd, **config.writing())
+        self.producer: Producer = Producer(config.lookupd, **config.keywords("write"))
 
     async def publish(self, chunk: Chunk) -> None:
         """Publish a chunk; returns after every message is stored.

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, cast
 from attrs import define, evolve, field
 
 from nsqext.errors import InvalidState, PartitionUnavailable, TopicNotFound
+from nsqext.spark.cluster.admin import Admin
 from nsqext.spark.cluster.node_http import MessagePosition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from nsqext.spark.cluster.admin import Admin
     from nsqext.spark.read.offsets import Key
 
 __all__ = ("FakeAdmin", "Log")
@@ -85,6 +85,9 @@ class FakeAdmin:
         if not found:
             raise TopicNotFound("it does not exist", topic=topic)
         return found
+
+    async def partitions_to_read(self, topic: str, wanted: Iterable[int] | None) -> list[int]:
+        return await Admin.partitions_to_read(self.admin, topic, wanted)
 
     async def is_deleted(self, topic: str) -> bool:
         return not any(name == topic for name, _ in self.logs)

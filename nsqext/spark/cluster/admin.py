@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 import anyio
 from attrs import frozen
 
-from nsqext.errors import InvalidState, NsqError, PartitionUnavailable
+from nsqext.errors import InvalidPartition, InvalidState, NsqError, PartitionUnavailable
 from nsqext.spark.cluster.ephemeral_channel import ephemeral_name, open_ephemeral, setup_mark
 from nsqext.spark.cluster.leader_locator import LeaderLocator
 from nsqext.waits import Doubling, gather
@@ -60,6 +60,19 @@ class Admin:
     async def aclose(self) -> None:
         """Close the connections."""
         await self.leaders.aclose()
+
+    async def partitions_to_read(self, topic: str, wanted: Iterable[int] | None) -> list[int]:
+        """Return the partitions of a topic that a query reads: the wanted ones, which must exist, or all."""
+        existing = await self.leaders.partitions(topic)
+        chosen = sorted(existing if wanted is None else wanted)
+        for partition in chosen:
+            if partition not in existing:
+                raise InvalidPartition(
+                    f"the option assign names a partition that does not exist: the topic has {len(existing)}",
+                    topic=topic,
+                    partition=partition,
+                )
+        return chosen
 
     # Bounds
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 
-from nsqext.errors import InvalidPartition, InvalidState, NsqError, TopicNotFound
+from nsqext.errors import InvalidState, NsqError, TopicNotFound
 from nsqext.spark.read.planning import PartitionState
 from nsqext.waits import gather
 
@@ -60,9 +60,9 @@ class Anchors:
         Creates missing anchors at the start positions; moves all of them there with ``resetChannel``.
         """
         await self._match_topics()
-        by_topic = await gather(self.topics, self._keys)
-        keys = [key for found in by_topic.values() for key in found]
-        self._check_named(keys)
+        read = await gather(self.topics, lambda topic: self._admin.partitions_to_read(topic, self.topics[topic]))
+        self._start_limit.check(read)
+        keys = [(topic, partition) for topic, found in read.items() for partition in found]
         anchors = await gather(keys, lambda key: self._admin.anchor_count(*key, self._channel))
         existing = {key: count for key, count in anchors.items() if count is not None}
         if not self._reset:
@@ -102,18 +102,6 @@ class Anchors:
         if since is None:
             return self._start_limit.first_count(key, bounds, strict=self._strict)
         return max(await self._admin.count_at(*key, since), bounds.start)
-
-    def _check_named(self, keys: Iterable[Key]) -> None:
-        read: dict[str, set[int]] = {}
-        for topic, partition in keys:
-            read.setdefault(topic, set()).add(partition)
-        for topic, wanted in self.topics.items():
-            for partition in wanted or ():
-                if partition not in read.get(topic, ()):
-                    raise InvalidPartition(
-                        "the option assign has a partition that does not exist", topic=topic, partition=partition
-                    )
-        self._start_limit.check(read)
 
     async def create(self, key: Key, count: int) -> None:
         """Create the anchor of a partition that has none; not of a deleted topic without ``failOnDataLoss``."""

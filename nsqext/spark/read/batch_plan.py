@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow.compute as pc
 from attrs import define, evolve
 
-from nsqext.errors import InvalidPartition, InvalidSetting, TopicNotFound
+from nsqext.errors import InvalidSetting, TopicNotFound
 from nsqext.spark.cluster import portal
 from nsqext.spark.cluster.admin import Admin
 from nsqext.spark.cluster.leader_locator import FIRST_CONTACT
@@ -49,7 +49,7 @@ async def plan(options: SourceOptions, pruning: Pruning) -> list[Range]:
             if not matching:
                 raise TopicNotFound(f"no topic matches subscribePattern={options.subscribe_pattern!r}")
             topics = dict.fromkeys(matching)
-        read = await gather(topics, lambda topic: _partitions(admin, topic, topics[topic]))
+        read = await gather(topics, lambda topic: admin.partitions_to_read(topic, topics[topic]))
         for limit in (options.start, options.end):
             limit.check(read)
             for topic, partitions in read.items():
@@ -65,21 +65,6 @@ async def plan(options: SourceOptions, pruning: Pruning) -> list[Range]:
         bounds = await admin.survey(keys)
         found = await gather(keys, lambda key: _plan_one(options, pruning, admin, key, bounds[key]))
     return list(found.values())
-
-
-async def _partitions(admin: Admin, topic: str, wanted: Iterable[int] | None) -> list[int]:
-    existing = await admin.leaders.partitions(topic)
-    if wanted is None:
-        return sorted(existing)
-    chosen = sorted(wanted)
-    for partition in chosen:
-        if partition not in existing:
-            raise InvalidPartition(
-                f"the option assign names a partition that does not exist: the topic has {len(existing)}",
-                topic=topic,
-                partition=partition,
-            )
-    return chosen
 
 
 async def _plan_one(options: SourceOptions, pruning: Pruning, admin: Admin, key: Key, bounds: Bounds) -> Range:

@@ -118,7 +118,7 @@ async def test_a_start_before_the_retained_messages() -> None:
         ({"startingOffsetsByTimestamp": '{"orders": {"0": 50}}'}, InvalidSetting, "has no time for this partition"),
         ({"startingOffsetsByTimestamp": '{"orders": {"0": 1, "1": 1, "2": 1}}'}, InvalidSetting, "that is not read"),
         ({"startingOffsetsByTimestamp": "{}"}, InvalidSetting, "has no time for this partition"),
-        ({"assign": '{"orders": [0, 2]}'}, InvalidPartition, "assign has a partition that does not exist"),
+        ({"assign": '{"orders": [0, 2]}'}, InvalidPartition, "assign names a partition that does not exist"),
     ],
 )
 async def test_invalid_starts_are_refused(given: dict[str, str], kind: type[Exception], text: str) -> None:

@@ -8,7 +8,8 @@ from functools import cache
 import pyarrow as pa
 
 from nsqext.errors import InvalidSetting
-from nsqext.spark.option_values import ALL_COLUMNS, BASE_COLUMNS, Columns
+
+Columns = tuple[str, ...]  # names of columns, in the order of `ALL_COLUMNS`
 
 _TYPES: dict[str, pa.DataType] = {
     "value": pa.binary(),
@@ -24,6 +25,8 @@ _TYPES: dict[str, pa.DataType] = {
     "headers": pa.map_(pa.string(), pa.string()),
     "key": pa.string(),
 }
+ALL_COLUMNS: Columns = tuple(_TYPES)  # with `includeHeaders`
+BASE_COLUMNS: Columns = ALL_COLUMNS[: ALL_COLUMNS.index("headers")]
 _HEADER_ARRAY = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 WRITABLE: Columns = ("value", "topic", "key", "partition", "headers", "trace_id", "tag")

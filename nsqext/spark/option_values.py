@@ -9,22 +9,7 @@ import orjson
 
 from nsqext.protocol.headers import encode_headers
 from nsqext.protocol.names import check_channel, check_partition, check_topic
-
-Columns = tuple[str, ...]  # names of columns, in the order of `ALL_COLUMNS`
-
-BASE_COLUMNS: Columns = (
-    "value",
-    "topic",
-    "partition",
-    "offset",
-    "queue_offset",
-    "timestamp",
-    "message_id",
-    "trace_id",
-    "attempts",
-    "tag",
-)
-ALL_COLUMNS: Columns = (*BASE_COLUMNS, "headers", "key")  # with `includeHeaders`
+from nsqext.spark.columns import ALL_COLUMNS, Columns
 
 
 def read_text(value: str) -> str:

@@ -19,10 +19,8 @@ from nsqext.protocol.headers import IDENTITY_HEADER
 from nsqext.protocol.names import check_topic
 from nsqext.spark.cluster.client_config import PREFIX, ClientConfig, client_settings, misplaced, unknown
 from nsqext.spark.cluster.ephemeral_channel import MARK
+from nsqext.spark.columns import ALL_COLUMNS, BASE_COLUMNS, Columns
 from nsqext.spark.option_values import (
-    ALL_COLUMNS,
-    BASE_COLUMNS,
-    Columns,
     kafka_hint,
     read_assignment,
     read_bool,

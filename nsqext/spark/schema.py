@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from nsqext.errors import InvalidSetting
-from nsqext.spark.columns import arrow_schema, check_written
-from nsqext.spark.option_values import ALL_COLUMNS, BASE_COLUMNS, Columns
+from nsqext.spark.columns import ALL_COLUMNS, BASE_COLUMNS, Columns, arrow_schema, check_written
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -13,7 +13,7 @@ from tests.support.programs import ROOT
 pytest.importorskip("pyspark", exc_type=ImportError)
 
 from nsqext.spark import options, schema
-from nsqext.spark.option_values import ALL_COLUMNS
+from nsqext.spark.columns import ALL_COLUMNS
 
 _PAGE = (ROOT / "docs" / "reference" / "spark.md").read_text(encoding="utf-8")
 _SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", _PAGE, re.MULTILINE | re.DOTALL))

@@ -10,7 +10,7 @@ import trustme
 
 from nsqext.errors import InvalidSetting
 from nsqext.spark.cluster.client_config import ClientConfig
-from nsqext.spark.option_values import ALL_COLUMNS, BASE_COLUMNS
+from nsqext.spark.columns import ALL_COLUMNS, BASE_COLUMNS
 from nsqext.spark.options import SinkOptions, SourceOptions, columns_of
 from nsqext.spark.read.offsets import EARLIEST, LATEST
 from nsqext.spark.read.range_limits import RangeLimit

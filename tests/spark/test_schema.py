@@ -10,8 +10,7 @@ from pyspark.sql.types import IntegerType, MapType, StringType, StructType
 
 from nsqext.errors import InvalidSetting
 from nsqext.spark.cluster.client_config import ClientConfig
-from nsqext.spark.columns import arrow_schema
-from nsqext.spark.option_values import ALL_COLUMNS, BASE_COLUMNS, Columns
+from nsqext.spark.columns import ALL_COLUMNS, BASE_COLUMNS, Columns, arrow_schema
 from nsqext.spark.options import SinkOptions
 from nsqext.spark.pyspark_features import HAS_READ_LIMITS
 from nsqext.spark.read.batch import NsqReader

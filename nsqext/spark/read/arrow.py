@@ -14,8 +14,7 @@ from nsqext.errors import ProtocolError
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER, SIZE_HEADER, decompress_body, is_compressed
 from nsqext.protocol.headers import KEY_HEADER, RESERVED_PREFIX, TAG_HEADER, decode_headers, tag_of
 from nsqext.protocol.messages import EXT_JSON, EXT_TAG, MESSAGE_ID_SIZE
-from nsqext.spark.columns import arrow_schema
-from nsqext.spark.option_values import BASE_COLUMNS, Columns
+from nsqext.spark.columns import BASE_COLUMNS, Columns, arrow_schema
 
 if TYPE_CHECKING:
     from nsqext.spark.options import SourceOptions

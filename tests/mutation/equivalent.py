@@ -435,6 +435,56 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "number + 1",
         "self._largest = 0",
     ): "the first RDY count that is set is 1 or more",
+    (
+        "client/producer/sender.py",
+        "number + 1",
+        "_MOVES = 3  # failures after which even a publish that can use another partition waits before it is retried",
+    ): "the number of attempts without a pause is chosen",
+    (
+        "client/consumer/handlers/dispatcher.py",
+        "number + 1",
+        "_SPARE_READS = 4",
+    ): "the number is chosen",
+    (
+        "client/consumer/handlers/workers.py",
+        "number + 1",
+        "_MOST_NAMED = 3  # messages that a report of a blocked event loop names, at most",
+    ): "the number is chosen",
+    (
+        "client/consumer/subscriptions/key_buckets.py",
+        "number + 1",
+        "_TAKEOVER_LOOKS = 5",
+    ): "the number of looks is chosen",
+    (
+        "client/consumer/subscriptions/key_buckets.py",
+        "number + 1",
+        "_BLOCKED = 5  # looks in a row at a partition that delivers nothing, before that is an error, or is logged",
+    ): "the number of looks is chosen",
+    (
+        "client/consumer/subscriptions/silence.py",
+        "number + 1",
+        "_LIST_FROM = 4  # topics of a service from which on the list of all topics is read, if it is not long",
+    ): "the number of topics is chosen",
+    (
+        "client/consumer/subscriptions/order_check.py",
+        "number + 1",
+        "_id: int = -1",
+    ): "no id is negative",
+    (
+        "client/consumer/subscriptions/order_check.py",
+        "number + 1",
+        "_offset: int = -1",
+    ): "no offset of an ordered subscription is negative",
+    (
+        "client/consumer/subscriptions/rdy_distributor.py",
+        "number + 1",
+        "self._turns += 1",
+    ): "the numbers only have to rise",
+    (
+        "client/consumer/subscriptions/rdy_distributor.py",
+        "number + 1",
+        "found.size = max(mean, found.size + (mean - found.size) / 16)",
+    ): "the weight of a message in the average is chosen",
 }
 """Module, operator and line of code -> why nothing differs."""
 

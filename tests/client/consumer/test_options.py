@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nsqext import ExtFilter, Position
-from nsqext.client.consumer.options import ConsumerOptions, DeliveryOptions
+from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions, DeliveryOptions, FailureOptions
 from nsqext.errors import InvalidInput
 
 
@@ -64,10 +64,113 @@ def test_invalid_settings_are_refused(members: dict[str, Any]) -> None:
         ConsumerOptions(**members)
 
 
-@pytest.mark.parametrize("members", [{"on_lost": "shout"}, {"block_warning": -1}])
-def test_invalid_delivery_options_are_refused(members: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "members"),
+    [
+        (ConsumerOptions, {"tag": "no tag!"}),
+        (ConsumerOptions, {"max_in_flight": 0}),
+        (ConsumerOptions, {"initial_ready": 0}),
+        (ConsumerOptions, {"sample_rate": -1}),
+        (ConsumerOptions, {"queue_position": "yes"}),
+        (ConsumerOptions, {"dispatch": "fair"}),
+        (ConsumerOptions, {"dispatch": "key_failover", "ordered": True}),
+        (ConsumerOptions, {"key_tags": 4}),
+        (ConsumerOptions, {"key_tags": 0}),
+        (ConsumerOptions, {"key_tags": -1, "dispatch": "key_failover"}),
+        (ConsumerOptions, {"msg_timeout": float("nan")}),
+        (ConsumerOptions, {"start": {-1: Position.earliest()}}),
+        (ConsumerOptions, {"max_reconnect_wait": -1}),
+        (ConsumerOptions, {"lookup_timeout": -1}),
+        (ConsumerOptions, {"close_timeout": -1}),
+        (DeliveryOptions, {"on_lost": "shout"}),
+        (DeliveryOptions, {"block_warning": -1}),
+        (DeliveryOptions, {"redelivery_wait": -1}),
+        (DeliveryOptions, {"gap_wait": -1}),
+        (DeliveryOptions, {"max_unpacked_bytes": -1}),
+        (FailureOptions, {"reject_ordered": "yes", "max_attempts": 1}),
+        (FailureOptions, {"requeue_delay": -1}),
+        (FailureOptions, {"max_requeue_delay": -1}),
+        (FailureOptions, {"requeue_jitter": -0.1}),
+        (FailureOptions, {"requeue_jitter": 1}),
+        (FailureOptions, {"max_attempts": -1}),
+        (FailureOptions, {"report_attempts": -1}),
+        (FailureOptions, {"max_attempts": 1, "dead_letter": "no topic!"}),
+        (FailureOptions, {"max_attempts": 1, "dead_letter": 5}),
+        (FailureOptions, {"dead_letter": "dead"}),
+        (FailureOptions, {"reject_ordered": True}),
+        (BackoffOptions, {"mode": "never"}),
+        (BackoffOptions, {"base": 0}),
+        (BackoffOptions, {"max_wait": 0, "mode": "off"}),
+        (BackoffOptions, {"base": 1.0, "max_wait": 1.9}),
+    ],
+)
+def test_other_invalid_settings_are_refused(kind: type, members: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
-        DeliveryOptions(**members)
+        kind(**members)
+
+
+@pytest.mark.parametrize("name", ["tag", "ext_filter"])
+def test_buckets_of_keys_need_the_tags(name: str) -> None:
+    chosen: dict[str, Any] = {name: {"tag": "red", "ext_filter": ExtFilter(1, "a", "b")}[name]}
+    with pytest.raises(InvalidInput, match=f"^{name} and key_tags contradict"):
+        ConsumerOptions(dispatch="key_failover", key_tags=4, **chosen)
+    assert ConsumerOptions(dispatch="key_failover", key_tags=0, **chosen).bucket_count == 0
+    assert ConsumerOptions(dispatch="key_failover", **chosen).bucket_count == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "members"),
+    [
+        (ConsumerOptions, {"sample_rate": 99}),
+        (ConsumerOptions, {"sample_rate": 5, "ordered": False}),
+        (ConsumerOptions, {"msg_timeout": 1}),
+        (ConsumerOptions, {"msg_timeout": 900}),
+        (ConsumerOptions, {"partitions": (0, 5)}),
+        (ConsumerOptions, {"max_in_flight_bytes": 0}),
+        (ConsumerOptions, {"output_buffer_timeout": 1}),
+        (ConsumerOptions, {"output_buffer_timeout": 0}),
+        (ConsumerOptions, {"output_buffer_timeout": None, "output_buffer_size": 64}),
+        (ConsumerOptions, {"output_buffer_timeout": 0.5, "output_buffer_size": 65536}),
+        (ConsumerOptions, {"start": Position.earliest(), "start_existing": True}),
+        (ConsumerOptions, {"start": {0: Position.earliest(), 1: Position.latest()}}),
+        (ConsumerOptions, {"start": _Looked()}),
+        (ConsumerOptions, {"key": "##key"}),
+        (ConsumerOptions, {"key": str}),
+        (ConsumerOptions, {"dispatch": "shared", "ordered": True}),
+        (DeliveryOptions, {"block_warning": 0, "redelivery_wait": 0, "gap_wait": 0, "max_unpacked_bytes": 0}),
+        (FailureOptions, {"requeue_delay": 0, "max_requeue_delay": 0, "requeue_jitter": 0, "report_attempts": 0}),
+        (FailureOptions, {"max_attempts": 1, "dead_letter": "dead", "reject_ordered": True}),
+        (FailureOptions, {"max_attempts": 1, "dead_letter": print}),
+        (BackoffOptions, {"base": 1.0, "max_wait": 2.0}),
+        (BackoffOptions, {"base": 1.0, "max_wait": 1.0, "mode": "off"}),
+    ],
+)
+def test_settings_at_their_limits_are_accepted(kind: type, members: dict[str, Any]) -> None:
+    made = kind(**members)
+    assert {name: getattr(made, name) for name in members} == members
+
+
+def test_what_settings_imply() -> None:
+    def key_of(message: object) -> str:
+        return ""
+
+    shared = {"dispatch": "key_failover"}
+    assert [ConsumerOptions(**each).lanes for each in ({}, {"key": "a"}, shared, {**shared, "key": key_of})] == [
+        None,
+        "a",
+        "##key",
+        key_of,
+    ]
+    assert [ConsumerOptions(**each).keeps_keys_alone for each in ({}, {"key": "a"}, {**shared, "key": "a"})] == [
+        False,
+        True,
+        False,
+    ]
+    assert [ConsumerOptions(**each).bucket_count for each in ({}, shared, {**shared, "key_tags": 4})] == [0, 16, 4]
+    looked = _Looked()
+    assert ConsumerOptions(start=looked).start_positions is looked
+    assert ConsumerOptions(start=looked).start_of(0) is None
+    assert ConsumerOptions(start=Position.latest()).start_positions is None
 
 
 def test_start_for_all_partitions_or_for_each() -> None:

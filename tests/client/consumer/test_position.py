@@ -56,6 +56,7 @@ def test_comparison_with_a_position() -> None:
     assert Position.offset(50).reached_by(make_message(owner)), "offset unknown"
     assert not Position.at(10).reached_by(make_message(owner, timestamp=9_999_999_999))
     assert Position.at(10).reached_by(make_message(owner, timestamp=10_000_000_000))
+    assert not Position.offset(1).reached_by(make_message(owner, offset=0))
     assert Position.earliest().reached_by(make_message(owner))
 
 

@@ -293,3 +293,72 @@ def test_connections_whose_messages_no_other_consumer_receives_never_wait_for_a_
     assert sum(flow.shares(0).values()) == 2
     flow.paused = True
     assert sum(flow.shares(0).values()) == 0
+
+
+def test_what_a_connection_used_to_do_does_not_count_after_it_was_removed() -> None:
+    flow = make(100, 2500)
+    flow._members[0].window = 4
+    flow.shares(0.0)
+    flow.received(0, 4, 4, 4, 0.0)
+    assert len(flow.exhausted) == 1
+    flow.pause(7, paused=True)
+    flow.remove(7)
+    assert len(flow.exhausted) == 1
+    flow.remove(0)
+    assert not flow.exhausted
+
+
+def test_counts_change_when_an_idle_connection_receives_and_not_with_each_message() -> None:
+    flow = make(100, 2500)
+    flow.shares(1000.0)
+    assert [receive(flow, 0, now) for now in (1000.0, 1001.0, 1011.1, 1012.0)] == [True, False, True, False]
+
+
+def test_the_size_of_a_message_is_a_moving_average_that_a_larger_message_raises_at_once() -> None:
+    flow = RdyDistributor[int](10_000, Backoff(BackoffOptions()), max_bytes=100_000)
+    add(flow, 0, 2500)
+    receive(flow, 0, 0.0, size=1000)
+    assert flow.shares(0.0) == {0: 100}
+    receive(flow, 0, 0.0, size=10)
+    assert 100 < flow.shares(0.0)[0] < 110
+    for _ in range(100):
+        receive(flow, 0, 0.0, size=10)
+    assert flow.shares(0.0)[0] > 2000
+    receive(flow, 0, 0.0, size=2000)
+    assert flow.shares(0.0) == {0: 50}
+    receive(flow, 0, 0.0, size=1_000_000)
+    assert flow.shares(0.0) == {0: 1}, "each may have one message"
+
+
+def test_idle_connections_yield_to_busy_ones_only() -> None:
+    flow = RdyDistributor[int](30, Backoff(BackoffOptions()), initial_ready=8)
+    for number in range(3):
+        flow.add(number, 2500, Backoff(BackoffOptions()), 0.0)
+    assert flow.shares(11.0) == {0: 8, 1: 8, 2: 8}, "all are idle"
+    receive(flow, 0, 11.0)
+    flow._members[0].window = 2500
+    assert flow.shares(11.0) == {0: 28, 1: 1, 2: 1}
+    flow.pause(0, paused=True)
+    assert flow.shares(11.0) == {0: 0, 1: 8, 2: 8}, "those that may receive are idle"
+
+
+def test_a_turn_ends_after_a_while_and_earlier_without_messages() -> None:
+    flow = make(1, 2500, 2500)
+    (first,) = [key for key, share in flow.shares(1000.0).items() if share]
+    receive(flow, first, 1000.04)
+    for now in (1000.05, 1000.08):
+        assert flow.shares(now)[first] == 1
+    begun = 1000.0
+    while flow.shares(begun)[first]:
+        receive(flow, first, begun)
+        begun += 0.5
+        assert begun < 1100.0
+    assert flow.shares(begun) == {first: 0, 1 - first: 1}
+    assert flow.shares(begun + 0.9)[1 - first] == 1
+    assert flow.shares(begun + 1.1) == {first: 1, 1 - first: 0}, "it received nothing"
+
+
+def test_no_share_is_above_its_limit() -> None:
+    assert _share_out(7, {0: 3, 1: 10}, {0: 3, 1: 0}) == {0: 3, 1: 4}
+    assert _share_out(6, {0: 3, 1: 10}, {0: 3, 1: 0}) == {0: 3, 1: 3}
+    assert _share_out(9, {0: 3, 1: 3}, {0: 3, 1: 0}) == {0: 3, 1: 3}

@@ -154,19 +154,17 @@ def test_what_settings_imply() -> None:
     def key_of(message: object) -> str:
         return ""
 
-    shared = {"dispatch": "key_failover"}
-    assert [ConsumerOptions(**each).lanes for each in ({}, {"key": "a"}, shared, {**shared, "key": key_of})] == [
+    shared: dict[str, Any] = {"dispatch": "key_failover"}
+    settings: list[dict[str, Any]] = [{}, {"key": "a"}, shared, {**shared, "key": key_of}]
+    assert [ConsumerOptions(**each).lanes for each in settings] == [
         None,
         "a",
         "##key",
         key_of,
     ]
-    assert [ConsumerOptions(**each).keeps_keys_alone for each in ({}, {"key": "a"}, {**shared, "key": "a"})] == [
-        False,
-        True,
-        False,
-    ]
-    assert [ConsumerOptions(**each).bucket_count for each in ({}, shared, {**shared, "key_tags": 4})] == [0, 16, 4]
+    assert [ConsumerOptions(**each).keeps_keys_alone for each in settings] == [False, True, False, False]
+    assert [ConsumerOptions(**each).bucket_count for each in settings] == [0, 0, 16, 16]
+    assert ConsumerOptions(**shared, key_tags=4).bucket_count == 4
     looked = _Looked()
     assert ConsumerOptions(start=looked).start_positions is looked
     assert ConsumerOptions(start=looked).start_of(0) is None

@@ -1,0 +1,565 @@
+"""What a publish does after each kind of failure, with routes, connections and lookup of the test."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from nsqext.client.events import ClientEvents
+from nsqext.client.producer import route as route_module
+from nsqext.client.producer import sender as sender_module
+from nsqext.client.producer.batch import Batch
+from nsqext.client.producer.connection_pool import ConnectionPool
+from nsqext.client.producer.options import ProducerOptions
+from nsqext.client.producer.request import MessageRequest, OutgoingMessage, PublishRequest
+from nsqext.client.producer.route import Route
+from nsqext.client.producer.sender import Sender
+from nsqext.client.trace_log import trace_log
+from nsqext.errors import (
+    ConnectionFailed,
+    ConnectionLost,
+    DeliveryUnknown,
+    ExtendNotSupported,
+    InvalidInput,
+    InvalidPartition,
+    LookupFailed,
+    LookupUnreachable,
+    NotLookupd,
+    NotSent,
+    NsqError,
+    PartitionUnavailable,
+    PublishFailed,
+    TopicNotFound,
+)
+from nsqext.errors.server import BadMessage, NotLeader, PubFailed, PubRefused, TooMuchWaiting
+from nsqext.lookup.partition_map import PartitionMap
+from nsqext.protocol.trace_reply import encode_trace_reply
+from nsqext.transport.options import ConnectionOptions
+from nsqext.types import Address, TopicMeta
+
+if TYPE_CHECKING:
+    from nsqext.client.producer.connection_pool import PooledConnection, PooledNode
+    from nsqext.client.producer.route_table import RouteTable
+    from nsqext.client.producer.settling import Settler
+    from nsqext.types import Receipt
+
+pytestmark = pytest.mark.anyio
+
+Outcome = bytes | NsqError
+
+
+class Connections:
+    """The connections to all nodes: each request has the next outcome; the last one is repeated."""
+
+    def __init__(self, outcomes: list[Outcome]) -> None:
+        self.outcomes = outcomes
+        self.commands: list[tuple[str, bytes, float]] = []
+        self.failures: list[NsqError] = []
+        self.unreachable: list[NsqError] = []
+        self.failed: list[NsqError] = []
+        self.doubts: list[bool] = []
+        self.request: PublishRequest | None = None
+
+    async def connection(self, node: PooledNode) -> PooledConnection:
+        if self.unreachable:
+            raise self.unreachable.pop(0)
+        node.connection = cast("PooledConnection", _Connection(self, node.node))
+        return node.connection
+
+
+class _Connection:
+    def __init__(self, connections: Connections, node: str) -> None:
+        self._connections, self._node = connections, node
+        self.usable, self.local_address, self.in_flight = True, "127.0.0.1:9", 0
+
+    def send_request(self, command: bytes, deadline: float, *, breaks: bool) -> Awaitable[bytes]:
+        return self._send(bytes(command), deadline)
+
+    async def _send(self, command: bytes, deadline: float) -> bytes:
+        made, outcomes = self._connections, self._connections.outcomes
+        made.commands.append((self._node, command, deadline))
+        if made.request is not None:
+            made.doubts.append(made.request.in_doubt)
+        outcome = outcomes.pop(0) if len(outcomes) > 1 else outcomes[0]
+        if isinstance(outcome, NsqError):
+            raise outcome
+        return outcome
+
+    def fail(self, error: NsqError) -> None:
+        self._connections.failed.append(error)
+
+
+class Routes:
+    """The routes of one topic; what is asked of lookup is recorded."""
+
+    def __init__(self, partitions: int, meta: TopicMeta | None = None) -> None:
+        self.leaders = {number: Address(f"n{number}", 1) for number in range(partitions)}
+        self.meta = meta or TopicMeta(partition_num=partitions)
+        self.key_hash = lambda key, count: int(key) % count
+        self.asks_lookup = True
+        self.asked: list[tuple[object, ...]] = []
+        self.answers: list[Any] = []
+        self.upgrades: list[bool] = []
+        self.waits = True
+        self.lacks = False
+        self.known = True
+        self.made = self.renewed()
+
+    def renewed(self) -> Route:
+        pool = ConnectionPool(ConnectionOptions(), ClientEvents())
+        view = PartitionMap("t", meta=self.meta, leaders=self.leaders)
+        self.made = Route("t", view, pool)
+        return self.made
+
+    def current(self, topic: str) -> Route | None:
+        return self.made if self.known else None
+
+    async def find(self, topic: str) -> Route:
+        if self.answers:
+            answer = self.answers.pop(0)
+            if isinstance(answer, NsqError):
+                raise answer
+        return self.made
+
+    async def refresh(self, topic: str, view: PartitionMap | None, partition: int | None) -> None:
+        self.asked.append(("refresh", view is self.made.view, partition))
+
+    def refresh_soon(self, topic: str, view: PartitionMap, partition: int | None) -> None:
+        self.asked.append(("soon", view is self.made.view, partition))
+
+    async def upgraded(self, topic: str, partitions: int = 0) -> bool:
+        self.asked.append(("upgraded", partitions))
+        return self.upgrades.pop(0)
+
+    def waits_for_lookup(self, error: LookupFailed) -> bool:
+        return self.waits
+
+    async def lacks_channel(self, topic: str, partition: int | None) -> bool:
+        self.asked.append(("lacks", partition))
+        return self.lacks
+
+
+class Bench:
+    """A sender, and what surrounds it."""
+
+    def __init__(self, *outcomes: Outcome, partitions: int = 2, meta: TopicMeta | None = None, **settings: Any) -> None:
+        self.routes = Routes(partitions, meta)
+        self.connections = Connections(list(outcomes) or [b"OK"])
+        given = {"timeout": 30.0, "retry_wait": 0.0001, "max_retry_wait": 0.001, **settings}
+        self.options = ProducerOptions(**given)
+        self.sender = Sender(self.options, cast("RouteTable", self.routes), cast("ConnectionPool", self.connections))
+
+    def request(self, **choice: Any) -> MessageRequest:
+        return MessageRequest(self.options, "t", OutgoingMessage(b"x"), **choice)
+
+    async def publish(self, request: PublishRequest | None = None, **choice: Any) -> list[Receipt]:
+        self.connections.request = request = request or self.request(**choice)
+        with anyio.fail_after(20):
+            return await self.sender.publish(request)
+
+    @property
+    def counts(self) -> tuple[int, int, int, int]:
+        found = self.sender.counters
+        return found.stored, found.failed, found.unknown, found.retries
+
+
+def _batch(count: int) -> Batch:
+    return Batch("t", None, [b"x"] * count, 1)
+
+
+async def test_what_is_stored_is_counted() -> None:
+    bench = Bench()
+    sender = bench.sender
+    started = 1000.0
+    (receipt,) = await sender.publish(bench.request(), started)
+    assert (receipt.topic, len(await bench.publish(_batch(3)))) == ("t", 3)
+    assert bench.counts == (4, 0, 0, 0)
+    commands = bench.connections.commands
+    assert sender.counters.bytes_sent == sum(len(command) for _, command, _ in commands)
+    assert commands[0][2] == 1030.0
+    assert bench.connections.doubts == [True]
+    assert bench.connections.request is not None
+    assert not bench.connections.request.in_doubt
+    assert not sender.attempts
+
+
+@pytest.mark.parametrize("key", [b"1", b"0"])
+async def test_a_key_or_a_partition_chooses_the_node(key: bytes) -> None:
+    bench = Bench()
+    number = int(key)
+    assert (await bench.publish(key=key))[0].partition == number
+    assert (await bench.publish(partition=number))[0].partition == number
+    assert {node for node, _, _ in bench.connections.commands} == {f"n{number}:1"}
+    assert {(await bench.publish())[0].partition for _ in range(2)} == {0, 1}
+
+
+async def test_a_closed_producer_sends_nothing() -> None:
+    bench = Bench()
+    bench.sender.close()
+    with pytest.raises(PublishFailed, match="not sent: the producer was closed"):
+        await bench.publish(_batch(3))
+    assert (bench.counts, bench.connections.commands) == ((0, 3, 0, 0), [])
+
+
+async def test_a_publish_that_waits_ends_when_the_producer_closes() -> None:
+    bench = Bench(NotLeader("E_FAILED_ON_NOT_LEADER"), partitions=1, retry_wait=10.0, max_retry_wait=20.0)
+    errors: list[NsqError] = []
+
+    async def publish() -> None:
+        try:
+            await bench.publish(partition=0)
+        except NsqError as error:
+            errors.append(error)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(publish)
+        await anyio.wait_all_tasks_blocked()
+        assert len(bench.sender.attempts) == 1
+        bench.sender.close()
+    (error,) = errors
+    # the single message was refused after it may have been written
+    assert isinstance(error, DeliveryUnknown)
+    assert "before the producer was closed" in error.message
+    assert (bench.counts, bench.sender.attempts) == ((0, 0, 1, 1), set())
+
+
+@pytest.mark.parametrize(
+    ("error", "counts"),
+    [
+        (BadMessage("E_BAD_MESSAGE"), (0, 3, 0, 0)),
+        (InvalidInput("no"), (0, 0, 0, 0)),
+        (ConnectionLost("lost"), (0, 0, 3, 0)),
+    ],
+)
+async def test_what_was_not_stored_is_counted_by_its_error(error: NsqError, counts: tuple[int, ...]) -> None:
+    bench = Bench(error, on_unknown="raise")
+    with pytest.raises(NsqError) as caught:
+        await bench.publish(_batch(3))
+    assert bench.counts == counts
+    assert caught.value.topic == "t"
+    assert not bench.sender.attempts
+
+
+async def test_errors_name_partition_and_node() -> None:
+    bench = Bench(BadMessage("E_BAD_MESSAGE"))
+    with pytest.raises(BadMessage) as caught:
+        await bench.publish(partition=1)
+    assert (caught.value.topic, caught.value.partition, caught.value.node) == ("t", 1, "n1:1")
+    bench = Bench()
+    bench.connections.unreachable = [BadMessage("E_BAD_MESSAGE")]
+    with pytest.raises(BadMessage) as caught:
+        await bench.publish(partition=1)
+    assert (caught.value.topic, caught.value.partition, caught.value.node) == ("t", 1, "n1:1")
+
+
+async def test_a_reply_to_another_command_ends_the_connection() -> None:
+    bench = Bench(b"nonsense")
+    with pytest.raises(DeliveryUnknown, match="nonsense") as caught:
+        await bench.publish(partition=1)
+    (error,) = bench.connections.failed
+    assert (error.topic, error.partition, error.node) == ("t", 1, "n1:1")
+    assert (caught.value.partition, bench.counts) == (1, (0, 0, 1, 0))
+
+
+@pytest.mark.parametrize(("traced", "logged"), [(True, ["nsqext.trace"]), (False, [])])
+async def test_only_while_topics_are_traced_receipts_are_logged(
+    traced: bool, logged: list[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(encode_trace_reply(9, 0, 31, 31) if traced else b"OK")
+    trace_log.on("t")
+    monkeypatch.setattr(trace_log, "active", traced)
+    try:
+        with caplog.at_level(logging.INFO, "nsqext.trace"):
+            await bench.publish(partition=0)
+    finally:
+        trace_log.off()
+    assert [record.name for record in caplog.records] == logged
+
+
+# Retries
+
+
+async def test_a_message_for_any_partition_moves_at_once_and_asks_lookup_meanwhile() -> None:
+    bench = Bench(PubRefused("E_PUB_FAILED"), NotLeader("E_FAILED_ON_NOT_LEADER"), b"OK", partitions=3)
+    request = _batch(1)
+    (receipt,) = await bench.publish(request)
+    nodes = [node for node, _, _ in bench.connections.commands]
+    assert len(set(nodes)) == 3
+    assert receipt.node == nodes[-1]
+    assert bench.counts == (1, 0, 0, 2)
+    moved = int(nodes[1][1])
+    assert ("soon", True, moved) in bench.routes.asked
+    assert not [one for one in bench.routes.asked if one[0] == "refresh"]
+
+
+async def test_a_message_that_has_tried_all_partitions_waits_for_lookup() -> None:
+    bench = Bench(*[NotLeader("E_FAILED_ON_NOT_LEADER")] * 5, b"OK", partitions=2)
+    await bench.publish(_batch(1))
+    assert [one[0] for one in bench.routes.asked] == ["soon", "refresh", "refresh", "refresh", "refresh"]
+    assert bench.counts == (1, 0, 0, 5)
+
+
+async def test_a_message_that_may_move_waits_after_some_failures() -> None:
+    bench = Bench(*[NotLeader("E_FAILED_ON_NOT_LEADER")] * 5, b"OK", partitions=9)
+    await bench.publish(_batch(1))
+    assert [one[0] for one in bench.routes.asked] == ["soon", "soon", "soon", "refresh", "refresh"]
+
+
+@pytest.mark.parametrize(
+    ("error", "partition"),
+    [(NotLeader("E_FAILED_ON_NOT_LEADER"), 1), (ConnectionFailed("down"), 1), (TooMuchWaiting("E_PUB_TOO"), None)],
+)
+async def test_a_chosen_partition_waits_for_lookup(error: NsqError, partition: int | None) -> None:
+    bench = Bench(error, b"OK")
+    request = Batch("t", 1, [b"x"], 1)
+    await bench.publish(request)
+    asked = [one for one in bench.routes.asked if one[0] == "refresh"]
+    assert asked == ([("refresh", True, partition)] if error.refresh_lookup else [])
+    assert [node for node, _, _ in bench.connections.commands] == ["n1:1", "n1:1"]
+    assert bench.counts == (1, 0, 0, 1)
+
+
+async def test_a_node_without_partitions_is_no_partition_whose_leader_moved() -> None:
+    bench = Bench(ConnectionFailed("down"), b"OK", partitions=0)
+    view = PartitionMap("t", meta=TopicMeta(), leaders={}, nodes=(Address("n", 1),))
+    bench.routes.made = Route("t", view, ConnectionPool(ConnectionOptions(), ClientEvents()))
+    await bench.publish()
+    assert [one for one in bench.routes.asked if one[0] == "refresh"] == [("refresh", True, None)]
+
+
+async def test_an_unknown_outcome_that_is_raised_asks_lookup_for_the_next_publish() -> None:
+    bench = Bench(NotLeader("E_FAILED_ON_NOT_LEADER"), on_unknown="raise")
+    with pytest.raises(DeliveryUnknown):
+        await bench.publish(partition=1)
+    assert bench.routes.asked == [("soon", True, 1)]
+    for error in (BadMessage("E_BAD_MESSAGE"), PubFailed("E_PUB_FAILED")):
+        bench = Bench(error, on_unknown="raise")
+        with pytest.raises(NsqError):
+            await bench.publish(partition=1)
+        assert bench.routes.asked == []
+
+
+async def test_a_node_that_refused_is_avoided_and_one_that_cannot_be_reached_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(route_module, "_clock", lambda: now)
+    for error, rests in ((PubRefused("E_PUB_FAILED"), True), (BadMessage("E_BAD"), False), (NotSent("x"), False)):
+        bench = Bench(error, b"OK")
+        with suppress(BadMessage):
+            await bench.publish(_batch(1))
+        assert any(target.rest_until for target in bench.routes.made.targets) is rests
+
+
+async def test_the_extend_support_of_a_topic_is_looked_up_once() -> None:
+    bench = Bench()
+    bench.routes.upgrades = [False]
+    request = MessageRequest(bench.options, "t", OutgoingMessage(b"x", tag="a"))
+    with pytest.raises(ExtendNotSupported):
+        await bench.publish(request)
+    assert bench.routes.asked == [("upgraded", 0)]
+    bench = Bench()
+    bench.routes.upgrades = [True]
+    bench.routes.meta = TopicMeta(2, extend_support=True)
+    outdated, bench.routes.made = bench.routes.made, bench.routes.renewed()
+    bench.routes.current = lambda topic: outdated  # type: ignore[method-assign]
+    request = MessageRequest(bench.options, "t", OutgoingMessage(b"x", tag="a"))
+    assert len(await bench.publish(request)) == 1
+
+
+async def test_partitions_that_were_added_are_looked_up() -> None:
+    bench = Bench(partitions=2)
+    bench.routes.upgrades = [False]
+    with pytest.raises(InvalidPartition):
+        await bench.publish(partition=2)
+    assert bench.routes.asked == [("upgraded", 3)]
+
+
+async def test_a_key_that_leads_to_no_partition_is_refused() -> None:
+    bench = Bench(partitions=2)
+    bench.routes.key_hash = lambda key, count: 7
+    with pytest.raises(InvalidPartition):
+        await bench.publish(key=b"k")
+    assert bench.routes.asked == []
+
+
+async def test_a_partition_without_leader_says_that_it_has_no_channel() -> None:
+    bench = Bench(timeout=0.1)
+    del bench.routes.leaders[1]
+    bench.routes.renewed()
+    bench.routes.lacks = True
+    with pytest.raises(PublishFailed, match="the partition has no channel") as caught:
+        await bench.publish(partition=1)
+    assert caught.value.partition == 1
+    assert isinstance(caught.value.attempts[0], PartitionUnavailable)
+    looked = [number for number, one in enumerate(bench.routes.asked) if one == ("lacks", 1)]
+    refreshed = [one for one in bench.routes.asked if one[0] == "refresh"]
+    assert 1 <= len(looked) <= 1 + len(refreshed) // 6
+    bench = Bench(timeout=0.05)
+    del bench.routes.leaders[1]
+    bench.routes.renewed()
+    with pytest.raises(PublishFailed, match="no leader at the moment"):
+        await bench.publish(partition=1)
+
+
+async def test_a_topic_that_lookup_does_not_answer_for_is_awaited_while_that_makes_sense() -> None:
+    bench = Bench()
+    bench.routes.known = False
+    bench.routes.answers = [LookupUnreachable("x"), LookupUnreachable("x"), None]
+    assert len(await bench.publish()) == 1
+    assert bench.counts == (1, 0, 0, 2)
+    bench.routes.answers, bench.routes.waits = [LookupUnreachable("x")], False
+    with pytest.raises(LookupUnreachable):
+        await bench.publish()
+    assert bench.counts == (1, 1, 0, 2)
+
+
+async def test_a_publish_fails_when_its_time_is_over() -> None:
+    bench = Bench(NotLeader("E_FAILED_ON_NOT_LEADER"), timeout=0.05)
+    with pytest.raises(PublishFailed, match=r"not stored within 0\.05 s; last error: ") as caught:
+        await bench.publish(_batch(2))
+    assert len(caught.value.attempts) > 1
+    assert bench.counts[:3] == (0, 2, 0)
+
+
+async def test_the_time_of_a_publish_begins_with_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender_module, "_clock", lambda: 1000.0)
+    bench = Bench(NotLeader("E_FAILED_ON_NOT_LEADER"), timeout=5.0)
+    with anyio.fail_after(2), pytest.raises(PublishFailed, match="not stored within 5 s"):
+        await bench.sender.publish(_batch(2), 994.9)
+
+
+async def test_an_attempt_that_failed_before_counts_with_the_others() -> None:
+    bench = Bench(b"OK")
+    route = bench.routes.made
+    target = route.partitions[0]
+    failure = PubRefused("E_PUB_FAILED")
+    receipt = await bench.sender.publish_again(bench.request(), sender_module._clock(), route, target, failure)
+    assert receipt.partition == 1, "another one than the one that refused"
+    assert (failure.topic, failure.partition, failure.node) == ("t", 0, "n0:1")
+    assert target.rest_until > 0
+    assert bench.counts == (1, 0, 0, 1)
+
+
+# Waiting for lookup
+
+
+async def _no(errors: list[NsqError]) -> str:
+    if errors:
+        raise errors.pop(0)
+    return "found"
+
+
+async def test_lookup_is_asked_until_it_answers() -> None:
+    sender = Bench().sender
+    errors: list[NsqError] = [PartitionUnavailable("x"), LookupUnreachable("x")]
+    with anyio.fail_after(5):
+        assert await sender.wait_for_lookup(lambda: _no(errors)) == "found"
+    assert not sender.attempts
+
+
+@pytest.mark.parametrize("retry", [True, False])
+async def test_the_first_error_of_lookup_is_raised_without_a_retry(retry: bool) -> None:
+    sender = Bench().sender
+    errors: list[NsqError] = [PartitionUnavailable("first"), NotLookupd("second")]
+    cast("Routes", sender.routes).waits = False
+    with anyio.fail_after(5), pytest.raises(NsqError) as caught:
+        await sender.wait_for_lookup(lambda: _no(errors), retry=retry)
+    assert type(caught.value) is (NotLookupd if retry else PartitionUnavailable)
+    assert not sender.attempts
+
+
+async def test_other_errors_than_those_of_lookup_are_raised_at_once() -> None:
+    sender = Bench().sender
+    with anyio.fail_after(5), pytest.raises(TopicNotFound):
+        cast("Routes", sender.routes).answers = [TopicNotFound("x")]
+        cast("Routes", sender.routes).waits = False
+        await sender.wait_for_route("t", sender_module._clock())
+
+
+async def test_the_wait_for_lookup_ends_with_the_time_of_the_publish() -> None:
+    bench = Bench(timeout=0.05)
+    endless: list[NsqError] = [PartitionUnavailable("no leader")] * 100_000
+    for started in (None, sender_module._clock() - 0.04):
+        with anyio.fail_after(5), pytest.raises(PublishFailed, match=r"within 0\.05 s; last error: no leader"):
+            await bench.sender.wait_for_lookup(lambda: _no(endless), started)
+    bench = Bench(timeout=1000.0)
+    with anyio.fail_after(5), pytest.raises(PublishFailed, match="within 1000 s"):
+        await bench.sender.wait_for_lookup(lambda: _no(endless), sender_module._clock() - 1000.1)
+
+
+# Settling
+
+
+class Settling:
+    """Answers what became of publishes of unknown outcome."""
+
+    def __init__(self, *answers: list[Any] | None) -> None:
+        self.answers = list(answers)
+        self.sent: list[int] = []
+        self.acknowledged = 0
+
+    def sending(self, request: PublishRequest, target: Any, connection: Any) -> None:
+        self.sent.append(target.partition)
+
+    def stored(self, receipts: list[Any]) -> None:
+        self.acknowledged += len(receipts)
+
+    async def settle(self, request: PublishRequest, unknown: DeliveryUnknown) -> list[Any] | None:
+        await anyio.lowlevel.checkpoint()
+        return self.answers.pop(0)
+
+
+def _settling(bench: Bench, *answers: list[Any] | None) -> Settling:
+    settling = Settling(*answers)
+    bench.sender.settler = cast("Settler", settling)
+    return settling
+
+
+async def test_what_the_log_contains_is_not_sent_again() -> None:
+    bench = Bench(ConnectionLost("lost"), on_unknown="raise")
+    found = [bench.routes.made.partitions[0].receipt] * 2
+    settling = _settling(bench, found)
+    assert await bench.publish(_batch(2)) == found
+    assert (bench.counts, len(bench.connections.commands), settling.acknowledged) == ((2, 0, 0, 0), 1, 0)
+
+
+async def test_what_the_log_does_not_contain_is_sent_again() -> None:
+    bench = Bench(ConnectionLost("lost"), b"OK", on_unknown="raise")
+    settling = _settling(bench, None)
+    assert len(await bench.publish(_batch(2))) == 2
+    assert (bench.counts[:3], len(bench.connections.commands), settling.acknowledged) == ((2, 0, 0), 2, 2)
+    assert bench.routes.asked[-1] == ("refresh", True, None)
+    assert len(settling.sent) == 2
+
+
+async def test_what_is_not_stored_in_time_was_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(ConnectionLost("lost"), on_unknown="raise", timeout=5.0)
+    _settling(bench, None)
+    started = sender_module._clock()
+    times = iter([started])
+    monkeypatch.setattr(sender_module, "_clock", lambda: next(times, started + 5.0))
+    with pytest.raises(PublishFailed, match="its log does not contain it"):
+        await bench.publish(_batch(2))
+    assert bench.counts == (0, 2, 0, 0)
+
+
+async def test_a_closed_producer_does_not_search_the_log() -> None:
+    bench = Bench(ConnectionLost("lost"), on_unknown="raise")
+    settling = _settling(bench, [])
+    request = _batch(2)
+
+    def sending(request: PublishRequest, target: Any, connection: Any) -> None:
+        bench.sender.closed = True
+
+    settling.sending = sending  # type: ignore[method-assign]
+    with pytest.raises(DeliveryUnknown):
+        await bench.publish(request)
+    assert settling.answers == [[]]
+    assert not bench.sender.attempts

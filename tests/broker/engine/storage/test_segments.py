@@ -229,7 +229,7 @@ def test_a_kill_while_a_damaged_file_is_split(tmp_path: Path, monkeypatch: pytes
         raise Killed
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr("nsqext.broker.engine.storage.segment_files.write_atomically", write)
+        patch.setattr("nsqext.broker.engine.storage.files.write_atomically", write)
         Bench(data_path=tmp_path, disk=SMALL)
     log, recovery = _recovered(tmp_path)
     assert (recovery.messages, recovery.lost_messages, log.end_offset) == (5, 1, 192)

@@ -92,10 +92,6 @@ class Connection:
         """What ended the connection; None until then."""
         return self.protocol.error
 
-    def forget_notices(self) -> None:
-        """Discard rejections of FIN, REQ and TOUCH."""
-        self.protocol.notices.clear()
-
     @property
     def in_flight(self) -> int:
         """Number of requests whose response is awaited."""
@@ -489,9 +485,11 @@ class Connection:
 
         Fails expired requests, and closes the connection when no response was received, or nothing could be sent, for
         longer than the request timeout, or when nothing at all was received for more than two heartbeat intervals.
+        Rejections of FIN, REQ and TOUCH that were received before are forgotten.
         """
         if self.closed:
             return
+        self.protocol.notices.clear()
         self._receive_overdue()
         if self._rest and not self._draining:
             self._continue_sending()

@@ -251,7 +251,6 @@ class ConnectionPool:
             if not idle and node.wanted and not connection.busy:
                 continue
             connection.tick()
-            connection.forget_notices()  # rejections of FIN, REQ and TOUCH, which a producer never sends
             if not connection.in_flight and not (node.wanted and connection.usable):
                 self._ended(node)
 

@@ -138,9 +138,6 @@ class HttpConnection:
     def tick(self) -> None:
         """Do nothing: requests have timeouts of their own, and there are no heartbeats."""
 
-    def forget_notices(self) -> None:
-        """Do nothing: there are no notices."""
-
     def fail(self, error: NsqError) -> None:
         """Send no further requests; those that were sent still receive their responses."""
         self.error = self.error or error

@@ -126,7 +126,7 @@ class LogSearch:
             await self._metadata.channels.move(http, self._topic, self._partition, channel, position)
             await self._read(reader, http)
         finally:
-            reader.abort()
+            reader.end()
 
     def _begin(self, start: int) -> int:
         """Return the offset to begin with at a leader, whose log begins at ``start``; the end if nothing is new."""

@@ -145,7 +145,7 @@ class Admin:
         try:
             return await self._poll(leader, topic, partition, wanted, patience)
         finally:
-            reader.abort()
+            reader.end()
 
     async def _poll(self, leader: Leader, topic: str, partition: int, wanted: int, seconds: float) -> PartitionStats:
         """Ask until ``wanted`` messages are committed, fewer are written, or the time is over."""

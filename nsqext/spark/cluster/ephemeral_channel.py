@@ -60,7 +60,7 @@ async def open_ephemeral(
     consumer = evolve(_CONSUMER, connection=options)
     request = SubscribeRequest(topic, channel, partition, leader.tcp, meta, None, consumer)
     try:
-        return await PartitionReader.open(request, _READ_SIZE)
+        return await PartitionReader.open(request, read_size=_READ_SIZE)
     except ChannelNotRegistered as error:
         error.hint = "the topic accepts registered channels only: use readMode=channel with one of them"
         raise

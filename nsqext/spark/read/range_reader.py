@@ -139,7 +139,7 @@ class RangeReader:
                 await self._read(reader)
             finally:
                 self._reader = None
-                reader.abort()
+                reader.end()
         except NsqError as error:
             if not self._reassembler.done:
                 self._admin.leaders.distrust(topic, partition, leader)
@@ -195,7 +195,7 @@ class RangeReader:
         stall = min(_STALL, self._timeout / 2)
         while True:
             await anyio.sleep(min(_TICK, stall))
-            reader.tick()  # the errors that it returns are about FIN of messages that were delivered twice
+            reader.tick()
             now = _clock()
             if self._paused:
                 since = self._progress = now
@@ -220,7 +220,7 @@ class RangeReader:
         if self._reassembler.done:
             self._blocks.close()
             self._wake.wake()
-            reader.abort()
+            reader.end()
             return
         if self._blocks.full and not self._paused:
             self._paused = True

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import anyio
 from attrs import define, evolve, field, frozen
 
-from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
 from nsqext.client.consumer.subscriptions.subscription import Subscription
 from nsqext.dispatch.buckets import bucket_tags, count_of_tag, plan_moves, shared_tag
 from nsqext.errors import InvalidSetting, NsqError
@@ -122,7 +121,7 @@ class KeyBuckets:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._share, tasks)
             try:
-                await self._member.read()
+                await self._member.receive()
             except NsqError as error:
                 reason = error
             tasks.cancel_scope.cancel()
@@ -227,8 +226,9 @@ class KeyBuckets:
         group = self._context.group
         subscription: Subscription | None = None
         try:
-            reader = await PartitionReader.open(request)
-            subscription = Subscription(reader, self._context.deliver, group, group.backoff)
+            subscription = await Subscription.open(
+                request, deliver=self._context.deliver, monitor=group, backoff=group.backoff
+            )
             if await self._is_alone(tag):
                 self._claiming.discard(tag)
                 self._owned[tag] = bucket = _Bucket(subscription)
@@ -259,7 +259,7 @@ class KeyBuckets:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._request_messages, bucket)
             try:
-                await subscription.read()
+                await subscription.receive()
             except NsqError as error:
                 reason = None if subscription.stopped else error
             tasks.cancel_scope.cancel()

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import logging
 from math import inf
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
-from nsqext.errors import NsqError, ProtocolError
+from nsqext.errors import NsqError
 from nsqext.protocol.client.commands import CLS, rdy, sub
 from nsqext.protocol.messages import decode_into
 from nsqext.transport.handshake import open_connection, subscribe
@@ -70,11 +70,14 @@ class PartitionReader:
         """Set when CLS was acknowledged, or is not awaited any more; None before CLS."""
 
     @classmethod
-    async def open(cls, request: SubscribeRequest, read_size: int = _READ_SIZE) -> Self:
+    async def open(cls, request: SubscribeRequest, *, read_size: int = _READ_SIZE, **members: Any) -> Self:
         """Connect and subscribe; cancellation closes the connection.
 
         A request that shares keys by the server's dispatch becomes one by tags where the server does not have it.
-        ``read_size``: bytes that one read takes at most.
+
+        Args:
+            read_size: bytes that one read takes at most.
+            members: further arguments of a derived class.
         """
         connection: Connection | None = None
         try:
@@ -96,7 +99,7 @@ class PartitionReader:
                 raise
             reason = request.explain(error)
             raise _located(reason, request) from reason.__cause__
-        return cls(request, connection, negotiated)
+        return cls(request, connection, negotiated, **members)
 
     def decode(self, message: RawMessage, data: bytes) -> None:
         """Fill a message from the data of a frame; raises ProtocolError."""
@@ -140,34 +143,16 @@ class PartitionReader:
         except NsqError as error:
             raise _located(error, self.request) from error.__cause__
 
-    def flooded(self, in_flight: int) -> None:
-        """End the connection, because more than ``most_in_flight`` messages are neither answered nor timed out."""
-        self.fail(
-            ProtocolError(
-                f"the server sent {in_flight} messages that were not answered, with RDY {self.ready}; "
-                f"RDY was never above {self._largest}",
-                node=self.node,
-                hint="the server ignores RDY; the connection is closed to bound memory",
-            )
-        )
-
-    def tick(self) -> list[str]:
-        """Answer heartbeats, detect a silent server, and return errors about FIN, REQ and TOUCH since the last call.
+    def tick(self) -> None:
+        """Answer heartbeats, and detect a silent server.
 
         Call it a few times a second while messages are in flight, otherwise a few times per heartbeat interval.
         """
-        connection = self._connection
-        connection.tick()
-        notices = connection.protocol.notices
-        if not notices:
-            return []
-        texts = [str(notice) for notice in notices]
-        notices.clear()
-        return texts
+        self._connection.tick()
 
     @property
     def silence_due(self) -> float:
-        """When a heartbeat will be missing, or the connection ends for want of them; infinity without heartbeats."""
+        """When `tick` has to be called, unless anything is received until then; infinity without heartbeats."""
         received, interval = self._connection.received_at, self._connection.heartbeat_interval
         if not interval:
             return inf
@@ -175,21 +160,17 @@ class PartitionReader:
         return received + (interval + _HEARTBEAT_LATE if missing else 2 * interval + _HEARTBEAT_LATE) + _PAST_DUE
 
     def misses_heartbeat(self, now: float) -> bool:
-        """Return, once in a silence, whether the server is silent for longer than a heartbeat interval."""
+        """Return, once in a silence, whether the server is silent for longer than a heartbeat interval.
+
+        A topic that was upgraded to extend sends neither messages nor heartbeats to old consumers (captured:
+        upgrade_ext).
+        """
         connection = self._connection
         received, interval = connection.received_at, connection.heartbeat_interval
         if not interval or now - received <= interval + _HEARTBEAT_LATE or received == self._silent_since:
             return False
         self._silent_since = received
         return True
-
-    def may_be_ended(self, now: float) -> bool:
-        """Return whether nothing was received, and so no heartbeat answered, for nearly as long as the server waits.
-
-        It ends a connection on which it reads nothing for three heartbeat intervals (captured: heartbeat).
-        """
-        interval = self._connection.heartbeat_interval
-        return interval > 0 and now - self._connection.received_at > 2.5 * interval
 
     # Ending
 
@@ -203,17 +184,12 @@ class PartitionReader:
         """Whether the connection is open and has no error."""
         return self._connection.usable
 
-    @property
-    def local_address(self) -> str:
-        """``host:port`` of this end; empty after the end."""
-        return self._connection.local_address
-
     def fail(self, error: NsqError) -> None:
         """End the connection because of an error, which `read` raises."""
         self._connection.protocol.fail(error)
         self._connection.close()
 
-    async def stop(self, timeout: float = _CLOSE_TIMEOUT) -> None:
+    async def stop(self) -> None:
         """Send what is pending, and wait until the server has acknowledged CLS: it sends no more messages.
 
         Does not raise. The server still accepts answers (captured: cls). While another task waits, what is pending is
@@ -223,7 +199,7 @@ class PartitionReader:
             return
         try:
             self.flush()
-            with anyio.move_on_after(timeout):
+            with anyio.move_on_after(_CLOSE_TIMEOUT):
                 if self._closing is not None:
                     await self._closing.wait()
                 else:
@@ -232,12 +208,12 @@ class PartitionReader:
         except NsqError as error:
             logger.debug("connection ended before CLS was acknowledged: %s", error)
 
-    async def close(self, timeout: float = _CLOSE_TIMEOUT) -> None:
+    async def close(self) -> None:
         """Stop as `stop` does, and close the connection. Cancellation closes it at once."""
         try:
-            await self.stop(timeout)
+            await self.stop()
         finally:
-            self.abort()
+            self.end()
 
     async def _send_cls(self) -> None:
         self._closing = closing = anyio.Event()
@@ -247,7 +223,7 @@ class PartitionReader:
         finally:
             closing.set()
 
-    def abort(self) -> None:
+    def end(self) -> None:
         """Close the connection at once. May be called again."""
         self._connection.close()
 

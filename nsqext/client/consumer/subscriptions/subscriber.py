@@ -14,7 +14,6 @@ from attrs import evolve
 from nsqext.client.consumer.subscriptions.assignment import Assignment, Key, SubscriberContext
 from nsqext.client.consumer.subscriptions.backoff import Backoff
 from nsqext.client.consumer.subscriptions.key_buckets import BucketWatch, KeyBuckets
-from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
 from nsqext.client.consumer.subscriptions.seek import ChannelSeeker
 from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
 from nsqext.client.consumer.subscriptions.subscription import Subscription
@@ -325,8 +324,9 @@ class Subscriber:
         reason: NsqError | None = None
         try:
             await self.seeker.apply_start(assignment, view, address)
-            reader = await PartitionReader.open(request)
-            subscription = Subscription(reader, self._context.deliver, group, backoff)
+            subscription = await Subscription.open(
+                request, deliver=self._context.deliver, monitor=group, backoff=backoff
+            )
             assignment.opened += 1
             subscription.number = assignment.opened
             await self.seeker.move(assignment, subscription, view)
@@ -342,7 +342,7 @@ class Subscriber:
             if subscription.key_sharing is KeySharing.TAGS:
                 await self._share_keys(assignment, subscription, view)
             else:
-                await subscription.read()
+                await subscription.receive()
         except NsqError as error:
             stopped = subscription is not None and subscription.stopped
             reason = None if stopped else self._heeded(error, request)

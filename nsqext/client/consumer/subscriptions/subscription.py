@@ -13,9 +13,10 @@ from nsqext.client.consumer.handler_signals import MAX_DELAY
 from nsqext.client.consumer.message import InFlightCount, Message
 from nsqext.client.consumer.subscriptions.early_messages import DELAYED_MARK
 from nsqext.client.consumer.subscriptions.order_check import OrderCheck
+from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
 from nsqext.client.trace_log import trace_log
 from nsqext.dispatch.buckets import KeySharing
-from nsqext.errors import ConnectionLost, MessageNotInFlight, NsqError
+from nsqext.errors import ConnectionLost, MessageNotInFlight, NsqError, ProtocolError
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER
 from nsqext.protocol.client.commands import req, touch
 from nsqext.protocol.messages import decode_into
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.subscriptions.backoff import Backoff
     from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
-    from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
     from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
+    from nsqext.protocol.identify import Negotiated
+    from nsqext.transport.connection import Connection
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
@@ -65,59 +67,23 @@ class SubscriptionMonitor(Protocol):
         """Distribute RDY again, because the state of a backoff changed."""
 
 
-class Subscription:
+class Subscription(PartitionReader):
     """A subscription to one partition, for as long as its connection lasts; owns the messages received over it."""
-
-    __slots__ = (
-        "_counts",
-        "_deliver",
-        "_keeps_early",
-        "_monitor",
-        "_order",
-        "_pending",
-        "_reader",
-        "_recorded",
-        "backoff",
-        "horizon",
-        "ignore_lost",
-        "in_flight",
-        "in_order",
-        "key_sharing",
-        "limited",
-        "live",
-        "max_msg_timeout",
-        "max_ready",
-        "moved",
-        "msg_timeout",
-        "node",
-        "number",
-        "partition",
-        "ready",
-        "received",
-        "received_at",
-        "received_bytes",
-        "request",
-        "requeued",
-        "start",
-        "stopped",
-        "taking_over",
-        "timed_out",
-        "topic",
-    )
 
     def __init__(
         self,
-        reader: PartitionReader,
+        request: SubscribeRequest,
+        connection: Connection,
+        negotiated: Negotiated,
+        *,
         deliver: Callable[[list[Message]], None],
         monitor: SubscriptionMonitor,
         backoff: Backoff,
     ) -> None:
-        self.request: SubscribeRequest = reader.request
-        request = reader.request
+        super().__init__(request, connection, negotiated)
         self.key_sharing: KeySharing = request.key_sharing
         self.topic: str = request.topic
         self.partition: int = request.partition
-        self.node: str = reader.node
         self.in_order: bool = request.ordered
         self.backoff: Backoff = backoff  # of the consumer, or of this connection alone
         self.in_flight: int = 0  # messages that were received and neither answered nor timed out
@@ -132,10 +98,6 @@ class Subscription:
         self.horizon: float = float("-inf")
         """Messages received before this time are not in flight any more: timed out, or the connection was closed."""
         self.ignore_lost: bool = request.options.delivery.on_lost == "ignore"
-        self.max_ready: int = reader.max_ready
-        self.msg_timeout: float = reader.msg_timeout
-        self.max_msg_timeout: float = reader.max_msg_timeout
-        self.ready: int = 0
         self.number: int = 1  # which of the subscriptions to its partition that were opened, counted from 1
         self.moved: bool = False  # whether the channel was moved on this subscription
         self.taking_over: bool = False
@@ -146,8 +108,6 @@ class Subscription:
         self._monitor = monitor  # what it reports to
         self._order = OrderCheck(request.options.failure.report_attempts) if request.ordered else None
         self._recorded = (0, 0)  # what `take_unrecorded` has returned so far
-        self._pending: list[bytes] = reader.pending
-        self._reader = reader  # the connection
         # on a key_failover channel, later messages of its key wait for a message that was requeued
         self._keeps_early = self.partition >= 0 and self.key_sharing is not KeySharing.SERVER
         """Whether messages that are due soon stay in flight."""
@@ -158,28 +118,27 @@ class Subscription:
         self.start = position
         self.moved = True
 
-    async def read(self) -> None:
-        """Read until the connection ends; raises why it ended."""
+    async def receive(self) -> None:
+        """Receive messages until the connection ends; raises why it ended."""
         try:
-            await self._reader.read(self._receive)
+            await self.read(self._receive)
         finally:
             self.end()
 
     @property
     def busy(self) -> bool:
         """Whether messages are in flight or commands unsent, so that `tick` is due several times a second."""
-        return self.in_flight > 0 or self._reader.busy
+        return self.in_flight > 0 or super().busy
 
     # Receiving
 
     def _receive(self, frames: list[bytes]) -> None:
         if not self.live:
             return  # read before the connection was closed: the server delivers them again
-        reader = self._reader
         now = _clock()
         self._expire(now)
         monitor = self._monitor
-        extend, detail, order, request = reader.extend, reader.detail, self._order, self.request
+        extend, detail, order, request = self.extend, self.detail, self._order, self.request
         unpack, budget = extend and request.options.delivery.decompress, monitor.unpack_budget
         messages: list[Message] = []
         delayed = keep = False
@@ -207,7 +166,7 @@ class Subscription:
         if self.start is not None:
             messages = self._skip(self.start, messages)
         if trace_log.active and trace_log.wants(self.topic):
-            trace_log.consumed(messages, request.channel, reader.local_address)
+            trace_log.consumed(messages, request.channel, self._connection.local_address)
         early = monitor.early
         if delayed or early.postponed:
             keep = self._keeps_early and 2 * self.in_flight <= monitor.share
@@ -216,14 +175,25 @@ class Subscription:
                 self.flush()  # before a higher RDY, with which the server would send later messages of the key
         self._deliver(messages)
         if failure is not None:
-            reader.fail(failure)
+            self.fail(failure)
             return
-        if self.in_flight > reader.most_in_flight:
-            reader.flooded(self.in_flight)
+        if self.in_flight > self.most_in_flight:
+            self._flooded()
         if self.limited or monitor.idle:
             monitor.received(self)
         if keep and not messages:
             monitor.grow()
+
+    def _flooded(self) -> None:
+        """End the connection, because more than ``most_in_flight`` messages are neither answered nor timed out."""
+        self.fail(
+            ProtocolError(
+                f"the server sent {self.in_flight} messages that were not answered, with RDY {self.ready}; "
+                f"RDY was never above {self._largest}",
+                node=self.node,
+                hint="the server ignores RDY; the connection is closed to bound memory",
+            )
+        )
 
     def take_unrecorded(self) -> tuple[int, int]:
         """Return how many messages and bytes were received since the last call."""
@@ -262,18 +232,18 @@ class Subscription:
         """Send an answer with the next flush; the message is not in flight any more, or is in flight from now on."""
         if message.received < self.horizon:
             raise self._lost(message)
-        if not self._pending:
+        if not self.pending:
             self._monitor.needs_flush(self)  # first: it refuses a call in another event loop
         message.counted.count -= 1
         self.in_flight -= 1
-        self._pending.append(command)
+        self.pending.append(command)
 
     def finish(self, message: Message) -> None:
         """Send FIN with the next flush; raises MessageNotInFlight."""
         # as `_answer` and `commands.fin`, without two calls: 3 % of what a message costs
         if message.received < self.horizon:
             raise self._lost(message)
-        pending = self._pending
+        pending = self.pending
         if not pending:
             self._monitor.needs_flush(self)
         message.counted.count -= 1
@@ -324,73 +294,52 @@ class Subscription:
         if message.received < max(self.horizon, now - self.msg_timeout):
             return True
         # the server may have ended the connection of a process that hung, and given its keys to another consumer
-        return self.key_sharing is KeySharing.TAGS and self._reader.may_be_ended(now)
+        return self.key_sharing is KeySharing.TAGS and self._may_be_ended(now)
+
+    def _may_be_ended(self, now: float) -> bool:
+        """Return whether nothing was received, and so no heartbeat answered, for nearly as long as the server waits.
+
+        It ends a connection on which it reads nothing for three heartbeat intervals (captured: heartbeat).
+        """
+        interval = self._connection.heartbeat_interval
+        return interval > 0 and now - self._connection.received_at > 2.5 * interval
 
     def reset(self, reason: str) -> None:
         """End the connection, so that the server redelivers its messages in order; the consumer connects again."""
         if self.live:
-            self._reader.fail(ConnectionLost(f"ended by the client: {reason}", topic=self.topic, node=self.node))
+            self.fail(ConnectionLost(f"ended by the client: {reason}", topic=self.topic, node=self.node))
 
-    def set_ready(self, count: int) -> None:
-        """Set the RDY count, to be sent with the next flush."""
-        reader = self._reader
-        if not self.live:
-            return
-        pending = reader.has_pending
-        if reader.set_ready(count):
-            self.ready = count
-            if not pending:
-                self._monitor.needs_flush(self)
-
-    def flush(self) -> None:
-        """Send RDY and all answers as one piece."""
-        if self.live:
-            self._reader.flush()
+    def set_ready(self, count: int) -> bool:
+        pending = self.has_pending
+        changed = self.live and super().set_ready(count)
+        if changed and not pending:
+            self._monitor.needs_flush(self)
+        return changed
 
     # Timers and closing
 
-    def tick(self, now: float) -> None:
-        """Answer heartbeats, detect a silent server, and log answers that the server rejected."""
-        self._expire(now)
-        for notice in self._reader.tick():
+    def tick(self) -> None:
+        self._expire(_clock())
+        for notice in self._connection.protocol.notices:
             logger.warning(
                 "server rejected FIN, REQ or TOUCH, message not in flight: %s",
                 notice,
                 extra={"topic": self.topic, "partition": self.partition, "node": self.node},
             )
-
-    @property
-    def silence_due(self) -> float:
-        """When it has to be ticked, unless anything is received until then; infinity without heartbeats."""
-        return self._reader.silence_due
+        super().tick()
 
     @property
     def upgradable(self) -> bool:
         """Whether it stands still, without a word of the server, when its topic gets extend support."""
         return self.partition >= 0 and not self.request.meta.extend_support
 
-    def misses_heartbeat(self, now: float) -> bool:
-        """Return, once in a silence, whether the server is silent for longer than a heartbeat interval.
-
-        A topic that was upgraded to extend sends neither messages nor heartbeats to old consumers (captured:
-        upgrade_ext).
-        """
-        return self._reader.misses_heartbeat(now)
-
     async def stop(self) -> None:
         """Wait until the server sends no more messages; those that were received are still answered. Does not raise."""
         self.stopped = True
-        await self._reader.stop()
-
-    async def close(self) -> None:
-        """Stop as `stop` does, and close the connection. Cancellation closes it at once."""
-        try:
-            await self.stop()
-        finally:
-            self.end()
+        await super().stop()
 
     def end(self) -> None:
         """Close the connection at once; its messages are not in flight any more."""
         self.live = False
         self.horizon = inf
-        self._reader.abort()
+        super().end()

@@ -317,7 +317,7 @@ class SubscriptionGroup:
             self._all_due = now + self.longest_pause()
         for subscription in self.subscriptions:
             if every or subscription.busy:
-                subscription.tick(now)
+                subscription.tick()
                 if subscription.misses_heartbeat(now):
                     self.metadata.poll_soon(subscription.topic)
         self._pulse.look_up_silent(now)

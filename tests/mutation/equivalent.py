@@ -321,7 +321,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if not 0 < self.first_due <= now:",
     ): "due times are nanoseconds since 1970, and 0 is none: none is 1",
     (
-        "client/consumer/handlers/batch_sources.py",
+        "client/consumer/handlers/workers.py",
         "LtE to Lt",
         "if pause <= 0:",
     ): "a wait of no seconds ends at once",

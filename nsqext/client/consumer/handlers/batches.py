@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Protocol, Self, TypeVar, overload
 
 from attrs import frozen
@@ -195,19 +195,6 @@ def _report_lost(messages: Sequence[Message], error: MessageNotInFlight) -> None
     for message in lost:
         message.mark_answered()
     logger.info("%s", text, extra={"topic": error.topic})
-
-
-class BatchSource(Protocol):
-    """What one worker of a batch handler takes batches from, one after the other."""
-
-    async def collect(self, limits: BatchLimits) -> list[Message]:
-        """Return the messages of the next batch; none at the end of the consumer."""
-
-    def held_back(self) -> Collection[Message]:
-        """Return the messages of the last batch that wait for an earlier one of their key, which was requeued."""
-
-    def end(self) -> None:
-        """Let requeued messages of the last batch, and those that are held back, wait for their time."""
 
 
 class MessageBatches:

@@ -13,8 +13,8 @@ from nsqext.client.consumer.handlers.batches import BatchHandler
 from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues, FailurePolicy
 from nsqext.client.consumer.handlers.in_flight import TOUCHES, HeldMessages, touch_due
 from nsqext.client.consumer.handlers.key_lanes import KeyLanes
-from nsqext.client.consumer.handlers.partition_order import KeyLaneOwner
-from nsqext.client.consumer.handlers.workers import MessageQueue, StallWatch, Workers
+from nsqext.client.consumer.handlers.partition_order import KeyLaneOwner, is_lost
+from nsqext.client.consumer.handlers.workers import BatchCollector, MessageQueue, StallWatch, Workers
 from nsqext.client.consumer.message import UnpackBudget, key_reader
 from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
 from nsqext.errors import InvalidInput
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from nsqext.client.consumer.handlers.batch_sources import BatchCollector
     from nsqext.client.consumer.handlers.workers import MessageHandler
     from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.options import ConsumerOptions, DeadLetterHook
@@ -169,7 +168,7 @@ class MessageDispatcher:
         queues = self._queues(options.concurrency)
         lanes = self._lanes
         if isinstance(handler, BatchHandler):
-            sources = [batches if lanes is None else batches.of_lane(lanes, queue) for queue in queues]
+            sources = [batches if lanes is None else LaneBatches(lanes, queue, batches) for queue in queues]
             self._workers.start_batches(tasks, handler, sources)
             return
         if lanes is not None:
@@ -261,6 +260,70 @@ class MessageDispatcher:
         """Cancel the handlers; `requeue_remaining` requeues their messages."""
         if self._workers is not None:
             self._workers.cancel()
+
+
+class LaneBatches(BatchCollector):
+    """Takes batches from a lane: messages of the keys that it serves, in their order; each has an outcome of its own.
+
+    One that is requeued is handled again before the later ones of its key: those of the same batch that were not
+    answered are held back with it, and handed out again behind it.
+    """
+
+    def __init__(self, lanes: KeyLanes, lane: MessageQueue, others: BatchCollector) -> None:
+        super().__init__(lane, others.ended, others.request_more)
+        self._lanes = lanes
+        self._keys: dict[Message, bytes] = {}  # the messages that the handler has, in their order, and their keys
+
+    def take(self, count: int) -> list[Message]:
+        """Remove up to a number of messages and return those that are in flight, with unpacked bodies.
+
+        Those that do not fit into the budget for unpacked bytes stay. `end` has to follow.
+        """
+        lanes, messages, keys = self._lanes, self.queue.messages, self._keys
+        now = lanes.clock()
+        while messages and len(keys) < count:
+            message = messages.popleft()
+            if not message.may_begin(now):
+                lanes.expired(message)  # takes the later ones of its key out of the lane
+            elif message.budget is not None and not message.try_unpack():
+                messages.appendleft(message)
+                break
+            else:
+                keys[message] = lanes.key(message)
+        lanes.handed_out |= dict.fromkeys(keys)
+        return list(keys)
+
+    def _rows(self) -> list[list[Message]]:
+        """Return the first requeued message of each key, and those behind it that are requeued or not answered."""
+        rows: dict[bytes, list[Message]] = {}
+        for message, key in self._keys.items():
+            if self._lanes.handed_out[message] is not None:
+                rows.setdefault(key, []).append(message)
+            elif key in rows and not message.answered:
+                rows[key].append(message)
+        return list(rows.values())
+
+    def held_back(self) -> set[Message]:
+        due = self._lanes.handed_out
+        return {message for row in self._rows() for message in row if due[message] is None}
+
+    def end(self) -> None:
+        """Let the requeued messages, and those that are held back, wait for the longest delay of their key.
+
+        Those that were requeued are handed out with one attempt more.
+        """
+        rows, keys = self._rows(), self._keys
+        due = {message: self._lanes.handed_out.pop(message) for message in keys}
+        self._keys = {}
+        for row in rows:
+            for message in row:
+                if due[message] is not None:
+                    message.answered = False
+                    if message is not row[0] and not is_lost(message):
+                        message.attempts += 1  # that of the first one is counted at the end of the wait
+                elif message.budget is not None:
+                    message.budget.release(message)
+            self._lanes.delay_all(keys[row[0]], row, self.queue, max(due[message] or 0.0 for message in row))
 
 
 def _in_flight(message: Message) -> bool:

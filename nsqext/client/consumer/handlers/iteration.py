@@ -10,8 +10,8 @@ import anyio
 from anyio.lowlevel import checkpoint
 from attrs import define, field
 
-from nsqext.client.consumer.handlers.batch_sources import BatchCollector
 from nsqext.client.consumer.handlers.batches import MessageBatch
+from nsqext.client.consumer.handlers.workers import BatchCollector
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,8 +13,6 @@ from math import inf
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from attrs import define, field
-
 from nsqext.client.consumer.handlers.in_flight import touch_due
 from nsqext.client.consumer.handlers.partition_order import KeyLaneOwner, PartitionOrder, is_lost, owner_of
 from nsqext.client.consumer.handlers.waiting_keys import Wait, WaitingKeys, WaitName
@@ -54,8 +52,8 @@ class KeyLanes:
         delivery: DeliveryOptions,
     ) -> None:
         self.lanes: list[MessageQueue] = [MessageQueue() for _ in range(count)]
-        self._key = key  # reads the key of a message
-        self._clock = clock  # gives the time
+        self.key: Callable[[Message], bytes] = key  # reads the key of a message
+        self.clock: Callable[[], float] = clock  # gives the time
         self._redelivery_wait = delivery.redelivery_wait
         self._gap_wait = delivery.gap_wait
         self._orders: dict[tuple[str, int | str] | Owner, PartitionOrder] = {}
@@ -63,7 +61,8 @@ class KeyLanes:
         self._waiting = WaitingKeys(key)
         self._waits = self._waiting.waits
         self._unstarted: list[Message] = []
-        self._batches: dict[MessageQueue, _LaneBatch] = {}
+        # messages of the batches that handlers have, and when those that were requeued are due
+        self.handed_out: dict[Message, float | None] = {}
 
     @property
     def waiting(self) -> int:
@@ -98,7 +97,7 @@ class KeyLanes:
             raise
         if order.early and order.gap_due is None:
             settle = _SETTLE_OWNED if order.key_sharing is KeySharing.TAGS else _SETTLE
-            order.gap_due = self._clock() + (settle if order.settling else self._gap_wait)
+            order.gap_due = self.clock() + (settle if order.settling else self._gap_wait)
         for lane in woken:
             lane.wake()
 
@@ -134,7 +133,7 @@ class KeyLanes:
         found = self._owners.get(order)
         if found is None or found.owner is not owner:
             found = self._owners[order] = KeyLaneOwner(owner, order, self.delay)
-            if order.subscribe(found, self._clock()):
+            if order.subscribe(found, self.clock()):
                 self._forget_lost(order)
             else:
                 due = self._redelivery_due(order)
@@ -144,13 +143,13 @@ class KeyLanes:
 
     def _redelivery_due(self, order: PartitionOrder) -> float:
         """Return when a wait that begins now for a lost message ends."""
-        return max(self._clock(), order.held_from) + self._wait_of(order)
+        return max(self.clock(), order.held_from) + self._wait_of(order)
 
     def _wait_of(self, order: PartitionOrder) -> float:
         return _FAILOVER_WAIT if order.ordered_by_server else self._redelivery_wait
 
     def _accept(self, order: PartitionOrder, message: Message, woken: dict[MessageQueue, None]) -> None:
-        key = self._key(message)
+        key = self.key(message)
         order.unfinished[message.id] = message
         if self._waits:
             wait = self._waiting.find(key, order)
@@ -171,12 +170,10 @@ class KeyLanes:
 
     def _redelivered(self, order: PartitionOrder, message: Message, delivery: Message) -> None:
         """Continue a message that keeps its place, or whose handler runs, with its new delivery."""
-        key = self._key(message)
+        key = self.key(message)
         message.renew(delivery)
-        delayed, batch = self._waits.get((key, None)), self._batches.get(self._lane(key))
-        requeued = (delayed is not None and delayed.message is message) or (
-            batch is not None and message in batch.requeued
-        )
+        delayed = self._waits.get((key, None))
+        requeued = (delayed is not None and delayed.message is message) or self.handed_out.get(message) is not None
         if message.answered and not requeued:
             logger.info("finished again, its first FIN was lost: %r", message, extra={"topic": message.topic})
             message.finish_now()
@@ -203,15 +200,14 @@ class KeyLanes:
 
         One of a batch waits from the end of its handler on: that may answer further messages of the key.
         """
-        key = self._key(message)
-        lane, due = self._lane(key), self._clock() + delay
-        batch = self._batches.get(lane)
-        if batch is not None and message in batch.keys:
-            batch.requeued[message] = due
+        key, due = self.key(message), self.clock() + delay
+        if message in self.handed_out:
+            self.handed_out[message] = due
         else:
-            self._delay(key, [message], lane, due)
+            self.delay_all(key, [message], self._lane(key), due)
 
-    def _delay(self, key: bytes, messages: list[Message], lane: MessageQueue, due: float) -> None:
+    def delay_all(self, key: bytes, messages: list[Message], lane: MessageQueue, due: float) -> None:
+        """Handle messages of a key again at a time, in their order, and the later ones of the key after them."""
         kept = [message for message in messages if not self._is_forgotten(message)]
         if kept:
             self._waiting.delay(key, kept, lane, due)
@@ -223,7 +219,7 @@ class KeyLanes:
 
     def expired(self, message: Message) -> None:
         """Keep the place of a message that was lost before its handler was called."""
-        key = self._key(message)
+        key = self.key(message)
         self._waiting.lose(key, message, self._lane(key), self._redelivery_due(owner_of(message).order))
 
     def tick(self, now: float) -> None:
@@ -237,8 +233,7 @@ class KeyLanes:
             for order in self._orders.values():
                 self._watch(order, now)
         touch_due(self._blocked(), now)
-        for batch in self._batches.values():
-            touch_due(batch.requeued, now, requeued=True)
+        touch_due((message for message, due in self.handed_out.items() if due is not None), now, requeued=True)
 
     def _end_wait(self, name: WaitName, wait: Wait) -> None:
         message = wait.message
@@ -372,7 +367,7 @@ class KeyLanes:
         owner = owner_of(message)
         times, delay = owner.order.note_returned(message), 0.0
         if message.partition < 0:
-            delay = max(_RETURN * times, owner.order.held_from - self._clock())
+            delay = max(_RETURN * times, owner.order.held_from - self.clock())
         owner.send_requeue(message, delay)
         message.answered, message.received = False, -inf
 
@@ -401,54 +396,6 @@ class KeyLanes:
         for order in self._orders.values():
             yield from order.early.values()
 
-    # Batches
-
-    def take_batch(self, lane: MessageQueue, count: int) -> list[Message]:
-        """Remove up to a number of messages from a lane and return those that are in flight, with unpacked bodies.
-
-        Those that do not fit into the budget for unpacked bytes stay. `end_batch` has to follow.
-        """
-        now, messages = self._clock(), lane.messages
-        batch = _LaneBatch()
-        while messages and len(batch.keys) < count:
-            message = messages.popleft()
-            if not message.may_begin(now):
-                self.expired(message)  # takes the later ones of its key out of the lane
-            elif message.budget is not None and not message.try_unpack():
-                messages.appendleft(message)
-                break
-            else:
-                batch.keys[message] = self._key(message)
-        if batch.keys:
-            self._batches[lane] = batch
-        return list(batch.keys)
-
-    def held_back(self, lane: MessageQueue) -> set[Message]:
-        """Return the messages of a batch that were not answered, behind a requeued one of their key."""
-        batch = self._batches.get(lane)
-        if batch is None or not batch.requeued:
-            return set()
-        return {message for row in batch.rows() for message in row if message not in batch.requeued}
-
-    def end_batch(self, lane: MessageQueue) -> None:
-        """Let the requeued messages of a batch, and those that are held back, wait for the longest delay of their key.
-
-        Those that were requeued are handed out with one attempt more.
-        """
-        batch = self._batches.pop(lane, None)
-        if batch is None or not batch.requeued:
-            return
-        for row in batch.rows():
-            for message in row:
-                if message in batch.requeued:
-                    message.answered = False
-                    if message is not row[0] and not is_lost(message):
-                        message.attempts += 1  # that of the first one is counted at the end of the wait
-                elif message.budget is not None:
-                    message.budget.release(message)
-            due = max(batch.requeued.get(message, 0.0) for message in row)
-            self._delay(batch.keys[row[0]], row, lane, due)
-
     # Closing
 
     def stop(self) -> None:
@@ -462,7 +409,7 @@ class KeyLanes:
 
         Only for those that are ``wanted``: the server redelivers the others when the connection ends.
         """
-        now = self._clock()
+        now = self.clock()
         remaining = [(message, 0.0) for message in self._unstarted]
         for order in self._orders.values():
             remaining += [(message, 0.0) for message in order.early.values()]
@@ -480,24 +427,6 @@ class KeyLanes:
         """Return the messages in the lanes, without those that wait for their key."""
         for lane in self.lanes:
             yield from lane.messages
-
-
-@define(eq=False)
-class _LaneBatch:
-    """A batch that a handler has."""
-
-    keys: dict[Message, bytes] = field(factory=dict)  # its messages, in their order, and their keys
-    requeued: dict[Message, float] = field(factory=dict)  # those that were requeued, and when each is due
-
-    def rows(self) -> list[list[Message]]:
-        """Return the first requeued message of each key, and those behind it that are requeued or not answered."""
-        rows: dict[bytes, list[Message]] = {}
-        for message, key in self.keys.items():
-            if message in self.requeued:
-                rows.setdefault(key, []).append(message)
-            elif key in rows and not message.answered:
-                rows[key].append(message)
-        return list(rows.values())
 
 
 def _name_of(owner: Owner) -> tuple[str, int | str] | Owner:

@@ -22,11 +22,11 @@ from nsqext.errors import InvalidState
 from nsqext.waits import Waiters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from anyio.abc import TaskGroup
 
-    from nsqext.client.consumer.handlers.batches import BatchSource
+    from nsqext.client.consumer.handlers.batches import BatchLimits
     from nsqext.client.consumer.handlers.failure_policy import FailurePolicy
     from nsqext.client.consumer.handlers.in_flight import HeldMessages
     from nsqext.client.tasks import BackgroundTasks
@@ -111,6 +111,62 @@ class MessageQueue:
         if self._wake.is_set():
             self._wake = anyio.Event()
         await self._wake.wait()
+
+
+class BatchCollector:
+    """Takes messages from a queue when they make a batch.
+
+    Messages stay in the queue until then: cancelling `collect` loses none.
+    """
+
+    def __init__(self, queue: MessageQueue, ended: Callable[[], bool], request_more: Callable[[], float]) -> None:
+        self.queue: MessageQueue = queue
+        self.ended: Callable[[], bool] = ended  # whether no further batch is handed out
+        # sends answers and raises RDY; returns for how many seconds to wait for more messages
+        self.request_more: Callable[[], float] = request_more
+        self._turn = anyio.Lock()
+
+    async def collect(self, limits: BatchLimits, deadline: float = float("inf")) -> list[Message]:
+        """Return the next messages; none at the end of the consumer, or by the deadline on the monotonic clock.
+
+        A batch is handed out early when all messages that may be in flight were received. Concurrent calls take turns.
+        """
+        messages = self.queue.messages
+        async with self._turn:
+            while not self.ended():
+                if len(messages) < limits.max_count and await self._wait(limits, deadline):
+                    continue
+                taken = self.take(limits.max_count)
+                if taken or _clock() >= deadline:
+                    return taken
+                if messages and (budget := messages[0].budget) is not None:
+                    self.request_more()
+                    with anyio.move_on_after(deadline - _clock()):
+                        await budget.wait()
+        return []
+
+    def take(self, count: int) -> list[Message]:
+        """Remove up to a number of messages, and return those that can be handed out."""
+        return self.queue.take(count)
+
+    def held_back(self) -> Collection[Message]:
+        """Return the messages of the last batch that wait for an earlier one of their key, which was requeued."""
+        return ()
+
+    def end(self) -> None:
+        """Let requeued messages of the last batch, and those that are held back, wait for their time."""
+
+    async def _wait(self, limits: BatchLimits, deadline: float) -> bool:
+        """Wait for further messages; return False if the batch should not wait longer."""
+        patience, now, messages = self.request_more(), _clock(), self.queue.messages
+        pause = deadline - now
+        if messages:
+            pause = min(pause, messages[0].delivered + limits.max_wait - now, patience)
+        if pause <= 0:
+            return False
+        with anyio.move_on_after(pause) as scope:
+            await self.queue.wait()
+        return not scope.cancelled_caught
 
 
 @define(eq=False)
@@ -199,7 +255,7 @@ class Workers:
             self._start(tasks, partial(self._work, handler=handler, queue=queue))
 
     def start_batches(
-        self, tasks: TaskGroup | BackgroundTasks, handler: BatchHandler, sources: Sequence[BatchSource]
+        self, tasks: TaskGroup | BackgroundTasks, handler: BatchHandler, sources: Sequence[BatchCollector]
     ) -> None:
         """Start a worker for each source, which handles batches; only `cancel` ends them early."""
         for source in sources:
@@ -306,7 +362,7 @@ class Workers:
             await message.budget.wait()
         return message.may_begin(_clock())
 
-    async def _work_batches(self, slot: Slot, handler: BatchHandler, source: BatchSource) -> None:
+    async def _work_batches(self, slot: Slot, handler: BatchHandler, source: BatchCollector) -> None:
         while messages := await source.collect(handler.limits):
             slot.batch = messages
             try:
@@ -320,7 +376,7 @@ class Workers:
                 source.end()
             slot.batch = ()
 
-    async def _without_exhausted(self, messages: list[Message], source: BatchSource) -> list[Message]:
+    async def _without_exhausted(self, messages: list[Message], source: BatchCollector) -> list[Message]:
         """Send messages whose attempts are used up to the dead letters; return the others."""
         exhausted: list[Message] = []
         others: list[Message] = []
@@ -332,7 +388,7 @@ class Workers:
             return _without_answer(others, source)
         return others
 
-    async def _handle_batch(self, slot: Slot, handler: BatchHandler, source: BatchSource) -> None:
+    async def _handle_batch(self, slot: Slot, handler: BatchHandler, source: BatchCollector) -> None:
         batch = MessageBatch(slot.batch)
         try:
             await handler.function(batch)
@@ -344,7 +400,7 @@ class Workers:
             MessageBatch(_without_answer(batch, source)).finish_now()
 
 
-def _without_answer(messages: Iterable[Message], source: BatchSource) -> list[Message]:
+def _without_answer(messages: Iterable[Message], source: BatchCollector) -> list[Message]:
     """Return the messages of a batch that were not answered, and are not held back."""
     held_back = source.held_back()
     return [message for message in messages if not message.answered and message not in held_back]

@@ -11,9 +11,8 @@ from anyio import create_task_group
 
 from nsqext import Consumer, MessageBatch, Position, Producer
 from nsqext.broker import Cluster
-from nsqext.client.consumer.handlers.batch_sources import BatchCollector
 from nsqext.client.consumer.handlers.batches import BatchLimits
-from nsqext.client.consumer.handlers.workers import MessageQueue
+from nsqext.client.consumer.handlers.workers import BatchCollector, MessageQueue
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, MessageNotInFlight
 from tests.support.consumers import QUICK, depth, eventually, in_batches, publish
 from tests.support.messages import RecordingOwner, make_message

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
+from nsqext.client.consumer.handlers.dispatcher import LaneBatches
 from nsqext.client.consumer.handlers.key_lanes import KeyLanes, lane_number
 from nsqext.client.consumer.handlers.partition_order import is_lost
+from nsqext.client.consumer.handlers.workers import BatchCollector
 from nsqext.client.consumer.message import key_reader
 from nsqext.client.consumer.options import DeliveryOptions
 from nsqext.dispatch.buckets import KeySharing
@@ -279,25 +281,27 @@ async def test_a_waiting_worker_wakes_when_its_key_is_free() -> None:
             await woken.wait()
 
 
-def _take(bench: Bench, *bodies: str) -> list[Message]:
+def _batches(bench: Bench) -> LaneBatches:
+    """Return the batches of the lane of the key ``a``."""
+    lane = bench.lanes.lanes[lane_number(b"a", 4)]
+    return LaneBatches(bench.lanes, lane, BatchCollector(lane, lambda: False, lambda: 0.0))
+
+
+def _take(bench: Bench, batches: LaneBatches, *bodies: str) -> list[Message]:
     """Receive messages of the key ``a`` and take them as a batch."""
     bench.put(*bodies)
-    return bench.lanes.take_batch(bench.lanes.lanes[lane_number(b"a", 4)], 10)
-
-
-def _end(bench: Bench) -> None:
-    bench.lanes.end_batch(bench.lanes.lanes[lane_number(b"a", 4)])
+    return batches.take(10)
 
 
 def test_the_messages_of_a_batch_behind_a_requeued_one_wait_for_it() -> None:
     bench = Bench()
-    first, second, third, fourth = _take(bench, "a1", "a2", "a3", "a4")
+    batches = _batches(bench)
+    first, second, third, fourth = _take(bench, batches, "a1", "a2", "a3", "a4")
     first.finish_now()
     second.requeue_now(30.0, backoff=False)
     fourth.requeue_now(5.0, backoff=False)
-    lane = bench.lanes.lanes[lane_number(b"a", 4)]
-    assert bench.lanes.held_back(lane) == {third}
-    _end(bench)
+    assert batches.held_back() == {third}
+    batches.end()
     bench.put("a5")
     bench.wait(29.0)
     assert (bench.rows(), bench.lanes.waiting) == ({}, 4)
@@ -311,14 +315,15 @@ def test_the_messages_of_a_batch_behind_a_requeued_one_wait_for_it() -> None:
 def test_a_requeued_message_of_a_batch_is_touched_and_survives_its_redelivery() -> None:
     """It counts as answered, but no REQ was sent; while its handler runs, neither a tick nor a redelivery finish it."""
     bench = Bench()
-    first, second = _take(bench, "a1", "a2")
+    batches = _batches(bench)
+    first, second = _take(bench, batches, "a1", "a2")
     first.requeue_now(1.0, backoff=False)
     bench.wait(31.0)
     assert ("TOUCH", b"a1") in bench.owner.commands
     assert first.answered
     bench.put("a1", "a2", owner=cut(bench))
     assert bench.owner.commands == []
-    _end(bench)
+    batches.end()
     bench.wait(2.0)
     assert bench.rows() == {"a": ["a1", "a2"]}
     assert not (first.answered or second.answered)
@@ -327,14 +332,15 @@ def test_a_requeued_message_of_a_batch_is_touched_and_survives_its_redelivery() 
 def test_a_requeued_message_of_a_bucket_that_has_another_owner_is_forgotten() -> None:
     bench = Bench()
     bench.owner.key_sharing = KeySharing.TAGS
+    batches = _batches(bench)
     for in_batch in (True, False):
-        (message,) = _take(bench, "a1")
+        (message,) = _take(bench, batches, "a1")
         if not in_batch:
-            _end(bench)
+            batches.end()
         bench.lanes.forget(bench.owner)
         cut(bench).key_sharing = KeySharing.TAGS
         message.requeue_now(1.0, backoff=False)
-        _end(bench)
+        batches.end()
         bench.wait(100.0)
         assert (bench.rows(), bench.lanes.waiting, dict(bench.lanes._waits)) == ({}, 0, {})
 

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from nsqext.client.consumer.handlers.batches import MessageBatch
+from nsqext.client.consumer.handlers.dispatcher import LaneBatches
 from nsqext.client.consumer.handlers.key_lanes import KeyLanes
 from nsqext.client.consumer.handlers.partition_order import is_lost
+from nsqext.client.consumer.handlers.workers import BatchCollector
 from nsqext.client.consumer.message import Message, key_reader
 from nsqext.client.consumer.options import DeliveryOptions
 from nsqext.dispatch.buckets import KeySharing
@@ -251,13 +253,16 @@ class BatchesMachine(_Model):
     def __init__(self) -> None:
         self.running: list[list[Message]] = [[], []]
         super().__init__()
+        self.batches = [
+            LaneBatches(self.lanes, lane, BatchCollector(lane, lambda: False, lambda: 0.0)) for lane in self.lanes.lanes
+        ]
 
     @rule(lane=st.integers(0, 1), count=st.integers(1, 4))
     def begin(self, lane: int, count: int) -> None:
         """A worker takes a batch."""
         if self.running[lane]:
             return
-        self.running[lane] = self.lanes.take_batch(self.lanes.lanes[lane], count)
+        self.running[lane] = self.batches[lane].take(count)
         ahead: list[int] = []
         for message in self.running[lane]:
             assert not message.answered
@@ -284,7 +289,7 @@ class BatchesMachine(_Model):
     @rule(lane=st.integers(0, 1), fails=st.booleans())
     def end(self, lane: int, *, fails: bool) -> None:
         """The handler returns or raises: its worker answers the rest as `Workers` does, those held back excepted."""
-        held_back = self.lanes.held_back(self.lanes.lanes[lane])
+        held_back = self.batches[lane].held_back()
         rest = [message for message in self._unanswered(lane) if message not in held_back]
         if fails:
             for message in rest:
@@ -295,7 +300,7 @@ class BatchesMachine(_Model):
                 earlier = set(range(number % _KEYS, number, _KEYS))
                 assert earlier <= self.done, f"{number} is finished, and {min(earlier - self.done)} was requeued"
             MessageBatch(rest).finish_now()
-        self.lanes.end_batch(self.lanes.lanes[lane])
+        self.batches[lane].end()
         self.running[lane] = []
 
     def _unanswered(self, lane: int) -> list[Message]:

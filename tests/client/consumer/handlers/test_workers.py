@@ -10,11 +10,10 @@ import pytest
 from anyio import create_task_group
 
 from nsqext import Reject
-from nsqext.client.consumer.handlers.batch_sources import BatchCollector
 from nsqext.client.consumer.handlers.batches import BatchHandler, BatchLimits
 from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues, FailurePolicy
 from nsqext.client.consumer.handlers.in_flight import HeldMessages, touch_due
-from nsqext.client.consumer.handlers.workers import MessageHandler, MessageQueue, StallWatch, Workers
+from nsqext.client.consumer.handlers.workers import BatchCollector, MessageHandler, MessageQueue, StallWatch, Workers
 from nsqext.client.consumer.message import UnpackBudget
 from nsqext.client.consumer.options import FailureOptions
 from tests.support.messages import RecordingOwner, make_message

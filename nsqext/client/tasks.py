@@ -12,17 +12,17 @@ from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from functools import partial
 from inspect import ismethod
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakMethod, WeakSet
 
 import anyio
 from anyio.lowlevel import current_token
 
 from nsqext.errors import InvalidState
-from nsqext.transport.event_loop import call_soon, current_loop
+from nsqext.transport.event_loop import AsyncioLoop, call_soon, current_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
     from types import FrameType
 
     from anyio.abc import TaskGroup
@@ -41,15 +41,6 @@ def first_error(errors: BaseExceptionGroup[E]) -> E:
     """Return the first error of a group: users see one error, never a group."""
     first = errors.exceptions[0]
     return first_error(first) if isinstance(first, BaseExceptionGroup) else first
-
-
-@runtime_checkable
-class _TaskLoop(Protocol):
-    """An event loop of asyncio."""
-
-    def create_task(self, coro: Coroutine[Any, Any, None], *, name: str) -> object: ...
-
-    def is_running(self) -> bool: ...
 
 
 def _never() -> bool:
@@ -107,7 +98,7 @@ class BackgroundTasks:
         self._cancelled = anyio.get_cancelled_exc_class()
         loop = current_token().native_token
         name = f"nsqext {self._owner}"
-        if isinstance(loop, _TaskLoop):
+        if isinstance(loop, AsyncioLoop):
             self._loop_runs = loop.is_running
             self._task = loop.create_task(self._host(), name=name)  # the loop holds tasks by weak references
         else:
@@ -252,50 +243,48 @@ REPEATED: Final = 1.0
 """Seconds after the first signal in which further ones are ignored."""
 
 
-class _SignalReceiver:
-    """Receives SIGTERM and SIGINT for all runs of an event loop: both are received until the last run has ended.
+class _Signals:
+    """Calls functions on the first SIGTERM or SIGINT: both are received until the last function was removed.
 
-    One second after the first signal both have their default effect again; until then further ones are ignored, because
-    ``timeout`` and some init programs send a signal to the process and again to its group.
+    Further signals are ignored for a second, because ``timeout`` and some init programs send a signal to the process
+    and again to its group. A later one has its former effect.
     """
 
     def __init__(self) -> None:
-        self.loop: object = current_token().native_token
-        self._context = anyio.open_signal_receiver(*_SIGNALS)
-        self._signals = self._context.__enter__()
-        self._open = True
-        self._stops: list[Callable[[], None]] = []
-        self._reading = anyio.Lock()
+        self.stops: list[Callable[[], None]] = []
+        self.received: int = 0  # number of the first one; 0 before
+        self._ignored_until = 0.0
+        self._before: dict[signal.Signals, Any] = {}
 
-    async def wait(self, stop: Callable[[], None], log: logging.Logger) -> None:
-        """Wait for a signal; one of the tasks that wait receives it and calls the functions of all."""
-        self._stops.append(stop)
-        try:
-            async with self._reading:
-                if self._open:
-                    number = await anext(self._signals)
-                    log.info("stopping on %s", number.name)
-                    for one in tuple(self._stops):
-                        one()
-                    with anyio.move_on_after(REPEATED):
-                        async for _ in self._signals:
-                            pass
-                    self._close()
-        finally:
-            self._stops.remove(stop)
-            if not self._stops:
-                self._close()
+    def add(self, stop: Callable[[], None]) -> None:
+        """Call a function on a signal, from the signal's handler."""
+        if not self.stops:
+            self.received = 0
+            self._before = {number: signal.signal(number, self._receive) for number in _SIGNALS}
+        self.stops.append(stop)
 
-    def _close(self) -> None:
-        global _receiver
-        if self._open:
-            self._open = False
-            self._context.__exit__(None, None, None)
-        if _receiver is self:
-            _receiver = None
+    def remove(self, stop: Callable[[], None]) -> None:
+        """Do not call a function that was added."""
+        self.stops.remove(stop)
+        if not self.stops:
+            self._restore()
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if not self.received:
+            self.received, self._ignored_until = number, time.monotonic() + REPEATED
+            for stop in tuple(self.stops):
+                stop()
+        elif time.monotonic() > self._ignored_until:
+            self._restore()
+            signal.raise_signal(number)
+
+    def _restore(self) -> None:
+        for number, action in self._before.items():
+            signal.signal(number, action)
+        self._before = {}
 
 
-_receiver: _SignalReceiver | None = None
+_signals = _Signals()
 
 
 def takes_signals(wanted: bool | None) -> bool:
@@ -305,7 +294,7 @@ def takes_signals(wanted: bool | None) -> bool:
     """
     if wanted is not None:
         return wanted
-    return _in_main_thread() and (_receiver is not None or signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+    return _in_main_thread() and (bool(_signals.stops) or signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
 
 
 def _in_main_thread() -> bool:
@@ -315,20 +304,37 @@ def _in_main_thread() -> bool:
 async def stop_on_signals(stop: Callable[[], None], log: logging.Logger) -> None:
     """Wait for SIGTERM or SIGINT and call a function; return immediately outside of the main thread.
 
-    One second after the first signal both have their default effect again. Several of these tasks may wait at the same
+    One second after the first signal both have their former effect again. Several of these tasks may wait at the same
     time. The signal is logged in ``log``.
     """
-    global _receiver
     if not _in_main_thread():
         log.debug("signals are received in the main thread only")
         return
-    try:
-        if _receiver is None or _receiver.loop is not current_token().native_token:
-            _receiver = _SignalReceiver()
-    except (NotImplementedError, RuntimeError, ValueError) as error:
-        log.debug("signals cannot be received: %s", error)
+    received = anyio.Event()
+    wake = partial(call_soon, current_token().native_token, received.set)
+    with stopping_on_signals(wake):
+        await received.wait()
+        if _signals.stops[0] is wake:
+            log.info("stopping on %s", signal.Signals(_signals.received).name)
+        stop()
+        await anyio.sleep(REPEATED)
+
+
+@contextmanager
+def stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Call a function on SIGTERM or SIGINT, in a program that waits in its main thread instead of an event loop.
+
+    Further signals within a second are ignored; a later one has its former effect. In another thread than the main one
+    no signal is received. The function must not wait, and must not take a lock that the main thread may hold.
+    """
+    if not _in_main_thread():
+        yield
         return
-    await _receiver.wait(stop, log)
+    _signals.add(stop)
+    try:
+        yield
+    finally:
+        _signals.remove(stop)
 
 
 class Runnable:
@@ -360,36 +366,3 @@ class Runnable:
             serve = f"{type(self).__name__.lower()}.serve()"
             raise InvalidState("run() starts an event loop, and one is running", hint=f"await {serve} in it")
         anyio.run(partial(self.serve, signals=signals), backend=backend, backend_options=backend_options)
-
-
-@contextmanager
-def stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Call a function on SIGTERM or SIGINT, in a program that waits in its main thread instead of an event loop.
-
-    Further signals within a second are ignored; a later one has its former effect. In another thread than the main one
-    no signal is received. The function must not wait, and must not take a lock that the main thread may hold.
-    """
-    if not _in_main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-    first: list[float] = []
-
-    def restore() -> None:
-        for number, action in before.items():
-            signal.signal(number, action)
-
-    def received(number: int, frame: FrameType | None) -> None:
-        if not first:
-            first.append(time.monotonic())
-            stop()
-        elif time.monotonic() - first[0] > REPEATED:
-            restore()
-            signal.raise_signal(number)
-
-    for number in _SIGNALS:
-        signal.signal(number, received)
-    try:
-        yield
-    finally:
-        restore()

@@ -9,7 +9,7 @@ it: the task that awaits a response reads the socket.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
 
 @runtime_checkable
-class _AsyncioLoop(Protocol):
+class AsyncioLoop(Protocol):
+    """An event loop of asyncio."""
+
+    def create_task(self, coro: Coroutine[Any, Any, None], *, name: str) -> object: ...
+
+    def is_running(self) -> bool: ...
+
     def add_reader(self, fd: int, callback: Callable[..., Any], *args: Any) -> None: ...
 
     def remove_reader(self, fd: int) -> bool: ...
@@ -41,8 +47,8 @@ class Watch:
 
     __slots__ = ("_callback", "_fd", "_writing", "call_soon", "cancelled", "loop", "woken")
 
-    def __init__(self, loop: _AsyncioLoop, fd: int, callback: Callable[[], None]) -> None:
-        self.loop: _AsyncioLoop = loop  # the event loop
+    def __init__(self, loop: AsyncioLoop, fd: int, callback: Callable[[], None]) -> None:
+        self.loop: AsyncioLoop = loop  # the event loop
         # calls a function in the next turn of the event loop
         self.call_soon: Callable[[Callable[[], None]], object] = loop.call_soon
         # the waiters that the running callback has set; None outside of the callback
@@ -194,7 +200,7 @@ def call_soon(loop: Any, function: Callable[[], object]) -> None:
     """Call a function in an event loop soon, from any thread; it is not called if the loop has ended."""
     # RuntimeError: the event loop has ended, and its tasks with it
     with suppress(RuntimeError):
-        if isinstance(loop, _AsyncioLoop):
+        if isinstance(loop, AsyncioLoop):
             loop.call_soon_threadsafe(function)
         else:
             loop.run_sync_soon(function)
@@ -203,7 +209,7 @@ def call_soon(loop: Any, function: Callable[[], object]) -> None:
 def watch_readable(sock: socket.socket, callback: Callable[[], None]) -> Watch | None:
     """Call ``callback`` whenever a socket is readable; None where the event loop cannot do this (trio)."""
     loop = current_token().native_token
-    if not isinstance(loop, _AsyncioLoop):
+    if not isinstance(loop, AsyncioLoop):
         return None
     fd = sock.fileno()
     watch = Watch(loop, fd, callback)

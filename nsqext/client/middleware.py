@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from attrs import define, field
 
@@ -14,7 +14,7 @@ from nsqext.errors import InvalidSetting, InvalidState
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nsqext.client.consumer.handlers.batches import BatchFunction, MessageBatch
+    from nsqext.client.consumer.handlers.batches import BatchFunction
     from nsqext.client.consumer.handlers.workers import Handler
     from nsqext.client.events import ClientEvent
     from nsqext.client.producer.request import OutgoingMessage, TopicKey
@@ -120,30 +120,15 @@ def send_with(middleware: Sequence[Middleware], send: SendNext) -> SendNext | No
     return send if around else None
 
 
-def handle_with(middleware: Sequence[Middleware], call: CallNext) -> CallNext:
-    """Return a handler that is surrounded by the middleware, the first one outermost."""
-    for one in reversed(middleware):
-        if type(one).handle is not Middleware.handle:
-            call = partial(one.handle, call_next=call)
-    return call
-
-
 def surround_handler(middleware: Sequence[Middleware], handler: Handler, channel: str) -> Handler:
     """Return a handler of messages surrounded by the middleware; without middleware, the handler itself."""
-
     # no coroutine of its own, which would be a fifth of the cost of a middleware
-    def call_handler(handling: Handling) -> Awaitable[object]:
-        return handler(handling.messages[0])
-
-    surrounded: CallNext = handle_with(middleware, call_handler)
-    if surrounded is call_handler:
-        return handler
-
-    async def handle(message: Message) -> object:
-        return await surrounded(Handling([message], channel))
-
-    handle.__qualname__ = getattr(handler, "__qualname__", type(handler).__qualname__)
-    return handle
+    return _surrounded(
+        middleware,
+        handler,
+        lambda handling: handler(handling.messages[0]),
+        lambda message: Handling([message], channel),
+    )
 
 
 def surround_batch_handler(middleware: Sequence[Middleware], handler: BatchFunction, channel: str) -> BatchFunction:
@@ -151,18 +136,29 @@ def surround_batch_handler(middleware: Sequence[Middleware], handler: BatchFunct
 
     The handler is not called if the middleware removes all messages.
     """
-
     from nsqext.client.consumer.handlers.batches import MessageBatch  # not at the import of a producer
 
     async def call_handler(handling: Handling) -> object:
         return await handler(MessageBatch(handling.messages)) if handling.messages else None
 
-    surrounded: CallNext = handle_with(middleware, call_handler)
-    if surrounded is call_handler:
-        return handler
+    return _surrounded(middleware, handler, call_handler, lambda batch: Handling(list(batch), channel, batch=True))
 
-    async def handle(batch: MessageBatch) -> object:
-        return await surrounded(Handling(list(batch), channel, batch=True))
+
+def _surrounded(
+    middleware: Sequence[Middleware],
+    handler: Callable[[Any], Awaitable[object]],
+    call: CallNext,
+    handling_of: Callable[[Any], Handling],
+) -> Callable[[object], Awaitable[object]]:
+    """Return a handler whose call, with a `Handling`, is surrounded by the middleware, the first one outermost."""
+    around = [one for one in middleware if type(one).handle is not Middleware.handle]
+    if not around:
+        return handler
+    for one in reversed(around):
+        call = partial(one.handle, call_next=call)
+
+    async def handle(handled: object) -> object:  # of this type for `message_handler`, which reads the annotation
+        return await call(handling_of(handled))
 
     handle.__qualname__ = getattr(handler, "__qualname__", type(handler).__qualname__)
     return handle

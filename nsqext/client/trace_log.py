@@ -6,7 +6,7 @@ Records go to the logger ``nsqext.trace`` with level INFO; each field is an attr
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nsqext.protocol.names import check_topic
 
@@ -56,47 +56,34 @@ class TraceLog:
         for receipt in receipts:
             if self.wants(receipt.topic):
                 fields = {
-                    "event": "published",
-                    "topic": receipt.topic,
-                    "partition": receipt.partition,
                     "internal_id": receipt.message_id,
                     "trace_id": receipt.trace_id,
                     "queue_offset": receipt.offset,
                     "queue_size": receipt.size,
-                    "local": local,
-                    "node": receipt.node,
                 }
-                logger.info(
-                    "published %(topic)s[%(partition)d] internal_id=%(internal_id)s trace_id=%(trace_id)d "
-                    "queue_offset=%(queue_offset)s node=%(node)s",
-                    fields,
-                    extra=fields,
-                )
+                _log("published", receipt, local, fields, "internal_id", "trace_id", "queue_offset", "node")
 
     def consumed(self, messages: Iterable[Message], channel: str, local: str) -> None:
         """Log received messages of a topic and channel; call it only if ``active`` and the topic is traced."""
         for message in messages:
             fields = {
-                "event": "consumed",
-                "topic": message.topic,
                 "channel": channel,
-                "partition": message.partition,
                 "internal_id": message.internal_id,
                 "trace_id": message.trace_id,
                 "queue_offset": message.offset,
                 "queue_size": message.size,
                 "timestamp": message.timestamp,
                 "attempts": message.attempts,
-                "local": local,
-                "node": message.node,
             }
-            logger.info(
-                "consumed %(topic)s[%(partition)d] internal_id=%(internal_id)d trace_id=%(trace_id)d "
-                "queue_offset=%(queue_offset)d queue_size=%(queue_size)d timestamp=%(timestamp)d local=%(local)s "
-                "node=%(node)s",
-                fields,
-                extra=fields,
-            )
+            shown = "internal_id", "trace_id", "queue_offset", "queue_size", "timestamp", "local", "node"
+            _log("consumed", message, local, fields, *shown)
+
+
+def _log(event: str, of: Receipt | Message, local: str, fields: dict[str, Any], *shown: str) -> None:
+    where = {"topic": of.topic, "partition": of.partition, "local": local, "node": of.node}
+    text = " ".join(f"{name}=%({name})s" for name in shown)
+    fields = {"event": event, **where, **fields}
+    logger.info(f"{event} %(topic)s[%(partition)d] {text}", fields, extra=fields)  # noqa: G004 - a format of names
 
 
 trace_log: TraceLog = TraceLog()

@@ -79,10 +79,11 @@ class DelayRelay:
         Raises:
             InvalidState: the app is running already.
         """
-        received, cancelled = self.channels
         app.lifespan(self._lifespan)
-        app.batch_handler(self.topic, received, max_wait=0.0, max_in_flight=_IN_FLIGHT)(self._add_messages)
-        app.batch_handler(self.topic, cancelled, max_wait=0.0, max_in_flight=_IN_FLIGHT)(self._add_cancellations)
+        kinds: tuple[type[DelayRecord], ...] = DelayedMessage, DelayCancel
+        for channel, kind in zip(self.channels, kinds, strict=True):
+            register = app.batch_handler(self.topic, channel, max_wait=0.0, max_in_flight=_IN_FLIGHT)
+            register(partial(self._add, kind=kind))
 
     async def _lifespan(self, app: App) -> AsyncIterator[None]:
         async with anyio.create_task_group() as tasks:
@@ -92,12 +93,6 @@ class DelayRelay:
             tasks.cancel_scope.cancel()
         published, self._published = self._published, []
         self._store.take(published, 0, 0.0, 0.0)
-
-    async def _add_messages(self, batch: MessageBatch) -> None:
-        await self._add(batch, DelayedMessage)
-
-    async def _add_cancellations(self, batch: MessageBatch) -> None:
-        await self._add(batch, DelayCancel)
 
     async def _add(self, batch: MessageBatch, kind: type[DelayRecord]) -> None:
         records = []

@@ -129,10 +129,6 @@ class KeyRanges(Generic[C]):
 
     # Dispatch
 
-    def get_consumer(self, key: bytes) -> C | None:
-        """Return the consumer that serves a key; None if there is no consumer."""
-        return self.at(position_of(key))
-
     def at(self, position: int) -> C | None:
         """Return the consumer that serves a position of the hash space (`position_of`); None without consumers."""
         owners = self._owners

@@ -26,7 +26,6 @@ from nsqext.delays import DelayRelay, DelayStore, relay, store
 
 _FILES = (str(relay.__file__), str(store.__file__))
 _FUNCTIONS = (
-    "_add_messages",
     "_add",
     "_publish_due",
     "_wait",

@@ -47,7 +47,7 @@ def test_the_timeline_of_the_note() -> None:
     # T0: the first consumer serves the whole space
     ranges.add_consumer("C1")
     assert ranges.ranges() == [(0.0, 1.0, "C1")]
-    assert ranges.get_consumer(b"any") == "C1"
+    assert ranges.at(position_of(b"any")) == "C1"
     record(ranges, "C1", 100)
     # T1: the second consumer receives half of the range
     clock.now += 20
@@ -66,18 +66,18 @@ def test_the_timeline_of_the_note() -> None:
     # T4: C2 is removed; C3 serves the whole space
     ranges.remove_consumer("C2")
     assert ranges.ranges() == [(0.0, 1.0, "C3")]
-    assert ranges.get_consumer(b"any") == "C3"
+    assert ranges.at(position_of(b"any")) == "C3"
     ranges.remove_consumer("C3")
     assert ranges.ranges() == []
-    assert ranges.get_consumer(b"any") is None
+    assert ranges.at(position_of(b"any")) is None
 
 
 def test_a_key_is_delivered_to_the_consumer_of_its_range() -> None:
     ranges = KeyRanges[str](clock=Clock())
     for name in ("C1", "C2"):
         ranges.add_consumer(name)
-    assert ranges.get_consumer(key_at(0.0, 0.5)) == "C1"
-    assert ranges.get_consumer(key_at(0.5, 1.0)) == "C2"
+    assert ranges.at(position_of(key_at(0.0, 0.5))) == "C1"
+    assert ranges.at(position_of(key_at(0.5, 1.0))) == "C2"
     assert (ranges.at(0), ranges.at((1 << 31) - 1), ranges.at(1 << 31), ranges.at((1 << 32) - 1)) == (
         "C1",
         "C1",
@@ -351,7 +351,7 @@ def test_every_key_has_exactly_one_consumer_and_keeps_it(keys: list[bytes], coun
     for key in keys:
         place = position_of(key) / (1 << 32)
         [owner] = [consumer for low, high, consumer in ranges.ranges() if low <= place < high]
-        assert ranges.get_consumer(key) == owner
+        assert ranges.at(position_of(key)) == owner
 
 
 # Load

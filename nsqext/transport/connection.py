@@ -77,7 +77,7 @@ class Connection:
         self._drained: anyio.Event | None = None
         # reading
         self._reading = False
-        self._received = _clock()
+        self.received_at: float = _clock()  # when anything was received last
         self._oldest = 0.0
         self._ended: anyio.Event | None = None
         self._detached = False
@@ -113,8 +113,8 @@ class Connection:
 
     # Requests
 
-    async def request(self, data: Command, deadline: float = _NEVER, *, breaks: bool = False) -> bytes:
-        """Send a command and return the data of its response.
+    def request(self, data: Command, deadline: float = _NEVER, *, breaks: bool = False) -> Awaitable[bytes]:
+        """Send a command, and return an awaitable for the data of its response.
 
         Args:
             data: the command.
@@ -131,10 +131,6 @@ class Connection:
 
         Cancellation leaves the connection usable: the late response is discarded.
         """
-        return await self.send_request(data, deadline, breaks=breaks)
-
-    def send_request(self, data: Command, deadline: float = _NEVER, *, breaks: bool = False) -> Awaitable[bytes]:
-        """Send a command as `request` does, and return an awaitable for the data of its response; raises NotSent."""
         reply = self.post(data, deadline, breaks=breaks)
         watch = self._watch
         return self._read_until(reply) if watch is None else ResponseWaiter(watch, reply)
@@ -155,7 +151,7 @@ class Connection:
 
     def _send_alone(self, data: Command, reply: Reply) -> None:
         now = _clock()
-        if now - self._received > _FRESH:
+        if now - self.received_at > _FRESH:
             self.poll()
             if self.protocol.error is not None:
                 raise self.protocol.loss()
@@ -291,7 +287,7 @@ class Connection:
         if not data:
             self.fail(ConnectionLost("the server closed the connection"))
             return
-        self._received = now = _clock()
+        self.received_at = now = _clock()
         if self._layers:
             try:
                 for layer in self._layers:
@@ -504,22 +500,17 @@ class Connection:
         if self._rest and now - self._sent > timeout:
             self.fail(ConnectionLost(f"the server did not read for {timeout:g} s"))
         silence = 2 * self.heartbeat_interval
-        if silence and now - self._received > silence + 1:
-            self.fail(HeartbeatMissed(f"received nothing from the server for {now - self._received:.1f} s"))
-
-    @property
-    def received_at(self) -> float:
-        """When anything was received last, in seconds of the monotonic clock."""
-        return self._received
+        if silence and now - self.received_at > silence + 1:
+            self.fail(HeartbeatMissed(f"received nothing from the server for {now - self.received_at:.1f} s"))
 
     def _receive_overdue(self) -> None:
         """Process what was received before timeouts are judged, even if another task waits to read it.
 
         After the event loop was blocked, `tick` may run before that task.
         """
-        before = self._received
+        before = self.received_at
         self._receive()
-        if self._received != before and self._reading and self._watch is None:
+        if self.received_at != before and self._reading and self._watch is None:
             anyio.notify_closing(self._sock)
 
     def fail(self, error: NsqError, unsent: int = 0) -> None:

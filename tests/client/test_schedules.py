@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address, Receipt
 
 if TYPE_CHECKING:
+    from nsqext.client.producer.batch_publisher import BatchCall
     from nsqext.client.producer.request import TopicKey
 
 _BACKENDS = ("asyncio", "trio")
@@ -124,9 +125,8 @@ class _Publisher:
         self.stored: list[bytes | OutgoingMessage] = []
         self._ends = ends
 
-    async def publish(
-        self, messages: Sequence[bytes | OutgoingMessage], entered: Collection[TopicKey]
-    ) -> list[Receipt]:
+    async def publish(self, call: BatchCall) -> list[Receipt]:
+        messages = call.messages
         self.calls.append(list(messages))
         await checkpoint()
         end = self._ends.pop(0) if self._ends else "stored"

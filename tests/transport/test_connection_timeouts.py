@@ -93,7 +93,7 @@ async def test_a_silent_server_loses_the_connection(monkeypatch: pytest.MonkeyPa
         connection.heartbeat_interval = 1.0
         connection.tick()
         assert connection.usable
-        monkeypatch.setattr(connection, "_received", time.monotonic() - 3.1)
+        monkeypatch.setattr(connection, "received_at", time.monotonic() - 3.1)
         connection.tick()
         assert isinstance(connection.protocol.error, HeartbeatMissed)
         assert connection.closed

@@ -63,7 +63,7 @@ async def test_large_requests_of_one_turn_are_sent_one_by_one(reads: bool) -> No
 async def test_a_large_request_behind_small_ones_is_sent_alone() -> None:
     async with connected_peer(request_timeout=0.2) as (connection, peer):
         peer.stop_reading()
-        sent = [connection.send_request(pub(b"b" * size)) for size in (10, 20, _BIG, _BIG)]
+        sent = [connection.request(pub(b"b" * size)) for size in (10, 20, _BIG, _BIG)]
         kinds: list[type[NsqError]] = [NsqError] * len(sent)
 
         async def wait(number: int, response: Awaitable[bytes]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -11,6 +11,7 @@ import anyio
 from attrs import define, frozen
 
 from nsqext.arguments import check_counts, check_time
+from nsqext.client.producer.batch_publisher import BatchCall, Outcome
 from nsqext.client.producer.request import TRACE_SIZE, OutgoingMessage, TopicKey, encode_message, key_bytes
 from nsqext.errors import (
     BatchFailed,
@@ -28,13 +29,8 @@ if TYPE_CHECKING:
     from nsqext.client.producer.key_lock import KeyLock, Place
     from nsqext.client.producer.options import ProducerOptions
 
-Outcome = Receipt | NsqError
 _NO_META = TopicMeta()
 StartSoon = Callable[[Callable[[], Coroutine[Any, Any, None]]], object]
-
-
-PublishBatch = Callable[[Sequence[bytes | OutgoingMessage], Collection[TopicKey]], Awaitable[list[Receipt]]]
-"""Publishes messages, with the keys whose locks the batcher has."""
 
 
 @frozen
@@ -82,7 +78,7 @@ class Batcher:
 
     def __init__(
         self,
-        publish: PublishBatch,
+        publish: Callable[[BatchCall], Awaitable[list[Receipt]]],
         key_lock: KeyLock,
         options: ProducerOptions,
         start_soon: StartSoon,
@@ -313,7 +309,8 @@ class Batcher:
         while batch and not outcomes:
             try:
                 keys = {entry.turn.key for entry in batch if entry.turn is not None}
-                outcomes = await self._publish_batch([entry.message for entry in batch], keys)
+                call = BatchCall(self._topic, [entry.message for entry in batch], entered=keys)
+                outcomes = await self._publish_batch(call)
             except BatchFailed as error:
                 outcomes = error.outcomes
             except InvalidState as error:

@@ -25,6 +25,7 @@ from nsqext.lookup.options import url_of
 from nsqext.protocol.client.client_protocol import Reply
 from nsqext.protocol.client.http_publish import HttpPublish, decode_reply, encode_publish
 from nsqext.protocol.identify import Negotiated
+from nsqext.waits import Waiters
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -60,8 +61,7 @@ class HttpConnection:
         self._start_soon = start_soon  # starts a task of the producer
         self._client = HttpClient(options.request_timeout, most=_MOST_BYTES, tls=options.tls_context)
         self._free = anyio.Semaphore(_REQUESTS)
-        self._idle = anyio.Event()
-        self._idle.set()
+        self._answered = Waiters()
 
     @property
     def usable(self) -> bool:
@@ -73,7 +73,7 @@ class HttpConnection:
         """Whether a response is awaited."""
         return self.in_flight > 0
 
-    def send_request(self, data: Command, deadline: float = inf, *, breaks: bool = False) -> Awaitable[bytes]:
+    def request(self, data: Command, deadline: float = inf, *, breaks: bool = False) -> Awaitable[bytes]:
         """Send a publish command, and return an awaitable for the data of its response, as TCP would have it.
 
         ``breaks`` has no effect: no response of HTTP concerns other requests. Raises NotSent, or OperationNotSupported
@@ -87,15 +87,8 @@ class HttpConnection:
             self.on_request()
         reply = Reply(deadline)
         self._start_soon(self._exchange, publish, reply)
-        self._count(1)
+        self.in_flight += 1
         return self._wait(reply)
-
-    def _count(self, change: int) -> None:
-        self.in_flight += change
-        if not self.in_flight:
-            self._idle.set()
-        elif self._idle.is_set():
-            self._idle = anyio.Event()
 
     async def _wait(self, reply: Reply) -> bytes:
         if not reply.done:
@@ -131,7 +124,8 @@ class HttpConnection:
             reply.error = ConnectionLost("the producer was closed before the response", node=self._node)
             raise
         finally:
-            self._count(-1)
+            self.in_flight -= 1
+            self._answered.wake()
             if reply.wake is not None:
                 reply.wake()
 
@@ -144,7 +138,8 @@ class HttpConnection:
 
     async def drain(self) -> None:
         """Wait for the responses to all requests."""
-        await self._idle.wait()
+        while self.in_flight:
+            await self._answered.wait()
 
     def close(self) -> None:
         """Send no further requests, and close the HTTP connections once the requests have ended."""
@@ -156,7 +151,7 @@ class HttpConnection:
 
     async def _close(self) -> None:
         try:
-            await self._idle.wait()
+            await self.drain()
         finally:
             await self._client.aclose()
 

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from nsqext.client.producer.batch import Batch
 from nsqext.client.producer.key_lock import Place
-from nsqext.client.producer.retry import outcome_unknown
-from nsqext.client.producer.sender import PublishAttempt
-from nsqext.errors import DeliveryUnknown, InvalidInput, InvalidState, NsqError, PublishFailed
+from nsqext.client.producer.sender import PublishAttempt, delivery_unknown, outcome_unknown
+from nsqext.errors import InvalidInput, InvalidState, NsqError, PublishFailed
 from nsqext.types import Receipt
 
 if TYPE_CHECKING:
@@ -151,7 +150,8 @@ class KeyGroups:
         finally:
             members[0].leave()
             for member in members:  # those that were cut off when the producer closed
-                member.settle(_cut_off(member.request.topic))
+                cut_off = "the producer was closed before the response to a batch of its key"
+                member.settle(delivery_unknown(cut_off, topic=member.request.topic))
 
     async def _publish_alone(
         self, members: Sequence[_Publish], route: Route, target: Target, failure: NsqError
@@ -171,11 +171,3 @@ class KeyGroups:
 
 def _is_publish(place: Place) -> TypeGuard[_Publish]:
     return isinstance(place, _Publish)
-
-
-def _cut_off(topic: str) -> DeliveryUnknown:
-    return DeliveryUnknown(
-        "the message may have been stored: the producer was closed before the response to a batch of its key",
-        topic=topic,
-        hint="publishing it again may store it twice",
-    )

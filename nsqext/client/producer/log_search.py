@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from nsqext.lookup.metadata import MetadataCache
-    from nsqext.lookup.node_channels import LogBounds
     from nsqext.lookup.partition_map import PartitionMap
     from nsqext.transport.options import ConnectionOptions
     from nsqext.types import Address
@@ -113,7 +112,7 @@ class LogSearch:
         http = None if leader is None else view.http.get(leader)
         if leader is None or http is None:
             raise PartitionUnavailable("lookup returned no leader with an HTTP address")
-        start, self._end, _ = await self._bounds(http)
+        start, self._end, _ = await self._metadata.channels.log_bounds(http, self._topic, self._partition)
         self.node = str(leader)
         self._next = self._begin(start)
         if self._next >= self._end:
@@ -142,9 +141,6 @@ class LogSearch:
         if self._end == known and self._checked:
             return known
         return max(start, last.offset)
-
-    async def _bounds(self, http: Address) -> LogBounds:
-        return await self._metadata.channels.log_bounds(http, self._topic, self._partition)
 
     async def _read(self, reader: PartitionReader, http: Address) -> None:
         ended: list[NsqError] = []
@@ -183,7 +179,9 @@ class LogSearch:
             reader.tick()
             if _clock() - self._progress > _STALL:
                 raise ConnectionLost(f"no record at byte {self._next} was received for {_STALL:g} s")
-            self._end = min(self._end, (await self._bounds(http)).end)
+            self._end = min(
+                self._end, (await self._metadata.channels.log_bounds(http, self._topic, self._partition)).end
+            )
             if self._end < self._next:
                 raise _replaced(f"it ends at byte {self._end}")
             if self._complete:

@@ -10,6 +10,7 @@ from weakref import WeakSet
 
 import anyio
 from anyio.lowlevel import checkpoint
+from attrs import asdict
 
 from nsqext.client.events import ClientEvent, ClientEvents
 from nsqext.client.middleware import Middleware, Publishing, check_middleware, send_with
@@ -268,15 +269,10 @@ class Producer:
 
     def statistics(self) -> ProducerStatistics:
         """Return the statistics of this producer; costs nothing per message, and may be called at any time."""
-        counters = self._counters
         return ProducerStatistics(
             connections=self._pool.connections,
             pending=self._pool.in_flight,
-            stored=counters.stored,
-            failed=counters.failed,
-            unknown=counters.unknown,
-            retries=counters.retries,
-            bytes_sent=counters.bytes_sent,
+            **asdict(self._counters),
             lookup_age=self._metadata.answer_age,
             lookup_failures=self._metadata.failures,
         )
@@ -362,7 +358,7 @@ class Producer:
                     else:
                         encoded = encode_parts(self._options, target.meta, body, headers, tag, trace_id, data)
                         command = message_command(target, *encoded)
-                    response = await connection.send_request(command, started + self._options.timeout)
+                    response = await connection.request(command, started + self._options.timeout)
                 except NsqError as error:
                     message = OutgoingMessage(body, headers, tag, trace_id)
                     request = MessageRequest(
@@ -595,11 +591,7 @@ class Producer:
         from nsqext.client.producer.batcher import Batcher, BatcherLimits
 
         limits = BatcherLimits(linger, max_count, max_bytes, max_pending)
-
-        async def publish(messages: Sequence[bytes | OutgoingMessage], entered: Collection[TopicKey]) -> list[Receipt]:
-            return await self._publish_listed(BatchCall(topic, messages, entered=entered))
-
-        batcher = Batcher(publish, self._key_lock, self._options, self._tasks.start_soon, topic, limits)
+        batcher = Batcher(self._publish_listed, self._key_lock, self._options, self._tasks.start_soon, topic, limits)
         self._batchers.add(batcher)
         return batcher
 

@@ -183,9 +183,8 @@ def encode_message(
 
     Raises InvalidInput.
     """
-    if not isinstance(message, OutgoingMessage):
-        return encode_parts(options, meta, message, None, None, None, key, default_trace=default_trace, due=due)
-    body, headers, tag, trace_id = message.body, message.headers, message.tag, message.trace_id
+    one = message if isinstance(message, OutgoingMessage) else OutgoingMessage(message)
+    body, headers, tag, trace_id = one.body, one.headers, one.tag, one.trace_id
     return encode_parts(options, meta, body, headers, tag, trace_id, key, default_trace=default_trace, due=due)
 
 

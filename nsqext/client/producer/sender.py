@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.lowlevel
 
-from nsqext.client.producer.retry import AttemptErrors
 from nsqext.client.producer.statistics import Counters
 from nsqext.client.trace_log import trace_log
 from nsqext.errors import (
     ConnectionFailed,
+    ConnectionLost,
     DeliveryUnknown,
     ExtendNotSupported,
     InvalidInput,
     InvalidPartition,
     LookupFailed,
+    NotSent,
     NsqError,
     PartitionUnavailable,
     ProtocolError,
     PublishFailed,
+    RequestTimeout,
     ServerError,
+    TopicNotFound,
 )
 from nsqext.errors.server import NotLeader, TopicNotExist
+from nsqext.waits import pause_after
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection
+    from collections.abc import Awaitable, Callable, Collection, Iterable
 
     from nsqext.client.producer.connection_pool import ConnectionPool, PooledConnection
     from nsqext.client.producer.options import ProducerOptions
@@ -38,12 +43,104 @@ if TYPE_CHECKING:
     from nsqext.client.producer.settling import Settler
     from nsqext.types import Receipt
 
+_PACED = 0.1  # longest pause, in seconds, before an attempt that waits for lookup, which has pauses of its own
+_KEPT_FIRST = 4
+_KEPT_LAST = 16  # errors of attempts that are kept: the first ones and the last ones
 _EXPLAINED = 8  # failed attempts of a publish, for one of which lookup is asked why it does not offer the partition
 _MOVES = 3  # failures after which even a publish that can use another partition waits before it is retried
 
 _clock = time.monotonic
 
 T = TypeVar("T")
+
+
+def outcome_unknown(error: NsqError) -> bool:
+    """Return whether a publish that failed with an error may have been stored."""
+    return error.maybe_stored or (isinstance(error, ConnectionLost) and not isinstance(error, NotSent))
+
+
+def delivery_unknown(reason: str, **where: Any) -> DeliveryUnknown:
+    """Return the error of a publish that was sent, with the reason why its outcome is unknown."""
+    hint = "publishing it again may store it twice"
+    return DeliveryUnknown(f"the message may have been stored: {reason}", **{"hint": hint, **where})
+
+
+class AttemptErrors:
+    """The errors of the attempts of one publish decide whether and when it is attempted again, and what it raises.
+
+    Memory is bounded.
+    """
+
+    __slots__ = ("_first", "_last", "_options", "count", "unknown")
+
+    def __init__(self, options: ProducerOptions, errors: Iterable[NsqError] = ()) -> None:
+        self._options = options
+        self._first: list[NsqError] = []
+        self._last: deque[NsqError] = deque(maxlen=_KEPT_LAST)
+        self.count: int = 0  # number of failed attempts
+        self.unknown: bool = False  # the outcome of an attempt is unknown
+        for error in errors:
+            self.add(error)
+
+    def add(self, error: NsqError) -> None:
+        """Add the error of the latest attempt."""
+        self.count += 1
+        self.unknown = self.unknown or outcome_unknown(error)
+        (self._first if len(self._first) < _KEPT_FIRST else self._last).append(error)
+
+    @property
+    def kept(self) -> tuple[NsqError, ...]:
+        """The errors that were kept, oldest first."""
+        return (*self._first, *self._last)
+
+    @property
+    def last(self) -> NsqError:
+        """The latest error."""
+        return self._last[-1] if self._last else self._first[-1]
+
+    def final(self) -> bool:
+        """Return whether the latest error ends the publish."""
+        last = self.last
+        if self.count == 1 and isinstance(last, TopicNotFound):
+            return True  # a name that was never right is reported at once
+        return not last.retryable or (self._options.on_unknown != "retry" and outcome_unknown(last))
+
+    def pause(self, *, paced: bool) -> float:
+        """Return the seconds until the next attempt, by ``retry_wait``."""
+        options = self._options
+        pause = pause_after(options.retry_wait, options.max_retry_wait, self.count, self.last)
+        return min(pause, _PACED) if paced else pause
+
+    def refusal(self) -> NsqError:
+        """Return the error of a publish whose last error is not retried."""
+        last = self.last
+        if self.unknown and not isinstance(last, DeliveryUnknown):
+            return self._unknown(last.message)
+        last.attempts = self.kept[:-1]
+        return last
+
+    def given_up(self, reason: str, in_doubt: bool = False) -> NsqError:
+        """Return the final error of a publish, with the reason, as in "not stored within 5 s"."""
+        if in_doubt:
+            self.add(RequestTimeout(f"no response {reason}"))
+        if self.unknown:
+            ended = "" if in_doubt else f"no attempt succeeded {reason}; last error: "
+            return self._unknown(f"{ended}{self.last.message}")
+        if not self.count:
+            return PublishFailed(f"not stored {reason}: no connection was made")
+        last = self.last
+        if isinstance(last, LookupFailed):
+            return self.refusal()
+        failed = PublishFailed(f"not stored {reason}; last error: {last.message}", hint=last.hint, **last.where)
+        failed.attempts = self.kept
+        failed.__cause__ = last
+        return failed
+
+    def _unknown(self, reason: str) -> DeliveryUnknown:
+        unknown = delivery_unknown(reason, **self.last.where)
+        unknown.attempts = self.kept
+        unknown.__cause__ = self.last
+        return unknown
 
 
 class Sender:
@@ -103,7 +200,7 @@ class Sender:
         command = request.command(target)
         request.in_doubt = True
         try:
-            response = await connection.send_request(command, started + self.options.timeout, breaks=request.breaks)
+            response = await connection.request(command, started + self.options.timeout, breaks=request.breaks)
         except NsqError as error:
             request.in_doubt = False  # the error tells
             raise request.refined(error) from error.__cause__
@@ -360,7 +457,7 @@ def out_of_step(target: Target, connection: PooledConnection, error: ProtocolErr
     error.at(topic=target.topic, partition=target.partition, node=target.node.node)
     connection.fail(error)
     hint = "the server's responses do not match the commands; publishing again may store it twice"
-    return DeliveryUnknown(f"the message may have been stored: {error.message}", hint=hint, **error.where)
+    return delivery_unknown(error.message, hint=hint, **error.where)
 
 
 def _leader_moved(error: NsqError) -> bool:

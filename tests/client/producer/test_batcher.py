@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ from nsqext.errors import (
 from tests.support.fake_nsqd import error, obey, scripted_node, until
 
 if TYPE_CHECKING:
-    from nsqext.client.producer.request import TopicKey
+    from nsqext.client.producer.batch_publisher import BatchCall
 
 pytestmark = pytest.mark.anyio
 
@@ -42,9 +42,8 @@ class _Publisher:
         self.gate = anyio.Event()
         self.gate.set()
 
-    async def publish(
-        self, messages: Sequence[bytes | OutgoingMessage], entered: Collection[TopicKey]
-    ) -> list[Receipt]:
+    async def publish(self, call: BatchCall) -> list[Receipt]:
+        messages = call.messages
         self.batches.append([message.body if isinstance(message, OutgoingMessage) else message for message in messages])
         await self.gate.wait()
         if self.failing is not None:

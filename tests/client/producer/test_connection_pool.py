@@ -147,14 +147,14 @@ async def test_connections_that_no_topic_needs_are_closed_when_they_are_idle() -
         place = pool.node(node.address)
         connection = await connect_to(pool, place)
         peer = await node.accept()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(connection.request, b"PUB t\n\0\0\0\1x")
-            await peer.expect("PUB")
-            pool.keep_only(())
-            pool.tick()
-            assert connection.usable
-            assert pool.in_flight == 1
-            await peer.answer()
+        response = connection.request(b"PUB t\n\0\0\0\1x")
+        await peer.expect("PUB")
+        pool.keep_only(())
+        pool.tick()
+        assert connection.usable
+        assert pool.in_flight == 1
+        await peer.answer()
+        await response
         pool.tick()
         assert connection.closed
         assert place.connection is None

@@ -402,14 +402,14 @@ async def test_a_publish_waits_for_a_leader_while_no_partition_has_one() -> None
 
 async def test_each_request_may_take_the_whole_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[float] = []
-    send = Connection.send_request
+    send = Connection.request
 
     async def record(connection: Connection, command: Any, deadline: float, **settings: Any) -> bytes:
         if bytes(command).startswith((b"PUB", b"MPUB")):
             left.append(deadline - time.monotonic())
         return await send(connection, command, deadline, **settings)
 
-    monkeypatch.setattr(Connection, "send_request", record)
+    monkeypatch.setattr(Connection, "request", record)
     async with producing({}, timeout=60.0) as (producer, _, _):
         for key in (None, "k"):  # the first one connects
             await producer.publish("t", b"x", key=key)

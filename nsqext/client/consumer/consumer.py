@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 import anyio
 
-from nsqext.arguments import check_handler_function, check_time
+from nsqext.arguments import check_handler_function, check_number, check_time
 from nsqext.client.consumer.handlers.batches import BatchHandler, BatchLimits, MessageBatch, MessageBatches
 from nsqext.client.consumer.handlers.dispatcher import MessageDispatcher
 from nsqext.client.consumer.handlers.iteration import ConsumerState, MessageIteration
@@ -511,7 +511,7 @@ class Consumer(Runnable):
 
     @max_in_flight.setter
     def max_in_flight(self, count: int) -> None:
-        self._flow.max_in_flight = count
+        self._flow.max_in_flight = check_number("max_in_flight", count, 1)
         self._group.rebalance()
 
     @property

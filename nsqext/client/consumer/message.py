@@ -74,18 +74,18 @@ class Owner(Protocol):
         """End the connection, so that the server redelivers its messages in order; the consumer connects again."""
 
 
-class UnpackBudget:
+class UnpackBudget(Waiters):
     """Bounds the unpacked bytes of compressed messages in flight, over all connections of a consumer.
 
     A body is unpacked when its message is handed out. A message waits while others use up the budget; a message larger
-    than the budget is handed out while no other is unpacked.
+    than the budget is handed out while no other is unpacked. `release` wakes the tasks that wait.
     """
 
     def __init__(self, limit: int) -> None:
+        super().__init__()
         self.used: int = 0  # bytes of unpacked messages in flight
         self._limit = limit  # bytes; 0 for no limit
         self._messages: dict[Message, int] = {}
-        self._freed = Waiters()
 
     def reserve(self, message: Message, size: int) -> bool:
         """Reserve bytes for a message, or change its reservation; return False if they are not available."""
@@ -99,7 +99,7 @@ class UnpackBudget:
     def release(self, message: Message) -> None:
         """Release the bytes of a message that was answered."""
         self.used -= self._messages.pop(message, 0)
-        self._freed.wake()
+        self.wake()
 
     def release_expired(self) -> None:
         """Release the bytes of messages that are not in flight any more."""
@@ -109,14 +109,6 @@ class UnpackBudget:
     def holds(self, message: Message) -> bool:
         """Return whether a message has reserved bytes."""
         return message in self._messages
-
-    def wake(self) -> None:
-        """Wake all waiting tasks."""
-        self._freed.wake()
-
-    async def wait(self) -> None:
-        """Wait for the next call of `release` or `wake`."""
-        await self._freed.wait()
 
 
 class InFlightCount:

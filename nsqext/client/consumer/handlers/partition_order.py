@@ -210,22 +210,6 @@ class PartitionOrder:
 class KeyLaneOwner:
     """The owner of messages in lanes: passes answers on to their subscription, but delays requeued messages itself."""
 
-    __slots__ = (
-        "_delay",
-        "ignore_lost",
-        "in_order",
-        "key_sharing",
-        "max_msg_timeout",
-        "moved",
-        "msg_timeout",
-        "node",
-        "number",
-        "order",
-        "owner",
-        "partition",
-        "topic",
-    )
-
     def __init__(self, owner: Owner, order: PartitionOrder, delay: Callable[[Message, float], None]) -> None:
         self.owner: Owner = owner  # the subscription
         self.order: PartitionOrder = order

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from attrs import define
 
-from nsqext.arguments import check_positive
-
 if TYPE_CHECKING:
     from nsqext.client.consumer.subscriptions.backoff import Backoff
 
@@ -63,7 +61,7 @@ class RdyDistributor(Generic[K]):
     """
 
     def __init__(self, max_in_flight: int, backoff: Backoff, max_bytes: int = 0, initial_ready: int = 1) -> None:
-        self.max_in_flight = max_in_flight  # messages over all connections
+        self.max_in_flight: int = max_in_flight  # messages over all connections; may be changed
         self.paused: bool = False  # while True, all counts are 0
         # handlers that run at the same time; a window grows to this number of messages even while no handler waits
         self.concurrency: int = 1
@@ -77,16 +75,6 @@ class RdyDistributor(Generic[K]):
         self._turns = 0
         self._extra = 0
         self._sole = 0  # connections whose messages no other consumer could handle
-
-    @property
-    def max_in_flight(self) -> int:
-        """Messages over all connections; may be changed. Raises InvalidSetting."""
-        return self._max_in_flight
-
-    @max_in_flight.setter
-    def max_in_flight(self, count: int) -> None:
-        check_positive("max_in_flight", count)
-        self._max_in_flight = count
 
     def __len__(self) -> int:
         return len(self._members)

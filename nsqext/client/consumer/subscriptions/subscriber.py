@@ -61,8 +61,10 @@ _FATAL_AT_FIRST = (AuthFailed, BadPartition, IdentifyFailed, InvalidCommand)
 """Settings that the server refuses. If it accepted them before, the cause is at the server, and the client retries."""
 _MISCONFIGURED = (NegotiationFailed, ProtocolError)
 """The address is not that of an nsqd, or no node grants TLS or compression: fatal if no subscription ever succeeded."""
-_NOT_LEADER = (NotLeader, TopicNotExist)
-_STALE_META = (ExtendForbidden, ExtendRequired, OrderRequired)
+NOT_LEADER = (NotLeader, TopicNotExist)
+"""The node does not lead the partition, which contradicts the lookup service."""
+STALE_META = (ExtendForbidden, ExtendRequired, OrderRequired)
+"""The topic has changed since the last lookup, so that the next attempt needs no pause."""
 
 _STABLE = 5.0  # seconds after which a subscription counts as stable, so that the next failure starts with a short pause
 _WARNING_INTERVAL = 60.0  # seconds between two warnings about failures of one partition
@@ -77,16 +79,6 @@ _clock = time.monotonic
 def is_fatal(error: NsqError, *, opened: bool) -> bool:
     """Return whether an error is permanent; ``opened``: an earlier subscription to this partition succeeded."""
     return isinstance(error, _FATAL if opened else _FATAL + _FATAL_AT_FIRST)
-
-
-def is_not_leader(error: NsqError | None) -> bool:
-    """Return whether a node refuses because it does not lead the partition, which contradicts the lookup service."""
-    return isinstance(error, _NOT_LEADER)
-
-
-def is_stale_meta(error: NsqError | None) -> bool:
-    """Return whether the topic has changed since the last lookup, so that the next attempt needs no pause."""
-    return isinstance(error, _STALE_META)
 
 
 class Subscriber:
@@ -287,12 +279,12 @@ class Subscriber:
     async def _refresh(self, assignment: Assignment, view: PartitionMap, failures: int, error: NsqError | None) -> None:
         """Pause with full jitter, then ask the lookup service for a newer partition map."""
         options = self._options
-        if failures > 1 or not is_stale_meta(error):
+        if failures > 1 or not isinstance(error, STALE_META):
             pause = pause_after(options.reconnect_wait, options.max_reconnect_wait, failures + 1, error)
             await anyio.sleep(pause)
         if self.closing:
             return
-        suspect = assignment.key if isinstance(assignment.key, int) and is_not_leader(error) else None
+        suspect = assignment.key if isinstance(assignment.key, int) and isinstance(error, NOT_LEADER) else None
         try:
             await self._metadata.refresh(self._topic, "r", view, suspect)
         except NsqError as failure:

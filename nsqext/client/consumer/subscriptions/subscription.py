@@ -9,14 +9,15 @@ from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
+from attrs import define
+
 from nsqext.client.consumer.handler_signals import MAX_DELAY
 from nsqext.client.consumer.message import InFlightCount, Message
 from nsqext.client.consumer.subscriptions.early_messages import DELAYED_MARK
-from nsqext.client.consumer.subscriptions.order_check import OrderCheck
 from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
 from nsqext.client.trace_log import trace_log
 from nsqext.dispatch.buckets import KeySharing
-from nsqext.errors import ConnectionLost, MessageNotInFlight, NsqError, ProtocolError
+from nsqext.errors import ConnectionLost, MessageNotInFlight, NsqError, OrderViolation, ProtocolError
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER
 from nsqext.protocol.client.commands import req, touch
 from nsqext.protocol.messages import decode_into
@@ -65,6 +66,53 @@ class SubscriptionMonitor(Protocol):
 
     def rebalance(self) -> None:
         """Distribute RDY again, because the state of a backoff changed."""
+
+
+@define(eq=False)
+class OrderCheck:
+    """Checks one ordered subscription: internal ids and queue offsets must increase; an equal id is a redelivery.
+
+    A new subscription, for example after a move of the leader, needs a new check (smart client note, ordered
+    consumption).
+    """
+
+    _report_attempts: int = 0  # a message that blocks its partition is reported at each multiple of it; 0 for never
+    _id: int = -1
+    _offset: int = -1
+    _last: Message | None = None
+
+    def accepts(self, message: Message) -> bool:
+        """Check a received message; return whether it must be handled. Raises OrderViolation.
+
+        A second copy of an unanswered message is not handled: the first ordered subscription of a channel receives its
+        first message twice (captured: sub_ordered_first_reset_duplicate), and one answer finishes both.
+        """
+        number, offset = message.internal_id, message.offset
+        if number < self._id or offset < self._offset or (number == self._id) != (offset == self._offset):
+            raise OrderViolation(
+                f"id {number} at offset {offset} was received after id {self._id} at offset {self._offset}",
+                topic=message.topic,
+                partition=message.partition,
+                node=message.node,
+                hint="nothing was skipped: the subscription starts again",
+            )
+        last, self._last = self._last, message
+        if last is not None and number == self._id and message.attempts == last.attempts and not last.answered:
+            self._last = last
+            return False
+        self._id, self._offset = number, offset
+        self._report(message)
+        return True
+
+    def _report(self, message: Message) -> None:
+        every = self._report_attempts
+        if every and message.attempts >= every and message.attempts % every == 0:
+            logger.warning(
+                "an ordered message blocks its partition, delivered %d times: %r",
+                message.attempts,
+                message,
+                extra={"topic": message.topic, "partition": message.partition, "attempts": message.attempts},
+            )
 
 
 class Subscription(PartitionReader):

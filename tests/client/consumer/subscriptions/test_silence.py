@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from attrs import define, field
 
-from nsqext.client.consumer.subscriptions.silence import OpenSubscriptions, SilenceWatch
+from nsqext.client.consumer.subscriptions.subscription_group import SilenceWatch, SubscriptionGroup
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.subscriptions.subscription import Subscription
@@ -67,7 +67,7 @@ class Consumers:
                 self.watch.watch(cast("Subscription", stand), stand.delivered_at)
 
     def look_up(self, now: float) -> None:
-        self.watch.look_up(cast("list[OpenSubscriptions]", self.groups), now)
+        self.watch.look_up(cast("list[SubscriptionGroup]", self.groups), now)
 
     def run(self, until: float) -> list[float]:
         """Look up whenever it is due; return the times at which something was looked up."""

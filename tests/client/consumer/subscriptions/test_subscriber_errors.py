@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqext.client.consumer.subscriptions.subscriber import is_fatal, is_not_leader, is_stale_meta
+from nsqext.client.consumer.subscriptions.subscriber import NOT_LEADER, STALE_META, is_fatal
 from nsqext.errors.server import (
     AuthFailed,
     BadTopic,
@@ -33,10 +33,8 @@ def test_settings_accepted_once_are_not_fatal(kind: type[NsqError]) -> None:
 
 
 def test_errors_that_another_lookup_resolves() -> None:
-    assert is_not_leader(NotLeader("no"))
-    assert not is_stale_meta(NotLeader("no"))
-    assert is_stale_meta(ExtendRequired("no"))
-    assert not is_not_leader(ExtendRequired("no"))
+    assert isinstance(NotLeader("no"), NOT_LEADER)
+    assert not isinstance(NotLeader("no"), STALE_META)
+    assert isinstance(ExtendRequired("no"), STALE_META)
+    assert not isinstance(ExtendRequired("no"), NOT_LEADER)
     assert not is_fatal(NotLeader("no"), opened=False)
-    assert not is_not_leader(None)
-    assert not is_stale_meta(None)

@@ -62,7 +62,7 @@ NAMED = (
     ),
     Named(
         "on_unknown=raise holds for the first attempt only",
-        "client/producer/retry.py",
+        "client/producer/sender.py",
         'self._options.on_unknown != "retry" and',
         'self._options.on_unknown != "retry" and self.count == 1 and',
         ("tests/client/producer/test_retry.py",),

@@ -327,12 +327,12 @@ def _never_sync(right: Any, self: Any) -> None:
 _ALL = (
     Mutation(
         "unknown outcomes count as not stored",
-        f"{_CLIENT}.producer.retry:outcome_unknown",
+        f"{_CLIENT}.producer.sender:outcome_unknown",
         _always(lambda right, error: False),
     ),
     Mutation(
         "publishes that are given up are reported as failed",
-        f"{_CLIENT}.producer.retry:AttemptErrors.given_up",
+        f"{_CLIENT}.producer.sender:AttemptErrors.given_up",
         _always(_give_up_without_doubt),
     ),
     Mutation(
@@ -342,7 +342,7 @@ _ALL = (
     ),
     Mutation(
         "on_unknown=raise is ignored",
-        f"{_CLIENT}.producer.retry:AttemptErrors.final",
+        f"{_CLIENT}.producer.sender:AttemptErrors.final",
         _always(lambda right, self: not self.last.retryable),
     ),
     Mutation(

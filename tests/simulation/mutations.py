@@ -220,8 +220,8 @@ async def _acknowledge_before_publishing(right: Any, self: Any, batch: Any) -> N
         await self._publisher.publish_many(self._topic, [entry.message for entry in entries])
 
 
-def _finish_all_but_one(right: Any, messages: Any) -> None:
-    right(messages[:-1] or messages)
+def _finish_all_but_one(right: Any, messages: Any, requeue_after: Any = None, **settings: Any) -> None:
+    right((messages[:-1] if requeue_after is None else None) or messages, requeue_after, **settings)
 
 
 async def _finish_the_whole_batch(right: Any, self: Any, last: Any) -> None:
@@ -487,7 +487,7 @@ _ALL = (
     ),
     Mutation(
         "finishing a batch forgets its last message",
-        f"{_CLIENT}.consumer.handlers.batches:_finish",
+        f"{_CLIENT}.consumer.handlers.batches:_answer",
         _always(_finish_all_but_one),
     ),
     Mutation(

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
-    from nsqext.client.consumer.handlers.workers import Handler
     from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.statistics import ConsumerConnection, ConsumerStatistics
@@ -210,7 +209,8 @@ class Consumer(Runnable):
 
         def register(function: H) -> H:
             self._check_handler(function)
-            self._handler = MessageHandler(self._surrounded(function), auto_finish)
+            call = message_handler(function, self._options.failure)
+            self._handler = MessageHandler(surround_handler(self._middleware, call, self.channel), auto_finish)
             return function
 
         return register if function is None else register(function)
@@ -242,9 +242,6 @@ class Consumer(Runnable):
             return function
 
         return register
-
-    def _surrounded(self, function: Callable[..., Awaitable[object]]) -> Handler:
-        return surround_handler(self._middleware, message_handler(function, self._options.failure), self.channel)
 
     def _check_handler(self, function: object) -> None:
         check_handler_function(function)
@@ -283,7 +280,7 @@ class Consumer(Runnable):
         """
         if self._handler is None:
             raise InvalidState("the consumer has no handler", hint="decorate a function with @consumer.handler")
-        await self._start(*([self._stop_on_signals] if takes_signals(signals) else []))
+        await self._start(*([partial(stop_on_signals, self.stop, logger)] if takes_signals(signals) else []))
         await self.wait()
 
     async def wait(self) -> None:
@@ -362,9 +359,6 @@ class Consumer(Runnable):
             hook = self._dead_letters.publish
         iteration = self._iteration
         self._dispatcher.start_workers(self._tasks, handler, hook, iteration.flush, iteration.batches)
-
-    async def _stop_on_signals(self) -> None:
-        await stop_on_signals(self.stop, logger)
 
     async def aclose(self) -> None:
         """Drain and close: running handlers have ``close_timeout`` seconds, then their messages are requeued.
@@ -473,7 +467,7 @@ class Consumer(Runnable):
         """Request messages again, unless the consumer was stopped; see `pause`."""
         if topic is not None:
             self._group.pause(check_topic(topic), paused=False)
-        elif not self._dispatcher.stopped:
+        elif not self._dispatcher.queue.stopped:
             self._flow.paused = False
             self._group.rebalance()
 
@@ -560,7 +554,7 @@ class Consumer(Runnable):
         """
         self._tasks.check()
         check_position(position)
-        if self._dispatcher.stopped:
+        if self._dispatcher.queue.stopped:
             raise InvalidState("the consumer is closed", topic=self._name)
         await self._topics.seek(position, partitions, topic)
 

@@ -50,17 +50,15 @@ def _position_of(
 def _check_filter(wanted: ExtFilter) -> None:
     """Raise for an invalid filter: servers ignore it and only log this."""
     if not isinstance(wanted, ExtFilter):
-        raise InvalidSetting(f"ext_filter={wanted!r} is not a filter", hint="give nsqext.ExtFilter(...)")
-    if wanted.type == FILTER_MULTI:
-        if wanted.key not in ("any", "all") or not wanted.pairs or not all(map(all, wanted.pairs)):
-            raise InvalidSetting(
-                f"ext_filter={wanted!r} is not a filter", hint="a filter of type 4 needs key='any' or 'all', and pairs"
-            )
-    elif wanted.type not in (FILTER_EQUAL, FILTER_REGEXP, FILTER_GLOB) or not wanted.key or not wanted.data:
-        raise InvalidSetting(
-            f"ext_filter={wanted!r} is not a filter",
-            hint="it needs a type from 1 to 4, a key, and data",
-        )
+        valid, hint = False, "give nsqext.ExtFilter(...)"
+    elif wanted.type == FILTER_MULTI:
+        valid = wanted.key in ("any", "all") and bool(wanted.pairs) and all(map(all, wanted.pairs))
+        hint = "a filter of type 4 needs key='any' or 'all', and pairs"
+    else:
+        valid = wanted.type in (FILTER_EQUAL, FILTER_REGEXP, FILTER_GLOB) and bool(wanted.key and wanted.data)
+        hint = "it needs a type from 1 to 4, a key, and data"
+    if not valid:
+        raise InvalidSetting(f"ext_filter={wanted!r} is not a filter", hint=hint)
 
 
 class HandlerSettings(TypedDict, total=False):

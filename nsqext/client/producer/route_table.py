@@ -52,6 +52,7 @@ class RouteTable:
         self.tasks: BackgroundTasks | None = None
         self.key_hash: KeyHash = key_hash(options.key_hash)  # maps a key and a number of partitions to a partition
         self.topic_options: TopicOptions = TopicOptions(options)  # the options for single topics
+        self.asks_lookup: bool = metadata.has_lookup  # whether there is a lookup service, rather than fixed nodes
         self._options = options
         self._metadata = metadata
         self._pool = pool
@@ -66,11 +67,6 @@ class RouteTable:
         self._not_upgraded: dict[str, float] = {}
         self._answered = False
         self._waiting_since: float | None = None
-
-    @property
-    def asks_lookup(self) -> bool:
-        """Whether there is a lookup service, rather than fixed nodes."""
-        return self._metadata.has_lookup
 
     def current(self, topic: str) -> Route | None:
         """Return the route of a topic if it is up to date."""

@@ -283,6 +283,9 @@ def test_invalid_values_are_refused() -> None:
     with pytest.raises(InvalidSetting):
         Consumer("t", "ch")
     consumer = Consumer("t", "ch", nsqd="127.0.0.1:1")
+    for total in (0, -1, True, 1.5, "1"):
+        with pytest.raises(InvalidSetting):
+            consumer.max_in_flight = total  # type: ignore[assignment]
     with pytest.raises(InvalidSetting):
         consumer.handler(lambda message: None)  # type: ignore[type-var]
     consumer.handler(_ignore)

@@ -404,7 +404,7 @@ async def test_each_request_may_take_the_whole_timeout(monkeypatch: pytest.Monke
     left: list[float] = []
     send = Connection.request
 
-    async def record(connection: Connection, command: Any, deadline: float, **settings: Any) -> bytes:
+    async def record(connection: Connection, command: Any, deadline: float = 0.0, **settings: Any) -> bytes:
         if bytes(command).startswith((b"PUB", b"MPUB")):
             left.append(deadline - time.monotonic())
         return await send(connection, command, deadline, **settings)

@@ -66,11 +66,6 @@ class MessageDispatcher:
         self._lanes: KeyLanes | None = None
         self._workers: Workers | None = None
 
-    @property
-    def stopped(self) -> bool:
-        """Whether no further message is dispatched."""
-        return self.queue.stopped
-
     def dispatch(self, messages: list[Message]) -> None:
         """Queue the messages of one read of a subscription."""
         if messages:

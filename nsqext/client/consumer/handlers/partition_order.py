@@ -21,7 +21,7 @@ from attrs import define, field
 from nsqext.dispatch.buckets import KeySharing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from nsqext.client.consumer.message import Message, Owner
 
@@ -52,13 +52,15 @@ class PartitionOrder:
     held_from: float = 0.0  # from this time on, the server can redeliver all lost messages of earlier connections
     returned: dict[bytes, int] = field(factory=dict)  # how often messages were requeued without being handled, by id
     returned_bytes: int = 0  # bytes of their bodies
+    # whether the first messages of the partition are collected, so that they can be sorted: they may be redelivered
+    # ones of an earlier consumer, in any order
+    settling: bool = False
     # ids on this subscription, oldest first, and when they were stored
     _finished: dict[bytes, int] = field(factory=dict)
     # ids on earlier subscriptions, when they were stored, and from when on the server can redeliver them
     _finished_before: dict[bytes, tuple[int, float]] = field(factory=dict)
     _frontier: int = -1  # offset behind the last message that has no unseen one before it
     _last_end: int = -1  # offset behind the last message ever received
-    _settling: bool = False  # the first messages are collected, to be sorted
     _unseen: int = 0  # messages behind the frontier that may be redelivered out of order
 
     @property
@@ -86,9 +88,9 @@ class PartitionOrder:
             self._finished_before.clear()
         if first or owner.moved or self.ordered_by_server:
             self._frontier, self._last_end, self._unseen = -1, -1, 0
-            self._settling = first and not (owner.moved or self.ordered_by_server)
+            self.settling = first and not (owner.moved or self.ordered_by_server)
             return not first
-        self._settling = self._frontier < 0 <= owner.partition  # the original NSQ has no offsets to sort by
+        self.settling = self._frontier < 0 <= owner.partition  # the original NSQ has no offsets to sort by
         if self._frontier >= 0:
             # on subscriptions in between nothing was received, but messages may have been sent
             lost = 1 if previous is None else max(1, owner.number - previous.number)
@@ -132,13 +134,13 @@ class PartitionOrder:
         """Record a new message; return the messages that can be handled now, in order."""
         offset, end = message.offset, message.offset + message.size
         if offset < 0:
-            self._settling = False
+            self.settling = False
             return [message]
         if not self._recovering:
             self._frontier = self._last_end = max(self._frontier, end)
             return [message]
         self._last_end = max(self._last_end, end)
-        if offset > self._frontier or self._settling:
+        if offset > self._frontier or self.settling:
             self.early[offset] = message
             return []
         ready = [message]
@@ -153,22 +155,14 @@ class PartitionOrder:
         return ready
 
     @property
-    def settling(self) -> bool:
-        """Whether the first messages of the partition are collected, so that they can be sorted.
-
-        They may be redelivered ones of an earlier consumer, in any order.
-        """
-        return self._settling
-
-    @property
     def _recovering(self) -> bool:
-        return self._settling or self._unseen > 0 or bool(self.early) or self._frontier < self._last_end
+        return self.settling or self._unseen > 0 or bool(self.early) or self._frontier < self._last_end
 
     def end_gap(self) -> list[Message]:
         """Stop waiting for unseen messages; return the early ones in order."""
         early = [self.early[offset] for offset in sorted(self.early)]
         self.early.clear()
-        self._frontier, self._unseen, self.gap_due, self._settling = self._last_end, 0, None, False
+        self._frontier, self._unseen, self.gap_due, self.settling = self._last_end, 0, None, False
         return early
 
     def forget_handled(self, since: float) -> None:
@@ -200,11 +194,7 @@ class PartitionOrder:
 
     def in_flight(self) -> int:
         """Return how many messages this process holds of the current subscription."""
-        return sum(1 for _ in self._held())
-
-    def _held(self) -> Iterator[Message]:
-        yield from (message for message in self.unfinished.values() if not is_lost(message))
-        yield from self.early.values()
+        return len(self.early) + sum(not is_lost(message) for message in self.unfinished.values())
 
 
 class KeyLaneOwner:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import random
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -117,18 +118,13 @@ class KeyBuckets:
 
         Raises InvalidSetting if the messages of the topic have no tags of these buckets.
         """
-        reason: NsqError | None = None
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._share, tasks)
-            try:
-                await self._member.receive()
-            except NsqError as error:
-                reason = error
-            tasks.cancel_scope.cancel()
+        try:
+            await self._member.receive_beside(self._share)
+        except NsqError:
+            if self._refusal is None:
+                raise
         if self._refusal is not None:
             raise self._refusal
-        if reason is not None:
-            raise reason
 
     async def _share(self, tasks: TaskGroup) -> None:
         """Look at the statistics again and again, and claim and release buckets."""
@@ -254,20 +250,15 @@ class KeyBuckets:
 
     async def _own(self, bucket: _Bucket) -> None:
         """Receive the messages of a bucket; raises why the connection ended."""
-        subscription, group = bucket.subscription, self._context.group
-        reason: NsqError | None = None
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._request_messages, bucket)
-            try:
-                await subscription.receive()
-            except NsqError as error:
-                reason = None if subscription.stopped else error
-            tasks.cancel_scope.cancel()
-        if reason is not None:
-            raise reason
-        group.flush()
+        try:
+            await bucket.subscription.receive_beside(partial(self._request_messages, bucket))
+        except NsqError:
+            if not bucket.subscription.stopped:
+                raise
+        self._context.group.flush()
 
-    async def _request_messages(self, bucket: _Bucket) -> None:
+    async def _request_messages(self, bucket: _Bucket, tasks: TaskGroup) -> None:
+        """Take a bucket over, request its messages, and give it away when it is to be released."""
         subscription, group = bucket.subscription, self._context.group
         last = self._last_owners.get(subscription.request.tag or "")
         self._raise_ready(subscription, 0 if last is None else min(last.ready, self._delivery.last.unconfirmed))

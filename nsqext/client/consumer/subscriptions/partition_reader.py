@@ -174,16 +174,6 @@ class PartitionReader:
 
     # Ending
 
-    @property
-    def busy(self) -> bool:
-        """Whether a response is awaited or something is unsent."""
-        return self._connection.busy
-
-    @property
-    def usable(self) -> bool:
-        """Whether the connection is open and has no error."""
-        return self._connection.usable
-
     def fail(self, error: NsqError) -> None:
         """End the connection because of an error, which `read` raises."""
         self._connection.protocol.fail(error)
@@ -195,7 +185,7 @@ class PartitionReader:
         Does not raise. The server still accepts answers (captured: cls). While another task waits, what is pending is
         sent, and the other task awaited: the server refuses a second CLS.
         """
-        if not self.usable:
+        if not self._connection.usable:
             return
         try:
             self.flush()

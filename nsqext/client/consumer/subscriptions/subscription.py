@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from math import inf
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+import anyio
 from attrs import define
 
 from nsqext.client.consumer.handler_signals import MAX_DELAY
@@ -23,6 +24,8 @@ from nsqext.protocol.client.commands import req, touch
 from nsqext.protocol.messages import decode_into
 
 if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
+
     from nsqext.client.consumer.message import UnpackBudget
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.subscriptions.backoff import Backoff
@@ -173,10 +176,23 @@ class Subscription(PartitionReader):
         finally:
             self.end()
 
+    async def receive_beside(self, work: Callable[[TaskGroup], Coroutine[Any, Any, None]]) -> None:
+        """Receive messages until the connection ends, beside work that is cancelled then; raises why it ended."""
+        reason: NsqError | None = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(work, tasks)
+            try:
+                await self.receive()
+            except NsqError as error:
+                reason = error  # the task group would wrap it
+            tasks.cancel_scope.cancel()
+        if reason is not None:
+            raise reason
+
     @property
     def busy(self) -> bool:
         """Whether messages are in flight or commands unsent, so that `tick` is due several times a second."""
-        return self.in_flight > 0 or super().busy
+        return self.in_flight > 0 or self._connection.busy
 
     # Receiving
 

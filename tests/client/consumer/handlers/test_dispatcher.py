@@ -103,7 +103,7 @@ def test_nothing_is_accepted_after_the_stop() -> None:
     here = dispatcher([])
     here.dispatch([make_message(RecordingOwner(), 1)])
     here.stop()
-    assert here.stopped
+    assert here.queue.stopped
     here.dispatch([make_message(RecordingOwner(), 2)])
     assert not here.queue.messages
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.client.consumer.options import BackoffOptions
 from nsqext.client.consumer.subscriptions.backoff import Backoff
 from nsqext.client.consumer.subscriptions.rdy_distributor import RdyDistributor, _share_out
-from nsqext.errors import InvalidSetting
 
 
 def make(total: int, *limits: int) -> RdyDistributor[int]:
@@ -171,12 +168,6 @@ def test_no_consumer_starves(total: int, count: int) -> None:
         for key in (key for key, share in shares.items() if share and key % 2):
             receive(flow, key, now)
     assert seen == set(range(count))
-
-
-@pytest.mark.parametrize("total", [0, -1, True, 1.5, "1"])
-def test_an_invalid_total(total: Any) -> None:
-    with pytest.raises(InvalidSetting):
-        make(total)
 
 
 def test_held_messages_raise_the_total_to_twice_its_value_at_most() -> None:

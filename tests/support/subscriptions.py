@@ -12,7 +12,6 @@ from nsqext.client.consumer.message import Message, UnpackBudget
 from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions
 from nsqext.client.consumer.subscriptions.backoff import Backoff
 from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
-from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
 from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
 from nsqext.client.consumer.subscriptions.subscription import Subscription
 from nsqext.protocol.identify import Negotiated
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from nsqext.errors import NsqError
     from nsqext.transport.connection import Connection
 
-__all__ = ("FakeConnection", "FakeMonitor", "Subscribed", "delivered", "reader_on", "subscribed")
+__all__ = ("FakeConnection", "FakeMonitor", "Subscribed", "delivered", "subscribed")
 
 
 class FakeConnection:
@@ -72,6 +71,7 @@ class FakeConnection:
 
     def tick(self) -> None:
         self.ticks += 1
+        self.notices.clear()
 
     async def request(self, data: bytes) -> bytes:
         self.requests.append(data)
@@ -128,12 +128,18 @@ class Subscribed:
         self.wire = FakeConnection()
         self.monitor = FakeMonitor()
         self.messages: list[Message] = []
-        self.reader = reader_on(
-            self.wire, meta, partition=partition, negotiated=negotiated, key_tags=key_tags, **settings
-        )
         self.backoff = Backoff(BackoffOptions(base=1.0, jitter=False))
+        options, address = ConsumerOptions(**settings), Address("127.0.0.1", 4150)
+        request = SubscribeRequest("t", "ch", partition, address, meta, None, options, key_tags=key_tags)
         with self.clock():
-            self.subject = Subscription(self.reader, self.messages.extend, self.monitor, self.backoff)
+            self.subject = Subscription(
+                request,
+                cast("Connection", self.wire),
+                negotiated,
+                deliver=self.messages.extend,
+                monitor=self.monitor,
+                backoff=self.backoff,
+            )
         self.subject.limited = False
 
     @contextmanager
@@ -163,22 +169,6 @@ class Subscribed:
 def delivered(number: int, body: bytes = b"body", **parts: Any) -> bytes:
     """Return the data of a message frame."""
     return message(number, body, **parts)[8:]
-
-
-def reader_on(
-    wire: FakeConnection,
-    meta: TopicMeta = TopicMeta(1),  # noqa: B008 - it is frozen
-    *,
-    partition: int = 0,
-    negotiated: Negotiated = Negotiated(),  # noqa: B008 - it is frozen
-    key_tags: int = 0,
-    **settings: Any,
-) -> PartitionReader:
-    """Return a reader that is subscribed over a connection of the test."""
-    address = Address("127.0.0.1", 4150)
-    options = ConsumerOptions(**settings)
-    request = SubscribeRequest("t", "ch", partition, address, meta, None, options, key_tags=key_tags)
-    return PartitionReader(request, cast("Connection", wire), negotiated)
 
 
 @contextmanager

@@ -108,7 +108,7 @@ async def test_two_tasks_that_close_send_one_cls() -> None:
 
         tasks.start_soon(close_again)
         await peer.expect("FIN")
-        assert (reader.usable, closed) == (True, [])
+        assert (reader._connection.usable, closed) == (True, [])
         await peer.answer(b"CLOSE_WAIT")
         await peer.expect_end()
         await eventually(lambda: closed)
@@ -153,7 +153,7 @@ async def test_the_connection_of_a_server_that_does_not_share_keys_is_replaced_b
         request = SubscribeRequest("t", "ch", 0, node.address, meta, None, options)
 
         async def open_reader() -> None:
-            (await PartitionReader.open(request)).abort()
+            (await PartitionReader.open(request)).end()
 
         tasks.start_soon(open_reader)
         first, second = await node.accept(), await node.accept()

@@ -61,7 +61,7 @@ def test_what_was_received_is_counted_until_it_is_answered_or_times_out() -> Non
         assert (subject.in_flight, subject.requeued) == (3, 1)
         assert made.flushed() == b"FIN %b\nREQ %b 1500\n" % (one.id, two.id)
         made.now = 160.5
-        subject.tick(made.now)
+        subject.tick()
         assert (subject.in_flight, subject.timed_out, subject.horizon) == (2, 1, 100.5)
         for answer in (subject.finish, subject.touch, lambda message: subject.defer(message, 0)):
             with pytest.raises(MessageNotInFlight, match="its timeout has passed") as caught:
@@ -83,12 +83,12 @@ def test_a_touched_message_times_out_later_than_the_others_of_its_read() -> None
         assert made.flushed() == b"TOUCH %b\n" % one.id
         made.now = 170.0
         assert [subject.expired(one), subject.expired(two)] == [False, True]
-        subject.tick(made.now)
+        subject.tick()
         assert (subject.in_flight, subject.timed_out) == (1, 1)
         subject.finish(one)
         assert (subject.in_flight, made.flushed()) == (0, b"FIN %b\n" % one.id)
         made.now = 300.0
-        subject.tick(made.now)
+        subject.tick()
         assert subject.timed_out == 1
 
 
@@ -101,7 +101,7 @@ def test_counts_of_answered_messages_are_dropped_while_an_older_message_is_in_fl
                 made.subject.finish(message)
         assert (made.subject.in_flight, len(made.subject._counts) < 30) == (1, True)
         made.now = 161.0
-        made.subject.tick(made.now)
+        made.subject.tick()
         assert (made.subject.in_flight, made.subject.timed_out) == (0, 1)
         with pytest.raises(MessageNotInFlight):
             made.subject.finish(oldest)
@@ -367,8 +367,8 @@ def test_rdy_is_sent_with_the_next_flush_and_announced_if_it_changes() -> None:
 def test_notices_of_the_server_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with subscribed() as made:
         made.wire.notices[:] = ["E_FIN_FAILED 1", "E_TOUCH_FAILED 2"]
-        made.subject.tick(100.0)
-        made.subject.tick(100.0)
+        made.subject.tick()
+        made.subject.tick()
         assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == [
             "E_FIN_FAILED 1",
             "E_TOUCH_FAILED 2",
@@ -433,5 +433,5 @@ async def test_closing_stops_first() -> None:
 async def test_its_end_ends_what_is_in_flight() -> None:
     with subscribed() as made:
         (message,) = made.receive(1)
-        await made.subject.read()
+        await made.subject.receive()
         assert (made.subject.live, message.expired) == (False, True)

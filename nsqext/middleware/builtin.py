@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import zlib
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -14,7 +13,8 @@ from nsqext.arguments import check_number, check_time, is_number
 from nsqext.client.consumer.handler_signals import Reject
 from nsqext.client.consumer.handlers.batches import MessageBatch
 from nsqext.client.middleware import CallNext, Handling, Middleware
-from nsqext.errors import InvalidSetting
+from nsqext.errors import InvalidSetting, ProtocolError
+from nsqext.protocol.client.body_compression import inflate
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
@@ -167,16 +167,7 @@ class Decompress(Middleware):
     def _restore(self, message: Message) -> None:
         encoding = message.header_value("content-encoding") if message.header else None
         if encoding in ("gzip", "deflate"):
-            message.replace_body(self._decompressed(message.body, encoding), "content-encoding")
-
-    def _decompressed(self, body: bytes, encoding: str) -> bytes:
-        engine = zlib.decompressobj(16 + zlib.MAX_WBITS if encoding == "gzip" else zlib.MAX_WBITS)
-        try:
-            found = engine.decompress(body, self._max_size)
-        except zlib.error as error:
-            raise Reject(f"the body is not valid {encoding}: {error}") from error
-        if engine.unconsumed_tail:
-            raise Reject(f"the {encoding} body is larger than {self._max_size} bytes")
-        if not engine.eof:
-            raise Reject(f"the {encoding} body is truncated")
-        return found
+            try:
+                message.replace_body(inflate(message.body, self._max_size, encoding), "content-encoding")
+            except ProtocolError as error:
+                raise Reject(error.message) from error

@@ -14,6 +14,11 @@ from nsqext.protocol.layers import MAX_DECODED
 if TYPE_CHECKING:
     import ssl
 
+_IDENTIFY = (
+    *("heartbeat_interval", "snappy", "deflate_level"),
+    *("client_id", "hostname", "user_agent", "topology_region", "topology_zone"),
+)
+
 
 def make_tls_context(given: object, setting: str = "tls") -> ssl.SSLContext | None:
     """Return the context for a setting: a context, a file of CA certificates, or True for the system's certificates.
@@ -124,13 +129,4 @@ class ConnectionOptions:
 
     def identify_members(self) -> dict[str, Any]:
         """Return the members of IDENTIFY that these options set, by attribute of `IdentifyRequest`."""
-        members: dict[str, Any] = {
-            "heartbeat_interval": self.heartbeat_interval,
-            "snappy": self.snappy,
-            "deflate_level": self.deflate_level,
-        }
-        for name in ("client_id", "hostname", "user_agent", "topology_region", "topology_zone"):
-            value = getattr(self, name)
-            if value is not None:
-                members[name] = value
-        return members
+        return {name: value for name in _IDENTIFY if (value := getattr(self, name)) is not None}

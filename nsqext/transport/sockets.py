@@ -23,35 +23,28 @@ async def connect(address: Address, timeout: float, local_host: str | None = Non
     All addresses of the host's name are tried in turn. Each gets an equal share of the remaining time, so that one that
     does not respond leaves time for the next. ``local_host`` is the address of this host to connect from.
     """
-    node = str(address)
     try:
         with anyio.fail_after(timeout):
             found = await anyio.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
             return await _first(found, local_host)
-    except UnicodeError as error:
-        raise ConnectionFailed(f"no connection: {error}", node=node, hint="check the host name") from error
-    except TimeoutError as error:
-        raise ConnectionFailed(
-            f"no connection within {timeout:g} s", node=node, hint="check that the node runs, and the address"
-        ) from error
-    except socket.gaierror as error:
-        raise _unknown_name(address, error) from error
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConnectionFailed(
-            f"no connection: {reason}", node=node, hint="check that the node runs, and the address"
-        ) from error
+    except (UnicodeError, OSError) as error:
+        raise _failed(address, error, timeout) from error
 
 
-def _unknown_name(address: Address, error: socket.gaierror) -> ConnectionFailed:
-    reason = error.strerror or str(error)
-    if address.listed_by is None:
-        return ConnectionFailed(f"no connection: {reason}", node=str(address), hint="check the host name")
-    return ConnectionFailed(
-        f"no connection: lookup {address.listed_by} lists the node {address}, whose name is unknown here: {reason}",
-        node=str(address),
-        hint="start nsqd with a -broadcast-address that this host resolves, or set address_map",
-    )
+def _failed(address: Address, error: UnicodeError | OSError, timeout: float) -> ConnectionFailed:
+    text = f"no connection: {getattr(error, 'strerror', None) or error}"
+    hint = "check that the node runs, and the address"
+    if isinstance(error, TimeoutError):
+        text = f"no connection within {timeout:g} s"
+    elif isinstance(error, socket.gaierror) and address.listed_by is not None:
+        text = (
+            f"no connection: lookup {address.listed_by} lists the node {address}, whose name is unknown here: "
+            f"{error.strerror or error}"
+        )
+        hint = "start nsqd with a -broadcast-address that this host resolves, or set address_map"
+    elif isinstance(error, (UnicodeError, socket.gaierror)):
+        hint = "check the host name"
+    return ConnectionFailed(text, node=str(address), hint=hint)
 
 
 async def _first(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, Self, runtime_checkable
 
 from attrs import frozen
 
-from nsqext.arguments import is_whole
+from nsqext.arguments import check_number
 from nsqext.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -60,12 +60,12 @@ class Position:
 
         Messages and receipts report offsets.
         """
-        return cls("virtual_queue", _count(offset))
+        return cls("virtual_queue", check_number("offset", offset, error=InvalidInput))
 
     @classmethod
     def message(cls, number: int) -> Self:
         """Return the position of the message with this number, counted from 1 over the life of the partition."""
-        return cls("msgcount", _count(number))
+        return cls("msgcount", check_number("number", number, error=InvalidInput))
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.value}"
@@ -95,12 +95,6 @@ class StartPositions(Protocol):
             DataLoss: the log does not contain that position; the consumer ends.
             PartitionUnavailable: the position cannot be found out now; the consumer tries again.
         """
-
-
-def _count(value: int) -> int:
-    if not is_whole(value):
-        raise InvalidInput(f"{value!r} is not a position: it must be an integer of 0 or more")
-    return value
 
 
 def read_position(text: str) -> Position:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from nsqext.client.producer.options import ProducerOptions
 
 _NO_META = TopicMeta()
-StartSoon = Callable[[Callable[[], Coroutine[Any, Any, None]]], object]
 
 
 @frozen
@@ -81,7 +80,7 @@ class Batcher:
         publish: Callable[[BatchCall], Awaitable[list[Receipt]]],
         key_lock: KeyLock,
         options: ProducerOptions,
-        start_soon: StartSoon,
+        start_soon: Callable[[Callable[[], Coroutine[Any, Any, None]]], object],
         topic: str,
         limits: BatcherLimits,
     ) -> None:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 _clock = time.monotonic
 
-StartSoon = Callable[..., object]
-
 
 class _Publish(Place):
     """The place of a publish of one message."""
@@ -62,7 +60,7 @@ Group = tuple["Sequence[_Publish]", Batch, "Route", "Target", "PooledConnection"
 class KeyGroups:
     """Publishes messages with a key."""
 
-    def __init__(self, sender: Sender, key_lock: KeyLock, start_soon: StartSoon) -> None:
+    def __init__(self, sender: Sender, key_lock: KeyLock, start_soon: Callable[..., object]) -> None:
         self._options = sender.options
         self._routes = sender.routes
         self._sender = sender

@@ -402,7 +402,9 @@ class PublishAttempt:
     @property
     def _refused_partition(self) -> int | None:
         """The partition whose leader has moved, by the latest error."""
-        refused = self._tried[-1].partition if self._tried and _leader_moved(self._errors.last) else -1
+        # the node that lookup names does not lead the partition, or is down
+        moved = isinstance(self._errors.last, (NotLeader, TopicNotExist, ConnectionFailed))
+        refused = self._tried[-1].partition if self._tried and moved else -1
         return refused if refused >= 0 else None
 
     @property
@@ -458,8 +460,3 @@ def out_of_step(target: Target, connection: PooledConnection, error: ProtocolErr
     connection.fail(error)
     hint = "the server's responses do not match the commands; publishing again may store it twice"
     return delivery_unknown(error.message, hint=hint, **error.where)
-
-
-def _leader_moved(error: NsqError) -> bool:
-    """Return whether the node that lookup names does not lead the partition, or is down."""
-    return isinstance(error, (NotLeader, TopicNotExist, ConnectionFailed))

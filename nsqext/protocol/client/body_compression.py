@@ -139,7 +139,7 @@ def decompress_body(headers: Mapping[str, Any], body: bytes, limit: int = MAX_UN
     number = str(headers[COMPRESS_HEADER])
     size = _announced(headers, limit)
     if number == "1":
-        unpacked = _gunzip(body, limit)
+        unpacked = inflate(body, limit)
     elif number == "2":
         unpacked = _unsnap(body, limit)
     elif number == "3":
@@ -162,16 +162,17 @@ def _announced(headers: Mapping[str, Any], limit: int) -> int | None:
     return int(text)
 
 
-def _gunzip(body: bytes, limit: int) -> bytes:
-    unpacker = zlib.decompressobj(wbits=_GZIP)
+def inflate(body: bytes, limit: int, encoding: str = "gzip") -> bytes:
+    """Return what was compressed by gzip or deflate; raises ProtocolError beyond ``limit`` bytes."""
+    unpacker = zlib.decompressobj(wbits=_GZIP if encoding == "gzip" else zlib.MAX_WBITS)
     try:
         unpacked = unpacker.decompress(body, limit + 1)
     except zlib.error as error:
-        raise ProtocolError(f"a gzip body cannot be read: {error}") from error
+        raise ProtocolError(f"the body is not valid {encoding}: {error}") from error
     if len(unpacked) > limit:
         raise _too_large(len(unpacked), limit)
     if not unpacker.eof:
-        raise ProtocolError("a gzip body is cut off")
+        raise ProtocolError(f"the {encoding} body is cut off")
     return unpacked
 
 

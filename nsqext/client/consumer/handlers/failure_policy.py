@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from nsqext.client.consumer.message import Message, key_reader
 from nsqext.protocol.headers import KEY_HEADER
 
 if TYPE_CHECKING:
-    from nsqext.client.consumer.options import FailureOptions
+    from nsqext.client.consumer.options import DeadLetterHook, FailureOptions
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
@@ -25,8 +25,6 @@ _clock = time.monotonic
 _LETTERS_AT_ONCE = 32  # messages of a batch that are published to the dead letter topic at the same time
 
 _key_of = key_reader(KEY_HEADER)
-
-DeadLetters = Callable[[Message, Exception | None], Awaitable[object]]
 
 
 class DelayedRequeues:
@@ -57,7 +55,7 @@ class FailurePolicy:
     """Decides about messages whose handler raised, or that were delivered too often."""
 
     _options: FailureOptions
-    _dead_letters: DeadLetters | None  # receives rejected messages; None to only log and finish them
+    _dead_letters: DeadLetterHook | None  # receives rejected messages; None to only log and finish them
     _delays: DelayedRequeues
     _chance: Callable[[], float] = lambda: random.uniform(-1, 1)  # returns a number for the jitter
 

@@ -157,19 +157,18 @@ class RdyDistributor(Generic[K]):
 
     def shares(self, now: float) -> Mapping[K, int]:
         """Return the RDY count of each connection."""
-        shares = self._shares(now)
+        shares = dict.fromkeys(self._members, 0) | self._shares(now)
         for key, member in self._members.items():
             member.share = shares[key]
         return shares
 
-    def _shares(self, now: float) -> Mapping[K, int]:
+    def _shares(self, now: float) -> dict[K, int]:
+        """Return the RDY counts that are not 0."""
         most = self._most()
-        shares = dict.fromkeys(self._members, 0)
         able = {key: member for key, member in self._members.items() if member.most > 0} if most else {}
         if len(able) > most:
             self._take_turns(able, most, now)
-            shares.update({key: 1 for key, member in able.items() if member.turn is not None})
-            return shares
+            return {key: 1 for key, member in able.items() if member.turn is not None}
         idle: list[K] = []
         for key, member in self._members.items():
             member.turn = None
@@ -179,10 +178,8 @@ class RdyDistributor(Generic[K]):
         idle = [key for key in idle if key in able]
         if len(idle) == len(able):
             idle = []
-        shares.update(dict.fromkeys(idle, 1))
         busy = {key: self._limit(member, len(able)) for key, member in able.items() if key not in idle}
-        shares.update(_share_out(most - len(idle), busy, {key: self._members[key].share for key in busy}))
-        return shares
+        return dict.fromkeys(idle, 1) | _share_out(most - len(idle), busy, {key: able[key].share for key in busy})
 
     def _limit(self, member: _Member, members: int) -> int:
         """Return the largest count for a member: its window, and its part of the bytes that may be in flight."""

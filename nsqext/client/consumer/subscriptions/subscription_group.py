@@ -62,11 +62,10 @@ class _Upgradable:
         due = [topic for topic, since in self.since.items() if max(since, looked_up[topic]) + pause <= now]
         if due and listed:
             self.metadata.poll_extended(self.since)
-            looked_up |= dict.fromkeys(self.since, now - random.uniform(0.0, _JITTER))
-        elif due:
-            for topic in due:
+        for topic in self.since if due and listed else due:
+            if not listed:
                 self.metadata.poll_soon(topic, "r")
-                looked_up[topic] = now - random.uniform(0.0, _JITTER)
+            looked_up[topic] = now - random.uniform(0.0, _JITTER)
         return min((max(since, looked_up[topic]) + pause for topic, since in self.since.items()), default=inf)
 
 

@@ -8,6 +8,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from operator import attrgetter
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -18,16 +19,18 @@ from nsqext.client.consumer.message import Message
 from nsqext.errors import InvalidSetting
 
 if TYPE_CHECKING:
+    from nsqext.client.consumer.handlers.workers import Handler
     from nsqext.client.consumer.options import FailureOptions
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
-Handler = Callable[[Message], Awaitable[object]]
 _Source = Callable[[Message], Any]
 _PACKAGE = __name__.partition(".")[0]
 
 
 class _Field(enum.Enum):
+    """An attribute of the message."""
+
     KEY = "key"
     TAG = "tag"
     HEADERS = "headers"
@@ -39,12 +42,6 @@ Tag = Annotated[str | None, _Field.TAG]
 """Annotation of a parameter that receives the tag of the message."""
 Headers = Annotated[Mapping[str, Any], _Field.HEADERS]
 """Annotation of a parameter that receives all extend headers."""
-
-_FIELDS: dict[_Field, _Source] = {
-    _Field.KEY: lambda message: message.key,
-    _Field.TAG: lambda message: message.tag,
-    _Field.HEADERS: lambda message: message.headers,
-}
 
 
 @frozen
@@ -297,7 +294,7 @@ class _Planner:
         base, *markers = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
         for marker in markers:
             if isinstance(marker, _Field):
-                return _FIELDS[marker]
+                return attrgetter(marker.value)
             if isinstance(marker, Header):
                 return _header(marker.name or parameter.name, base, parameter)
             if isinstance(marker, Depends):

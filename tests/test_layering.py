@@ -289,7 +289,7 @@ INSIDE: dict[str, set[str]] = {
     "client.middleware": _CONSUMER_BASE | {"client", "client.consumer.handlers", "client.producer.request"},
     "client.producer": {"client"},
     # reads the log as a consumer does
-    "client.producer.log_search": {
+    "client.producer.settling": {
         *("client", "client.producer", "client.consumer.options", "client.consumer.position"),
         "client.consumer.subscriptions",
     },
@@ -318,7 +318,7 @@ INSIDE: dict[str, set[str]] = {
 
 # rooms that may import one role of the protocol; `protocol` itself is in the table above
 ROLES: dict[str, set[str]] = {
-    "protocol.client": {"client", "lookup", "spark", "transport"},
+    "protocol.client": {"client", "lookup", "middleware", "spark", "transport"},
     "protocol.server": {"broker", "http"},
 }
 

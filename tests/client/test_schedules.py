@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from nsqext import OutgoingMessage, Position
 from nsqext.client.consumer.options import ConsumerOptions
-from nsqext.client.consumer.subscriptions import seek as seeking
+from nsqext.client.consumer.subscriptions import assignment as seeking
 from nsqext.client.consumer.subscriptions.assignment import Assignment
 from nsqext.client.events import ClientEvents
 from nsqext.client.producer import connection_pool as pool_module
 from nsqext.client.producer.batcher import Batcher, BatcherLimits
 from nsqext.client.producer.connection_pool import ConnectionPool
-from nsqext.client.producer.key_lock import KeyLock
+from nsqext.client.producer.keys import KeyLock
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.errors import (
     BatchFailed,

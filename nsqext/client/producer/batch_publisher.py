@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from nsqext.client.producer.batch import Batch, Rows
-    from nsqext.client.producer.key_lock import KeyLock, Place
+    from nsqext.client.producer.keys import KeyLock, Place
     from nsqext.client.producer.request import OutgoingMessage, TopicKey
     from nsqext.client.producer.route import Route
     from nsqext.client.producer.sender import Sender

@@ -26,7 +26,7 @@ from nsqext.types import Receipt, TopicMeta
 from nsqext.waits import Waiters
 
 if TYPE_CHECKING:
-    from nsqext.client.producer.key_lock import KeyLock, Place
+    from nsqext.client.producer.keys import KeyLock, Place
     from nsqext.client.producer.options import ProducerOptions
 
 _NO_META = TopicMeta()

@@ -17,8 +17,7 @@ from nsqext.client.middleware import Middleware, Publishing, check_middleware, s
 from nsqext.client.producer.batch_publisher import BatchCall, BatchPublisher
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.delay import cancellation, check_for_topic, check_way, delayed_body
-from nsqext.client.producer.key_groups import KeyGroups
-from nsqext.client.producer.key_lock import KeyLock
+from nsqext.client.producer.keys import KeyGroups, KeyLock
 from nsqext.client.producer.options import ProducerOptions, ProducerSettings
 from nsqext.client.producer.request import (
     MessageRequest,
@@ -30,7 +29,7 @@ from nsqext.client.producer.request import (
     message_command,
     read_receipt,
 )
-from nsqext.client.producer.route_table import RouteTable
+from nsqext.client.producer.route import RouteTable
 from nsqext.client.producer.sender import PublishAttempt, Sender, out_of_step
 from nsqext.client.producer.statistics import ProducerStatistics
 from nsqext.client.settings import producer_schema

@@ -1,22 +1,42 @@
-"""The route of a topic: the node and the command lines for each of its partitions."""
+"""The routes of topics: the node and the command lines for each partition, kept up to date with lookup."""
 
 from __future__ import annotations
 
+import logging
 import random
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from nsqext.errors import InvalidPartition, InvalidSetting, PartitionUnavailable
+import anyio
+
+from nsqext.client.producer.options import TopicOptions
+from nsqext.errors import (
+    InvalidPartition,
+    InvalidSetting,
+    InvalidState,
+    LookupFailed,
+    NsqError,
+    PartitionUnavailable,
+    TopicNotFound,
+    TopicNotReady,
+)
 from nsqext.protocol.client.commands import LARGE, LargeCommand, publish_line
+from nsqext.protocol.hashing import key_hash
 from nsqext.types import Receipt, TopicMeta
 
 if TYPE_CHECKING:
+    from nsqext.client.events import ClientEvents
     from nsqext.client.producer.connection_pool import ConnectionPool, PooledNode
+    from nsqext.client.producer.options import ProducerOptions
+    from nsqext.client.tasks import BackgroundTasks
+    from nsqext.lookup.metadata import MetadataCache
     from nsqext.lookup.partition_map import PartitionMap
+    from nsqext.lookup.responses import NodeInfo
     from nsqext.protocol.client.commands import Command
     from nsqext.protocol.hashing import KeyHash
+    from nsqext.types import Address
 
 _REST = 0.5  # seconds for which a target that refused a publish is avoided
 _pack = Struct(">I").pack
@@ -198,3 +218,222 @@ class Route:
                     node=str(node),
                     hint="let node_filter keep the node, or publish without key and partition",
                 )
+
+
+logger: logging.Logger = logging.getLogger("nsqext.producer")
+
+_PROVISIONAL = 0.5
+"""Seconds for which any nodes are used for a topic that lookup does not know, before lookup is asked again."""
+_UPGRADE_CHECK = 1.0
+"""Seconds after lookup said that a topic has no extend support, during which it is not asked about that again."""
+
+
+class RouteTable:
+    """Find the routes of topics, and keep them up to date."""
+
+    def __init__(
+        self, options: ProducerOptions, metadata: MetadataCache, pool: ConnectionPool, events: ClientEvents
+    ) -> None:
+        self.by_topic: dict[str, Route] = {}
+        # run the refreshes in the background; None before the producer is open
+        self.tasks: BackgroundTasks | None = None
+        self.key_hash: KeyHash = key_hash(options.key_hash)  # maps a key and a number of partitions to a partition
+        self.topic_options: TopicOptions = TopicOptions(options)  # the options for single topics
+        self.asks_lookup: bool = metadata.has_lookup  # whether there is a lookup service, rather than fixed nodes
+        self._options = options
+        self._metadata = metadata
+        self._pool = pool
+        self._provisional: dict[str, tuple[PartitionMap, float]] = {}
+        self._listing = anyio.Lock()
+        self._nodes: tuple[NodeInfo, ...] = ()
+        self._nodes_until = 0.0
+        self._events = events
+        self._unwatch: dict[str, Callable[[], None]] = {}
+        self._leaders: dict[str, Mapping[int, Address]] = {}
+        self._refreshing: set[str] = set()
+        self._not_upgraded: dict[str, float] = {}
+        self._answered = False
+        self._waiting_since: float | None = None
+
+    def current(self, topic: str) -> Route | None:
+        """Return the route of a topic if it is up to date."""
+        route = self.by_topic.get(topic)
+        return route if route is not None and route.view is self._metadata.cached(topic, "w") else None
+
+    async def find(self, topic: str) -> Route:
+        """Return the route of a topic, asking lookup where it is unknown.
+
+        Raises TopicNotFound, TopicNotReady, LookupFailed, PartitionUnavailable, or ExtendNotSupported where
+        ``compression`` names a topic that does not support it.
+        """
+        view = self._metadata.cached(topic, "w")
+        if view is None or not view.known:
+            view = await self._ask(topic)
+        route = self.by_topic.get(topic)
+        if route is None or route.view is not view:
+            self.topic_options.check(topic, view.meta)
+            previous, least_pending = route, self._options.balance == "least_pending"
+            route = self.by_topic[topic] = Route(topic, view, self._pool, previous, least_pending=least_pending)
+            if previous is None:
+                for target in route.all_targets():
+                    target.node.wanted = True
+            else:
+                self._keep_nodes()
+            if topic not in self._unwatch and self._metadata.cached(topic, "w") is view:
+                # polled until `forget_idle` forgets the topic
+                self._leaders[topic] = view.leaders
+                self._unwatch[topic] = self._metadata.watch(topic, "w", self._view_changed)
+        return route
+
+    async def _ask(self, topic: str) -> PartitionMap:
+        view, until = self._provisional.get(topic, (None, 0.0))
+        if view is not None and _clock() < until:
+            return view
+        try:
+            found = await self._metadata.resolve(topic, "w")
+        except TopicNotReady:
+            self._answered = True
+            raise
+        except TopicNotFound:
+            self._answered = True
+            provisional = await self._any_nodes(topic)
+            if provisional is None:
+                raise
+            self._provisional[topic] = (provisional, _clock() + _PROVISIONAL)
+            return provisional
+        self._answered = True
+        self._provisional.pop(topic, None)
+        return found
+
+    async def _any_nodes(self, topic: str) -> PartitionMap | None:
+        """Return all nodes of the original NSQ, which creates a topic with the first publish; None for redesigned ones.
+
+        Raises PartitionUnavailable or LookupFailed.
+        """
+        async with self._listing:  # a burst of unknown topics shares a request
+            if _clock() >= self._nodes_until:
+                try:
+                    self._nodes = await self._metadata.nodes()
+                except LookupFailed as error:
+                    if error.retryable:
+                        raise
+                    return None
+                self._nodes_until = _clock() + _PROVISIONAL if self._nodes else 0.0
+            nodes = self._nodes
+        if not nodes:
+            raise PartitionUnavailable(
+                "the lookup service knows no node at all",
+                topic=topic,
+                hint="start an nsqd that registers with this lookup service",
+            )
+        if any(node.is_ha for node in nodes):
+            return None
+        return self._metadata.of_nodes(topic, nodes)
+
+    def waits_for_lookup(self, error: LookupFailed) -> bool:
+        """Return whether a publish waits for lookup to answer: for ``lookup_timeout`` while it has never answered."""
+        if not error.retryable:
+            return False
+        if self._answered:
+            return True
+        now = _clock()
+        if self._waiting_since is None:
+            self._waiting_since = now
+            logger.warning(
+                "no lookup service answers yet; waiting up to %g s for one of %s",
+                self._options.lookup_timeout,
+                ", ".join(map(str, self._metadata.addresses)),
+            )
+        return now < self._waiting_since + self._options.lookup_timeout
+
+    async def upgraded(self, topic: str, partitions: int = 0) -> bool:
+        """Query lookup whether an administrator has added extend support to a topic, or partitions up to a number.
+
+        After a negative answer it is not asked for a second, and False is returned.
+        """
+        if not self.asks_lookup or _clock() < self._not_upgraded.get(topic, 0.0):
+            return False
+
+        def done(view: PartitionMap | None) -> bool:
+            if view is None:
+                return False
+            return view.partition_num >= partitions if partitions else view.meta.extend_support
+
+        view = self._metadata.cached(topic, "w")
+        if view is not None and not done(view):
+            await self._metadata.refresh(topic, "w", failed=view)
+            view = self._metadata.cached(topic, "w")
+        if done(view):
+            return True
+        self._not_upgraded[topic] = _clock() + _UPGRADE_CHECK
+        return False
+
+    async def lacks_channel(self, topic: str, partition: int | None) -> bool:
+        """Return whether lookup does not offer a partition to producers because it has no channel."""
+        try:
+            return partition is not None and await self._metadata.lacks_channel(topic, partition)
+        except NsqError:
+            return False
+
+    async def refresh(self, topic: str, view: PartitionMap | None, partition: int | None) -> None:
+        """Wait for an answer of lookup that is newer than a partition map; see `MetadataCache.refresh`."""
+        await self._metadata.refresh(topic, "w", failed=view, partition=partition)
+
+    def refresh_soon(self, topic: str, view: PartitionMap, partition: int | None) -> None:
+        """Look the topic up in the background, unless a lookup is running."""
+        if topic not in self._refreshing and self.tasks is not None:
+            self._refreshing.add(topic)
+            try:
+                self.tasks.start_soon(self._refresh, topic, view, partition)
+            except InvalidState:
+                self._refreshing.discard(topic)  # the producer has closed: the caller reports its own outcome
+
+    async def _refresh(self, topic: str, view: PartitionMap, partition: int | None) -> None:
+        try:
+            await self.refresh(topic, view, partition)
+        except NsqError:
+            return  # the metadata was closed
+        finally:
+            self._refreshing.discard(topic)
+
+    async def run(self) -> None:
+        """Forget idle topics, until cancelled."""
+        while True:
+            await anyio.sleep(self._options.forget_after)
+            self.forget_idle()
+
+    def forget_idle(self) -> None:
+        """Forget topics without a publish since the last call, and connections that no other topic needs."""
+        for topic, route in list(self.by_topic.items()):
+            if route.used:
+                route.used = False
+                continue
+            del self.by_topic[topic]
+            if topic in self._unwatch:
+                self._unwatch.pop(topic)()
+            self._leaders.pop(topic, None)
+        now = _clock()
+        self._provisional = {topic: entry for topic, entry in self._provisional.items() if entry[1] > now}
+        self._not_upgraded = {topic: until for topic, until in self._not_upgraded.items() if until > now}
+        self._keep_nodes()
+
+    def _view_changed(self, view: PartitionMap) -> None:
+        """Report leaders that moved; the next publish compares the partition map itself."""
+        before, self._leaders[view.topic] = self._leaders.get(view.topic, {}), view.leaders
+        for partition, node in view.leaders.items():
+            known = before.get(partition, node)
+            if known != node:
+                where = {"topic": view.topic, "partition": partition, "node": str(node)}
+                logger.info("%s partition %d: leader moved to %s", view.topic, partition, node, extra=where)
+                self._events.emit("leader_moved", view.topic, partition, str(node), f"was {known}")
+
+    def _keep_nodes(self) -> None:
+        self._pool.keep_only(
+            {target.node.address for route in self.by_topic.values() for target in route.all_targets()}
+        )
+
+    def close(self) -> None:
+        """Stop polling all topics."""
+        for unwatch in self._unwatch.values():
+            unwatch()
+        self._unwatch.clear()

@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.connection_pool import ConnectionPool, PooledConnection
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.producer.request import PublishRequest
-    from nsqext.client.producer.route import Route, Target
-    from nsqext.client.producer.route_table import RouteTable
+    from nsqext.client.producer.route import Route, RouteTable, Target
     from nsqext.client.producer.settling import Settler
     from nsqext.types import Receipt
 

@@ -14,7 +14,7 @@ import pytest
 from nsqext import BatchFailed, OutgoingMessage, Producer, PublishFailed, Receipt
 from nsqext.broker import Cluster
 from nsqext.client.producer.batcher import Batcher, BatcherLimits
-from nsqext.client.producer.key_lock import KeyLock
+from nsqext.client.producer.keys import KeyLock
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.errors import (
     DeliveryUnknown,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from nsqext.client.producer.key_lock import KeyLock
+from nsqext.client.producer.keys import KeyLock
 from nsqext.errors import PublishFailed
 
 pytestmark = pytest.mark.anyio

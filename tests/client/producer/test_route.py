@@ -14,8 +14,7 @@ from nsqext.client.events import ClientEvents
 from nsqext.client.producer import route as module
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.options import ProducerOptions
-from nsqext.client.producer.route import Route, Target
-from nsqext.client.producer.route_table import RouteTable
+from nsqext.client.producer.route import Route, RouteTable, Target
 from nsqext.errors import ConnectionFailed, InvalidPartition, InvalidSetting, PartitionUnavailable
 from nsqext.lookup.metadata import MetadataCache
 from nsqext.lookup.partition_map import PartitionMap

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from nsqext.client.events import ClientEvent, ClientEvents
-from nsqext.client.producer import route_table as module
+from nsqext.client.producer import route as module
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.options import ProducerOptions
-from nsqext.client.producer.route import Route
-from nsqext.client.producer.route_table import RouteTable
+from nsqext.client.producer.route import Route, RouteTable
 from nsqext.errors import LookupFailed, NotLookupd, NsqError, PartitionUnavailable, TopicNotFound, TopicNotReady
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.lookup.responses import NodeInfo

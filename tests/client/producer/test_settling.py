@@ -247,7 +247,7 @@ class _Log:
                 row = log.rows.pop(0) if len(log.rows) > 1 else log.rows[0]
                 self.found = {trace: f"receipt {trace}" for trace in ids if trace in row}
 
-        monkeypatch.setattr("nsqext.client.producer.log_search.LogSearch", Search)
+        monkeypatch.setattr("nsqext.client.producer.settling.LogSearch", Search)
         monkeypatch.setattr("nsqext.client.producer.settling._PAUSE", 0.001)
 
     async def settle(self, *ids: int, cause: Exception | None) -> object:

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Final
 import anyio
 from attrs import evolve
 
-from nsqext.client.consumer.subscriptions.assignment import Assignment, Key, SubscriberContext
+from nsqext.client.consumer.subscriptions.assignment import Assignment, ChannelSeeker, Key, SubscriberContext
 from nsqext.client.consumer.subscriptions.backoff import Backoff
 from nsqext.client.consumer.subscriptions.key_buckets import BucketWatch, KeyBuckets
-from nsqext.client.consumer.subscriptions.seek import ChannelSeeker
 from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
 from nsqext.client.consumer.subscriptions.subscription import Subscription
 from nsqext.dispatch.buckets import KeySharing, shared_tag

@@ -19,11 +19,11 @@ from nsqext.client.consumer.message import Message
 from nsqext.errors import InvalidSetting
 
 if TYPE_CHECKING:
-    from nsqext.client.consumer.handlers.workers import Handler
     from nsqext.client.consumer.options import FailureOptions
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
+Handler = Callable[[Message], Awaitable[object]]
 _Source = Callable[[Message], Any]
 _PACKAGE = __name__.partition(".")[0]
 

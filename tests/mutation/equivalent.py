@@ -461,17 +461,17 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "_BLOCKED = 5  # looks in a row at a partition that delivers nothing, before that is an error, or is logged",
     ): "the number of looks is chosen",
     (
-        "client/consumer/subscriptions/silence.py",
+        "client/consumer/subscriptions/subscription_group.py",
         "number + 1",
         "_LIST_FROM = 4  # topics of a service from which on the list of all topics is read, if it is not long",
     ): "the number of topics is chosen",
     (
-        "client/consumer/subscriptions/order_check.py",
+        "client/consumer/subscriptions/subscription.py",
         "number + 1",
         "_id: int = -1",
     ): "no id is negative",
     (
-        "client/consumer/subscriptions/order_check.py",
+        "client/consumer/subscriptions/subscription.py",
         "number + 1",
         "_offset: int = -1",
     ): "no offset of an ordered subscription is negative",

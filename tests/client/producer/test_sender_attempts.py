@@ -45,7 +45,7 @@ from nsqext.types import Address, TopicMeta
 
 if TYPE_CHECKING:
     from nsqext.client.producer.connection_pool import PooledConnection, PooledNode
-    from nsqext.client.producer.route_table import RouteTable
+    from nsqext.client.producer.route import RouteTable
     from nsqext.client.producer.settling import Settler
     from nsqext.types import Receipt
 
@@ -78,7 +78,7 @@ class _Connection:
         self._connections, self._node = connections, node
         self.usable, self.local_address, self.in_flight = True, "127.0.0.1:9", 0
 
-    def send_request(self, command: bytes, deadline: float, *, breaks: bool) -> Awaitable[bytes]:
+    def request(self, command: bytes, deadline: float, *, breaks: bool) -> Awaitable[bytes]:
         return self._send(bytes(command), deadline)
 
     async def _send(self, command: bytes, deadline: float) -> bytes:

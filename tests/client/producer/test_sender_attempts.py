@@ -483,6 +483,25 @@ async def test_other_errors_than_those_of_lookup_are_raised_at_once() -> None:
         await sender.wait_for_route("t", sender_module._clock())
 
 
+async def test_the_wait_for_lookup_ends_when_the_producer_closes() -> None:
+    sender = Bench().sender
+    errors: list[NsqError] = [PartitionUnavailable("no leader")] * 100_000
+    ended: list[str] = []
+
+    async def wait() -> None:
+        with pytest.raises(PublishFailed, match="before the producer was closed"):
+            await sender.wait_for_lookup(lambda: _no(errors))
+        ended.append("closed")
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            while len(errors) > 99_990:
+                await anyio.lowlevel.checkpoint()
+            sender.close()
+    assert ended == ["closed"]
+
+
 async def test_the_wait_for_lookup_ends_with_the_time_of_the_publish() -> None:
     bench = Bench(timeout=0.05)
     endless: list[NsqError] = [PartitionUnavailable("no leader")] * 100_000

@@ -1,0 +1,201 @@
+"""When a publish of unknown outcome counts as stored, as not stored, or stays unknown, with searches of the test."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import anyio
+import pytest
+
+from nsqext.client.producer import log_search, settling
+from nsqext.client.producer.batch import Batch
+from nsqext.client.producer.options import ProducerOptions
+from nsqext.client.producer.request import Known
+from nsqext.client.producer.settling import Settler
+from nsqext.errors import ConnectionLost, DataLoss, DeliveryUnknown, NsqError, RequestTimeout
+from nsqext.types import Receipt
+
+if TYPE_CHECKING:
+    from nsqext.client.producer.connection_pool import PooledConnection
+    from nsqext.client.producer.request import PublishRequest
+    from nsqext.client.producer.route import Target
+    from nsqext.lookup.metadata import MetadataCache
+
+pytestmark = pytest.mark.anyio
+
+
+class Log:
+    """What the searches find.
+
+    Attributes:
+        stored: trace ids of the messages in the log.
+        searches: what each search looked for, and since which record.
+    """
+
+    def __init__(self) -> None:
+        self.stored: set[int] = set()
+        self.searches: list[tuple[list[int], Receipt | None]] = []
+        self.node = "n:1"
+        self.error: NsqError | None = None
+        self.loss: DataLoss | None = None
+        self.hold: anyio.Event | None = None
+
+
+class Connection:
+    def __init__(self) -> None:
+        self.usable = True
+        self.failures: list[NsqError] = []
+
+    def fail(self, error: NsqError) -> None:
+        self.usable = False
+        self.failures.append(error)
+
+
+def _receipt(trace: int, offset: int | None = 0, partition: int = 0) -> Receipt:
+    return Receipt("t", partition, "n:1", 7, trace, offset, 30)
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Log:
+    made = Log()
+
+    class Search:
+        def __init__(self, metadata: Any, connection: Any, topic: str, partition: int, since: Receipt | None) -> None:
+            assert (topic, partition) == ("t", 0)
+            self.found: dict[int, Receipt] = {}
+            self.since, self.node, self.error = since, made.node, made.error
+
+        async def run(self, wanted: Collection[int]) -> None:
+            made.searches.append((list(wanted), self.since))
+            stored = set(made.stored)
+            if made.hold is not None:
+                await made.hold.wait()
+            if made.loss is not None:
+                raise made.loss
+            self.found = {trace: _receipt(trace) for trace in wanted if trace in stored}
+
+    monkeypatch.setattr(log_search, "LogSearch", Search)
+    monkeypatch.setattr(settling, "_PAUSE", 0.001)
+    return made
+
+
+def _settler(settle_timeout: float = 0.05) -> Settler:
+    options = ProducerOptions(on_unknown="settle", settle_timeout=settle_timeout)
+    return Settler(options, cast("MetadataCache", None))
+
+
+def _sent(settler: Settler, *traces: int, connection: Connection | None = None) -> PublishRequest:
+    """Return a batch that was sent to partition 0."""
+    batch = Batch("t", None, [b"x"] * len(traces), 1, trace_ids=traces)
+    target = SimpleNamespace(partition=0, node=SimpleNamespace(node="n:1"))
+    settler.sending(batch, cast("Target", target), cast("PooledConnection", connection or Connection()))
+    return batch
+
+
+def _unknown(cause: NsqError | None) -> DeliveryUnknown:
+    unknown = DeliveryUnknown("the message may have been stored: lost", hint="a hint", topic="t", partition=0)
+    unknown.attempts = (ConnectionLost("first"),)
+    unknown.__cause__ = cause
+    return unknown
+
+
+async def test_a_request_remembers_the_record_that_was_acknowledged_last(log: Log) -> None:
+    settler = _settler()
+    assert (await _since(settler)) is None
+    settler.stored([_receipt(1, 300), _receipt(2, None), _receipt(3, 100, partition=5)])
+    assert (await _since(settler)) == Known(0, _receipt(1, 300))
+    settler.stored([_receipt(4, 0)])
+    assert (await _since(settler)) == Known(2, _receipt(4, 0)), "a topic that was created again begins with 0"
+
+
+async def _since(settler: Settler) -> Known | None:
+    sent = _sent(settler, 1).sent_to
+    assert sent is not None
+    assert (sent.partition, sent.node) == (0, "n:1")
+    return sent.since
+
+
+@pytest.mark.parametrize(
+    ("cause", "usable", "certain"),
+    [
+        (ConnectionLost("lost"), True, True),
+        (RequestTimeout("late"), True, False),
+        (None, True, False),
+        (RequestTimeout("late"), False, True),
+    ],
+)
+async def test_what_is_not_in_the_log_will_not_be_stored_once_its_connection_has_ended(
+    log: Log, cause: NsqError | None, usable: bool, certain: bool
+) -> None:
+    settler, connection = _settler(), Connection()
+    connection.usable = usable
+    request = _sent(settler, 5, connection=connection)
+    if certain:
+        assert await settler.settle(request, _unknown(cause)) is None
+        assert len(log.searches) == 1
+        return
+    with pytest.raises(DeliveryUnknown) as caught:
+        await settler.settle(request, _unknown(cause))
+    assert len(log.searches) > 1
+    assert caught.value.message == "the message may have been stored: lost; still unknown after 0.05 s"
+    assert (caught.value.hint, caught.value.topic, caught.value.partition) == ("a hint", "t", 0)
+    assert [str(error) for error in caught.value.attempts] == [str(ConnectionLost("first"))]
+    assert connection.failures == []
+
+
+async def test_what_may_be_executed_during_the_search_is_searched_for_again(log: Log) -> None:
+    """The connection ends while the log is read: the command may have been executed behind the place that was read."""
+    settler, connection = _settler(5.0), Connection()
+    request = _sent(settler, 5, connection=connection)
+    log.hold = anyio.Event()
+    found: list[object] = []
+
+    async def settle() -> None:
+        found.append(await settler.settle(request, _unknown(RequestTimeout("late"))))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(settle)
+        await anyio.wait_all_tasks_blocked()
+        log.stored, connection.usable = {5}, False
+        log.hold.set()
+    assert found == [[_receipt(5)]]
+    assert len(log.searches) == 2
+
+
+async def test_records_that_were_removed_leave_the_outcome_unknown(log: Log) -> None:
+    settler = _settler()
+    log.loss = DataLoss("its records were removed")
+    with pytest.raises(DeliveryUnknown, match="; its records were removed"):
+        await settler.settle(_sent(settler, 5), _unknown(ConnectionLost("lost")))
+    log.loss, log.stored = None, {5, 6}
+    assert await settler.settle(_sent(settler, 6), _unknown(ConnectionLost("lost"))) == [_receipt(6)]
+    assert log.searches[-1] == ([6], None), "what has ended is not looked for"
+
+
+async def test_publishes_that_wait_share_a_search_from_the_earliest_record(log: Log) -> None:
+    settler = _settler(5.0)
+    settler.stored([_receipt(1, 100)])
+    requests = [_sent(settler, 5)]
+    settler.stored([_receipt(2, 200)])
+    requests += [_sent(settler, 6), _sent(settler, 7)]
+    log.stored, log.hold = {5, 6, 7}, anyio.Event()
+    found: dict[int, object] = {}
+
+    async def settle(number: int) -> None:
+        found[number] = await settler.settle(requests[number], _unknown(ConnectionLost("lost")))
+
+    async with anyio.create_task_group() as tasks:
+        for number in (1, 0, 2):
+            tasks.start_soon(settle, number)
+            await anyio.wait_all_tasks_blocked()
+        log.hold.set()
+    assert found == {0: [_receipt(5)], 1: [_receipt(6)], 2: [_receipt(7)]}
+    first, second = log.searches
+    assert first == ([6], _receipt(2, 200))
+    assert (sorted(second[0]), second[1]) == ([5, 7], _receipt(1, 100))
+    fresh = _settler(5.0)
+    log.hold = None
+    assert await fresh.settle(_sent(fresh, 5), _unknown(ConnectionLost("lost"))) == [_receipt(5)]
+    assert log.searches[-1] == ([5], None)

@@ -286,3 +286,107 @@ async def test_messages_that_wait_when_the_producer_has_closed_are_reported_as_n
     async with _batcher(publisher, BatcherLimits(linger=0)) as batcher:
         with pytest.raises(PublishFailed, match="not published before the producer was closed"):
             await batcher.publish(b"x")
+
+
+@asynccontextmanager
+async def _keyed(
+    publisher: _Publisher, lock: KeyLock, limits: BatcherLimits, timeout: float = 5.0
+) -> AsyncIterator[Batcher]:
+    options = ProducerOptions(timeout=timeout)
+    with anyio.fail_after(25):
+        async with anyio.create_task_group() as tasks:
+            async with Batcher(publisher.publish, lock, options, tasks.start_soon, "t", limits) as batcher:
+                yield batcher
+            tasks.cancel_scope.cancel()
+
+
+async def test_messages_of_a_key_wait_for_an_earlier_publish_of_it() -> None:
+    publisher, lock = _Publisher(), KeyLock()
+    other = lock.queue((("t", b"k"),))
+    await other.enter(5.0)
+    async with _keyed(publisher, lock, BatcherLimits(linger=0)) as batcher:
+        for message in (b"1", b"2", OutgoingMessage(b"3", key="k"), b"4", OutgoingMessage(b"5", key="k")):
+            await batcher.add(message)
+        await until(lambda: publisher.batches == [[b"1", b"2"]])
+        await anyio.wait_all_tasks_blocked()
+        assert (batcher.pending, publisher.batches) == (3, [[b"1", b"2"]]), "what was added later waits behind it"
+        other.leave()
+        await batcher.flush()
+    assert publisher.batches[1:] == [[b"3", b"4", b"5"]]
+    assert not lock._rows
+
+
+async def test_a_message_whose_key_stays_in_use_fails_alone() -> None:
+    publisher, lock = _Publisher(), KeyLock()
+    other = lock.queue((("t", b"k"),))
+    await other.enter(5.0)
+    limits = BatcherLimits(linger=60, max_bytes=100)
+    async with _keyed(publisher, lock, limits, timeout=0.05) as batcher:
+        await batcher.add(OutgoingMessage(b"x" * 90, key="k"))
+        with pytest.raises(BatchFailed, match="earlier publishes"):
+            await batcher.flush()
+        assert [message for message, _ in batcher.take_failed()] == [OutgoingMessage(b"x" * 90, key="k")]
+        await batcher.add(b"y" * 90)
+        await anyio.wait_all_tasks_blocked()
+        assert publisher.batches == [], "the size of the message that failed does not count any more"
+        await batcher.flush()
+    assert publisher.batches == [[b"y" * 90]]
+    other.leave()
+    assert not lock._rows
+
+
+async def test_a_message_that_is_not_accepted_leaves_its_place() -> None:
+    publisher, lock = _Publisher(), KeyLock()
+    publisher.gate = anyio.Event()
+    async with _keyed(publisher, lock, BatcherLimits(linger=0, max_count=1, max_pending=1)) as batcher:
+        await batcher.add(b"x")
+        with anyio.move_on_after(0.01) as scope:
+            await batcher.add(OutgoingMessage(b"y", key="k"))
+        assert scope.cancelled_caught
+        later = lock.queue((("t", b"k"),))
+        await later.enter(0.1)
+        later.leave()
+        publisher.gate.set()
+    assert (publisher.batches, lock._rows) == ([[b"x"]], {})
+
+
+async def test_each_message_of_a_batch_has_an_outcome_of_its_own() -> None:
+    publisher = _Publisher()
+    stored, failure = Receipt("t", 0, "n1", 7), PublishFailed("no leader")
+    publisher.failing = BatchFailed([stored, failure])
+    async with _batcher(publisher, BatcherLimits(linger=60, max_count=2)) as batcher:
+        outcomes: list[object] = []
+
+        async def publish(body: bytes) -> None:
+            try:
+                outcomes.append((body, await batcher.publish(body)))
+            except NsqError as error:
+                outcomes.append((body, error))
+
+        async with anyio.create_task_group() as tasks:
+            for body in (b"1", b"2"):
+                tasks.start_soon(publish, body)
+                await anyio.wait_all_tasks_blocked()
+        assert sorted(outcomes, key=str) == sorted([(b"1", stored), (b"2", failure)], key=str)
+
+
+async def test_a_message_that_another_check_refuses_fails_without_the_others() -> None:
+    publisher, lock = _Publisher(), KeyLock()
+    refused = InvalidBody("message 1: too large for this topic")
+    refused.index = 1
+    publish = publisher.publish
+
+    async def refuse(call: BatchCall) -> list[Receipt]:
+        if len(call.messages) == 3:
+            raise refused
+        return await publish(call)
+
+    publisher.publish = refuse  # type: ignore[method-assign]
+    async with _keyed(publisher, lock, BatcherLimits(linger=60)) as batcher:
+        for body in (b"1", b"2", b"3"):
+            await batcher.add(body)
+        with pytest.raises(BatchFailed):
+            await batcher.flush()
+        assert batcher.take_failed() == [(b"2", refused)]
+        assert batcher.pending == 0
+    assert publisher.batches == [[b"1", b"3"]]

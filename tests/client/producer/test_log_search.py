@@ -11,18 +11,20 @@ import anyio.lowlevel
 import pytest
 
 from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
-from nsqext.client.producer import log_search as module
-from nsqext.client.producer.log_search import LogSearch
+from nsqext.client.producer import settling as module
+from nsqext.client.producer.settling import LogSearch
 from nsqext.errors import ConnectionLost, DataLoss, NsqError, PartitionUnavailable
 from nsqext.lookup.node_channels import LogBounds
 from nsqext.lookup.partition_map import PartitionMap
+from nsqext.protocol.identify import Negotiated
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address, Receipt, TopicMeta
-from tests.support.subscriptions import FakeConnection, delivered, reader_on
+from tests.support.subscriptions import FakeConnection, delivered
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
     from nsqext.lookup.metadata import MetadataCache
+    from nsqext.transport.connection import Connection
 
 pytestmark = pytest.mark.anyio
 
@@ -82,7 +84,7 @@ class Log:
     async def open(self, request: SubscribeRequest) -> PartitionReader:
         assert (request.verb, request.address, request.partition) == ("SUB_ADVANCED", _NODE, 0)
         self.opened.append(Reading(self))
-        return reader_on(self.opened[-1], queue_position=True)
+        return PartitionReader(request, cast("Connection", self.opened[-1]), Negotiated())
 
     def frame(self, number: int) -> bytes:
         position = pack(">QI", _SIZE * (number - 1), _SIZE)

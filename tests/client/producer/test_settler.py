@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 import pytest
 
-from nsqext.client.producer import log_search, settling
+from nsqext.client.producer import settling
 from nsqext.client.producer.batch import Batch
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.request import Known
@@ -76,7 +76,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
                 raise made.loss
             self.found = {trace: _receipt(trace) for trace in wanted if trace in stored}
 
-    monkeypatch.setattr(log_search, "LogSearch", Search)
+    monkeypatch.setattr(settling, "LogSearch", Search)
     monkeypatch.setattr(settling, "_PAUSE", 0.001)
     return made
 

@@ -392,7 +392,8 @@ def key_reader(key: str | KeyOf) -> Callable[[Message], bytes]:
             found = message.header_value(key) if isinstance(key, str) else message.with_unpacked_body(key)
             if found is None:
                 return message.id
-            return found.encode("utf-8", "surrogatepass") if isinstance(found, str) else bytes(found)
+            # a number is refused: ``bytes(n)`` would be n zeros
+            return found.encode("utf-8", "surrogatepass") if isinstance(found, str) else bytes(memoryview(found))
         except ProtocolError:  # a header that servers refuse to store
             return message.id
         except Exception as error:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 import anyio.lowlevel
 import pytest
+from tenacity import wait_fixed
 
 from nsqext.client.events import ClientEvents
 from nsqext.client.producer import route as route_module
@@ -445,6 +446,33 @@ async def test_an_attempt_that_failed_before_counts_with_the_others() -> None:
     assert (failure.topic, failure.partition, failure.node) == ("t", 0, "n0:1")
     assert target.rest_until > 0
     assert bench.counts == (1, 0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "lookup", "pause"),
+    [
+        (NotLeader("E_FAILED_ON_NOT_LEADER"), True, 0.1),
+        (NotLeader("E_FAILED_ON_NOT_LEADER"), False, 5.0),
+        (TooMuchWaiting("E_PUB_TOO_MUCH_WAITING"), True, 5.0),
+    ],
+)
+async def test_pauses_are_short_where_lookup_has_some_of_its_own(
+    error: NsqError, lookup: bool, pause: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        await anyio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(anyio, "sleep", sleep)
+    bench = Bench(error, b"OK", retry_wait=wait_fixed(5), max_retry_wait=1.0)
+    bench.routes.asks_lookup = lookup
+    await bench.publish(Batch("t", 1, [b"x"], 1))
+    assert pauses == [pause]
+    errors: list[NsqError] = [PartitionUnavailable("no leader")]
+    await bench.sender.wait_for_lookup(lambda: _no(errors))
+    assert pauses == [pause, 5.0]
 
 
 # Waiting for lookup

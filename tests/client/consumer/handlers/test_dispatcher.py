@@ -11,7 +11,7 @@ import pytest
 from nsqext import Consumer, Message, Producer, Requeue
 from nsqext.broker import Cluster
 from nsqext.client.consumer.handlers.dispatcher import MessageDispatcher
-from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions
+from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions, DeliveryOptions
 from nsqext.client.consumer.subscriptions.backoff import Backoff
 from nsqext.client.consumer.subscriptions.rdy_distributor import RdyDistributor
 from nsqext.client.consumer.subscriptions.subscription import Subscription
@@ -97,6 +97,154 @@ def test_answered_messages_are_not_kept() -> None:
         message.answered = True
         here.held.add([message])
     assert len(here.held._holdings) < 50
+
+
+def _of_the_original(owner: RecordingOwner, number: int) -> Message:
+    message = make_message(owner, number)
+    message.id = b"%016x" % number
+    return message
+
+
+def _numbers(owner: RecordingOwner) -> list[str]:
+    return [command.split()[0] for command in owner.commands]
+
+
+@pytest.mark.parametrize("difference", ["topic", "partition", "id", "timestamp"])
+def test_another_message_is_no_new_delivery(difference: str) -> None:
+    here, old, new = dispatcher([]), RecordingOwner(in_order=True), RecordingOwner(in_order=True)
+    running = make_message(old, 1)
+    here._workers = cast("Workers", SimpleNamespace(running=[running]))
+    if difference in ("topic", "partition"):
+        setattr(new, difference, {"topic": "other", "partition": 4}[difference])
+    again = make_message(new, 2 if difference == "id" else 1, timestamp=difference == "timestamp")
+    here.dispatch([again])
+    assert (list(here.queue.messages), running.owner) == ([again], old)
+    unordered = make_message(RecordingOwner(), 1)
+    here.dispatch([unordered])
+    assert (list(here.queue.messages), running.owner) == ([again, unordered], old)
+
+
+def test_messages_in_flight_are_those_that_wait_are_held_or_handled() -> None:
+    here, owner = dispatcher([]), RecordingOwner()
+    one, two, three, four = (make_message(owner, number) for number in range(1, 5))
+    assert here.count_in_flight() == 0
+    here.dispatch([one, two])
+    assert here.count_in_flight() == 2
+    here.held.add([three])
+    here._workers = cast("Workers", SimpleNamespace(running=[four]))
+    assert here.count_in_flight() == 4
+
+
+def test_what_is_received_after_the_stop_is_requeued_on_the_original_nsq_only() -> None:
+    here, owner, redesigned = dispatcher([]), RecordingOwner(), RecordingOwner()
+    first = [_of_the_original(owner, 1), make_message(redesigned, 2)]
+    here.dispatch(first)
+    here.stop()
+    here.dispatch([_of_the_original(owner, 3)])
+    assert owner.commands == [], "RDY has to be 0 first"
+    answered = _of_the_original(owner, 4)
+    answered.answered = True
+    lost = _of_the_original(RecordingOwner(), 5)
+    lost.owner.horizon = 1e18
+    here.dispatch([answered, lost])
+    here.requeue_unstarted()
+    assert owner.commands == [f"REQ {first[0].internal_id} 0", f"REQ {_of_the_original(owner, 3).internal_id} 0"]
+    here.dispatch([_of_the_original(owner, 6)])
+    assert _numbers(owner) == ["REQ"] * 3
+    here.requeue_unstarted()
+    assert _numbers(owner) == ["REQ"] * 3
+    assert (redesigned.commands, cast("RecordingOwner", lost.owner).commands) == ([], [])
+
+
+def test_what_the_iteration_handed_out_is_requeued_on_the_original_nsq() -> None:
+    here, owner = dispatcher([]), RecordingOwner()
+    for number in range(100):
+        here.dispatch([_of_the_original(owner, number)])
+        here.queue.messages[-1].answered = number % 50 > 0
+    assert len(here._iterated) < 20
+    here.dispatch([make_message(RecordingOwner(), 200)])
+    handed_out = [here.queue.messages.popleft() for _ in range(len(here.queue.messages))]
+    here.stop()
+    here.requeue_remaining()
+    waiting = [message for message in handed_out[:-1] if not message.answered]
+    assert owner.commands == [f"REQ {message.internal_id} 0" for message in waiting]
+    assert len(waiting) == 2
+    assert [message.received for message in waiting] == [float("-inf")] * 2
+    assert handed_out[-1].received == 0.0
+
+
+def test_messages_of_handlers_that_were_cancelled_are_requeued() -> None:
+    here, owner, ordered = dispatcher([]), RecordingOwner(), RecordingOwner(in_order=True)
+    ended = RecordingOwner()
+    ended.horizon = 1e18
+    one, two = make_message(owner, 1), make_message(owner, 2)
+    two.answered = True
+    taken = [one, two, make_message(ordered, 3), make_message(ended, 4)]
+    here._workers = cast("Workers", SimpleNamespace(running=[], take_cancelled=lambda: taken))
+    here.held.add([make_message(owner, 5)])
+    here.stop()
+    here.requeue_remaining()
+    assert owner.commands == ["REQ 1 0", "REQ 5 0"]
+    assert (ordered.commands, ended.commands) == ([], [])
+
+
+@pytest.mark.parametrize("touches", [True, False])
+def test_only_with_auto_touch_messages_are_touched(touches: bool) -> None:
+    flow = RdyDistributor[Subscription](10, Backoff(BackoffOptions()))
+    options = ConsumerOptions(delivery=DeliveryOptions(auto_touch=touches))
+    here, owner = MessageDispatcher(options, flow, lambda error: None), RecordingOwner()
+    here.dispatch([make_message(owner, 1)])
+    here.held.add([make_message(owner, 2)])
+    here._workers = cast("Workers", SimpleNamespace(running=[make_message(owner, 3)]))
+    here.tick(55.0, 0.0)
+    assert sorted(owner.commands) == (["TOUCH 1", "TOUCH 2", "TOUCH 3"] if touches else [])
+
+
+def test_messages_that_wait_until_they_are_due_raise_the_total_and_are_requeued_then() -> None:
+    here, owner = dispatcher([]), RecordingOwner()
+    message = make_message(owner, 1)
+    message.received = 95.0
+    here.early._requeue_at(message, 110.0)
+    here.tick(100.0, 0.0)
+    assert (here._flow._extra, owner.commands) == (1, [])
+    here.tick(110.0, 0.0)
+    assert (here._flow._extra, _numbers(owner)) == (0, ["REQ"])
+
+
+def test_unpacked_bytes_of_messages_that_are_not_in_flight_any_more_are_released_by_a_tick() -> None:
+    here, owner = dispatcher([]), RecordingOwner()
+    message = make_message(owner, 1)
+    assert here.unpack_budget.reserve(message, 10)
+    owner.horizon = 1.0
+    here.tick(1.0, 0.0)
+    assert here.unpack_budget.used == 0
+
+
+def test_a_key_that_cannot_be_read_ends_the_consumer() -> None:
+    failed: list[NsqError] = []
+
+    def key_of(message: Message) -> str:
+        return cast("str", 5)
+
+    flow = RdyDistributor[Subscription](10, Backoff(BackoffOptions()))
+    here = MessageDispatcher(ConsumerOptions(key=key_of), flow, failed.append)
+    here.dispatch([make_message(RecordingOwner(), 1)])
+    here._queues(2)
+    assert len(failed) == 1
+    here.dispatch([make_message(RecordingOwner(), 2)])
+    assert len(failed) == 2
+
+
+def test_messages_that_were_received_before_lanes_are_put_into_them() -> None:
+    flow = RdyDistributor[Subscription](10, Backoff(BackoffOptions()))
+    here = MessageDispatcher(ConsumerOptions(key=lambda message: message.body), flow, lambda error: None)
+    here.dispatch([make_message(RecordingOwner(), 1, b"a"), make_message(RecordingOwner(), 2, b"b")])
+    lanes = here._queues(2)
+    assert not here.queue.messages
+    assert sorted(message.internal_id for lane in lanes for message in lane.messages) == [1, 2]
+    assert here.count_in_flight() == 2
+    plain = dispatcher([])
+    assert plain._queues(3) == [plain.queue] * 3
 
 
 def test_nothing_is_accepted_after_the_stop() -> None:

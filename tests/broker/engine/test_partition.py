@@ -29,6 +29,11 @@ def test_nothing_is_delivered_before_it_is_committed() -> None:
     assert consumer.bodies() == ["m0", "m1"]
     bench.partition.commit(stored)
     assert consumer.bodies() == []
+    assert (bench.partition.message_count, bench.partition.message_bytes) == (2, 4)
+
+
+def test_the_first_id_of_a_node_without_a_cluster() -> None:
+    assert [Bench(coordinated=coordinated).publish("m").message_id for coordinated in (True, False)] == [2, 1]
 
 
 def test_ids_offsets_and_sizes() -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.engine.options import PartitionOptions
 from nsqext.broker.engine.partition import Partition
 from nsqext.broker.engine.publish import NewMessage
 from nsqext.broker.engine.schedule import Schedule
-from nsqext.broker.engine.storage.partition_store import stored_partitions
+from nsqext.broker.engine.storage.partition_store import ChannelState, stored_partitions
+from nsqext.broker.engine.storage.segments import DiskOptions
 from tests.support.engine_partition import Bench, Consumer
+
+if TYPE_CHECKING:
+    import pytest
 
 
 class Timer:
@@ -126,8 +131,8 @@ class Scheduled(Bench):
 
 def test_an_idle_partition_is_not_ticked() -> None:
     bench = Scheduled()
-    consumer = bench.consume(ready=5)
-    bench.publish("a")
+    consumer = bench.consume(ready=1, msg_timeout=100.0)
+    bench.publish(*"abcdef")
     bench.finish(consumer, [2])
     bench.wait(0.1)
     before = bench.ticks
@@ -186,6 +191,53 @@ def test_positions_are_stored_without_other_activity(tmp_path: Path) -> None:
     bench.wait(5)
     (kept,) = stored_partitions(tmp_path)
     assert [channel.count for channel in kept.channels] == [2]
+
+
+def test_positions_of_the_leader_are_stored_without_other_activity(tmp_path: Path) -> None:
+    bench = Scheduled(data_path=tmp_path)
+    bench.channel()
+    bench.publish("a", "b")
+    bench.wait(5)
+    bench.channel().restore(ChannelState("ch", 32, 1), [])
+    bench.wait(5)
+    (kept,) = stored_partitions(tmp_path)
+    assert [channel.count for channel in kept.channels] == [1]
+
+
+def test_a_state_that_could_not_be_written_is_written_without_other_activity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("nsqext.broker.engine.storage.partition_store.write_atomically", refuse)
+        bench = Scheduled(data_path=tmp_path)
+    assert not [*tmp_path.rglob("*.channels.json")]
+    bench.wait(1)
+    assert [*tmp_path.rglob("*.channels.json")]
+
+
+def test_messages_without_a_channel_are_synced_without_other_activity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Scheduled(data_path=tmp_path, disk=DiskOptions(fsync="interval"))
+    bench.wait(5)
+    synced: list[int] = []
+    monkeypatch.setattr("nsqext.broker.engine.storage.segments.os.fsync", synced.append)
+    bench.publish("a")
+    bench.wait(5)
+    assert len(synced) == 1
+
+
+def test_a_touch_that_shortens_the_timeout_is_met() -> None:
+    bench = Scheduled()
+    consumer = bench.consume(ready=1, msg_timeout=60.0, touch_timeout=1.0)
+    bench.publish("a")
+    bench.wait(1)
+    bench.channel().touch(consumer, 2)
+    bench.wait(1.1)
+    assert consumer.attempts() == [("a", 1), ("a", 2)]
 
 
 def test_a_closed_partition_is_not_ticked() -> None:

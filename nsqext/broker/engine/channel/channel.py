@@ -120,7 +120,6 @@ class Channel:
         if client is None:
             return
         self._selector.remove(client)
-        client.stall()
         self._requeue_all_of(client)
         if self.ephemeral and not self.clients and not self._closed:
             self._partition.delete_channel(self.name)
@@ -211,7 +210,7 @@ class Channel:
         return self._pumping or self._options.turn.defers(self)
 
     def _take(self) -> Delivery | None:
-        if self._closed or self._partition.suspended:
+        if self._partition.suspended:
             return None
         if self.skipped:
             self.cursor.skip_queue()

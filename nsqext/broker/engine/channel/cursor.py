@@ -83,7 +83,7 @@ class Cursor:
         self._max_requeued = 2 if small else partition.options.limits.max_rdy_count // 10 + 1
         self._overflow: list[Delivery] = []
         self._read_ahead: Delivery | None = None  # read while a requeued message was taken
-        self._unreadable = -1  # messages before the one that could not be read from disk
+        self._unreadable: int | None = None  # messages before the one that could not be read from disk
         self._rewind: bool | None = None  # rewind before the next message is taken; True drops the intervals
 
     def _journal(self, partition: PartitionView, channel: str) -> DelayedJournal | None:
@@ -144,7 +144,7 @@ class Cursor:
             before = self.count
             self._pass_over_missing()
             return self._read() if self.count != before else None
-        self._unreadable = -1
+        self._unreadable = None
         self.count = entry.count
         self.offset = entry.offset + entry.size
         self.timestamp = entry.record.timestamp
@@ -197,11 +197,7 @@ class Cursor:
 
     def is_clogged(self) -> bool:
         """Return whether more than half of a full window of messages is deferred."""
-        deferred = self.in_flight.deferred
-        if deferred * 2 <= self._window:
-            return False
-        waiting = self.count - self.acked.count
-        return waiting >= self._window and deferred * 2 > waiting
+        return 2 * self.in_flight.deferred > self.count - self.acked.count >= self._window
 
     def acknowledge(self, delivery: Delivery) -> None:
         entry = delivery.entry

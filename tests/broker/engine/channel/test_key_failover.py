@@ -245,6 +245,78 @@ def test_statistics_count_what_waits_for_each_client() -> None:
     assert ([found.waiting for found in stats.key_ranges], stats.replay_count) == ([2, 0], 2)
 
 
+def test_the_queue_is_read_while_a_client_has_room() -> None:
+    bench = make_bench()
+    only = consume(bench, 1, 1)
+    publish(bench, "A1", "A2", "B1", "B2")
+    stats = bench.channel().stats()
+    assert (stats.replay_count, stats.read_count) == (0, 1)
+    bench.channel().unsubscribe(only)
+    publish(bench, "C1")
+    assert bench.channel().stats().read_count == 1
+
+
+def test_a_requeued_message_is_delivered_before_a_deferred_one_of_its_key() -> None:
+    bench = make_bench()
+    only = consume(bench, 1, 2)
+    publish(bench, "A1", "A2", "A3")
+    assert only.bodies() == ["A1", "A2"]
+    bench.channel().requeue(only, 3, 50)
+    bench.channel().requeue(only, 2, 0)
+    assert only.bodies() == ["A1"]
+    assert bench.channel().stats().requeue_count == 1
+    bench.channel().requeue(only, 2, 1200)
+    assert (bench.channel().stats().deferred_count, bench.channel().stats().delayed_queue_count) == (2, 0)
+    assert only.bodies() == []
+
+
+def test_a_client_that_leaves_a_paused_channel_is_forgotten() -> None:
+    bench = make_bench()
+    first, second = consume(bench, 1, 5), consume(bench, 2, 5)
+    bench.channel().pause()
+    publish(bench, "A1", "D1")
+    bench.channel().set_ready(first, 4)
+    bench.channel().unsubscribe(first)
+    bench.channel().unpause()
+    assert second.bodies() == ["A1", "D1"]
+
+
+def test_messages_with_a_tag_go_to_clients_without_one_when_the_last_of_the_tag_leaves() -> None:
+    bench = make_bench()
+    plain, tagged = consume(bench, 1, 9), consume(bench, 2, 9, tag="red")
+    bench.publish(keyed("m0", A, **{TAG_HEADER: "red"}))
+    assert (plain.bodies(), tagged.bodies()) == ([], ["m0"])
+    bench.channel().unsubscribe(tagged)
+    bench.publish(keyed("m1", A, **{TAG_HEADER: "red"}))
+    assert plain.bodies() == ["m0", "m1"]
+
+
+def test_a_move_discards_what_waits_for_a_client() -> None:
+    bench = make_bench()
+    first, second = consume(bench, 1, 1), consume(bench, 2, 1)
+    publish(bench, "A1", "A2", "A3", "D1")
+    assert (first.bodies(), second.bodies()) == (["A1"], ["D1"])
+    bench.channel().set_offset(StartPosition("special", -1))
+    bench.channel().set_ready(first, 9)
+    publish(bench, "A4")
+    assert first.bodies() == ["A4"]
+
+
+def test_a_client_may_finish_inside_of_a_delivery() -> None:
+    bench = make_bench()
+
+    class Eager(Consumer):
+        def deliver(self, message: object) -> None:
+            super().deliver(message)  # type: ignore[arg-type]
+            bench.finish(self, [self.got[-1].internal_id])
+
+    eager = Eager(extend=True)
+    bench.channel().subscribe(eager)
+    bench.channel().set_ready(eager, 1)
+    publish(bench, *["A1", "B1"] * 1000)
+    assert len(eager.take()) == 2000
+
+
 def test_eight_clients_at_once_share_evenly() -> None:
     bench = make_bench()
     for number in range(8):

@@ -194,5 +194,6 @@ def test_an_acknowledged_position_inside_a_message_moves_to_a_message(caplog: py
     assert [record.message for record in caplog.records] == [
         "ch: the acknowledged position 7 is not the start of a message; it moves to 32"
     ]
+    assert bench.channel().acked.count == 1
     bench.finish(consumer, [3])
     assert consumer.attempts() == [("m2", 1)]

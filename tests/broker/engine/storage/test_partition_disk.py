@@ -81,9 +81,35 @@ def test_switches_survive(tmp_path: Path) -> None:
     bench.channel("gone")
     bench.partition.delete_channel("gone")
     bench.channel("tmp#ephemeral")
+    on_disk(tmp_path)  # which is killed at once
     again = on_disk(tmp_path).partition
     assert sorted(again.channels) == ["ch", "other"]
     assert (again.channels["ch"].paused, again.channels["other"].skipped) == (True, True)
+
+
+def test_every_switch_is_stored_at_once(tmp_path: Path) -> None:
+    bench = on_disk(tmp_path)
+    channel = bench.channel()
+    for act, paused, skipped in (
+        (channel.pause, True, False),
+        (channel.skip, True, True),
+        (channel.unpause, False, True),
+        (channel.unskip, False, False),
+    ):
+        act()
+        (kept,) = next(stored_partitions(tmp_path)).channels
+        assert (kept.paused, kept.skipped) == (paused, skipped)
+
+
+def test_the_state_is_written_once_for_each_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = on_disk(tmp_path, disk=DiskOptions(max_file_bytes=1000))
+    written: list[object] = []
+    monkeypatch.setattr(
+        "nsqext.broker.engine.storage.partition_store.write_atomically", lambda *what, **_: written.append(what)
+    )
+    for _ in range(100):
+        bench.publish("x" * 70)
+    assert len(written) == 2 * 9
 
 
 def test_the_delayed_queue_survives(tmp_path: Path) -> None:

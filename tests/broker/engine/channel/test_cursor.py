@@ -1,0 +1,252 @@
+"""The read position of a channel: requeued, deferred and delayed messages, moves, and what statistics say of them."""
+
+from __future__ import annotations
+
+import logging
+from random import Random
+
+import pytest
+
+from nsqext.broker.engine.options import ChannelRules
+from nsqext.broker.engine.start_position import StartPosition
+from nsqext.broker.engine.turn import Turn
+from nsqext.protocol.server.negotiate import ServerLimits
+from tests.support.engine_partition import Bench, Consumer
+
+
+class Reversing(Random):
+    """Turns lists around instead of shuffling them, and draws 0.9 or another number."""
+
+    number = 0.9
+
+    def shuffle(self, x: list[object]) -> None:  # type: ignore[override]
+        """Turn a list around."""
+        x.reverse()
+
+    def random(self) -> float:
+        """Return the number."""
+        return self.number
+
+
+def _filled(count: int, ready: int = 100, **options: object) -> tuple[Bench, Consumer]:
+    """Return a partition with some messages, and a consumer that has received all it may have."""
+    bench = Bench(**options)
+    consumer = bench.consume(ready=ready)
+    bench.publish(*[f"m{number}" for number in range(count)])
+    consumer.take()
+    return bench, consumer
+
+
+@pytest.mark.parametrize(("channel", "order"), [("ch", "01234576"), ("ch#ephemeral", "01276345")])
+def test_requeued_messages_beyond_a_bound_have_no_order(channel: str, order: str) -> None:
+    bench = Bench(random=Reversing(), limits=ServerLimits(max_rdy_count=40))
+    consumer = bench.consume(ready=8, channel=channel)
+    bench.publish(*"01234567")
+    consumer.take()
+    bench.channel(channel).set_ready(consumer, 0)
+    for counter in range(2, 10):
+        bench.channel(channel).requeue(consumer, counter, 0)
+    assert bench.channel(channel).stats().requeue_count == 8
+    bench.channel(channel).set_ready(consumer, 8)
+    assert "".join(consumer.bodies()) == order
+
+
+def test_the_read_position_is_behind_the_message_read_ahead() -> None:
+    bench, consumer = _filled(3, ready=1)
+    stats = bench.channel().stats()
+    assert (stats.read_offset, stats.read_count, stats.depth_timestamp > 0) == (64, 2, True)
+    assert stats.backlogs == 1
+    bench.channel().set_offset(StartPosition("virtual_queue", 96))
+    assert consumer.bodies() == ["m1"], "it was read ahead"
+    stats = bench.channel().stats()
+    assert (stats.read_offset, stats.read_count, stats.depth_timestamp, stats.in_flight_count) == (96, 3, 0, 1)
+
+
+def test_a_subscription_reads_a_message_ahead() -> None:
+    bench = Bench()
+    bench.channel()
+    bench.publish("m0", "m1")
+    bench.consume(ready=0)
+    assert bench.channel().stats().read_count == 1
+
+
+@pytest.mark.parametrize("bound", [2, 100])
+def test_a_move_discards_requeued_messages(bound: int) -> None:
+    bench = Bench(limits=ServerLimits(max_rdy_count=10 * bound))
+    consumer = bench.consume(ready=10)
+    bench.publish(*"0123456789")
+    consumer.take()
+    bench.channel().set_ready(consumer, 0)
+    for counter in range(2, 12):
+        bench.channel().requeue(consumer, counter, 0)
+    bench.channel().set_offset(StartPosition("special", -1))
+    bench.channel().set_ready(consumer, 10)
+    bench.publish("new")
+    assert len(consumer.take()) <= 2, "at most the message read ahead, and the new one"
+
+
+@pytest.mark.parametrize(
+    ("count", "deferred", "finished", "read"),
+    [(10, 5, 0, 12), (10, 6, 0, 10), (10, 6, 1, 11), (12, 6, 0, 14), (12, 7, 0, 12)],
+)
+def test_a_window_of_which_most_is_deferred_holds_back_the_queue(
+    count: int, deferred: int, finished: int, read: int
+) -> None:
+    bench, consumer = _filled(count, rules=ChannelRules(confirm_window=10))
+    for counter in range(count + 1, count + 1 - deferred, -1):
+        bench.channel().requeue(consumer, counter, 30)
+    bench.finish(consumer, range(2, 2 + finished))
+    bench.publish("a", "b")
+    assert bench.channel().stats().read_count == read
+
+
+def test_a_blocked_window_is_exactly_full() -> None:
+    bench, consumer = _filled(9, rules=ChannelRules(confirm_window=2))
+    cursor = bench.channel().cursor
+    for counter, blocked in ((3, False), (5, True), (7, True)):
+        bench.finish(consumer, [counter])
+        assert cursor.is_blocked() is blocked
+
+
+def test_the_delayed_queue_is_read_on_when_its_messages_are_finished() -> None:
+    bench, consumer = _filled(3, rules=ChannelRules(delayed_batch=1, delayed_threshold=10.0))
+    for counter in (2, 3, 4):
+        bench.channel().requeue(consumer, counter, 20)
+    bench.wait(21)
+    assert consumer.attempts() == [("m0", 2)]
+    bench.wait(21)
+    assert consumer.take() == [], "one at a time"
+    assert bench.channel().stats().deferred_from_delay_count == 1
+    bench.finish(consumer, [2])
+    bench.wait(1)
+    assert consumer.attempts() == [("m1", 2)]
+    assert bench.channel().stats().delayed_queue_count == 2
+
+
+def test_a_message_of_the_delayed_queue_is_delivered_once_at_a_time() -> None:
+    bench, consumer = _filled(1, rules=ChannelRules(delayed_threshold=10.0))
+    bench.channel().requeue(consumer, 2, 20)
+    bench.channel().set_ready(consumer, 0)
+    for _ in range(3):
+        bench.channel().requeue_delayed(30)
+    bench.channel().set_ready(consumer, 5)
+    assert consumer.attempts() == [("m0", 2)]
+    bench.channel().requeue_delayed(30)
+    assert consumer.attempts() == []
+
+
+def test_a_message_in_the_delayed_queue_is_not_delivered_from_the_queue_too() -> None:
+    bench, consumer = _filled(2, rules=ChannelRules(delayed_threshold=10.0))
+    bench.channel().requeue(consumer, 2, 20)
+    bench.channel().set_offset(StartPosition("virtual_queue", 0))
+    assert consumer.attempts() == [("m1", 1)]
+    bench.wait(21)
+    assert consumer.attempts() == [("m0", 2)]
+
+
+def test_a_new_leader_reads_the_delayed_queue_again() -> None:
+    bench, consumer = _filled(1, rules=ChannelRules(delayed_threshold=10.0))
+    bench.channel().requeue(consumer, 2, 20)
+    bench.wait(21)
+    assert consumer.attempts() == [("m0", 2)]
+    bench.partition.suspend()
+    assert bench.channel().stats().in_flight_count == 0
+    assert bench.channel().stats().clients == []
+    bench.partition.resume()
+    again = bench.consume(2, ready=5)
+    bench.wait(1)
+    assert again.attempts() == [("m0", 2)]
+
+
+def test_delayed_messages_behind_the_end_of_a_cut_queue_are_lost() -> None:
+    bench, consumer = _filled(3, rules=ChannelRules(delayed_threshold=10.0))
+    for counter in (2, 3, 4):
+        bench.channel().requeue(consumer, counter, 20)
+    bench.partition.truncate(32)
+    assert sorted(bench.channel().cursor.delayed.messages) == [2]
+
+
+def test_empty_removes_delayed_messages() -> None:
+    bench, consumer = _filled(2, rules=ChannelRules(delayed_threshold=10.0))
+    bench.channel().requeue(consumer, 2, 20)
+    bench.channel().empty()
+    assert bench.channel().stats().delayed_queue_count == 0
+
+
+def test_the_delayed_queue_is_not_read_without_a_client() -> None:
+    bench, consumer = _filled(1, rules=ChannelRules(delayed_threshold=10.0))
+    bench.channel().requeue(consumer, 2, 20)
+    bench.channel().unsubscribe(consumer)
+    bench.wait(30)
+    assert bench.channel().stats().deferred_from_delay_count == 0
+
+
+def test_a_channel_that_becomes_ordered_delivers_again_what_was_finished_out_of_order() -> None:
+    bench, consumer = _filled(3)
+    bench.finish(consumer, [3])
+    bench.channel().set_ordered(True)
+    for counter, body in ((2, "m0"), (3, "m1"), (4, "m2")):
+        assert body in consumer.bodies()
+        bench.finish(consumer, [counter])
+
+
+@pytest.mark.parametrize("topic", [True, False])
+def test_a_delay_is_ignored_if_the_topic_or_the_channel_is_ordered(topic: bool) -> None:
+    bench = Bench(ordered=topic)
+    consumer = bench.consume(ready=1, ordered=not topic)
+    bench.publish("m0")
+    bench.channel().requeue(consumer, 2, 5)
+    stats = bench.channel().stats()
+    assert (stats.in_flight_count, stats.deferred_count, stats.ordered) == (1, 0, not topic)
+
+
+def test_unfinished_messages_are_delivered_again_on_request() -> None:
+    bench, consumer = _filled(3)
+    bench.finish(consumer, [3])
+    bench.channel().redeliver_unfinished()
+    assert consumer.bodies() == ["m0", "m2"]
+
+
+def test_messages_are_finished_by_force() -> None:
+    bench, consumer = _filled(4, ready=2)
+    bench.channel().finish_forced(2)
+    assert consumer.bodies() == ["m2"]
+    assert bench.channel().stats().in_flight_count == 2
+    for counter in (3, 4):
+        bench.channel().requeue(consumer, counter, 50)
+    bench.channel().finish_deferred()
+    stats = bench.channel().stats()
+    assert (stats.deferred_count, stats.in_flight_count, stats.depth) == (0, 1, 1)
+
+
+def test_the_message_read_ahead_is_cut_off_with_the_queue() -> None:
+    bench, consumer = _filled(2, ready=1)
+    bench.partition.truncate(32)
+    bench.publish("new")
+    bench.channel().finish_forced(2)
+    assert consumer.bodies() == ["m0", "new"]
+
+
+def test_a_trace_names_deliveries_and_finished_messages(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    consumer = bench.consume(ready=1)
+    with caplog.at_level(logging.INFO):
+        for traced in (False, True):
+            bench.channel().traced = traced
+            counter = bench.publish("m").message_id
+            bench.finish(consumer, [counter])
+    assert [record.message for record in caplog.records] == [
+        f"CHANNEL(ch): message 3, trace id 0, attempt 1 {event} 127.0.0.1:40001"
+        for event in ("delivered to", "finished by")
+    ]
+
+
+def test_nothing_is_delivered_in_the_turn_of_a_client() -> None:
+    turn = Turn()
+    bench = Bench(turn=turn)
+    consumer = bench.consume(ready=5)
+    turn.begin()
+    bench.publish("m0")
+    assert consumer.bodies() == []
+    turn.end()
+    assert consumer.bodies() == ["m0"]

@@ -120,6 +120,7 @@ class Channel:
         if client is None:
             return
         self._selector.remove(client)
+        client.stall()
         self._requeue_all_of(client)
         if self.ephemeral and not self.clients and not self._closed:
             self._partition.delete_channel(self.name)

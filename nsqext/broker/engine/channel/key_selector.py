@@ -138,12 +138,12 @@ class KeySelector(TagSelector):
             self._enqueue(queue)
 
     def offer(self, client: Client) -> None:
-        """Record that a client can take a message, if it can."""
-        if client.in_flight < client.window and client in self._heaps:
+        """Record that a client may be able to take a message."""
+        if client in self._heaps:
             self._free[client] = self._ready[client] = None
 
     def renew(self, client: Client) -> None:
-        """Record that a client can take a message, if it can; keys decide, so clients have no order."""
+        """Record that a client may be able to take a message; keys decide, so clients have no order."""
         self.offer(client)
 
     @property

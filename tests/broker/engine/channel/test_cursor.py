@@ -70,19 +70,15 @@ def test_a_subscription_reads_a_message_ahead() -> None:
     assert bench.channel().stats().read_count == 1
 
 
-@pytest.mark.parametrize("bound", [2, 100])
-def test_a_move_discards_requeued_messages(bound: int) -> None:
-    bench = Bench(limits=ServerLimits(max_rdy_count=10 * bound))
-    consumer = bench.consume(ready=10)
-    bench.publish(*"0123456789")
-    consumer.take()
+def test_a_move_discards_requeued_messages() -> None:
+    bench, consumer = _filled(10)
     bench.channel().set_ready(consumer, 0)
     for counter in range(2, 12):
         bench.channel().requeue(consumer, counter, 0)
     bench.channel().set_offset(StartPosition("special", -1))
     bench.channel().set_ready(consumer, 10)
     bench.publish("new")
-    assert len(consumer.take()) <= 2, "at most the message read ahead, and the new one"
+    assert consumer.bodies() == ["m0", "new"], "m0 was read ahead"
 
 
 @pytest.mark.parametrize(

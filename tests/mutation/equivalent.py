@@ -136,7 +136,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if len(self._parsed) >= _MAX_PARSED:",
     ): "the bound of a cache is chosen",
     (
-        "lookup/extended_topics.py",
+        "lookup/poller.py",
         "number + 1",
         "self._listed = 0",
     ): "the number only has to differ",

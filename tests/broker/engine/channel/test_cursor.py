@@ -9,7 +9,7 @@ import pytest
 
 from nsqext.broker.engine.options import ChannelRules
 from nsqext.broker.engine.start_position import StartPosition
-from nsqext.broker.engine.turn import Turn
+from nsqext.broker.engine.schedule import Turn
 from nsqext.protocol.server.negotiate import ServerLimits
 from tests.support.engine_partition import Bench, Consumer
 
@@ -53,13 +53,13 @@ def test_requeued_messages_beyond_a_bound_have_no_order(channel: str, order: str
 
 def test_the_read_position_is_behind_the_message_read_ahead() -> None:
     bench, consumer = _filled(3, ready=1)
-    stats = bench.channel().stats()
-    assert (stats.read_offset, stats.read_count, stats.depth_timestamp > 0) == (64, 2, True)
+    stats, cursor = bench.channel().stats(), bench.channel().cursor
+    assert (cursor.offset, cursor.count, stats.depth_timestamp > 0) == (64, 2, True)
     assert stats.backlogs == 1
     bench.channel().set_offset(StartPosition("virtual_queue", 96))
     assert consumer.bodies() == ["m1"], "it was read ahead"
     stats = bench.channel().stats()
-    assert (stats.read_offset, stats.read_count, stats.depth_timestamp, stats.in_flight_count) == (96, 3, 0, 1)
+    assert (cursor.offset, cursor.count, stats.depth_timestamp, stats.in_flight_count) == (96, 3, 0, 1)
 
 
 def test_a_subscription_reads_a_message_ahead() -> None:
@@ -67,7 +67,7 @@ def test_a_subscription_reads_a_message_ahead() -> None:
     bench.channel()
     bench.publish("m0", "m1")
     bench.consume(ready=0)
-    assert bench.channel().stats().read_count == 1
+    assert bench.channel().cursor.count == 1
 
 
 def test_a_move_discards_requeued_messages() -> None:
@@ -93,7 +93,7 @@ def test_a_window_of_which_most_is_deferred_holds_back_the_queue(
         bench.channel().requeue(consumer, counter, 30)
     bench.finish(consumer, range(2, 2 + finished))
     bench.publish("a", "b")
-    assert bench.channel().stats().read_count == read
+    assert bench.channel().cursor.count == read
 
 
 def test_a_blocked_window_is_exactly_full() -> None:
@@ -147,7 +147,7 @@ def test_a_new_leader_reads_the_delayed_queue_again() -> None:
     assert consumer.attempts() == [("m0", 2)]
     bench.partition.suspend()
     assert bench.channel().stats().in_flight_count == 0
-    assert bench.channel().stats().clients == []
+    assert bench.channel().clients == {}
     bench.partition.resume()
     again = bench.consume(2, ready=5)
     bench.wait(1)
@@ -193,7 +193,7 @@ def test_a_delay_is_ignored_if_the_topic_or_the_channel_is_ordered(topic: bool) 
     bench.publish("m0")
     bench.channel().requeue(consumer, 2, 5)
     stats = bench.channel().stats()
-    assert (stats.in_flight_count, stats.deferred_count, stats.ordered) == (1, 0, not topic)
+    assert (stats.in_flight_count, stats.deferred_count, bench.channel().ordered) == (1, 0, not topic)
 
 
 def test_unfinished_messages_are_delivered_again_on_request() -> None:

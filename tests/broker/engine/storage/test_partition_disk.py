@@ -90,13 +90,13 @@ def test_switches_survive(tmp_path: Path) -> None:
 def test_every_switch_is_stored_at_once(tmp_path: Path) -> None:
     bench = on_disk(tmp_path)
     channel = bench.channel()
-    for act, paused, skipped in (
-        (channel.pause, True, False),
-        (channel.skip, True, True),
-        (channel.unpause, False, True),
-        (channel.unskip, False, False),
+    for act, on, paused, skipped in (
+        (channel.set_paused, True, True, False),
+        (channel.set_skipped, True, True, True),
+        (channel.set_paused, False, False, True),
+        (channel.set_skipped, False, False, False),
     ):
-        act()
+        act(on)
         (kept,) = next(stored_partitions(tmp_path)).channels
         assert (kept.paused, kept.skipped) == (paused, skipped)
 

@@ -33,7 +33,7 @@ def test_nothing_is_delivered_before_it_is_committed() -> None:
 
 
 def test_the_first_id_of_a_node_without_a_cluster() -> None:
-    assert [Bench(coordinated=coordinated).publish("m").message_id for coordinated in (True, False)] == [2, 1]
+    assert [Bench(clustered=clustered).publish("m").message_id for clustered in (True, False)] == [2, 1]
 
 
 def test_ids_offsets_and_sizes() -> None:

@@ -8,8 +8,8 @@ from random import Random
 import pytest
 
 from nsqext.broker.engine.options import ChannelRules
-from nsqext.broker.engine.start_position import StartPosition
 from nsqext.broker.engine.schedule import Turn
+from nsqext.broker.engine.start_position import StartPosition
 from nsqext.protocol.server.negotiate import ServerLimits
 from tests.support.engine_partition import Bench, Consumer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
+import anyio
 import pytest
 
 from nsqext.client.consumer.handlers.in_flight import HeldMessages, touch_due
@@ -63,3 +64,61 @@ def test_a_held_message_that_the_server_took_back_is_logged_once(
     assert len(caplog.records) == logged
     if logged:
         assert "-max-msg-timeout (900 s)" in caplog.text
+
+
+def test_requeued_messages_are_touched_where_their_requeue_is_kept_back() -> None:
+    owner = RecordingOwner()
+    message = make_message(owner)
+    message.answered = True
+    assert [touch_due([message], 60.0), touch_due([message], 60.0, requeued=True)] == [0, 1]
+    lost, other = make_message(RecordingOwner(), 2), make_message(owner, 3)
+    lost.owner.refusal = MessageNotInFlight("gone")  # type: ignore[attr-defined]
+    assert touch_due([lost, other], 60.0) == 1
+
+
+def test_the_messages_of_a_task_are_requeued_without_those_of_others() -> None:
+    owner, held = RecordingOwner(), HeldMessages()
+    messages = [make_message(owner, number) for number in range(6)]
+    messages[0].answered = True
+    messages[1].received = 10.0
+    held.add(messages[:3], 7)
+    held.add(messages[3:4], 8)
+    held.add(messages[4:5])
+    owner.horizon = -1.0
+    messages[1].received = -5.0
+    held.requeue(7)
+    assert owner.commands == ["REQ 2 0"]
+    assert held.unanswered() == messages[3:5]
+    held.requeue()
+    assert owner.commands == ["REQ 2 0", "REQ 3 0", "REQ 4 0"]
+    assert held.unanswered() == []
+
+
+def test_few_of_many_answered_messages_are_kept() -> None:
+    owner, held = RecordingOwner(), HeldMessages()
+    for number in range(500):
+        message = make_message(owner, number)
+        held.add([message])
+        message.answered = number % 100 > 0
+    assert len(held._holdings) < 60
+    assert [message.internal_id for message in held.unanswered()] == [0, 100, 200, 300, 400]
+
+
+@pytest.mark.anyio
+async def test_the_wait_for_held_messages_ends_with_the_last_answer() -> None:
+    owner, held = RecordingOwner(), HeldMessages()
+    message = make_message(owner)
+    held.add([message])
+    ended: list[bool] = []
+
+    async def wait() -> None:
+        await held.wait()
+        ended.append(message.answered)
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await anyio.sleep(0.03)
+            assert ended == []
+            message.answered = True
+    assert ended == [True]

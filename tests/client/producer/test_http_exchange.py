@@ -1,0 +1,221 @@
+"""What becomes of a publish over HTTP by each kind of response, without a server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import anyio
+import pytest
+
+from nsqext.client.producer import http_connection as module
+from nsqext.client.producer.http_connection import HttpConnection, open_http_connection
+from nsqext.errors import (
+    ConnectionFailed,
+    ConnectionLost,
+    DeliveryUnknown,
+    NegotiationFailed,
+    NotSent,
+    NsqError,
+    ProtocolError,
+    RequestTimeout,
+)
+from nsqext.http.client import HttpClient, HttpReply, HttpRequestFailed
+from nsqext.transport.options import ConnectionOptions
+from nsqext.types import Address
+from tests.support.connections import pub
+
+pytestmark = pytest.mark.anyio
+
+_ADDRESS = Address("n", 4151)
+
+
+class Client:
+    """Answers each request with the next answer; waits while it is held."""
+
+    def __init__(self, *answers: HttpReply | HttpRequestFailed) -> None:
+        self.answers = list(answers)
+        self.urls: list[str] = []
+        self.closed = 0
+        self.hold: anyio.Event | None = None
+
+    async def request(self, method: str, url: str, **_: Any) -> HttpReply:
+        self.urls.append(f"{method} {url}")
+        if self.hold is not None:
+            await self.hold.wait()
+        answer = self.answers.pop(0)
+        if isinstance(answer, HttpRequestFailed):
+            raise answer
+        return answer
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+
+def _reply(content: bytes, status: int = 200) -> HttpReply:
+    return HttpReply(status, content, {})
+
+
+def _failure(reason: str, *, sent: bool = True, cause: BaseException | None = None) -> HttpRequestFailed:
+    failure = HttpRequestFailed(cast("Any", reason), "a text", sent=sent)
+    failure.__cause__ = cause
+    return failure
+
+
+@asynccontextmanager
+async def _connected(client: Client) -> AsyncIterator[HttpConnection]:
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            connection = HttpConnection(_ADDRESS, "n:4151", ConnectionOptions(), cast("Any", tasks.start_soon))
+            connection._client = cast("HttpClient", client)
+            yield connection
+            tasks.cancel_scope.cancel()
+
+
+async def test_the_response_to_a_publish() -> None:
+    client = Client(_reply(b"OK"))
+    async with _connected(client) as connection:
+        announced: list[bool] = []
+        connection.on_request = lambda: announced.append(connection.busy)
+        connection.received_at = 0.0
+        answer = connection.request(pub(b"x"), time.monotonic() + 5.0)
+        assert (connection.busy, connection.in_flight, announced) == (True, 1, [False])
+        assert await answer == b"OK"
+        assert (connection.busy, connection.in_flight, connection.usable) == (False, 0, True)
+        assert connection.received_at > 0.0
+    (url,) = client.urls
+    assert url.startswith("POST http://n:4151/mpub?topic=t")
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind", "usable"),
+    [
+        (_failure("failed"), ConnectionLost, False),
+        (_failure("failed", cause=TimeoutError()), RequestTimeout, False),
+        (_failure("failed", sent=False), ConnectionFailed, False),
+        (_failure("compressed"), DeliveryUnknown, True),
+        (_failure("too long"), DeliveryUnknown, True),
+        (_failure("untrusted", sent=False), NegotiationFailed, False),
+        (_failure("invalid", sent=False), NegotiationFailed, False),
+    ],
+)
+async def test_a_publish_without_a_response_ends_the_connection(
+    failure: HttpRequestFailed, kind: type[NsqError], usable: bool
+) -> None:
+    client = Client(failure, _reply(b"OK"))
+    async with _connected(client) as connection:
+        with pytest.raises(kind, match="a text") as caught:
+            await connection.request(pub(b"x"))
+        assert (type(caught.value), caught.value.node) == (kind, "n:4151")
+        assert connection.usable is usable
+        if usable:
+            assert await connection.request(pub(b"y")) == b"OK"
+        else:
+            with pytest.raises(NotSent, match="not sent: a text"):
+                await connection.request(pub(b"y"))
+            assert len(client.urls) == 1
+
+
+async def test_requests_wait_for_their_turn_and_are_not_sent_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_REQUESTS", 2)
+    client = Client(*[_reply(b"OK")] * 9)
+    client.hold = anyio.Event()
+    async with _connected(client) as connection:
+        answers = []
+        for number in range(3):
+            answers.append(connection.request(pub(b"%d" % number)))
+            await anyio.wait_all_tasks_blocked()
+        late = connection.request(pub(b"late"), time.monotonic() + 0.01)
+        await anyio.wait_all_tasks_blocked()
+        assert (len(client.urls), connection.in_flight) == (2, 4)
+        with pytest.raises(RequestTimeout, match="no response before the timeout"):
+            await late
+        client.hold.set()
+        assert [await answer for answer in answers] == [b"OK"] * 3
+        await connection.drain()
+        assert (len(client.urls), connection.in_flight) == (3, 0)
+
+
+async def test_a_connection_that_is_closed_awaits_its_responses() -> None:
+    client = Client(_reply(b"OK"))
+    client.hold = anyio.Event()
+    async with _connected(client) as connection:
+        answer = connection.request(pub(b"x"))
+        await anyio.wait_all_tasks_blocked()
+        connection.close()
+        await anyio.wait_all_tasks_blocked()
+        assert (connection.usable, client.closed) == (False, 0)
+        with pytest.raises(NotSent, match="the connection is closed"):
+            await connection.request(pub(b"y"))
+        client.hold.set()
+        assert await answer == b"OK"
+        await anyio.wait_all_tasks_blocked()
+        assert client.closed == 1
+
+
+async def test_a_request_that_is_cut_off_has_an_unknown_outcome() -> None:
+    client = Client()
+    client.hold = anyio.Event()
+    async with anyio.create_task_group() as callers:
+        errors: list[NsqError] = []
+
+        async def publish() -> None:
+            try:
+                await connection.request(pub(b"x"))
+            except NsqError as error:
+                errors.append(error)
+
+        async with _connected(client) as connection:
+            callers.start_soon(publish)
+            await anyio.wait_all_tasks_blocked()
+    assert [type(error) for error in errors] == [ConnectionLost]
+    assert connection.in_flight == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "text"),
+    [
+        (_failure("failed"), ConnectionFailed, "a text"),
+        (_failure("untrusted"), NegotiationFailed, "a text"),
+        (_reply(b"<html>", 404), ProtocolError, "HTTP status 404: <html>"),
+        (_reply(b"[]"), ProtocolError, "HTTP status 200"),
+        (_reply(b'{"a": 1}'), ProtocolError, "HTTP status 200"),
+        (_reply(b"down", 500), ConnectionFailed, "HTTP status 500: down"),
+        (_reply(b"down", 499), ProtocolError, "HTTP status 499: down"),
+    ],
+)
+async def test_what_is_no_nsqd(
+    answer: HttpReply | HttpRequestFailed, kind: type[NsqError], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(answer)
+    monkeypatch.setattr(module, "HttpClient", lambda *_, **__: client)
+    async with anyio.create_task_group() as tasks:
+        with pytest.raises(kind, match=text) as caught:
+            await open_http_connection(_ADDRESS, "n:4151", ConnectionOptions(), cast("Any", tasks.start_soon))
+        assert (type(caught.value), caught.value.node) == (kind, "n:4151")
+    assert client.closed == 1
+
+
+@pytest.mark.parametrize("content", [b'{"version": "1.3.0"}', b'{"data": {"version": "1.3.0"}, "status_code": 200}'])
+async def test_the_version_of_a_node(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client(_reply(content))
+    monkeypatch.setattr(module, "HttpClient", lambda *_, **__: client)
+    async with anyio.create_task_group() as tasks:
+        connection, found = await open_http_connection(
+            _ADDRESS, "n:4151", ConnectionOptions(), cast("Any", tasks.start_soon)
+        )
+    assert (found.version, connection.usable, client.closed) == ("1.3.0", True, 0)
+    assert client.urls == ["GET http://n:4151/info"]
+
+
+async def test_a_node_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client(_reply(b"{}"))
+    client.hold = anyio.Event()
+    monkeypatch.setattr(module, "HttpClient", lambda *_, **__: client)
+    options = ConnectionOptions(connect_timeout=0.01)
+    async with anyio.create_task_group() as tasks:
+        with pytest.raises(ConnectionFailed, match=r"no response for 0\.01 s"):
+            await open_http_connection(_ADDRESS, "n:4151", options, cast("Any", tasks.start_soon))
+    assert client.closed == 1

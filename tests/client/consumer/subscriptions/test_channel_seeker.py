@@ -174,7 +174,7 @@ async def test_messages_before_the_position_are_skipped_once_it_is_moved() -> No
     await scene.move(0)
     assert scene.channels.calls == [("move", _HTTP, "t", 0, "ch", "msgcount:0")]
     assert (subscription.skipped, subscription.calls) == ([_FIRST], ["moved, 1 skipped"])
-    assert (assignment.pending, assignment.moved.is_set()) == (None, True)
+    assert (scene.assignments[0].pending, assignment.moved.is_set()) == (None, True)
 
 
 async def test_of_two_seeks_during_a_move_the_last_one_counts() -> None:
@@ -190,7 +190,7 @@ async def test_of_two_seeks_during_a_move_the_last_one_counts() -> None:
     scene.channels.on_move = seek_again
     await scene.move(0)
     assert [call[-1] for call in scene.channels.calls] == [str(_FIRST), str(_LAST)]
-    assert (assignment.pending, assignment.moved.is_set()) == (None, True)
+    assert (scene.assignments[0].pending, assignment.moved.is_set()) == (None, True)
 
 
 # Seeks

@@ -165,7 +165,7 @@ async def test_a_consumer_has_started_once_the_list_was_read(
     monkeypatch: pytest.MonkeyPatch, found: set[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "nsqext.consumer")
-    answers = [LookupUnreachable("down"), LookupUnreachable("down"), found]
+    answers: list[Answer] = [LookupUnreachable("down"), LookupUnreachable("down"), found]
     async with _scene(monkeypatch, "a*", *answers) as scene:
         assert not scene.subject.started.is_set()
         await scene.listed(4)

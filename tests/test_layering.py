@@ -272,7 +272,7 @@ _CONSUMER_BASE = {
     f"client.consumer.{name}" for name in ("handler_signals", "message", "options", "position", "statistics")
 }
 _SERVER_TOOLS = {f"broker.{name}" for name in ("fault_injection", "listeners")}
-_ENGINE_BASE = {f"broker.engine.{name}" for name in ("errors", "options", "start_position")}
+_ENGINE_BASE = {f"broker.engine.{name}" for name in ("errors", "options")}
 _ENGINE = {f"broker.engine{name}" for name in ("", ".channel", ".storage")}
 _NSQD = {"broker.nsqd", "broker.nsqd.classic", "broker.nsqd.http"}
 _COMMANDS = ("admin", "demo", "files", "messages", "servers", "workers")

@@ -92,8 +92,7 @@ def _bind(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
 
 def peer_name(address: tuple[Any, ...]) -> str:
     """Return ``host:port`` of a socket address, IPv4 behind a dual-stack socket without its IPv6 prefix."""
-    host, port = str(address[0]).removeprefix(_MAPPED), address[1]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return str(Address(str(address[0]).removeprefix(_MAPPED), address[1]))
 
 
 def split_address(text: str, default_host: str = "127.0.0.1") -> Address:

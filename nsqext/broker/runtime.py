@@ -6,30 +6,132 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
-from attrs import evolve
+from attrs import define, evolve, field
 
 from nsqext.broker.coordinator.topics import Member
 from nsqext.broker.engine.storage.files import locked
 from nsqext.broker.fault_injection import NodeFaults
-from nsqext.broker.listeners import Ports, split_address
-from nsqext.broker.managed_servers import ManagedLookupd, ManagedNode
+from nsqext.broker.listeners import Ports, listen, split_address
+from nsqext.broker.lookupd.classic import ClassicLookupd
+from nsqext.broker.lookupd.registry import LookupTcpServer
 from nsqext.broker.nsqd.node import Node
 from nsqext.broker.nsqd.options import NodeOptions
+from nsqext.broker.nsqd.server import NsqdServer
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
 from nsqext.http.guard import HttpGuard
+from nsqext.http.uvicorn_server import HttpServer
 from nsqext.types import Address
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
+    from starlette.applications import Starlette
 
     from nsqext.broker.coordinator.topics import TopicSpec
     from nsqext.broker.lookupd.lookupd import LookupNode
     from nsqext.broker.lookupd.registration_client import RegistrationClient
     from nsqext.broker.options import ClusterOptions, ClusterShape
     from nsqext.protocol.server.negotiate import ServerLimits
+
+_Job = Callable[..., Coroutine[Any, Any, None]]
+
+
+@define(eq=False)
+class _ServerTasks:
+    """Tasks of one server, and an event for the end of each."""
+
+    ended: list[anyio.Event] = field(factory=list)
+
+    async def start(self, group: TaskGroup, job: _Job) -> None:
+        """Start a task; return when it has called ``task_status.started()``."""
+        done = anyio.Event()
+        await group.start(self._run, done, job)
+        self.ended.append(done)
+
+    async def _run(self, done: anyio.Event, job: _Job, *, task_status: TaskStatus[None]) -> None:
+        try:
+            await job(task_status=task_status)
+        finally:
+            done.set()
+
+    async def wait(self) -> None:
+        while self.ended:
+            await self.ended.pop().wait()
+
+
+@define(eq=False)
+class ManagedNode:
+    """One nsqd of the cluster and, while it is alive, its server."""
+
+    member: Member
+    tcp: Address  # address that it listens on
+    http: Address  # address that its HTTP API listens on
+    registration: RegistrationClient | None = None  # registers it at lookup nodes; original generation only
+    server: NsqdServer | None = field(default=None, init=False)  # its server; None while it is down
+    _tasks: _ServerTasks = field(factory=_ServerTasks, init=False)
+    _registering: anyio.CancelScope | None = field(default=None, init=False)
+
+    async def start(self, group: TaskGroup) -> None:
+        """Listen on the node's addresses; return when connections are accepted."""
+        node = self.member.node
+        node.exiting = False
+        self.server = NsqdServer(node, str(self.tcp), str(self.http))
+        await self._tasks.start(group, self.server.serve)
+        if self.registration is not None:
+            await self._tasks.start(group, partial(self._register, self.registration))
+
+    async def _register(self, client: RegistrationClient, *, task_status: TaskStatus[None]) -> None:
+        with anyio.CancelScope() as self._registering:
+            task_status.started()
+            await client.run()
+
+    async def kill(self) -> None:
+        """Close everything at once; return when the ports are free."""
+        server, self.server = self.server, None
+        if self._registering is not None:
+            self._registering.cancel()
+        if server is not None:
+            server.stop()
+            await self._tasks.wait()
+
+    async def drain(self) -> None:
+        if self.server is not None:
+            await self.server.drain()
+            await self.kill()
+
+
+@define(eq=False)
+class ManagedLookupd:
+    """One nsqlookupd of the cluster and, while it is alive, its servers."""
+
+    lookupd: LookupNode
+    app: Starlette  # its HTTP API
+    tcp: Address  # address that it listens on for nsqd
+    http: Address  # address that its HTTP API listens on
+    guard: HttpGuard | None = None  # refuses HTTP requests that a foreign web page caused
+    server: HttpServer | None = field(default=None, init=False)  # its HTTP server; None while it is down
+    _tcp_server: LookupTcpServer | None = field(default=None, init=False)
+    _tasks: _ServerTasks = field(factory=_ServerTasks, init=False)
+
+    async def start(self, group: TaskGroup) -> None:
+        """Listen; return when requests are accepted."""
+        if isinstance(self.lookupd, ClassicLookupd):  # nsqd register at it over TCP
+            self._tcp_server = LookupTcpServer(self.lookupd.session)
+            await self._tasks.start(group, partial(self._tcp_server.serve, listen(str(self.tcp))))
+        self.server = HttpServer(self.app, guard=self.guard)
+        await self._tasks.start(group, partial(self.server.serve, listen(str(self.http))))
+
+    async def kill(self) -> None:
+        """Close everything at once; return when the ports are free."""
+        server, self.server = self.server, None
+        if self._tcp_server is not None:
+            self._tcp_server.kill()
+        if server is not None:
+            server.kill()
+            await self._tasks.wait()
 
 
 class Clock:
@@ -110,24 +212,21 @@ class Runtime(ABC):
         Raises `InvalidSetting` if an address or the data path is in use or cannot be used.
         """
         with locked(self.shape.data_path, make=True):
-            await self._run(task_status)
-
-    async def _run(self, task_status: TaskStatus[None]) -> None:
-        try:
-            self.create_servers()
-            async with anyio.create_task_group() as self._tasks:
-                for job in self.background_jobs():
-                    await self._tasks.start(job)
-                for lookupd in self.lookupds.values():
-                    await lookupd.start(self._tasks)
-                for node in self.nodes.values():
-                    await node.start(self._tasks)
-                await self.wait_registered()
-                task_status.started()
-                await self._stopping.wait()
-                await self._end()
-        finally:
-            self.ports.release()
+            try:
+                self.create_servers()
+                async with anyio.create_task_group() as self._tasks:
+                    for job in self.background_jobs():
+                        await self._tasks.start(job)
+                    for lookupd in self.lookupds.values():
+                        await lookupd.start(self._tasks)
+                    for node in self.nodes.values():
+                        await node.start(self._tasks)
+                    await self.wait_registered()
+                    task_status.started()
+                    await self._stopping.wait()
+                    await self._end()
+            finally:
+                self.ports.release()
 
     def create_servers(self) -> None:
         """Create the lookup nodes and the nodes, with their addresses."""
@@ -191,12 +290,11 @@ class Runtime(ABC):
     def add_member(self, member: Member) -> RegistrationClient | None:
         """Add a node; return the client that registers it at lookup nodes, if one has to."""
 
-    @abstractmethod
     def background_jobs(self) -> list[Callable[..., Coroutine[Any, Any, None]]]:
         """Return the functions that run beside the servers; each calls ``task_status.started()``."""
+        return []
 
-    @abstractmethod
-    async def wait_registered(self) -> None:
+    async def wait_registered(self) -> None:  # noqa: B027 - lookup nodes show the coordinator's members at once
         """Return when lookup nodes show all nodes; called after all servers listen."""
 
     @abstractmethod
@@ -207,8 +305,7 @@ class Runtime(ABC):
     def delete_topic(self, name: str) -> None:
         """Delete a topic."""
 
-    @abstractmethod
-    def node_changed(self, member: Member, change: NodeChange) -> None:
+    def node_changed(self, member: Member, change: NodeChange) -> None:  # noqa: B027 - lookup nodes notice it themselves
         """React to a change of a node."""
 
     @abstractmethod

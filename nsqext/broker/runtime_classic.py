@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 
 from nsqext.broker.lookupd.classic import ClassicLookupd, classic_app
 from nsqext.broker.lookupd.registration_client import RegistrationClient
 from nsqext.broker.lookupd.registry import Registry
-from nsqext.broker.managed_servers import ManagedLookupd
-from nsqext.broker.runtime import NodeChange, Runtime
+from nsqext.broker.runtime import ManagedLookupd, Runtime
 from nsqext.errors import InvalidInput, TopicNotFound
 from nsqext.protocol.server.negotiate import ServerLimits
 
@@ -51,9 +49,6 @@ class RuntimeClassic(Runtime):
         alive = [lookupd.registry for lookupd in self._classic if lookupd.alive]
         return list(dict.fromkeys(found.subkey for registry in alive for found in registry.find("channel", topic, "*")))
 
-    def background_jobs(self) -> list[Callable[..., Coroutine[Any, Any, None]]]:
-        return []
-
     async def wait_registered(self) -> None:
         """Return when every lookup node shows all nodes with their topics, or after 5 seconds."""
         with anyio.move_on_after(_REGISTRATION_TIMEOUT):
@@ -65,9 +60,6 @@ class RuntimeClassic(Runtime):
         registry = lookupd.registry
         shown = sum(1 + len(registry.topics_of(found.node)) for found in registry.producers("client"))
         return shown >= sum(1 + len(running.member.node.hosted) for running in self.nodes.values())
-
-    def node_changed(self, member: Member, change: NodeChange) -> None:
-        """Do nothing: lookup nodes notice the broken connection."""
 
     def lookupd_changed(self, lookupd: LookupNode) -> None:
         """Clear the registrations of a lookup node that was started again; nodes register with their next PING."""

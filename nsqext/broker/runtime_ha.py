@@ -17,8 +17,7 @@ from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.options import make_kind
 from nsqext.broker.lookupd.api import lookupd_app
 from nsqext.broker.lookupd.lookupd import Lookupd, LookupdGroup
-from nsqext.broker.managed_servers import ManagedLookupd
-from nsqext.broker.runtime import NodeChange, Runtime
+from nsqext.broker.runtime import ManagedLookupd, NodeChange, Runtime
 from nsqext.errors import InvalidInput, InvalidSetting, NsqError, PartitionUnavailable, TopicNotFound
 from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.protocol.server.negotiate import ServerLimits
@@ -36,6 +35,14 @@ _ON_CHANGE = {
     NodeChange.THAWED: membership.thawed,
     NodeChange.RETURNED: membership.returned,
 }
+_RPC_COUNTS = (
+    *("RPCCalls", "RPCTime", "BytesWritten", "BytesRead", "ReadCalls", "ReadErrors", "WriteCalls", "WriteErrors"),
+    *("DialCalls", "DialErrors", "AcceptCalls", "AcceptErrors"),
+)
+_ERROR_COUNTS = (
+    *("WriteEpochError", "WriteNotLeaderError", "WriteQuorumError", "WriteBusyError", "RpcCheckFailed"),
+    *("LeadershipError", "TopicCoordMissingError", "LocalErr"),
+)
 
 
 class RuntimeHa(Runtime):
@@ -75,9 +82,6 @@ class RuntimeHa(Runtime):
     def background_jobs(self) -> list[Callable[..., Coroutine[Any, Any, None]]]:
         """Return the coordinator and the writer of its state file."""
         return [self.coordinator.run, *([self._state_file.run] if self._state_file else [])]
-
-    async def wait_registered(self) -> None:
-        """Return at once: lookup nodes show the coordinator's members."""
 
     # Topics
 
@@ -171,16 +175,6 @@ class RuntimeHa(Runtime):
 
     def lookupd_changed(self, lookupd: LookupNode) -> None:
         self.group.elect()
-
-
-_RPC_COUNTS = (
-    *("RPCCalls", "RPCTime", "BytesWritten", "BytesRead", "ReadCalls", "ReadErrors", "WriteCalls", "WriteErrors"),
-    *("DialCalls", "DialErrors", "AcceptCalls", "AcceptErrors"),
-)
-_ERROR_COUNTS = (
-    *("WriteEpochError", "WriteNotLeaderError", "WriteQuorumError", "WriteBusyError", "RpcCheckFailed"),
-    *("LeadershipError", "TopicCoordMissingError", "LocalErr"),
-)
 
 
 def coordinator_stats(coordinator: Coordinator, node: str, topic: str, partition: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import logging
 import ssl
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -200,30 +200,21 @@ async def run_lookupd(settings: LookupdSettings) -> None:
     """Serve until cancelled; raises `InvalidSetting`, and `OSError` if an address cannot be bound."""
     from nsqext.broker.listeners import listen
     from nsqext.broker.lookupd.classic import ClassicLookupd, classic_app, standalone_app
-    from nsqext.broker.lookupd.registry import Registry
-    from nsqext.broker.lookupd.tcp_server import LookupTcpServer
+    from nsqext.broker.lookupd.registry import LookupTcpServer, Registry
     from nsqext.http.uvicorn_server import HttpServer
 
     ha = _is_redesigned(settings.generation)
-    tcp = listen(settings.tcp)
-    try:
-        http = listen(settings.http)
-    except OSError:
-        tcp.close()
-        raise
-    addresses = [Address(*sock.getsockname()[:2]) for sock in (tcp, http)]
-    registry = Registry(time.time_ns, settings.inactive_producer_timeout, settings.tombstone_lifetime)
-    version = _limits(settings.generation).version
-    lookupd = ClassicLookupd(registry, version, settings.broadcast_address, tcp=addresses[0], http=addresses[1])
-    try:
-        async with anyio.create_task_group() as tasks:
-            await tasks.start(LookupTcpServer(lookupd, partitions=ha).serve, tcp)
-            app = standalone_app(lookupd) if ha else classic_app(lookupd)
-            await tasks.start(HttpServer(app, guard=_guard(settings.broadcast_address, settings)).serve, http)
-            logger.info("TCP: listening on %s", addresses[0])
-            logger.info("HTTP: listening on %s", addresses[1])
-    finally:
-        for sock in (tcp, http):
-            with suppress(OSError):
-                sock.close()
-        logger.info("NSQLOOKUPD: bye")
+    with listen(settings.tcp) as tcp, listen(settings.http) as http:
+        addresses = [Address(*sock.getsockname()[:2]) for sock in (tcp, http)]
+        registry = Registry(time.time_ns, settings.inactive_producer_timeout, settings.tombstone_lifetime)
+        version = _limits(settings.generation).version
+        lookupd = ClassicLookupd(registry, version, settings.broadcast_address, tcp=addresses[0], http=addresses[1])
+        try:
+            async with anyio.create_task_group() as tasks:
+                await tasks.start(LookupTcpServer(partial(lookupd.session, partitions=ha)).serve, tcp)
+                app = standalone_app(lookupd) if ha else classic_app(lookupd)
+                await tasks.start(HttpServer(app, guard=_guard(settings.broadcast_address, settings)).serve, http)
+                logger.info("TCP: listening on %s", addresses[0])
+                logger.info("HTTP: listening on %s", addresses[1])
+        finally:
+            logger.info("NSQLOOKUPD: bye")

@@ -12,8 +12,7 @@ from nsqext.broker.engine.header_filter import compile_filter
 from nsqext.broker.lookupd.api import lookupd_app
 from nsqext.broker.lookupd.classic import ClassicLookupd, classic_app
 from nsqext.broker.lookupd.lookupd import Lookupd, LookupdGroup
-from nsqext.broker.lookupd.registry import Registry
-from nsqext.broker.lookupd.tcp_server import LookupSession
+from nsqext.broker.lookupd.registry import LookupSession, Registry
 from nsqext.broker.nsqd.server import application, dialect_of
 from nsqext.broker.nsqd.session import Session
 from nsqext.errors import LookupFailed, NsqError, ProtocolError, TopicNotFound, TopicNotReady
@@ -233,7 +232,7 @@ def nsqlookupd_http(data: bytes) -> None:
     if data[:1] == b"o":
         registry = Registry(lambda: 1)
         classic = ClassicLookupd(registry=registry, version="1.3.0", name="l1", tcp=_HERE, http=_HERE)
-        session = LookupSession(registry, "127.0.0.1:9", classic.peer_info())
+        session = classic.session("127.0.0.1:9")
         session.receive(b"  V1" + sized("IDENTIFY", NODE_INFO) + b"REGISTER t c\n")
         _serve(classic_app(classic), data[1:])
         return

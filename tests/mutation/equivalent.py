@@ -178,7 +178,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "broker/engine/channel/client.py",
         "Gt to GtE",
-        "self.filtered: bool = self.matches is not None or subscriber.sample_rate > 0",
+        "self.filtered = self.matches is not None or self.sample_rate > 0",
     ): "without a sample rate the filters let every message through",
     (
         "broker/engine/header_filter.py",
@@ -256,7 +256,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "return min(max(min(self.memory_bound, self.finished_bytes, self.cache_bytes) // 16, 4096), MIB)",
     ): "the part of the bounds is chosen",
     (
-        "broker/engine/start_position.py",
+        "broker/engine/storage/log.py",
         "plus and minus",
         'if self.kind == "timestamp" and (nanoseconds + (1 << 63)) % (1 << 64) < 1 << 63:',
     ): "both are half of the numbers of 64 bits away",
@@ -268,12 +268,12 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "broker/coordinator/admin_ops.py",
         "number + 1",
-        "if (retention_days or 0) > _MAX_RETENTION_DAYS:",
+        'if changes.get("retention_days", 0) > _MAX_RETENTION_DAYS:',
     ): "1 is not too much either",
     (
         "broker/coordinator/admin_ops.py",
         "number + 1",
-        "if (sync_every or 0) > MAX_SYNC_EVERY:",
+        'if changes.get("sync_every", 0) > MAX_SYNC_EVERY:',
     ): "1 is not too much either",
     (
         "broker/coordinator/replication.py",

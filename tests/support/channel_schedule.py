@@ -150,11 +150,7 @@ class Schedule(RuleBasedStateMachine):
         """Make consumers hold exactly the messages in flight to them."""
         flights = self.channel.cursor.in_flight.table
         for consumer in self.consumers.values():
-            mine = {
-                internal_id
-                for internal_id, flight in flights.items()
-                if flight.owner is not None and flight.owner.subscriber is consumer
-            }
+            mine = {internal_id for internal_id, flight in flights.items() if flight.owner is consumer}
             consumer.held &= mine
 
     def join(self, ready: int, tag: str) -> Watched:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from nsqext.broker.engine.channel.client import Client
 from nsqext.broker.engine.options import PartitionOptions
 from nsqext.broker.engine.partition import Partition
 from nsqext.broker.engine.publish import NewMessage, Stored
@@ -13,7 +14,7 @@ from nsqext.protocol.headers import TAG_HEADER
 from nsqext.protocol.messages import EXT_JSON, RawMessage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from nsqext.broker.engine.channel.channel import Channel
 
@@ -22,20 +23,12 @@ __all__ = ("Bench", "Consumer", "tagged")
 START = 1_700_000_000_000_000_000
 
 
-class Consumer:
-    """A subscriber that records its messages."""
+class Consumer(Client):
+    """A client that records its messages."""
 
     def __init__(self, number: int = 1, **settings: Any) -> None:
-        self.id = number
-        self.name = f"127.0.0.1:{40000 + number}"
-        self.ready = 0
-        self.tag: str = settings.get("tag", "")
-        self.extend: bool = settings.get("extend", False)
-        self.detail = False
-        self.sample_rate: int = settings.get("sample_rate", 0)
-        self.ext_filter: Mapping[str, Any] = settings.get("ext_filter", {})
-        self.msg_timeout: float = settings.get("msg_timeout", 60.0)
-        self.touch_timeout: float = settings.get("touch_timeout", self.msg_timeout)
+        settings = {"touch_timeout": settings.get("msg_timeout", 60.0), **settings}
+        super().__init__(number, f"127.0.0.1:{40000 + number}", **settings)
         self.got: list[RawMessage] = []
         self.has_closed = False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -80,33 +80,20 @@ def _topic(coordinator: Coordinator, name: str, missing: str) -> TopicState:
     return topic
 
 
-def update_topic(
-    coordinator: Coordinator,
-    name: str,
-    *,
-    replica: int | None = None,
-    sync_every: int | None = None,
-    retention_days: int | None = None,
-    extend: bool = False,
-    disable_channel_auto_create: bool | None = None,
-) -> None:
-    """Change a topic, or raise `Refusal`; an upgrade to extend cannot be undone (captured: upgrade_meta)."""
+def update_topic(coordinator: Coordinator, name: str, **changes: Any) -> None:
+    """Change members of a topic's `TopicSpec`, or raise `Refusal`; an upgrade to extend cannot be undone.
+
+    Captured: upgrade_meta.
+    """
     if not is_valid_topic(name):
         raise Refusal("invalid topic name")
-    if (retention_days or 0) > _MAX_RETENTION_DAYS:
+    if changes.get("retention_days", 0) > _MAX_RETENTION_DAYS:
         raise Refusal("max retention days allowed exceed")
-    if (sync_every or 0) > MAX_SYNC_EVERY:
+    if changes.get("sync_every", 0) > MAX_SYNC_EVERY:
         raise Refusal("max sync every allowed exceed")
     topic = _topic(coordinator, name, "topic is not created")
     before = topic.spec
-    given = {
-        "replica": replica,
-        "sync_every": sync_every,
-        "retention_days": retention_days,
-        "extend": extend or None,
-        "disable_channel_auto_create": disable_channel_auto_create,
-    }
-    topic.change(**{key: value for key, value in given.items() if value is not None})
+    topic.change(**changes | {"extend": before.extend or changes.get("extend", False)})
     if len(coordinator.usable()) < topic.spec.nodes_needed():
         topic.spec = before
         raise Refusal(_NO_NODE)
@@ -127,8 +114,7 @@ def update_topic(
 
 def _resize(coordinator: Coordinator, replicas: ReplicaSet, wanted: int) -> None:
     """Change the number of replicas of a partition; the leader is kept."""
-    state, load = replicas.state, coordinator.load()
-    free = sorted((name for name in load if name not in state.replicas), key=lambda name: (load[name][1], name))
+    state, free = replicas.state, coordinator.free_nodes(replicas)
     while len(state.replicas) < wanted and free:
         with _hosting():
             coordinator.host(replicas, free[0])
@@ -280,11 +266,8 @@ async def remove_node(coordinator: Coordinator, name: str) -> None:
         return
     member.removing = True
     for replicas in coordinator.replica_sets_on(name):
-        load = coordinator.load()
-        free = [other for other in load if other not in replicas.state.replicas]
-        if not free:
-            continue
-        target = min(free, key=lambda other: (load[other][1], other))
-        leads = replicas.state.leader == name
-        with suppress(Refusal):
-            await move_partition(coordinator, replicas.topic, replicas.partition, name, target, leader=leads)
+        free = coordinator.free_nodes(replicas)
+        if free:
+            leads = replicas.state.leader == name
+            with suppress(Refusal):
+                await move_partition(coordinator, replicas.topic, replicas.partition, name, free[0], leader=leads)

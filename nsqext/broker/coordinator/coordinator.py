@@ -100,6 +100,11 @@ class Coordinator:
         """Return, for each usable node, how many partitions it leads and how many it holds."""
         return {member.name: (self._leads[member.name], self._holds[member.name]) for member in self.usable()}
 
+    def free_nodes(self, replicas: ReplicaSet) -> list[str]:
+        """Return the usable nodes without a replica of a partition, those that hold the fewest partitions first."""
+        free = [member.name for member in self.usable() if member.name not in replicas.state.replicas]
+        return sorted(free, key=lambda name: (self._holds[name], name))
+
     def _count(self, replicas: ReplicaSet) -> None:
         """Update the load of the nodes after a change of a partition; its cost does not grow with the topics."""
         key, state = (replicas.topic, replicas.partition), replicas.state
@@ -173,6 +178,12 @@ class Coordinator:
         hosted.leader = hosted.writable = False
         hosted.partition.suspend()
         replicas.hosts[name] = hosted
+
+    def drop(self, replicas: ReplicaSet, names: list[str]) -> None:
+        """Remove followers from the in-sync replicas."""
+        for name in names:
+            replicas.state.drop_from_in_sync(name, self.topics[replicas.topic].spec)
+        self.apply_roles(replicas)
 
     def unhost(self, replicas: ReplicaSet, name: str) -> None:
         """Remove a replica from a node, with its files."""
@@ -276,10 +287,9 @@ class Coordinator:
             state = replicas.state
             dropped = [name for name in pair if name != state.leader and name in state.in_sync and state.leader in pair]
             for name in dropped:
-                state.drop_from_in_sync(name, self.topics[replicas.topic].spec)
                 replicas.forget(name)
             if dropped:
-                self.apply_roles(replicas)
+                self.drop(replicas, dropped)
 
     def connect(self, first: str, second: str) -> None:
         """Restore the link between two nodes; followers that were dropped catch up."""

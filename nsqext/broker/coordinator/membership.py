@@ -95,10 +95,8 @@ def _gone(coordinator: Coordinator, member: Member) -> None:
 
 def _drop_absent(coordinator: Coordinator, replicas: ReplicaSet) -> None:
     """Remove followers that are gone from the in-sync replicas of a leader that answers."""
-    spec, present = coordinator.topics[replicas.topic].spec, coordinator.present()
-    for name in [name for name in replicas.state.in_sync if name not in present]:
-        replicas.state.drop_from_in_sync(name, spec)
-    coordinator.apply_roles(replicas)
+    present = coordinator.present()
+    coordinator.drop(replicas, [name for name in replicas.state.in_sync if name not in present])
 
 
 def _replace(coordinator: Coordinator, member: Member) -> None:
@@ -108,16 +106,14 @@ def _replace(coordinator: Coordinator, member: Member) -> None:
     leader, it may be the only node with every message.
     """
     for replicas in coordinator.replica_sets_on(member.name):
-        state, load = replicas.state, coordinator.load()
-        free = [name for name in load if name not in state.replicas]
+        state, free = replicas.state, coordinator.free_nodes(replicas)
         if state.leader == member.name or member.name in state.in_sync or not free:
             continue
-        chosen = min(free, key=lambda name: (load[name][1], name))
         try:
-            coordinator.host(replicas, chosen)
+            coordinator.host(replicas, free[0])
         except InvalidSetting as error:
-            logger.warning("%s cannot host a replica: %s", chosen, error)
+            logger.warning("%s cannot host a replica: %s", free[0], error)
             continue
         coordinator.unhost(replicas, member.name)
-        state.replicas[state.replicas.index(member.name)] = chosen
+        state.replicas[state.replicas.index(member.name)] = free[0]
         coordinator.apply_roles(replicas)

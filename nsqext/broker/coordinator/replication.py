@@ -45,7 +45,7 @@ def copy_records(source: Partition, target: Partition, most: int = _CHUNK) -> bo
     leader, done = source.log, target.log.end_count
     first = max(done, leader.start_count) + 1
     while gap := leader.gap_at(first):
-        first = gap.count + 1
+        first = gap.end_count + 1
     stop = min(leader.end_count, first + most - 1)
     entries = [entry for number in range(first, stop + 1) if (entry := leader.at(number)) is not None]
     if entries:

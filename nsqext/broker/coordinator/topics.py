@@ -163,6 +163,25 @@ class Member:
         return self.alive and not self.isolated and not self.node.faults.frozen
 
     @property
+    def address(self) -> str:
+        """``host:http_port``, the name that tombstones use."""
+        return f"{self.http.host}:{self.http.port}"
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """Its entry in the response to ``/lookup``."""
+        return {
+            "id": str(self.tcp),
+            "remote_address": str(self.tcp),
+            "hostname": self.node.options.hostname,
+            "broadcast_address": self.tcp.host,
+            "tcp_port": self.tcp.port,
+            "http_port": self.http.port,
+            "version": self.node.limits.version,
+            "distributed_id": self.distributed_id,
+        }
+
+    @property
     def distributed_id(self) -> str:
         """Its id in the cluster, made of host, RPC port (the HTTP port), TCP port and number."""
         return f"{self.tcp.host}:{self.http.port}:{self.tcp.port}:{self.number}"

@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
+from operator import eq
 from typing import TYPE_CHECKING, Any
 
 import re2
@@ -41,6 +42,8 @@ _BYTES_OPTIONS.encoding = re2.Options.Encoding.LATIN1
 _PARTS = re2.compile(r"(?s)\\Q.*?(?:\\E|\z)|\\.|\[\^?\]?(?:\[:.*?:\]|\\.|[^\\\]])*\]|[()]")
 
 Matcher = Callable[[str], bool]
+_Test = Callable[[bytes], bool]
+_INDEX = re.compile(r"[0-9]+", re.ASCII)
 
 
 class InvalidExpression(ValueError):
@@ -147,9 +150,6 @@ def _glob_class(pattern: str, at: int) -> tuple[str, int]:
     return f"[{'^' * negative}{inside}]", at + 1
 
 
-_Test = Callable[[bytes], bool]
-
-
 def compile_filter(wanted: Mapping[str, Any]) -> Callable[[Record], bool] | None:
     """Return the function that tells whether a record passes a filter; None for no filter and for an invalid one.
 
@@ -175,31 +175,25 @@ def _compile(wanted: Mapping[str, Any]) -> _Test | None:
     if not key or (not data and kind != FILTER_MULTI):
         return None
     if kind == FILTER_EQUAL:
-        return _equal(key, data)
+        return _at(key, partial(eq, data))
     if kind == FILTER_REGEXP:
-        return _expression(key, compile_regexp(data))
+        return _at(key, compile_regexp(data))
     if kind == FILTER_GLOB:
-        return _expression(key, compile_glob(data))
+        return _at(key, compile_glob(data))
     if kind == FILTER_MULTI:
         return _several(key, wanted.get("filter_data_list") or [])
     return None
 
 
-def _equal(key: str, data: str) -> _Test:
-    text_of = compile_path(key)
-    return lambda header: text_of(header) == data
-
-
-def _expression(key: str, matches: Callable[[str], bool]) -> _Test:
-    text_of = compile_path(key)
-    return lambda header: matches(text_of(header) or "")
+def _at(path: str, matches: Matcher) -> _Test:
+    return lambda header: matches(text_at(path, header) or "")
 
 
 def _several(relation: str, pairs: list[Mapping[str, Any]]) -> _Test | None:
     parts = [(pair.get("filter_ext_key") or "", pair.get("filter_data") or "") for pair in pairs]
     if not parts or not all(key and data for key, data in parts):
         return None
-    tests = [_equal(key, data) for key, data in parts]
+    tests = [_at(key, partial(eq, data)) for key, data in parts]
     if relation == "all":
         return lambda header: all(test(header) for test in tests)
     if relation == "any":
@@ -207,15 +201,8 @@ def _several(relation: str, pairs: list[Mapping[str, Any]]) -> _Test | None:
     return lambda header: False
 
 
-_INDEX = re.compile(r"[0-9]+", re.ASCII)
-
-
-def compile_path(path: str) -> Callable[[bytes], str | None]:
-    """Return the function that finds the text at a path in a header; None if the value is missing or not a text."""
-    return partial(_text_at, path)
-
-
-def _text_at(path: str, header: bytes) -> str | None:
+def text_at(path: str, header: bytes) -> str | None:
+    """Return the text at a path in a header; None if the value is missing or not a text."""
     try:
         document = json.loads(header.decode("utf-8", "surrogateescape"), object_pairs_hook=Members, strict=False)
     except (ValueError, RecursionError):

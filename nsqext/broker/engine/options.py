@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+MIB: int = 1024 * 1024
+
 
 @frozen
 class ChannelKind:
@@ -47,9 +49,6 @@ def make_kind(dispatch: str, key_header: str = "", *, fixed: bool = False) -> Ch
     if dispatch not in DISPATCH_TYPES:
         raise Refusal(f"dispatch type {dispatch} is unknown, use {' or '.join(DISPATCH_TYPES)}")
     return ChannelKind(dispatch, (dispatch == KEY_FAILOVER and key_header) or KEY_HEADER, fixed)
-
-
-MIB: int = 1024 * 1024
 
 
 @frozen

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.lookupd.lookup_route import (
+from nsqext.broker.lookupd.lookupd import LiveView
+from nsqext.broker.lookupd.queries import (
     BAD_REPLICATOR,
     BAD_SYNC,
     channels_of,
@@ -20,9 +22,8 @@ from nsqext.broker.lookupd.lookup_route import (
     read_partition_num,
     read_ranged,
     read_topic,
+    view_metrics,
 )
-from nsqext.broker.lookupd.lookupd import LiveView
-from nsqext.broker.lookupd.metrics import view_metrics
 from nsqext.broker.lookupd.registry import NEVER, NODE_MEMBERS
 from nsqext.http.api import Call, Form, HttpFault, application, route, set_block_rate
 
@@ -67,20 +68,18 @@ class _Routes:
         names = [name for name in view.names() if _is_listed(view.topic(name))]
         if call.arg("metaInfo") != "true":
             return {"topics": names}
-        infos = []
-        for name in names:
-            if topic := view.topic(name):
-                spec = topic.spec
-                infos.append(
-                    {
-                        "topic_name": name,
-                        "extend_support": spec.extend,
-                        "ordered": spec.ordered,
-                        "multi_part": spec.multi_part,
-                        "disable_channel_auto_create": spec.disable_channel_auto_create,
-                        "registered_channels": None,
-                    }
-                )
+        infos = [
+            {
+                "topic_name": name,
+                "extend_support": topic.spec.extend,
+                "ordered": topic.spec.ordered,
+                "multi_part": topic.spec.multi_part,
+                "disable_channel_auto_create": topic.spec.disable_channel_auto_create,
+                "registered_channels": None,
+            }
+            for name in names
+            if (topic := view.topic(name))
+        ]
         return {"meta_info": infos or None, "topics": names}
 
     def channels(self, call: Call) -> object:
@@ -232,14 +231,10 @@ class _Routes:
         self._must_lead()
         self.coordinator.spawn(admin.remove_node, self.coordinator, self._name(node))
 
-    def upgrade_begin(self, call: Call) -> None:
-        """Answer `/cluster/upgrade/begin`: the cluster counts as unstable until it is done."""
+    def upgrade(self, upgrading: bool, call: Call) -> None:
+        """Answer `/cluster/upgrade/begin` and `/done`: the cluster counts as unstable between them."""
         self._must_lead()
-        self.coordinator.upgrading = True
-
-    def upgrade_done(self, call: Call) -> None:
-        self._must_lead()
-        self.coordinator.upgrading = False
+        self.coordinator.upgrading = upgrading
 
     def balance(self, call: Call) -> None:
         """Answer `/cluster/balance/topn`; without effect: partitions are always placed evenly."""
@@ -249,14 +244,10 @@ class _Routes:
     def hide_lookupd(self, call: Call) -> None:
         """Answer `/cluster/lookupd/tombstone`: hide a node from `/listlookup`, or show it again."""
         node, group = call.arg("node", "MISSING_ARG_NODE"), self.lookupd.group
-        if call.arg("restore"):
-            if node not in group.hidden:
-                raise HttpFault(404, "lookup node id not found")
-            group.hidden.discard(node)
-        elif any(other.id == node for other in group.nodes):
-            group.hidden.add(node)
-        else:
+        restored = bool(call.arg("restore"))
+        if node not in (group.hidden if restored else {other.id for other in group.nodes}):
             raise HttpFault(404, "lookup node id not found")
+        (group.hidden.discard if restored else group.hidden.add)(node)
 
     def disable_write(self, call: Call) -> None:
         """Answer `/disable/write`: access=w shows no topics (``all``), or no ordered ones (``ordered``)."""
@@ -322,8 +313,8 @@ class _Routes:
             route("GET", "/debug", self.debug, Form.NEGOTIATED),
             route("GET", "/cluster/stats", self.stats),
             route("POST", "/cluster/node/remove", self.remove_node),
-            route("POST", "/cluster/upgrade/begin", self.upgrade_begin),
-            route("POST", "/cluster/upgrade/done", self.upgrade_done),
+            route("POST", "/cluster/upgrade/begin", partial(self.upgrade, True)),
+            route("POST", "/cluster/upgrade/done", partial(self.upgrade, False)),
             route("POST", "/cluster/lookupd/tombstone", self.hide_lookupd),
             route("POST", "/cluster/balance/topn", self.balance),
             route("POST", "/loglevel/set", check_log_level),

@@ -7,10 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 
-from nsqext.broker.lookupd.lookup_route import NO_CHANNEL, check_log_level, read_channel, read_deletion, read_topic
 from nsqext.broker.lookupd.lookupd import LookupNode
-from nsqext.broker.lookupd.metrics import registry_metrics
-from nsqext.broker.lookupd.registry import NEVER, NODE_MEMBERS, Producer, Registration, Registry
+from nsqext.broker.lookupd.queries import (
+    NO_CHANNEL,
+    check_log_level,
+    read_channel,
+    read_deletion,
+    read_topic,
+    registry_metrics,
+)
+from nsqext.broker.lookupd.registry import NEVER, NODE_MEMBERS, LookupSession, Producer, Registration, Registry
 from nsqext.http.api import Call, Form, Handler, HttpFault, application, route, valid_channel, valid_topic
 from nsqext.protocol.lookupd_tcp import PeerInfo
 
@@ -33,8 +39,10 @@ class ClassicLookupd(LookupNode):
     def _all(self) -> Registry:
         return self.registry
 
-    def peer_info(self) -> PeerInfo:
-        return PeerInfo(self.broadcast_address, self.tcp.port, self.http.port, self.version, socket.gethostname())
+    def session(self, remote: str, *, partitions: bool = False) -> LookupSession:
+        """Return the session of an nsqd's connection; with ``partitions``, its registrations name partitions."""
+        own = PeerInfo(self.broadcast_address, self.tcp.port, self.http.port, self.version, socket.gethostname())
+        return LookupSession(self.registry, remote, own, partitions)
 
     def clear(self) -> None:
         """Remove every registration, as a restart does."""
@@ -236,10 +244,7 @@ class _StandaloneRoutes:
 
     def tombstone(self, call: Call) -> None:
         topic, node = call.arg("topic", "MISSING_ARG_TOPIC"), call.arg("node", "MISSING_ARG_NODE")
-        if call.arg("restore") == "true":
-            self.lookupd.registry.show(topic, node)
-        else:
-            self.lookupd.registry.hide(topic, node)
+        self.lookupd.registry.hide(topic, node, call.arg("restore") != "true")
 
     def stats(self, call: Call) -> object:
         return {"stable": False, "node_stat_list": [], "topn_topics": []}

@@ -16,14 +16,7 @@ if TYPE_CHECKING:
     from nsqext.broker.coordinator.topics import Member, TopicSpec
     from nsqext.http.api import Call, Handler
 
-
-@frozen
-class Peer:
-    """A node that is connected to the lookup node."""
-
-    name: str  # its name in the cluster
-    address: str  # ``host:http_port``, the name that tombstones use
-    entry: Mapping[str, Any]  # its entry in the response to ``/lookup``
+_UNKNOWN = Address("127.0.0.1", 0)
 
 
 @frozen
@@ -44,31 +37,15 @@ class TopicView:
     partitions: Mapping[int, PartitionView] = field(factory=dict)
 
 
-def _peer(member: Member) -> Peer:
-    return Peer(
-        member.name,
-        f"{member.http.host}:{member.http.port}",
-        {
-            "id": str(member.tcp),
-            "remote_address": str(member.tcp),
-            "hostname": member.node.options.hostname,
-            "broadcast_address": member.tcp.host,
-            "tcp_port": member.tcp.port,
-            "http_port": member.http.port,
-            "version": member.node.limits.version,
-            "distributed_id": member.distributed_id,
-        },
-    )
-
-
 class LiveView:
     """The present state of the cluster: connected nodes and topics, by name."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
 
-    def peers(self) -> Mapping[str, Peer]:
-        return {name: _peer(member) for name, member in self.coordinator.members.items() if member.alive}
+    def peers(self) -> Mapping[str, Member]:
+        """Return the connected nodes."""
+        return {name: member for name, member in self.coordinator.members.items() if member.alive}
 
     def names(self) -> list[str]:
         return list(self.coordinator.topics)
@@ -97,7 +74,7 @@ class Snapshot:
         self._peers = dict(view.peers()) if view else {}
         self._topics: dict[str, TopicView | None] = {name: view.topic(name) for name in view.names()} if view else {}
 
-    def peers(self) -> Mapping[str, Peer]:
+    def peers(self) -> Mapping[str, Member]:
         return self._peers
 
     def names(self) -> list[str]:
@@ -111,9 +88,6 @@ class Snapshot:
 
 
 ClusterView = LiveView | Snapshot
-
-
-_UNKNOWN = Address("127.0.0.1", 0)
 
 
 @define(eq=False, kw_only=True)

@@ -93,10 +93,9 @@ def _grant(members: Mapping[str, Any]) -> _Grant:
 
 def _post_body(values: dict[str, str]) -> bytes:
     """Return JSON with a list for each value, the original server's form of a POST."""
-    readable = {
-        name: text.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for name, text in values.items()
-    }
-    return dump({name: [text] for name, text in readable.items()})
+    return dump(
+        {name: [text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")] for name, text in values.items()}
+    )
 
 
 async def _request(client: HttpClient, method: str, url: str, content: bytes = b"") -> HttpReply:

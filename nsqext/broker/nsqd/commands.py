@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.options import make_kind
-from nsqext.broker.engine.start_position import StartPosition
+from nsqext.broker.engine.storage.log import StartPosition
 from nsqext.broker.nsqd import publish_commands as publish
 from nsqext.broker.nsqd.session import Dialect, SessionSubscriber
-from nsqext.broker.nsqd.validation import CommandValidator, auth, check_auth, run_authorized
+from nsqext.broker.nsqd.validation import CommandValidator, auth, check_auth, read_partition, run_authorized
 from nsqext.protocol.extjson import quote
 from nsqext.protocol.frames import CLOSE_WAIT, OK
 from nsqext.protocol.layers import DeflateLayer, SnappyLayer
 from nsqext.protocol.names import MAX_PARTITION, is_valid_channel, is_valid_topic
 from nsqext.protocol.server.connection_state import State, check_state
-from nsqext.protocol.server.go_format import base10, byte_list, decode, parse_bool, parse_int, wrap
+from nsqext.protocol.server.go_format import base10, byte_list, decode, parse_bool, wrap
 from nsqext.protocol.server.negotiate import identify_reply, negotiate
 from nsqext.protocol.server.request_error import RequestError
 from nsqext.protocol.tls_layer import TlsLayer
@@ -35,16 +35,6 @@ _ID = Struct(">q")
 _DISABLED = "Consume is disabled currently"
 
 
-def sub(session: Session, command: Command) -> Awaitable[None] | None:
-    """Run SUB."""
-    return _sub(session, command.words, Mode(detail=False))
-
-
-def sub_ordered(session: Session, command: Command) -> Awaitable[None] | None:
-    """Run SUB_ORDERED."""
-    return _sub(session, command.words, Mode(detail=True, ordered=True))
-
-
 def sub_advanced(session: Session, command: Command) -> Awaitable[None] | None:
     """Run SUB_ADVANCED; the start position is parsed before anything else is checked."""
     words = command.words
@@ -54,7 +44,7 @@ def sub_advanced(session: Session, command: Command) -> Awaitable[None] | None:
             start = StartPosition.parse(decode(words[4]))
         except Refusal as refusal:
             raise RequestError("E_INVALID", refusal.text) from None
-    return _sub(session, words, Mode(detail=True, start=start))
+    return _sub(session, command, Mode(detail=True, start=start))
 
 
 class Mode(NamedTuple):
@@ -65,8 +55,8 @@ class Mode(NamedTuple):
     start: StartPosition | None = None  # position to start from
 
 
-def _sub(session: Session, words: list[bytes], mode: Mode) -> Awaitable[None] | None:
-    place = _check_words(session, words)
+def _sub(session: Session, command: Command, mode: Mode) -> Awaitable[None] | None:
+    place = _check_words(session, command.words)
     return run_authorized(session, "SUB", place.topic, place.channel, partial(_subscribe, session, place, mode))
 
 
@@ -122,12 +112,7 @@ def check_sub(session: Session, words: list[bytes]) -> tuple[str, str]:
 def _check_words(session: Session, words: list[bytes]) -> _Place:
     topic, channel = check_sub(session, words)
     # the partition is parsed only when there are exactly four words (captured: sub_advanced_offset_partition)
-    if len(words) != 4:
-        return _Place(topic, channel, -1)
-    try:
-        return _Place(topic, channel, parse_int(decode(words[3])))
-    except ValueError as error:
-        raise RequestError("E_BAD_PARTITION", f"topic partition is not valid: {error}") from None
+    return _Place(topic, channel, read_partition(words[3]) if len(words) == 4 else -1)
 
 
 def _check_hosted(session: Session, place: _Place, *, ordered: bool) -> Hosted:
@@ -219,14 +204,13 @@ def touch(session: Session, command: Command) -> None:
         raise RequestError("E_TOUCH_FAILED", f"TOUCH {byte_list(full_id)} failed {refusal.text}", fatal=False) from None
 
 
-def cls(session: Session, _: Command) -> Awaitable[None] | None:
+def cls(session: Session, _: Command) -> None:
     """Run CLS: no further deliveries; FIN, REQ and TOUCH remain allowed."""
     check_state("CLS", session.state)
     _subscribed(session, "CLS")
     session.set_ready(0)
     session.state = State.CLOSING
     session.answer(CLOSE_WAIT)
-    return None
 
 
 def identify(session: Session, command: Command) -> None:
@@ -268,10 +252,7 @@ def _create_topic(session: Session, command: Command) -> None:
     topic = decode(words[1])
     if not is_valid_topic(topic):
         raise RequestError("E_BAD_TOPIC", f"topic name {quote(topic)} is not valid")
-    try:
-        partition = parse_int(decode(words[2]))
-    except ValueError as error:
-        raise RequestError("E_BAD_PARTITION", f"topic partition is not valid: {error}") from None
+    partition = read_partition(words[2])
     check_auth(session, "CREATE_TOPIC", topic, "")
     if partition < 0:
         raise RequestError("E_BAD_PARTITION", "partition should not less than 0")
@@ -302,9 +283,9 @@ REDESIGNED = Dialect(
         b"TOUCH": touch,
         b"RDY": rdy,
         b"NOP": nop,
-        b"SUB": sub,
+        b"SUB": partial(_sub, mode=Mode(detail=False)),
         b"SUB_ADVANCED": sub_advanced,
-        b"SUB_ORDERED": sub_ordered,
+        b"SUB_ORDERED": partial(_sub, mode=Mode(detail=True, ordered=True)),
         b"CLS": cls,
         b"IDENTIFY": identify,
         b"AUTH": auth,

@@ -26,16 +26,6 @@ _LAST_READS = 64
 _COMMANDS_AWAITED = 64  # replicas of this process answer without suspending the task
 
 
-class Loop(Protocol):
-    """The part of the event loop that connections use, as asyncio documents it."""
-
-    def call_soon(self, callback: Callable[[], None]) -> Any: ...
-    def add_reader(self, fd: socket.socket, callback: Callable[[], None]) -> Any: ...
-    def remove_reader(self, fd: socket.socket) -> bool: ...
-    def add_writer(self, fd: socket.socket, callback: Callable[[], None]) -> Any: ...
-    def remove_writer(self, fd: socket.socket) -> bool: ...
-
-
 class Host(Protocol):
     """The part of `nsqext.broker.nsqd.server.NsqdServer` that connections use."""
 
@@ -49,21 +39,18 @@ class Host(Protocol):
 class Connection:
     """One client."""
 
-    def __init__(self, sock: socket.socket, session: Session, faults: NodeFaults, loop: Loop, host: Host) -> None:
+    def __init__(self, sock: socket.socket, session: Session, faults: NodeFaults, loop: Any, host: Host) -> None:
         self._socket = sock  # a connected, non-blocking socket
         self.session: Session = session
         self._faults = faults  # injected faults
-        self._loop = loop  # the event loop
+        self._loop = loop  # the event loop of asyncio
         self._host = host  # the server
         self._backlog: bytes | memoryview = b""
         self._reading = self._writing = self._carrying = self._running = self._ended = False
 
-    def open(self) -> None:
-        self._read_on()
-
     # Reading
 
-    def _read_on(self) -> None:
+    def read_on(self) -> None:
         if not (self._reading or self._ended or self.session.closing):
             self._reading = True
             self._loop.add_reader(self._socket, self._readable)
@@ -124,7 +111,7 @@ class Connection:
         if self._running or self._ended:
             return
         if not self.session.pending:
-            self._read_on()
+            self.read_on()
             return
         self._pause()
         if not self._is_full:
@@ -179,7 +166,9 @@ class Connection:
             self.close()
             return
         if self._faults.active:
-            self._carry()
+            if not self._carrying:
+                self._carrying = True
+                self._host.start(self._carry_out)
             return
         while session.output.urgent and not (self._backlog or self._carrying or self._ended):
             self._write(session.take())
@@ -219,11 +208,6 @@ class Connection:
         if self._writing:
             self._writing = False
             self._loop.remove_writer(self._socket)
-
-    def _carry(self) -> None:
-        if not self._carrying:
-            self._carrying = True
-            self._host.start(self._carry_out)
 
     async def _carry_out(self) -> None:
         """Write through the injected faults, in order."""

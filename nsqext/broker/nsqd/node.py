@@ -37,6 +37,13 @@ if TYPE_CHECKING:
 _BUCKETS = 16
 _HOUR = 3600 * 1_000_000_000
 _DAY = 24
+logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
+SHORTEST_TICK = 0.05
+"""Seconds between two ticks of a node with deadlines that have changed."""
+_LONGEST_TICK = 0.25
+"""Seconds between two ticks of any other node: heartbeats of new connections need them."""
+_EPOCH = 1288834974288  # 2012-10-28 in units of 2**20 ns, where the original server's ids begin
+_ID_SHIFT = 22
 
 
 @define(eq=False)
@@ -46,7 +53,6 @@ class Publisher:
     peer: str  # ``host:port`` of the client
     user_agent: str  # from its IDENTIFY
     published: int = 0  # messages
-    failed: int = 0  # messages that were refused
     last: int = 0  # time of the last publish, in nanoseconds since 1970
 
 
@@ -84,9 +90,6 @@ class PublishStats:
         """Return bytes published in each of 22 hours, oldest first; the two newest are left out."""
         hour = now // _HOUR
         return [self._hours.get(hour - back, 0) for back in range(_DAY - 1, 1, -1)]
-
-
-logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
 
 
 @define(eq=False)
@@ -127,15 +130,6 @@ class Switches:
     verbose: bool = False  # value of `/config/verbose`
 
 
-SHORTEST_TICK = 0.05
-"""Seconds between two ticks of a node with deadlines that have changed."""
-_LONGEST_TICK = 0.25
-"""Seconds between two ticks of any other node: heartbeats of new connections need them."""
-
-_EPOCH = 1288834974288  # 2012-10-28 in units of 2**20 ns, where the original server's ids begin
-_ID_SHIFT = 22
-
-
 class ConnectedClient(Protocol):
     """A session, as its node, its checks and the statistics see it; see `nsqext.broker.nsqd.session.Session`."""
 
@@ -169,11 +163,6 @@ def _level(channel: str) -> int:
     return logging.DEBUG if is_ephemeral(channel) else logging.INFO
 
 
-def _available(limits: ServerLimits) -> ServerLimits:
-    """Return the limits without snappy where its package is not installed: it is not offered then."""
-    return evolve(limits, snappy=False) if limits.snappy and find_spec("cramjam") is None else limits
-
-
 class Node:
     """One nsqd without its sockets."""
 
@@ -182,7 +171,8 @@ class Node:
         self.options: NodeOptions = options or NodeOptions()
         self.faults: NodeFaults = faults or NodeFaults()  # injected faults
         # what it allows and offers; snappy only where cramjam is installed
-        self.limits: ServerLimits = _available(self.options.limits)
+        limits = self.options.limits
+        self.limits: ServerLimits = evolve(limits, snappy=limits.snappy and find_spec("cramjam") is not None)
         self.switches: Switches = Switches(
             self.options.allow_ext_compatible,
             self.options.allow_sub_ext_compatible,
@@ -226,13 +216,14 @@ class Node:
         key = topic, partition
         found = self.hosted.get(key)
         if found is None:
+            seed = self.options.seed
             shared = {name: getattr(self.options, name) for name in fields_dict(QueueOptions)} | {"limits": self.limits}
             options = PartitionOptions(
                 extend=meta.extend_support,
                 ordered=meta.ordered,
                 extend_compatible=lambda: self.switches.allow_sub_ext_compatible,
                 turn=self.turn,
-                random=self._random(topic, partition),
+                random=Random() if seed is None else Random(f"{seed}/{topic}/{partition}"),
                 **shared,
             )
             found = Hosted(Partition(topic, partition, options, schedule=self.schedule, budget=self.memory), meta)
@@ -240,10 +231,6 @@ class Node:
             found.partition.on_channel_deleted = partial(self._channel_deleted, found)
             self.hosted[key] = found
         return found
-
-    def _random(self, topic: str, partition: int) -> Random:
-        seed = self.options.seed
-        return Random() if seed is None else Random(f"{seed}/{topic}/{partition}")
 
     def unhost(self, topic: str, partition: int, *, destroy: bool = False) -> None:
         """Close a partition and disconnect its consumers; with ``destroy``, delete its files."""

@@ -36,6 +36,9 @@ _Store = Callable[["Node", "Hosted", Sequence[Any], str], Stored]
 
 _PART = 2000
 """Messages that are stored in one turn of the event loop."""
+logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
+_LENGTH = 4
+_RECORD_HEAD = 26
 
 
 def is_large(hosted: Hosted, items: Sequence[object]) -> bool:
@@ -76,12 +79,6 @@ class Deferred:
 
     def __await__(self) -> Generator[Any, Any, None]:
         return self.start().__await__()
-
-
-logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
-
-_LENGTH = 4
-_RECORD_HEAD = 26
 
 
 def store(node: Node, hosted: Hosted, items: Sequence[PublishItem], code: str) -> Stored:

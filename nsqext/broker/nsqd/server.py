@@ -15,11 +15,10 @@ from anyio.lowlevel import current_token
 from nsqext.broker.listeners import listen, peer_name
 from nsqext.broker.nsqd.classic.commands import CLASSIC
 from nsqext.broker.nsqd.classic.http_routes import ClassicRoutes, refusing_route
-from nsqext.broker.nsqd.classic.stats import ClassicStatsRoutes
 from nsqext.broker.nsqd.commands import REDESIGNED
 from nsqext.broker.nsqd.connection import Connection
 from nsqext.broker.nsqd.http.admin import AdminRoutes
-from nsqext.broker.nsqd.http.common import ConfigRoutes, MetricsRoutes
+from nsqext.broker.nsqd.http.common import CommonRoutes
 from nsqext.broker.nsqd.http.publish import PublishRoutes
 from nsqext.broker.nsqd.http.stats import StatsRoutes
 from nsqext.broker.nsqd.node import SHORTEST_TICK
@@ -37,8 +36,12 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
 
-_CLASSIC = (ClassicRoutes, ConfigRoutes, ClassicStatsRoutes, MetricsRoutes)
-_REDESIGNED = (AdminRoutes, ConfigRoutes, PublishRoutes, StatsRoutes, MetricsRoutes)
+_CLASSIC = (ClassicRoutes, CommonRoutes)
+_REDESIGNED = (AdminRoutes, PublishRoutes, StatsRoutes, CommonRoutes)
+_DRAIN = 1.0  # seconds for which publishers receive refusals before a node ends
+_ACCEPTS = 64  # connections that are accepted in one turn of the event loop
+_ACCEPT_AGAIN = 0.1  # seconds, after no file descriptor was left
+_ANY = "127.0.0.1:0"
 
 
 def application(node: Node, addresses: Mapping[str, str], *, secure: bool = False) -> Starlette:
@@ -48,12 +51,6 @@ def application(node: Node, addresses: Mapping[str, str], *, secure: bool = Fals
         return web.application([refusing_route(addresses)], original=True)
     kinds = _CLASSIC if original else _REDESIGNED
     return web.application([found for kind in kinds for found in kind(node, addresses).table()], original=original)
-
-
-_DRAIN = 1.0  # seconds for which publishers receive refusals before a node ends
-_ACCEPTS = 64  # connections that are accepted in one turn of the event loop
-_ACCEPT_AGAIN = 0.1  # seconds, after no file descriptor was left
-_ANY = "127.0.0.1:0"
 
 
 def dialect_of(node: Node) -> Dialect:
@@ -261,4 +258,4 @@ class NsqdServer:
         session = Session(self.node, name, self._dialect)
         connection = Connection(sock, session, self.node.faults, self._loop, self)
         self._connections[session.id] = connection
-        connection.open()
+        connection.read_on()

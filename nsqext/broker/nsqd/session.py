@@ -11,10 +11,11 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from math import inf
 from struct import Struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from attrs import evolve
 
+from nsqext.broker.engine.channel.client import Client
 from nsqext.broker.nsqd.output_buffer import OutputBuffer
 from nsqext.protocol.frames import HEARTBEAT, MAGIC_V2, OK, FrameType, encode_frame
 from nsqext.protocol.server.command_parser import Command, CommandParser
@@ -25,7 +26,6 @@ from nsqext.protocol.tls_layer import TlsLayer
 
 if TYPE_CHECKING:
     from nsqext.broker.engine.channel.channel import Channel
-    from nsqext.broker.engine.channel.client import Client
     from nsqext.broker.nsqd.auth_server import Authorizations
     from nsqext.broker.nsqd.node import Hosted, Node, Publisher
     from nsqext.broker.nsqd.validation import CommandValidator
@@ -40,6 +40,11 @@ Handler = Callable[["Session", Command], Awaitable[None] | None]
 _CONSUMER_BUFFER = 4096
 _TURN = 256  # commands that one connection runs before the other connections have their turn
 _TOO_MANY = encode_frame(FrameType.ERROR, b"too much client connections")
+MESSAGE_HEAD: Struct = Struct(">IIqH16s")
+"""Size and type of the frame, time stamp, attempts, id."""
+MESSAGE_TYPE: int = 2
+_EXT = Struct(">BH")
+_DETAIL = Struct(">QI")
 
 
 class Dialect(NamedTuple):
@@ -285,7 +290,6 @@ class Session:
         """Become a consumer; the redesigned server then has a larger buffer, unless the client negotiated one."""
         channel = subscriber.channel
         self.hosted, self.subscriber = hosted, subscriber
-        subscriber.client = channel.clients[self.id]
         self.state = State.SUBSCRIBED
         asked = self.settings.raw.get("output_buffer_size", 0)
         if not (asked or self.node.options.original or self.output.layers or channel.ephemeral):
@@ -311,8 +315,7 @@ class Session:
         due, end = self._heartbeat_time(), self._disconnect_time()
         if due <= now and due < end and not self.closing:
             self._heartbeat_due = max(due + self.sending.heartbeat_interval, now)
-            client = self.subscriber.client if self.subscriber else None
-            if client is None or not client.stalled:
+            if self.subscriber is None or not self.subscriber.stalled:
                 self.write(encode_frame(FrameType.RESPONSE, HEARTBEAT))
         elif now >= end:
             self.closed = True
@@ -376,31 +379,24 @@ class Session:
         logger.info("PROTOCOL(V2): [%s] exiting ioloop", self.peer)
 
 
-MESSAGE_HEAD: Struct = Struct(">IIqH16s")
-"""Size and type of the frame, time stamp, attempts, id."""
-MESSAGE_TYPE: int = 2
-_EXT = Struct(">BH")
-_DETAIL = Struct(">QI")
-
-
-class SessionSubscriber:
-    """A consumer, as the engine sees it."""
+class SessionSubscriber(Client):
+    """The client of a channel that a session is."""
 
     def __init__(self, session: Session, channel: Channel, *, detail: bool, extend: bool) -> None:
         settings, sending = session.settings, session.sending
+        super().__init__(
+            session.id,
+            session.peer,
+            settings.desired_tag,
+            extend,
+            sending.sample_rate,
+            sending.ext_filter,
+            sending.msg_timeout,
+            settings.msg_timeout,
+        )
         self.session: Session = session
         self.channel: Channel = channel
-        self.id: int = session.id  # number of its session
-        self.name: str = session.peer  # ``host:port`` of the client
-        self.ready: int = 0  # messages that may be in flight; the engine sets it
-        self.tag: str = settings.desired_tag  # desired tag, empty without one
-        self.extend: bool = extend  # it reads extend headers
         self.detail: bool = detail  # its messages carry queue offset and size
-        self.sample_rate: int = sending.sample_rate  # percentage of the messages that it receives; 0 for all
-        self.ext_filter: Mapping[str, Any] = sending.ext_filter  # filter on headers, from IDENTIFY
-        self.msg_timeout: float = sending.msg_timeout  # seconds until a message in flight is requeued
-        self.touch_timeout: float = settings.msg_timeout  # seconds until a message that it touched is requeued
-        self.client: Client | None = None  # its counters in the engine; None until it has subscribed
 
     def deliver(self, message: RawMessage) -> None:
         body = message.body
@@ -415,10 +411,8 @@ class SessionSubscriber:
             size += len(middle)
             body = middle + body
         frame = MESSAGE_HEAD.pack(size, MESSAGE_TYPE, message.timestamp, message.attempts, message.id) + body
-        client = self.client
         # the real server does not buffer the messages of an ordered channel
-        full = client is None or client.in_flight >= client.window or self.channel.ordered
-        self.session.hold(frame, full=full)
+        self.session.hold(frame, full=self.in_flight >= self.window or self.channel.ordered)
 
     def closed(self) -> None:
         self.session.close()

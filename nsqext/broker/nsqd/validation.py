@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import ConnectedClient, Hosted
     from nsqext.protocol.server.command_parser import Command
 
+_SMALL = frozenset((b"IDENTIFY", b"AUTH"))  # commands whose body is not a message
+
 
 def auth(client: ConnectedClient, command: Command) -> Awaitable[None]:
     """Run AUTH; it is refused without an auth server, and to a client that has authorizations already."""
@@ -97,7 +99,12 @@ async def _renew(client: ConnectedClient) -> None:
     client.authorizations = found if found.grants else None
 
 
-_SMALL = frozenset((b"IDENTIFY", b"AUTH"))  # commands whose body is not a message
+def read_partition(word: bytes) -> int:
+    """Return the number of a partition."""
+    try:
+        return parse_int(decode(word))
+    except ValueError as error:
+        raise RequestError("E_BAD_PARTITION", f"topic partition is not valid: {error}") from None
 
 
 class CommandValidator:
@@ -145,10 +152,7 @@ class CommandValidator:
         self._partition = -1
         # with more than three words the partition is not looked at (captured: pub_extra_params)
         if len(words) == 3:
-            try:
-                self._partition = parse_int(decode(words[2]))
-            except ValueError as error:
-                raise RequestError("E_BAD_PARTITION", f"topic partition is not valid: {error}") from None
+            self._partition = read_partition(words[2])
 
     def check_size(self, words: list[bytes], size: int) -> BatchReader | None:
         """Check the announced size, and choose how the body is read."""

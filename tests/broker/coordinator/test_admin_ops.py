@@ -93,7 +93,7 @@ def test_refused_changes_change_nothing(changes: dict[str, int], text: str) -> N
     coordinator = make_coordinator()
     admin.create_topic(coordinator, "t", TopicSpec())
     with pytest.raises(Refusal) as error:
-        admin.update_topic(coordinator, "t", **changes)  # type: ignore[arg-type]
+        admin.update_topic(coordinator, "t", **changes)
     assert error.value.text == text
     assert coordinator.topics["t"].spec == TopicSpec()
 

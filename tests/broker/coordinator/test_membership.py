@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -16,35 +16,11 @@ from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.broker.engine.publish import NewMessage
 from nsqext.protocol.server.request_error import RequestError
 from tests.support.coordinators import bodies, hosted, make_coordinator, publish, running, until, wrong_roles
+from tests.support.engine_partition import Consumer
 
 if TYPE_CHECKING:
     from nsqext.broker.coordinator.topics import Member
     from nsqext.broker.engine.partition import Partition
-    from nsqext.protocol.messages import RawMessage
-
-
-class Consumer:
-    """A subscriber that records its messages."""
-
-    def __init__(self) -> None:
-        self.id = id(self)
-        self.name = "c:1"
-        self.ready = 0
-        self.tag = ""
-        self.extend = self.detail = False
-        self.sample_rate = 0
-        self.ext_filter: Mapping[str, Any] = {}
-        self.msg_timeout = self.touch_timeout = 60.0
-        self.got: list[RawMessage] = []
-        self.ended = False
-
-    def deliver(self, message: RawMessage) -> None:
-        """Record a message."""
-        self.got.append(message)
-
-    def closed(self) -> None:
-        """Record the end of the channel."""
-        self.ended = True
 
 
 def kill(coordinator: Coordinator, name: str) -> None:
@@ -358,7 +334,7 @@ async def test_the_new_leader_has_the_finished_positions() -> None:
             channel.finish(consumer, consumer.got[place].internal_id)
         channel.set_paused(True)
         membership.left(coordinator, coordinator.members[leader])
-        assert consumer.ended
+        assert consumer.has_closed
         heir = hosted(coordinator, coordinator.replica_sets["t", 0].state.leader).partition.channels["ch"]
         assert heir.paused
         heir.set_paused(False)

@@ -173,7 +173,7 @@ def test_stats() -> None:
     assert (stats.backlogs, stats.depth, stats.depth_size, stats.in_flight_count) == (1, 3, 96, 3)
     assert (stats.deferred_count, stats.message_count, stats.requeue_count) == (1, 4, 0)
     (client,) = bench.channel().clients.values()
-    assert (client.subscriber.ready, client.in_flight, client.messages, client.finished, client.requeued) == (
+    assert (client.ready, client.in_flight, client.messages, client.finished, client.requeued) == (
         2,
         2,
         4,

@@ -23,7 +23,7 @@ from nsqext.broker.coordinator.replication import copy_records, cut_tail, hand_o
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.options import ChannelKind
 from nsqext.broker.engine.publish import NewMessage
-from nsqext.broker.engine.start_position import StartPosition
+from nsqext.broker.engine.storage.log import StartPosition
 from tests.support.channel_schedule import Schedule, Watched
 from tests.support.engine_partition import Consumer
 

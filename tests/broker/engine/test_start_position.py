@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.engine.start_position import AT_END, StartPosition
-from nsqext.broker.engine.storage.log import Log
+from nsqext.broker.engine.storage.log import AT_END, Log, StartPosition
 from tests.support.engine_partition import START, Bench
 
 

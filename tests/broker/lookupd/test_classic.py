@@ -10,7 +10,6 @@ import pytest
 
 from nsqext.broker.lookupd.classic import ClassicLookupd, classic_app
 from nsqext.broker.lookupd.registry import Registry
-from nsqext.broker.lookupd.tcp_server import LookupSession
 from tests.broker.lookupd.test_tcp_server import NODE, identify
 
 SECOND = 1_000_000_000
@@ -41,7 +40,7 @@ class Time:
 async def talk() -> AsyncIterator[tuple[ClassicLookupd, Time, httpx.AsyncClient]]:
     time = Time()
     lookupd = ClassicLookupd(Registry(time), "1.3.0")
-    session = LookupSession(lookupd.registry, "127.0.0.1:99", lookupd.peer_info())
+    session = lookupd.session("127.0.0.1:99")
     session.receive(b"  V1" + identify(NODE) + b"REGISTER t1 c1\nREGISTER t1 c2\nREGISTER t2\n")
     transport = httpx.ASGITransport(classic_app(lookupd))
     async with httpx.AsyncClient(transport=transport, base_url="http://lookup") as client:

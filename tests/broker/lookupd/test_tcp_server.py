@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext.broker.lookupd.registry import Registry
-from nsqext.broker.lookupd.tcp_server import LookupSession
+from nsqext.broker.lookupd.registry import LookupSession, Registry
 from nsqext.protocol.lookupd_tcp import PeerInfo
 
 OWN = PeerInfo("bc", 4160, 4161, "1.3.0", "vm")

@@ -97,7 +97,7 @@ def test_a_client_that_keeps_reading_receives_more_than_one_send(room: int) -> N
     session = Session(node, "127.0.0.1:1000", dialect_of(node))
     connection = Connection(cast("socket.socket", sock), session, NodeFaults(), loop, server)
     server.connections[session] = connection
-    connection.open()
+    connection.read_on()
     _send(sock, loop, b"  V2SUB t ch 0\n")
     producer = Client(node)
     for _ in range(30):
@@ -116,7 +116,7 @@ def _connect(node: Node, sock: _Socket, loop: _Loop, server: _Host) -> Connectio
     session = Session(node, "127.0.0.1:1000", dialect_of(node))
     connection = Connection(cast("socket.socket", sock), session, NodeFaults(), loop, server)
     server.connections[session] = connection
-    connection.open()
+    connection.read_on()
     return connection
 
 

@@ -10,13 +10,12 @@ import logging
 from math import inf
 from typing import TYPE_CHECKING
 
-from nsqext.broker.engine.channel.client import Client, Subscriber, TagSelector
-from nsqext.broker.engine.channel.cursor import Cursor
-from nsqext.broker.engine.channel.rules import NOT_IN_FLIGHT, RateLimit, RequeueRules, not_owned
-from nsqext.broker.engine.channel.stats import ChannelCounters, Latencies
+from nsqext.broker.engine.channel.client import Client, TagSelector
+from nsqext.broker.engine.channel.cursor import ChannelCounters, Cursor, Latencies
+from nsqext.broker.engine.channel.rules import NOT_IN_FLIGHT, RateLimit, RequeueRules, not_owned, passes_filters
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.options import PLAIN
-from nsqext.broker.engine.start_position import AT_END, StartPosition
+from nsqext.broker.engine.storage.log import AT_END, StartPosition
 from nsqext.broker.engine.storage.partition_store import ChannelState
 from nsqext.protocol.names import is_ephemeral
 from nsqext.protocol.record import MAX_ATTEMPTS
@@ -71,7 +70,7 @@ class Channel:
 
     # Clients
 
-    def subscribe(self, subscriber: Subscriber, *, ordered: bool = False, start: StartPosition | None = None) -> None:
+    def subscribe(self, client: Client, *, ordered: bool = False, start: StartPosition | None = None) -> None:
         """Add a client, with ``ordered`` as SUB_ORDERED does; ``start`` is ignored unless this is the only client.
 
         Raises `Refusal` with the text for E_INVALID, or "Consume is disabled currently".
@@ -81,8 +80,9 @@ class Channel:
         position = None
         if start is not None and not self.clients:
             position = start.find(self._partition.log, clustered=self._options.clustered)
-        client = Client(subscriber, subscriber.tag if self._partition.extend else "")
-        self.clients[subscriber.id] = client
+        if not self._partition.extend:
+            client.tag = ""
+        self.clients[client.id] = client
         if ordered:
             self._make_ordered()
         if position is not None:
@@ -114,10 +114,9 @@ class Channel:
         """Whether the message that was read ahead waits for a client of its tag; the server ignores moves meanwhile."""
         return self._selector.tagged and self.read_ahead is not None and self._selector.has(self.read_ahead.tag)
 
-    def unsubscribe(self, subscriber: Subscriber) -> None:
+    def unsubscribe(self, client: Client) -> None:
         """Remove a client; its messages in flight are requeued without counting the attempt."""
-        client = self.clients.pop(subscriber.id, None)
-        if client is None:
+        if self.clients.pop(client.id, None) is None:
             return
         self._selector.remove(client)
         client.stall()
@@ -142,10 +141,9 @@ class Channel:
             if random.random() < 0.5:
                 self.pump()
 
-    def set_ready(self, subscriber: Subscriber, count: int) -> None:
-        subscriber.ready = count
-        client = self.clients.get(subscriber.id)
-        if client is not None:
+    def set_ready(self, client: Client, count: int) -> None:
+        client.ready = count
+        if client.id in self.clients:
             client.refresh()
             self._selector.renew(client)
             self.pump()
@@ -153,7 +151,7 @@ class Channel:
     def set_client_limit(self, prefix: str, limit: int) -> None:
         """Limit the messages in flight at clients whose ``host:port`` starts with a prefix, whatever their RDY."""
         for client in self.clients.values():
-            if client.subscriber.name.startswith(prefix):
+            if client.name.startswith(prefix):
                 client.limit = limit
                 client.refresh()
                 self._selector.renew(client)
@@ -228,8 +226,7 @@ class Channel:
         return self._options.rules.ignores(delivery.attempts, age / 1e9)
 
     def _deliver(self, client: Client, delivery: Delivery) -> None:
-        subscriber = client.subscriber
-        filtered = client.filtered and not self._passes_filters(client, delivery)
+        filtered = client.filtered and not passes_filters(client, delivery, self._partition)
         if filtered or self.cursor.is_finished(delivery):
             self.cursor.acknowledge(delivery)
             return
@@ -241,28 +238,19 @@ class Channel:
         delivery.owner = client
         delivery.attempts = self._next_attempt(delivery.attempts)
         delivery.delivered = now = self._clock()
-        delivery.deadline = now + subscriber.msg_timeout
+        delivery.deadline = now + client.msg_timeout
         self._in_flight.add(delivery)
         client.in_flight += 1
         client.messages += 1
-        if self._partition.extend and not (subscriber.extend or self._options.extend_compatible()):
+        if self._partition.extend and not (client.extend or self._options.extend_compatible()):
             client.stall()
             return
         if self.traced:
             self._trace("delivered to", delivery, client)
-        subscriber.deliver(delivery.message())
-
-    def _passes_filters(self, client: Client, delivery: Delivery) -> bool:
-        """Return whether the sample of a client and its header filter let a message through."""
-        rate = client.subscriber.sample_rate
-        # the real server compares so, and delivers one percent more
-        if rate and not delivery.delayed and int(self._options.random.random() * 100) > rate:
-            return False
-        matches = client.matches
-        return matches is None or not self._partition.extend or matches(delivery.entry.record)
+        client.deliver(delivery.message())
 
     def _trace(self, event: str, delivery: Delivery, client: Client) -> None:
-        record, who = delivery.entry.record, client.subscriber.name
+        record, who = delivery.entry.record, client.name
         told = (record.internal_id, record.trace_id, delivery.attempts, event, who)
         logger.info("CHANNEL(%s): message %d, trace id %d, attempt %d %s %s", self.name, *told)
 
@@ -271,12 +259,11 @@ class Channel:
 
     # Responses to messages
 
-    def finish(self, subscriber: Subscriber, internal_id: int) -> None:
+    def finish(self, client: Client, internal_id: int) -> None:
         """Finish a message; raises `Refusal` if it is not in flight at this client."""
         delivery = self._in_flight.table.get(internal_id)
-        client = self.clients.get(subscriber.id)
-        if delivery is None or client is None or delivery.owner is not client:
-            raise self._refused(client, NOT_IN_FLIGHT if delivery is None else not_owned(delivery, subscriber))
+        if delivery is None or delivery.owner is not client:
+            raise self._refused(client, NOT_IN_FLIGHT if delivery is None else not_owned(delivery, client))
         self._in_flight.remove(internal_id)
         self.cursor.acknowledge(delivery)
         self.latencies.add(self._clock() - delivery.delivered, self._options.wall() - delivery.entry.record.timestamp)
@@ -304,7 +291,7 @@ class Channel:
         for delivery in list(self._in_flight.deferred_messages()):
             self.finish_forced(delivery.entry.record.internal_id)
 
-    def requeue(self, subscriber: Subscriber, internal_id: int, delay: float) -> None:
+    def requeue(self, client: Client, internal_id: int, delay: float) -> None:
         """Requeue a message after some seconds; raises `Refusal` if that is not allowed.
 
         An ordered channel ignores a request with a delay, so the message is redelivered after its timeout (captured:
@@ -313,8 +300,7 @@ class Channel:
         if delay > 0 and (self.ordered or self._partition.ordered):
             return
         delivery = self._in_flight.table.get(internal_id)
-        client = self.clients.get(subscriber.id)
-        if delivery is None or client is None:
+        if delivery is None:
             raise self._refused(client, NOT_IN_FLIGHT)
         now = self._clock()
         refusal = self._requeue_rules.refusal(delivery, client, delay, now)
@@ -328,22 +314,20 @@ class Channel:
             self._in_flight.defer(delivery, self._requeue_rules.deferred_until(delivery, delay, now))
         self.pump()
 
-    def touch(self, subscriber: Subscriber, internal_id: int) -> None:
+    def touch(self, client: Client, internal_id: int) -> None:
         """Restart the timeout of a message, up to the longest time in flight; raises `Refusal` as `finish`."""
         delivery = self._in_flight.table.get(internal_id)
-        client = self.clients.get(subscriber.id)
-        if delivery is None or client is None:
+        if delivery is None:
             raise Refusal(NOT_IN_FLIGHT)
         if delivery.owner is not client:
-            raise Refusal(not_owned(delivery, subscriber))
+            raise Refusal(not_owned(delivery, client))
         longest = delivery.delivered + self._options.limits.max_msg_timeout
-        delivery.deadline = min(self._clock() + subscriber.touch_timeout, longest)
+        delivery.deadline = min(self._clock() + client.touch_timeout, longest)
         self._in_flight.add(delivery)
         self._partition.touch()
 
-    def _refused(self, client: Client | None, text: str) -> Refusal:
-        if client is not None:
-            self._failed(client)
+    def _refused(self, client: Client, text: str) -> Refusal:
+        self._failed(client)
         return Refusal(text)
 
     # Time
@@ -454,7 +438,7 @@ class Channel:
 
     def _close_clients(self) -> None:
         for client in list(self.clients.values()):
-            client.subscriber.closed()
+            client.closed()
 
     def state(self) -> ChannelState:
         acked, kind = self.acked, self.kind

@@ -11,12 +11,10 @@ from nsqext.broker.engine.channel.in_flight import Delivery
 from nsqext.broker.engine.errors import Refusal
 
 if TYPE_CHECKING:
-    from nsqext.broker.engine.channel.client import Client, Subscriber
-    from nsqext.broker.engine.channel.cursor import PartitionView
-    from nsqext.broker.engine.channel.stats import ChannelCounters
-    from nsqext.broker.engine.start_position import StartPosition
+    from nsqext.broker.engine.channel.client import Client
+    from nsqext.broker.engine.channel.cursor import ChannelCounters, PartitionView
     from nsqext.broker.engine.storage.delayed_queue import DelayedJournal
-    from nsqext.broker.engine.storage.log import Entry
+    from nsqext.broker.engine.storage.log import Entry, StartPosition
 
 
 class ClassicCursor(Cursor):
@@ -99,14 +97,14 @@ class ClassicChannel(Channel):
             client.in_flight -= 1
             self._selector.offer(client)
 
-    def subscribe(self, subscriber: Subscriber, *, ordered: bool = False, start: StartPosition | None = None) -> None:
+    def subscribe(self, client: Client, *, ordered: bool = False, start: StartPosition | None = None) -> None:
         """Add a client, unless there are as many as are allowed; order and start positions are ignored."""
         if self._closed:
             raise Refusal("exiting")
         most = self._options.limits.max_channel_consumers
         if most and len(self.clients) >= most:
             raise Refusal(f"consumers for {self._partition.topic}:{self.name} exceeds limit of {most}")
-        super().subscribe(subscriber)
+        super().subscribe(client)
 
     def _requeue_all_of(self, client: Client) -> None:
         """Leave the messages in flight until they time out."""
@@ -117,17 +115,16 @@ class ClassicChannel(Channel):
     def _next_attempt(self, attempts: int) -> int:
         return (attempts + 1) & 0xFFFF
 
-    def _owned(self, subscriber: Subscriber, internal_id: int) -> tuple[Delivery, Client]:
+    def _owned(self, client: Client, internal_id: int) -> Delivery:
         delivery = self._in_flight.table.get(internal_id)
         if delivery is None or delivery.deferred:
             raise Refusal("ID not in flight")
-        client = self.clients.get(subscriber.id)
-        if client is None or delivery.owner is not client:
+        if delivery.owner is not client:
             raise Refusal("client does not own message")
-        return delivery, client
+        return delivery
 
-    def finish(self, subscriber: Subscriber, internal_id: int) -> None:
-        delivery, client = self._owned(subscriber, internal_id)
+    def finish(self, client: Client, internal_id: int) -> None:
+        delivery = self._owned(client, internal_id)
         self._in_flight.remove(internal_id)
         self.cursor.acknowledge(delivery)
         client.in_flight -= 1
@@ -135,9 +132,9 @@ class ClassicChannel(Channel):
         self._selector.offer(client)
         self.pump()
 
-    def requeue(self, subscriber: Subscriber, internal_id: int, delay: float) -> None:
+    def requeue(self, client: Client, internal_id: int, delay: float) -> None:
         """Requeue a message after some seconds, at the end of the queue; raises `Refusal` as `finish`."""
-        delivery, client = self._owned(subscriber, internal_id)
+        delivery = self._owned(client, internal_id)
         self._in_flight.remove(internal_id)
         self.cursor.requeues += 1
         client.in_flight -= 1
@@ -149,9 +146,9 @@ class ClassicChannel(Channel):
         self._selector.offer(client)
         self.pump()
 
-    def touch(self, subscriber: Subscriber, internal_id: int) -> None:
-        self._owned(subscriber, internal_id)
-        super().touch(subscriber, internal_id)
+    def touch(self, client: Client, internal_id: int) -> None:
+        self._owned(client, internal_id)
+        super().touch(client, internal_id)
 
     def accept(self, entry: Entry, delay: float) -> None:
         """Receive a message that was just published, to be delivered after some seconds."""

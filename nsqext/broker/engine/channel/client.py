@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 
@@ -21,53 +22,49 @@ NO_LIMIT = 50_000
 _SLOW_AFTER = 5
 
 
-class Subscriber(Protocol):
-    """The interface of a session to the engine."""
+@define(eq=False)
+class Client(ABC):
+    """A consumer connection as its channel sees it; a session subscribes with one of its own."""
 
     id: int  # number of the client, unique in the node
     name: str  # ``host:port``
-    ready: int  # RDY count; set by `Channel.set_ready`
-    tag: str  # desired dispatch tag; empty for none
-    extend: bool  # the client reads extend headers
-    detail: bool  # messages carry queue offset and size
-    sample_rate: int  # percentage of messages to deliver; 0 for all
-    ext_filter: Mapping[str, Any]  # the member ``ext_filter`` of IDENTIFY; empty for none
-    msg_timeout: float  # seconds before a delivered message times out
-    touch_timeout: float  # seconds that TOUCH adds
+    tag: str = ""  # desired dispatch tag; empty for none, and on topics without extend support
+    extend: bool = False  # the client reads extend headers
+    sample_rate: int = 0  # percentage of messages to deliver; 0 for all
+    ext_filter: Mapping[str, Any] = field(factory=dict)  # the member ``ext_filter`` of IDENTIFY; empty for none
+    msg_timeout: float = 60.0  # seconds before a delivered message times out
+    touch_timeout: float = 60.0  # seconds that TOUCH adds
+    ready: int = field(default=0, init=False)  # RDY count; set by `Channel.set_ready`
+    matches: Callable[[Record], bool] | None = field(init=False)  # header filter; None without one
+    filtered: bool = field(init=False)  # some messages are not delivered to the client
+    in_flight: int = field(default=0, init=False)
+    window: int = field(default=0, init=False)  # most messages in flight at present
+    limit: int = field(default=NO_LIMIT, init=False)  # most messages in flight, as set over HTTP
+    errors: int = field(default=0, init=False)
+    queued: bool = field(default=False, init=False)  # the client waits in a selector's queue
+    # nothing more is delivered: the client disconnected, or its topic was upgraded to extend support without the
+    # client having it (captured: upgrade_ext)
+    stalled: bool = field(default=False, init=False)
+    messages: int = field(default=0, init=False)  # messages delivered
+    finished: int = field(default=0, init=False)
+    requeued: int = field(default=0, init=False)
+    timed_out: int = field(default=0, init=False)  # messages that timed out
 
+    def __attrs_post_init__(self) -> None:
+        self.matches = compile_filter(self.ext_filter)
+        self.filtered = self.matches is not None or self.sample_rate > 0
+
+    @abstractmethod
     def deliver(self, message: RawMessage) -> None:
         """Send a message; every field of it is set."""
 
+    @abstractmethod
     def closed(self) -> None:
         """Close the connection, because the channel was closed."""
 
-
-class Client:
-    """One subscriber of one channel."""
-
-    def __init__(self, subscriber: Subscriber, tag: str) -> None:
-        self.subscriber: Subscriber = subscriber
-        self.tag: str = tag  # dispatch tag; empty for none, and on topics without extend support
-        # header filter; None without one
-        self.matches: Callable[[Record], bool] | None = compile_filter(subscriber.ext_filter)
-        self.filtered: bool = self.matches is not None or subscriber.sample_rate > 0
-        self.in_flight: int = 0
-        self.window: int = 0  # most messages in flight at present
-        self.limit: int = NO_LIMIT  # most messages in flight, as set over HTTP
-        self.errors: int = 0
-        self.queued: bool = False  # the client waits in a selector's queue
-        # nothing more is delivered: the client disconnected, or its topic was upgraded to extend support without the
-        # client having it (captured: upgrade_ext)
-        self.stalled: bool = False
-        self.messages: int = 0  # messages delivered
-        self.finished: int = 0
-        self.requeued: int = 0
-        self.timed_out: int = 0  # messages that timed out
-        self.refresh()
-
     def refresh(self) -> None:
         """Compute the window from RDY, the limit and recent errors; five or more errors reduce it, down to 1."""
-        ready = self.subscriber.ready
+        ready = self.ready
         if ready:
             ready = max(min(ready, ready - self.errors + _SLOW_AFTER), 1)
         self.window = 0 if self.stalled else min(ready, self.limit)
@@ -79,13 +76,13 @@ class Client:
 
     def record_failure(self) -> None:
         """Count a failed FIN or REQ, or a timeout."""
-        self.errors = min(self.errors + 1, self.subscriber.ready + 4 * _SLOW_AFTER)
+        self.errors = min(self.errors + 1, self.ready + 4 * _SLOW_AFTER)
         self.refresh()
 
     def record_success(self) -> None:
         """Reduce the error count by two, faster when few errors are left."""
         left = self.errors - 2
-        ready = self.subscriber.ready
+        ready = self.ready
         if 0 < left < ready:
             left -= (ready - left) // 4
         self.errors = max(left, 0)

@@ -12,8 +12,9 @@ from collections import deque
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
+from attrs import define, field
+
 from nsqext.broker.engine.channel.in_flight import AckTracker, Delivery, InFlight
-from nsqext.broker.engine.channel.stats import ChannelCounters
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.storage.delayed_queue import Delayed, DelayedJournal, DelayedQueue
 from nsqext.protocol.names import is_ephemeral
@@ -25,6 +26,61 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.options import PartitionOptions
     from nsqext.broker.engine.storage.log import Entry, Log
     from nsqext.broker.engine.storage.partition_store import ChannelState
+
+_BUCKETS = 12
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+@define(eq=False)
+class Latencies:
+    """Histogram of finished messages: below 16 ms, 32 ms, 64 ms, … in twelve buckets."""
+
+    consume: list[int] = field(factory=lambda: [0] * _BUCKETS)  # by the time since the message was stored
+    delivery: list[int] = field(factory=lambda: [0] * _BUCKETS)  # by the time since the message was delivered
+
+    def add(self, held: float, age: int) -> None:
+        """Count a message that was delivered so many seconds ago, and stored so many nanoseconds ago."""
+        self.delivery[_bucket(int(held * 1000))] += 1
+        self.consume[_bucket(age // 1_000_000)] += 1
+
+
+def _bucket(milliseconds: int) -> int:
+    return min((max(milliseconds, 0) >> 4).bit_length(), _BUCKETS - 1)
+
+
+@define
+class KeyRangeStats:
+    """One key range of a channel of type key_failover."""
+
+    low: float  # lower bound, 0 to 1
+    high: float  # upper bound
+    tag: str  # dispatch tag of the client; each tag has ranges of its own
+    client_id: int  # number of the client in its node
+    remote_address: str
+    rate: float  # messages per second that were read for it recently
+    waiting: int  # messages of the replay set that wait for this client
+
+
+@define
+class ChannelCounters:
+    """Counters of one channel; offsets and sizes in bytes, times in nanoseconds since 1970."""
+
+    depth: int = 0  # messages that are not finished (redesigned server), or not delivered (original)
+    depth_size: int = 0  # their bytes in the queue
+    depth_timestamp: int = 0  # time stamp of the message that was read last; 0 for none
+    backend_depth: int = 0  # the part of the depth that is on disk
+    backlogs: int = 0  # messages that were never delivered, deferred ones included
+    in_flight_count: int = 0  # messages at clients; the redesigned server includes deferred ones
+    deferred_count: int = 0  # messages that wait for their delay in memory
+    deferred_from_delay_count: int = 0  # messages that were taken from the delayed queue and are not finished
+    message_count: int = 0  # messages that entered the channel
+    requeue_count: int = 0  # requeued messages
+    timeout_count: int = 0  # messages that timed out
+    delayed_queue_count: int = 0  # messages in the delayed queue
+    delayed_queue_recent: int = 0  # when the first of them is due; 0 for none
+    replay_count: int = 0  # messages that were read and wait for the client of their key
+    held_keys: int = 0  # keys with messages in flight
+    key_ranges: list[KeyRangeStats] = field(factory=list)  # ranges of the clients
 
 
 class PartitionView(Protocol):
@@ -47,9 +103,6 @@ class PartitionView(Protocol):
     def note_progress(self) -> None: ...
     def note_restored(self) -> None: ...
     def note_channels(self) -> None: ...
-
-
-logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Cursor:
@@ -138,7 +191,9 @@ class Cursor:
         try:
             entry = partition.log.at(self.count + 1)
         except Refusal as refusal:
-            self._warn_unreadable(refusal)
+            if self._unreadable != self.count:  # the channel waits for the message; that is logged once
+                self._unreadable = self.count
+                logger.warning("%s", refusal.text)
             return None
         if entry is None:
             before = self.count
@@ -169,15 +224,9 @@ class Cursor:
         if gap is None:
             self.jump(self._partition.log.start_offset, self._partition.log.start_count)
         else:
-            self.acked.add(gap.offset, gap.size, gap.count)
+            self.acked.add(gap.first_offset, gap.end_offset - gap.first_offset, gap.end_count)
             self._partition.note_progress()
-            self.offset, self.count = gap.offset + gap.size, gap.count
-
-    def _warn_unreadable(self, refusal: Refusal) -> None:
-        """Log once per message that it cannot be read from disk; the channel waits for it."""
-        if self._unreadable != self.count:
-            self._unreadable = self.count
-            logger.warning("%s", refusal.text)
+            self.offset, self.count = gap.end_offset, gap.end_count
 
     @property
     def blocked_by_disk(self) -> bool:
@@ -245,9 +294,6 @@ class Cursor:
             return False
         self.acknowledge(delivery)
         return True
-
-    def takes_delayed(self) -> bool:
-        return len(self.delayed.messages) < max(self._options.rules.delayed_most, 1)
 
     def requeue_delayed(self, ahead: float = 0) -> None:
         """Requeue messages of the delayed queue that are due within so many seconds."""

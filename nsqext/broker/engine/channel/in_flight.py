@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from functools import cached_property
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
@@ -35,20 +36,10 @@ class Delivery:
     behind: int = 0  # number of the message that has to be read before it is redelivered (original generation)
     kept: bool = False  # it was read ahead when the read position was moved, and is delivered nevertheless
     key: bytes | None = None  # its key; None while it was not determined, and on channels without keys
-    _tag: str | None = None
 
-    @property
+    @cached_property
     def tag(self) -> str:
         """Dispatch tag of the message; empty for none and for an unreadable header."""
-        if self._tag is None:
-            self._tag = self._read_tag()
-        return self._tag
-
-    @tag.setter
-    def tag(self, tag: str) -> None:
-        self._tag = tag
-
-    def _read_tag(self) -> str:
         record = self.entry.record
         if record.version == EXT_TAG:
             return record.header.decode("utf-8", "replace")

@@ -1,24 +1,302 @@
-"""Channels of type key_failover: many clients, and one at a time for each key (Key_Failover note)."""
+"""Channels of type key_failover: many clients, and one at a time for each key (Key_Failover note).
+
+The replay set holds the messages that were read and not delivered, by key, in the order of the queue. While a client
+has messages of a key in flight, no other client receives messages of it, so the order of a key survives every change of
+the ranges.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import deque
+from heapq import heappop, heappush
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from attrs import define, field
 
 from nsqext.broker.engine.channel.channel import Channel
-from nsqext.broker.engine.channel.cursor import Cursor
-from nsqext.broker.engine.channel.key_selector import KeySelector
+from nsqext.broker.engine.channel.client import TagSelector
+from nsqext.broker.engine.channel.cursor import ChannelCounters, Cursor, KeyRangeStats
 from nsqext.broker.engine.channel.rules import RequeueRules
-from nsqext.broker.engine.channel.stats import ChannelCounters, KeyRangeStats
 from nsqext.broker.engine.errors import Refusal
+from nsqext.dispatch import KeyRanges, position_of
+from nsqext.errors import ProtocolError
+from nsqext.protocol.headers import decode_headers, header_text, tag_of
+from nsqext.protocol.messages import EXT_JSON
 
 if TYPE_CHECKING:
-    from nsqext.broker.engine.channel.client import Client, Subscriber
+    from collections.abc import Callable
+
+    from nsqext.broker.engine.channel.client import Client
     from nsqext.broker.engine.channel.cursor import PartitionView
     from nsqext.broker.engine.channel.in_flight import Delivery
     from nsqext.broker.engine.options import ChannelKind
-    from nsqext.broker.engine.start_position import StartPosition
+    from nsqext.broker.engine.storage.log import StartPosition
 
+_BALANCE = 2.0
+"""Seconds after a change of the ranges, or after the last look, until a consumer that is too busy gives keys away."""
 _NOT_ORDERED = "channel {name} is dispatched by key_failover and cannot be consumed in order"
+
+
+def key_of(delivery: Delivery, header: str) -> bytes:
+    """Return the key of a message: the value of a header (text or a whole number), otherwise a key from its id.
+
+    The dispatch tag is read as well, so that the header is decoded once.
+    """
+    record = delivery.entry.record
+    if record.version == EXT_JSON:
+        try:
+            headers: dict[str, Any] = decode_headers(record.header)
+        except ProtocolError:
+            headers = {}
+        delivery.tag = tag_of(headers) or ""
+        value = header_text(headers, header)
+        if value is not None:
+            return value.encode("utf-8", "surrogatepass")
+    return b"\0id\0%d" % record.internal_id
+
+
+@define(eq=False)
+class KeyQueue:
+    """The messages of one key."""
+
+    key: bytes
+    pending: deque[Delivery] = field(factory=deque)  # messages that wait for delivery, in the order of the queue
+    in_flight: set[Delivery] = field(factory=set)  # messages at the client that holds the key
+    # messages that were requeued with a delay; later messages wait for them
+    blocked: set[Delivery] = field(factory=set)
+    holder: Client | None = None  # the client that holds the key; None for none
+    queued: Client | None = None  # the client whose heap contains this queue; None for none
+    position: int = field(init=False)  # position of the key in the hash space
+
+    @position.default
+    def _position(self) -> int:
+        return position_of(self.key)
+
+    def put(self, delivery: Delivery) -> None:
+        """Insert a message at its place in the order of the queue."""
+        pending, offset = self.pending, delivery.entry.offset
+        index = len(pending)
+        while index and pending[index - 1].entry.offset > offset:
+            index -= 1
+        pending.insert(index, delivery)
+
+    @property
+    def is_deliverable(self) -> bool:
+        """Whether no earlier message of the key blocks the first pending one."""
+        if not self.pending:
+            return False
+        first = self.pending[0].entry.offset
+        return not self.blocked or all(first < delivery.entry.offset for delivery in self.blocked)
+
+
+@define(eq=False)
+class KeySelector(TagSelector):
+    """The clients of a channel of type key_failover: key ranges for each dispatch tag, and for clients without one."""
+
+    _clock: Callable[[], float]  # monotonic seconds
+    _header: str  # extend header that carries the key
+    # clock time at which `balance` is to be called; infinity while nothing changes
+    balance_due: float = field(default=inf, init=False)
+    waiting: int = field(default=0, init=False)  # messages in the replay set
+    _key_queues: dict[bytes, KeyQueue] = field(factory=dict, init=False)
+    _ranges: dict[str, KeyRanges[Client]] = field(factory=dict, init=False)
+    # by the offset of a queue's first message
+    _heaps: dict[Client, list[tuple[int, int, KeyQueue]]] = field(factory=dict, init=False)
+    _free: dict[Client, None] = field(factory=dict, init=False)  # clients that may take messages
+    _ready: dict[Client, None] = field(factory=dict, init=False)  # clients whose heap or window changed
+
+    # Clients
+
+    def add(self, client: Client) -> None:
+        """Add a client: it is assigned the upper half of the busiest client's range."""
+        self._heaps[client] = []
+        self._ranges.setdefault(client.tag, KeyRanges(clock=self._clock)).add_consumer(client)
+        self._ranges_changed()
+        self._balance_later()
+
+    def remove(self, client: Client) -> None:
+        """Remove a client: a neighbour takes over its range; its messages in flight stay with it until requeued."""
+        if self._heaps.pop(client, None) is None:
+            return
+        self._free.pop(client, None)
+        self._ready.pop(client, None)
+        ranges = self._ranges[client.tag]
+        ranges.remove_consumer(client)
+        if not ranges:
+            del self._ranges[client.tag]
+        self._ranges_changed()
+        self._balance_later()
+
+    def balance(self) -> None:
+        self.balance_due = inf
+        moved = [ranges.balance() for ranges in self._ranges.values()]
+        if any(moved):
+            self._ranges_changed()
+
+    def _balance_later(self) -> None:
+        self.balance_due = self._clock() + _BALANCE if len(self._heaps) > 1 else inf
+
+    def _ranges_changed(self) -> None:
+        self.tagged: bool = any(self._ranges)
+        for heap in self._heaps.values():
+            heap.clear()
+        for queue in self._key_queues.values():
+            queue.queued = None
+            self._enqueue(queue)
+
+    def offer(self, client: Client) -> None:
+        """Record that a client may be able to take a message."""
+        if client in self._heaps:
+            self._free[client] = self._ready[client] = None
+
+    renew = offer  # keys decide, so clients have no order
+
+    @property
+    def can_take(self) -> bool:
+        while self._free:
+            client = next(iter(self._free))
+            if client.in_flight < client.window:
+                return True
+            del self._free[client]
+        return False
+
+    def next_ready(self) -> Client | None:
+        """Return a client that can take a message and has one waiting; None for none."""
+        while self._ready:
+            client = next(iter(self._ready))
+            if client.in_flight < client.window and self._heaps[client]:
+                return client
+            del self._ready[client]
+        return None
+
+    def client_for(self, delivery: Delivery, queue: KeyQueue) -> Client | None:
+        """Return the client for a message of a key; None while only clients with other tags are connected."""
+        ranges = self._ranges_for(delivery)
+        return None if ranges is None else ranges.at(queue.position)
+
+    def _ranges_for(self, delivery: Delivery) -> KeyRanges[Client] | None:
+        ranges = self._ranges.get(delivery.tag) if self.tagged else None
+        return self._ranges.get("") if ranges is None else ranges
+
+    # Messages
+
+    def put(self, delivery: Delivery) -> None:
+        """Add a message to the replay set, after it was read or requeued."""
+        key, is_new = delivery.key, delivery.key is None
+        if key is None:
+            key = delivery.key = key_of(delivery, self._header)
+        queue = self._key_queues.get(key)
+        if queue is None:
+            queue = self._key_queues[key] = KeyQueue(key)
+        queue.put(delivery)
+        if is_new:
+            self._count(delivery, queue)
+        self.waiting += 1
+        if queue.pending[0] is delivery:
+            queue.queued = None  # it may be for another client than the message behind it
+        self._enqueue(queue)
+
+    def _count(self, delivery: Delivery, queue: KeyQueue) -> None:
+        """Count a message that was read: what is sent would depend on how many messages a new client may have."""
+        ranges = self._ranges_for(delivery)
+        if ranges is not None:
+            ranges.record(queue.position)
+            if self.balance_due == inf:
+                self._balance_later()
+
+    def _enqueue(self, queue: KeyQueue) -> None:
+        if queue.queued is not None or not queue.is_deliverable:
+            return
+        first = queue.pending[0]
+        client = self.client_for(first, queue)
+        if client is not None and queue.holder in (None, client):
+            heappush(self._heaps[client], (first.entry.offset, id(queue), queue))
+            queue.queued = client
+            self._ready[client] = None
+
+    def next_for(self, client: Client) -> Delivery | None:
+        """Remove and return the first message for a client; the client holds its key from now on."""
+        heap = self._heaps.get(client)
+        while heap:
+            queue = heappop(heap)[2]
+            if queue.queued is not client:
+                continue  # queued again meanwhile
+            queue.queued = None
+            if not queue.is_deliverable or self.client_for(queue.pending[0], queue) is not client:
+                self._enqueue(queue)  # an earlier message was requeued, maybe for another client
+                continue
+            delivery = queue.pending.popleft()
+            self.waiting -= 1
+            queue.in_flight.add(delivery)
+            queue.holder = client
+            return delivery
+        return None
+
+    def delivered(self, delivery: Delivery) -> None:
+        """Queue the next message of the key of one that was sent."""
+        queue = self._queue_of(delivery)
+        if queue is not None:
+            self._settle(queue)
+
+    def release(self, delivery: Delivery) -> None:
+        """Record that a message is neither at its client nor waiting for a delay."""
+        queue = self._queue_of(delivery)
+        if queue is None:
+            return
+        queue.in_flight.discard(delivery)
+        queue.blocked.discard(delivery)
+        if not queue.in_flight:
+            queue.holder = None
+        self._settle(queue)
+
+    def block(self, delivery: Delivery) -> None:
+        """Block the key of a message that its client requeued, until `release`."""
+        queue = self._queue_of(delivery)
+        if queue is not None and delivery in queue.in_flight:
+            queue.in_flight.remove(delivery)
+            queue.blocked.add(delivery)
+            if not queue.in_flight:
+                queue.holder = None
+
+    def _queue_of(self, delivery: Delivery) -> KeyQueue | None:
+        return None if delivery.key is None else self._key_queues.get(delivery.key)
+
+    def _settle(self, queue: KeyQueue) -> None:
+        if queue.pending:
+            self._enqueue(queue)
+        elif not queue.in_flight and not queue.blocked:
+            del self._key_queues[queue.key]
+
+    def clear(self) -> None:
+        self._key_queues.clear()
+        self.waiting = 0
+        for heap in self._heaps.values():
+            heap.clear()
+
+    # Statistics
+
+    def ranges(self) -> list[tuple[str, float, float, Client, float]]:
+        """Return tag, low, high, client and messages per second of each range, in order."""
+        return [
+            (tag, low, high, client, ranges.rate(client))
+            for tag, ranges in sorted(self._ranges.items())
+            for low, high, client in ranges.ranges()
+        ]
+
+    def waiting_for(self) -> dict[Client | None, int]:
+        """Return the messages of the replay set by client; None stands for messages without a client."""
+        found: dict[Client | None, int] = {}
+        for queue in self._key_queues.values():
+            if queue.pending:
+                client = self.client_for(queue.pending[0], queue)
+                found[client] = found.get(client, 0) + len(queue.pending)
+        return found
+
+    @property
+    def held(self) -> int:
+        """Keys with messages in flight."""
+        return sum(queue.holder is not None for queue in self._key_queues.values())
 
 
 class KeyFailoverCursor(Cursor):
@@ -71,11 +349,11 @@ class KeyFailoverChannel(Channel):
     def _make_cursor(self, partition: PartitionView, position: tuple[int, int]) -> KeyFailoverCursor:
         return KeyFailoverCursor(partition, position, self)
 
-    def subscribe(self, subscriber: Subscriber, *, ordered: bool = False, start: StartPosition | None = None) -> None:
+    def subscribe(self, client: Client, *, ordered: bool = False, start: StartPosition | None = None) -> None:
         """Add a client, which is assigned a range of the keys; raises `Refusal` if it requests order."""
         if ordered:
             raise Refusal(_NOT_ORDERED.format(name=self.name))
-        super().subscribe(subscriber, start=start)
+        super().subscribe(client, start=start)
 
     def set_ordered(self, ordered: bool) -> None:
         if ordered:
@@ -139,7 +417,7 @@ class KeyFailoverChannel(Channel):
         stats.replay_count = keys.waiting
         stats.held_keys = keys.held
         stats.key_ranges = [
-            KeyRangeStats(low, high, tag, client.subscriber.id, client.subscriber.name, rate, waiting.get(client, 0))
+            KeyRangeStats(low, high, tag, client.id, client.name, rate, waiting.get(client, 0))
             for tag, low, high, client, rate in keys.ranges()
         ]
         return stats

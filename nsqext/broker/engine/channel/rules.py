@@ -1,4 +1,4 @@
-"""When messages wait or are refused: the rate limit of a channel, and its rules for REQ."""
+"""When messages are not delivered, wait, or are refused: filters, the rate limit of a channel, and rules for REQ."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from nsqext.protocol.record import MAX_ATTEMPTS
 
 if TYPE_CHECKING:
-    from nsqext.broker.engine.channel.client import Client, Subscriber
-    from nsqext.broker.engine.channel.cursor import Cursor
+    from nsqext.broker.engine.channel.client import Client
+    from nsqext.broker.engine.channel.cursor import Cursor, PartitionView
     from nsqext.broker.engine.channel.in_flight import Delivery
     from nsqext.broker.engine.options import PartitionOptions
 
@@ -17,6 +17,20 @@ _KIB = 1024
 _BURST = 4.0  # seconds
 _LONGEST = 1.0  # seconds that one message waits
 _IGNORED = 0.001  # seconds that are not worth a pause
+NOT_IN_FLIGHT = "Message ID not in flight"
+_MANY_ATTEMPTS = 100
+_SHORTEST_THRESHOLD = 0.001  # seconds; a shorter `ChannelRules.delayed_threshold` is replaced
+_DEFAULT_THRESHOLD = 60.0
+_BLOCKING = 120.0  # seconds; a longer delay leaves the memory while the confirm window is full
+
+
+def passes_filters(client: Client, delivery: Delivery, partition: PartitionView) -> bool:
+    """Return whether the sample of a client and its header filter let a message through."""
+    rate = client.sample_rate
+    # the real server compares so, and delivers one percent more
+    if rate and not delivery.delayed and int(partition.options.random.random() * 100) > rate:
+        return False
+    return client.matches is None or not partition.extend or client.matches(delivery.entry.record)
 
 
 class RateLimit:
@@ -52,17 +66,10 @@ class RateLimit:
         return delay if delay > _IGNORED else 0.0
 
 
-NOT_IN_FLIGHT = "Message ID not in flight"
-_MANY_ATTEMPTS = 100
-_SHORTEST_THRESHOLD = 0.001  # seconds; a shorter `ChannelRules.delayed_threshold` is replaced
-_DEFAULT_THRESHOLD = 60.0
-_BLOCKING = 120.0  # seconds; a longer delay leaves the memory while the confirm window is full
-
-
-def not_owned(delivery: Delivery, subscriber: Subscriber, internal_id: str = "") -> str:
+def not_owned(delivery: Delivery, client: Client, internal_id: str = "") -> str:
     """Return the text of the refusal of a response from a client that does not have the message."""
-    owner = delivery.owner.subscriber.id if delivery.owner is not None else 0
-    return f"client does not own message {internal_id}: {owner} vs {subscriber.id}"
+    owner = delivery.owner.id if delivery.owner is not None else 0
+    return f"client does not own message {internal_id}: {owner} vs {client.id}"
 
 
 class RequeueRules:
@@ -79,21 +86,22 @@ class RequeueRules:
             too_soon = delivery.attempts > _MANY_ATTEMPTS and now - delivery.delivered < 0.1
             if too_soon or delivery.attempts >= MAX_ATTEMPTS // 2:
                 return "Message too much requeue"
-            return "" if delivery.owner is client else not_owned(delivery, client.subscriber)
+            return "" if delivery.owner is client else not_owned(delivery, client)
         if delivery.deferred:
             return "Message is deferred"
         if delivery.owner is not client:
-            return not_owned(delivery, client.subscriber, str(delivery.entry.record.internal_id))
+            return not_owned(delivery, client, str(delivery.entry.record.internal_id))
         if self._cursor.is_full() and now + delay >= delivery.deadline and not self.leaves_memory(delivery, delay, now):
             return "Too much deferred messages in flight"
         return ""
 
     def leaves_memory(self, delivery: Delivery, delay: float, now: float) -> bool:
         """Return whether a requeued message moves to the delayed queue on disk."""
-        if not self._on_disk or delivery.delayed or not self._cursor.takes_delayed():
+        rules, longest = self._options.rules, self._options.limits.max_req_timeout
+        is_full = len(self._cursor.delayed.messages) >= max(rules.delayed_most, 1)
+        if not self._on_disk or delivery.delayed or is_full:
             return False
-        longest = self._options.limits.max_req_timeout
-        threshold = self._options.rules.delayed_threshold
+        threshold = rules.delayed_threshold
         if threshold < _SHORTEST_THRESHOLD:
             threshold = _DEFAULT_THRESHOLD
         if delay > threshold or now + delay - delivery.delivered >= longest:

@@ -69,7 +69,7 @@ class DelayedQueue:
 
     def clear(self) -> None:
         if self.messages and self._journal is not None:
-            self._journal.cleared(self._channel)
+            self._journal.removed(self._channel)
         self.messages.clear()
         self._order.clear()
 
@@ -153,12 +153,6 @@ class DelayedJournal:
         """Record an added message; raises `Refusal` if the disk cannot be written."""
         self._write(_encode_put(channel, delayed))
 
-    def removed(self, channel: str, internal_id: int) -> None:
-        self._try_write(_Change(channel, removed=internal_id))
-
-    def cleared(self, channel: str) -> None:
-        self._try_write(_Change(channel))
-
     def _write(self, line: bytes) -> None:
         """Write one change; raises `Refusal` if it is closed or the disk cannot be written, and is unchanged then."""
         if self._closed:
@@ -183,10 +177,10 @@ class DelayedJournal:
         except OSError:
             self._closed = True
 
-    def _try_write(self, change: _Change) -> None:
-        """Write a change whose loss only causes a redelivery after a restart."""
+    def removed(self, channel: str, internal_id: int | None = None) -> None:
+        """Record that a message, or each one, was removed; if that is lost, it is redelivered after a restart."""
         try:
-            self._write(_encode(change))
+            self._write(_encode(_Change(channel, internal_id)))
         except Refusal as refusal:
             logger.warning("%s", refusal.text)
 

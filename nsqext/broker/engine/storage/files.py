@@ -26,6 +26,8 @@ T = TypeVar("T")
 Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 """An offset or a count in a file."""
 _CONTENT = b',"content":'
+BAD_BEGIN = (OSError, ValueError)
+"""Raised for the begin of a file that is missing or damaged."""
 
 
 def topic_folder(data_path: Path, topic: str) -> Path:
@@ -101,10 +103,6 @@ def decode_checked(data: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(without_checksum(data), type=kind)
     except msgspec.DecodeError as error:
         raise ValueError(str(error)) from error
-
-
-BAD_BEGIN = (OSError, ValueError)
-"""Raised for the begin of a file that is missing or damaged."""
 
 
 class _Begin(msgspec.Struct, omit_defaults=True):

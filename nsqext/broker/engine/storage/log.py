@@ -12,12 +12,28 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
-from attrs import define, field
+from attrs import define, field, frozen
+
+from nsqext.broker.engine.errors import Refusal
+from nsqext.protocol.server.go_format import parse_int
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nsqext.protocol.record import Record
+
+FIRST_COUNTER = 2
+"""Counter in the internal id of the first message of a partition (captured in partition_ids)."""
+ENTRY_COST = 512
+"""Bytes of memory that a record takes besides its own size."""
+_SEGMENT_ENTRIES = 1024
+_SEGMENT_BYTES = 1024 * 1024
+_offset = attrgetter("offset")
+_first_offset = attrgetter("first_offset")
+_first_count = attrgetter("first_count")
+_KINDS = ("timestamp", "special", "virtual_queue", "msgcount")
+_SEGMENT = 500_000
+"""Entries of one file of the real server's commit log; a position before the first file is not found."""
 
 
 class MemoryUser(Protocol):
@@ -57,16 +73,6 @@ class MemoryBudget:
             self._fruitless = self.held
 
 
-FIRST_COUNTER = 2
-"""Counter in the internal id of the first message of a partition (captured in partition_ids)."""
-
-ENTRY_COST = 512
-"""Bytes of memory that a record takes besides its own size."""
-
-_SEGMENT_ENTRIES = 1024
-_SEGMENT_BYTES = 1024 * 1024
-
-
 class Entry(msgspec.Struct, eq=False, gc=False):
     """A stored message."""
 
@@ -74,15 +80,6 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     offset: int  # virtual byte offset of the record in the partition's queue
     size: int  # raw size in bytes; offset + size is the offset of the next record
     count: int  # number of the message in the partition, from 1
-
-
-@define
-class Gap:
-    """Records that were lost on disk."""
-
-    offset: int  # offset of the first one
-    size: int  # bytes
-    count: int  # number of the last one
 
 
 class LogStore(Protocol):
@@ -95,7 +92,7 @@ class LogStore(Protocol):
     def restart(self, offset: int, count: int) -> None: ...
 
 
-class _Segment:
+class Segment:
     """Adjacent records; ``entries`` is None while they are only in the store, and for a gap."""
 
     __slots__ = ("cost", "end_count", "end_offset", "entries", "first_count", "first_offset", "is_gap")
@@ -106,11 +103,6 @@ class _Segment:
         self.entries: list[Entry] | None = []
         self.cost = 0
         self.is_gap = False
-
-
-_offset = attrgetter("offset")
-_first_offset = attrgetter("first_offset")
-_first_count = attrgetter("first_count")
 
 
 class Log:
@@ -135,7 +127,7 @@ class Log:
         self._segment_bytes = segment_bytes  # memory of a segment
         self._cache_bytes = cache_bytes  # with a store, bytes that stay in memory; None for no bound
         self._budget = budget or MemoryBudget()  # memory bound of the node
-        self._segments = [_Segment(offset, count)]
+        self._segments = [Segment(offset, count)]
         self._hot = self._segments[0]
         self._batches: list[tuple[int, int]] = []  # first and last number of messages that were published together
 
@@ -172,10 +164,10 @@ class Log:
             self._batches.append((entries[0].count, entries[-1].count))
         self.end_offset, self.end_count = segment.end_offset, segment.end_count
 
-    def _begin_segment(self, offset: int, count: int) -> _Segment:
+    def _begin_segment(self, offset: int, count: int) -> Segment:
         if self._cache_bytes is not None:
             self.shrink(self._cache_bytes)
-        segment = _Segment(offset, count)
+        segment = Segment(offset, count)
         self._segments.append(segment)
         return segment
 
@@ -184,7 +176,7 @@ class Log:
         if self.end_count == self.start_count:
             self._begin_at(offset, count)
             return
-        gap = _Segment(self.end_offset, self.end_count)
+        gap = Segment(self.end_offset, self.end_count)
         gap.entries, gap.is_gap = None, True
         gap.end_offset, gap.end_count = self.end_offset, self.end_count = offset, count
         self._segments.append(gap)
@@ -215,17 +207,15 @@ class Log:
             entries = self._load(hot)
         return entries[count - hot.first_count - 1]
 
-    def _segment_of(self, count: int) -> _Segment:
+    def _segment_of(self, count: int) -> Segment:
         return self._segments[bisect_left(self._segments, count, key=_first_count) - 1]
 
-    def gap_at(self, count: int) -> Gap | None:
-        """Return the gap that contains this number; None for none."""
+    def gap_at(self, count: int) -> Segment | None:
+        """Return the gap that contains this number, records that were lost on disk; None for none."""
         if not self.start_count < count <= self.end_count:
             return None
         segment = self._segment_of(count)
-        if not segment.is_gap:
-            return None
-        return Gap(segment.first_offset, segment.end_offset - segment.first_offset, segment.end_count)
+        return segment if segment.is_gap else None
 
     @property
     def whole_count(self) -> int:
@@ -234,7 +224,7 @@ class Log:
 
     def _at_or_after(self, count: int) -> Entry | None:
         entry, gap = self.at(count), self.gap_at(count)
-        return entry if gap is None else self.at(gap.count + 1)
+        return entry if gap is None else self.at(gap.end_count + 1)
 
     def read(self, offset: int) -> Entry | None:
         """Return the first record at or behind an offset; None at the end."""
@@ -298,7 +288,7 @@ class Log:
             low = max(self._batches[index][0], self.start_count + 1)
         return self._at_or_after(low)
 
-    def _load(self, segment: _Segment) -> list[Entry]:
+    def _load(self, segment: Segment) -> list[Entry]:
         if self._store is None:
             return []
         entries = self._store.load((segment.first_offset, segment.first_count), segment.end_offset)
@@ -362,7 +352,7 @@ class Log:
     def _begin_at(self, offset: int, count: int) -> None:
         self.start_offset = self.end_offset = offset
         self.start_count = self.end_count = count
-        self._segments = [_Segment(offset, count)]
+        self._segments = [Segment(offset, count)]
         self._hot = self._segments[0]
 
     def shrink(self, bound: int) -> None:
@@ -378,3 +368,53 @@ class Log:
             if segment.entries and (bound == 0 or segment is not self._hot):
                 segment.entries = None
                 self._hold(-segment.cost)
+
+
+@frozen
+class StartPosition:
+    """A position of SUB_ADVANCED and ``/channel/setoffset``."""
+
+    # ``timestamp`` (seconds since 1970), ``virtual_queue`` (bytes), ``msgcount`` (from 1; 0 means 1) or ``special``
+    kind: str
+    value: int  # its number
+
+    @classmethod
+    def parse(cls, text: str) -> StartPosition:
+        """Read ``kind:number``; raises `Refusal` with the real server's text (captured: sub_advanced_offset_errors)."""
+        kind, colon, number = text.partition(":")
+        if not colon or ":" in number or kind not in _KINDS:
+            raise Refusal(f"invalid consume offset:{text}")
+        try:
+            return cls(kind, parse_int(number, "ParseInt"))
+        except ValueError as error:
+            raise Refusal(str(error)) from None
+
+    def find(self, log: Log, *, clustered: bool = True) -> tuple[int, int]:
+        """Return the offset and the number of messages before it; a position inside a record selects the next record.
+
+        A node without a cluster finds only the end. Raises `Refusal` with the real server's text.
+        """
+        if self.kind == "special":
+            if self.value != -1:
+                raise Refusal("not supported offset type")
+            return log.end_offset, log.end_count
+        if not clustered:
+            raise Refusal("Not supported while coordinator disabled")
+        nanoseconds = self.value * 1_000_000_000
+        if self.kind == "timestamp" and (nanoseconds + (1 << 63)) % (1 << 64) < 1 << 63:
+            # seconds that do not fit as nanoseconds in 64 bits turn negative at the real server, which refuses that
+            raise Refusal(f"Invalid timestamp {self.value}")
+        if self.kind != "timestamp" and -(-self.value // _SEGMENT) < -1:
+            raise Refusal("search commit log data not found")
+        if log.end_count == log.start_count:
+            raise Refusal("commit log end of file")
+        if self.kind == "timestamp":
+            offset = log.find_timestamp(nanoseconds)
+        elif self.kind == "msgcount":
+            offset = log.find_count(max(self.value - 1, 0))
+        else:
+            offset = log.find_offset(max(self.value, log.start_offset))
+        return offset, log.count_before(offset)
+
+
+AT_END = StartPosition("special", -1)

@@ -34,7 +34,7 @@ _MS = 1_000_000
 
 
 class ClassicSubscriber(SessionSubscriber):
-    """A consumer, as the engine sees it."""
+    """The client of a channel that a session is."""
 
     def __init__(self, session: Session, channel: Channel, deliveries: dict[str, int]) -> None:
         super().__init__(session, channel, detail=False, extend=False)
@@ -48,8 +48,7 @@ class ClassicSubscriber(SessionSubscriber):
         wire_id = b"%016x" % (self._id_base + message.internal_id)
         head = MESSAGE_HEAD.pack(30 + len(body), MESSAGE_TYPE, message.timestamp, message.attempts, wire_id)
         self._deliveries[self._name] += 1
-        client = self.client
-        self.session.hold(head + body, full=client is None or client.in_flight >= client.window)
+        self.session.hold(head + body, full=self.in_flight >= self.window)
 
 
 def _publish(session: Session, command: Command) -> Awaitable[None] | None:

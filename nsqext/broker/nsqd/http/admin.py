@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.options import make_kind
-from nsqext.broker.engine.start_position import StartPosition
+from nsqext.broker.engine.storage.log import StartPosition
 from nsqext.broker.nsqd.http.common import RequestArgs
 from nsqext.http.api import Call, Form, HttpFault, HttpPanic, route, set_block_rate
 from nsqext.protocol.record import COUNTER_BITS
-from nsqext.protocol.server.go_format import NANOSECONDS, decode, parse_int
+from nsqext.protocol.server.go_format import decode, parse_int
 
 if TYPE_CHECKING:
     from starlette.routing import Route
@@ -35,12 +35,7 @@ class AdminRoutes(RequestArgs):
         return self.about() | {"ha_support": self.node.options.clustered}
 
     def server_stats(self, _: Call) -> object:
-        return {
-            "version": self.node.limits.version,
-            "health": "OK",
-            "start_time": self.node.started // NANOSECONDS,
-            "server_pub_failed": self.node.publish_failed,
-        }
+        return self.health() | {"server_pub_failed": self.node.publish_failed}
 
     def coordinator_stats(self, call: Call) -> object:
         topic, partition = call.arg("topic"), call.number("partition", "INVALID_REQUEST", default="-1")

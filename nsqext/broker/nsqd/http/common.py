@@ -17,6 +17,7 @@ from nsqext.broker.listeners import split_address
 from nsqext.http.api import Call, HttpFault, null, route, valid_channel, valid_topic
 from nsqext.http.metrics import METRICS_TYPE, Metric, render_metrics
 from nsqext.protocol.server.go_format import NANOSECONDS
+from nsqext.types import Address
 
 if TYPE_CHECKING:
     from starlette.routing import Route
@@ -27,69 +28,6 @@ if TYPE_CHECKING:
 
 NOT_LEADER = "E_FAILED_ON_NOT_LEADER"
 NOT_WRITABLE = "E_FAILED_ON_NOT_WRITABLE"
-
-
-class RequestArgs:
-    """Finds what a request names, for the routes of a node."""
-
-    def __init__(self, node: Node, addresses: Mapping[str, str]) -> None:
-        self.node: Node = node
-        # ``host:port`` that it listens on, by ``tcp``, ``http`` and ``https``
-        self.addresses: Mapping[str, str] = addresses
-
-    def port(self, name: str) -> int:
-        return split_address(self.addresses[name]).port
-
-    def about(self) -> dict[str, object]:
-        """Return the members of ``/info`` that both generations have."""
-        options = self.node.options
-        return {
-            "version": options.limits.version,
-            "broadcast_address": options.broadcast_address,
-            "hostname": options.hostname,
-            "http_port": self.port("http"),
-            "tcp_port": self.port("tcp"),
-            "start_time": self.node.started // NANOSECONDS,
-        }
-
-    def topic(self, call: Call) -> Hosted:
-        """Return the partition that ``topic`` and ``partition`` name; without a partition the node's default."""
-        return self._find(*self._topic_args(call))
-
-    def channel_args(self, call: Call) -> tuple[Hosted, str]:
-        """Return the partition, and the name of a channel that may be unknown."""
-        topic, partition = self._topic_args(call)
-        channel = valid_channel(call.arg("channel", "MISSING_ARG_CHANNEL"))
-        return self._find(topic, partition), channel
-
-    def channel(self, call: Call) -> tuple[Hosted, Channel]:
-        """Return the partition, and the channel that the argument ``channel`` names."""
-        hosted, name = self.channel_args(call)
-        channel = hosted.partition.channels.get(name)
-        if channel is None:
-            raise HttpFault(404, "CHANNEL_NOT_FOUND")
-        return hosted, channel
-
-    def led_channel(self, call: Call) -> Channel:
-        hosted, channel = self.channel(call)
-        self.check_leader(hosted)
-        return channel
-
-    def check_leader(self, hosted: Hosted) -> None:
-        """Raise the fault for a request that only the leader serves."""
-        if not hosted.leader:
-            raise HttpFault(400, NOT_LEADER)
-
-    def _topic_args(self, call: Call) -> tuple[str, int]:
-        return valid_topic(call.arg("topic", "MISSING_ARG_TOPIC")), call.number("partition", default="-1")
-
-    def _find(self, topic: str, partition: int) -> Hosted:
-        hosted = self.node.find(topic, partition)
-        if hosted is None:
-            raise HttpFault(404, "E_TOPIC_NOT_EXIST")
-        return hosted
-
-
 _TLS_1_0 = 769
 _LEVELS = {"debug": 1, "info": 2, "warn": 3, "error": 4, "fatal": 5}
 _SETTABLE: dict[str, tuple[str, type]] = {
@@ -103,7 +41,6 @@ _SETTABLE: dict[str, tuple[str, type]] = {
 }
 _SETTABLE_ORIGINAL = frozenset(("nsqlookupd_tcp_addresses", "log_level"))
 _DEFAULT_CONNECTIONS = 500_000
-
 # options of the real servers that have no effect in this one, with the real servers' default values
 _BOTH: dict[str, Any] = {
     "e2e_processing_latency_window_time": 600 * NANOSECONDS,
@@ -155,7 +92,6 @@ _ORIGINAL: dict[str, Any] = {
     "topology_region": "",
     "topology_zone": "",
 }
-
 # options that are limits of the node: as they are, and times, which Go shows in nanoseconds
 _LIMITS = (
     *("deflate", "max_body_size", "max_deflate_level", "max_msg_size", "max_output_buffer_size", "max_rdy_count"),
@@ -163,6 +99,79 @@ _LIMITS = (
 )
 _TIMES = ("max_heartbeat_interval", "max_msg_timeout", "max_output_buffer_timeout", "max_req_timeout", "msg_timeout")
 _TIMES_ORIGINAL = ("min_output_buffer_timeout", "output_buffer_timeout")
+_CHANNEL_METRICS = (
+    ("depth", "gauge", "Messages that wait for delivery.", lambda _, stats: stats.depth),
+    ("in_flight", "gauge", "Messages delivered and not answered yet.", lambda _, stats: stats.in_flight_count),
+    ("deferred", "gauge", "Messages requeued or published with a delay.", lambda _, stats: stats.deferred_count),
+    ("messages_total", "counter", "Messages queued.", lambda _, stats: stats.message_count),
+    ("requeued_total", "counter", "Messages requeued by consumers.", lambda _, stats: stats.requeue_count),
+    ("timed_out_total", "counter", "Messages requeued after a timeout.", lambda _, stats: stats.timeout_count),
+    ("clients", "gauge", "Subscribed consumers.", lambda channel, _: len(channel.clients)),
+    ("paused", "gauge", "1 while the channel is paused.", lambda channel, _: int(channel.paused)),
+)
+
+
+class RequestArgs:
+    """Finds what a request names, for the routes of a node."""
+
+    def __init__(self, node: Node, addresses: Mapping[str, str]) -> None:
+        self.node: Node = node
+        # ``host:port`` that it listens on, by ``tcp``, ``http`` and ``https``
+        self.addresses: Mapping[str, str] = addresses
+
+    def health(self) -> dict[str, Any]:
+        """Return the members that statistics begin with."""
+        started = self.node.started // NANOSECONDS
+        return {"version": self.node.limits.version, "health": "OK", "start_time": started}
+
+    def about(self) -> dict[str, object]:
+        """Return the members of ``/info`` that both generations have."""
+        options = self.node.options
+        return {
+            "version": options.limits.version,
+            "broadcast_address": options.broadcast_address,
+            "hostname": options.hostname,
+            "http_port": split_address(self.addresses["http"]).port,
+            "tcp_port": split_address(self.addresses["tcp"]).port,
+            "start_time": self.node.started // NANOSECONDS,
+        }
+
+    def topic(self, call: Call) -> Hosted:
+        """Return the partition that ``topic`` and ``partition`` name; without a partition the node's default."""
+        return self._find(*self._topic_args(call))
+
+    def channel_args(self, call: Call) -> tuple[Hosted, str]:
+        """Return the partition, and the name of a channel that may be unknown."""
+        topic, partition = self._topic_args(call)
+        channel = valid_channel(call.arg("channel", "MISSING_ARG_CHANNEL"))
+        return self._find(topic, partition), channel
+
+    def channel(self, call: Call) -> tuple[Hosted, Channel]:
+        """Return the partition, and the channel that the argument ``channel`` names."""
+        hosted, name = self.channel_args(call)
+        channel = hosted.partition.channels.get(name)
+        if channel is None:
+            raise HttpFault(404, "CHANNEL_NOT_FOUND")
+        return hosted, channel
+
+    def led_channel(self, call: Call) -> Channel:
+        hosted, channel = self.channel(call)
+        self.check_leader(hosted)
+        return channel
+
+    def check_leader(self, hosted: Hosted) -> None:
+        """Raise the fault for a request that only the leader serves."""
+        if not hosted.leader:
+            raise HttpFault(400, NOT_LEADER)
+
+    def _topic_args(self, call: Call) -> tuple[str, int]:
+        return valid_topic(call.arg("topic", "MISSING_ARG_TOPIC")), call.number("partition", default="-1")
+
+    def _find(self, topic: str, partition: int) -> Hosted:
+        hosted = self.node.find(topic, partition)
+        if hosted is None:
+            raise HttpFault(404, "E_TOPIC_NOT_EXIST")
+        return hosted
 
 
 def _fixed(node: Node, addresses: Mapping[str, str]) -> dict[str, Any]:
@@ -214,13 +223,12 @@ def _times(limits: ServerLimits, names: tuple[str, ...]) -> dict[str, int]:
 
 def _statsd_prefix(prefix: str, host: str, port: int) -> str:
     """Return the prefix as the original program completes it: with its address, and a dot at the end."""
-    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    whole = prefix.replace("%s", shown.replace(".", "_").replace(":", "_"))
+    whole = prefix.replace("%s", str(Address(host, port)).replace(".", "_").replace(":", "_"))
     return whole if whole.endswith(".") else whole + "."
 
 
-class ConfigRoutes(RequestArgs):
-    """Route /config/…."""
+class CommonRoutes(RequestArgs):
+    """Routes /config/… and /metrics."""
 
     def show(self, call: Call) -> object:
         name = call.path["opt"]
@@ -265,25 +273,6 @@ class ConfigRoutes(RequestArgs):
             raise bad
         return value
 
-    def table(self) -> list[Route]:
-        return [route("GET", "/config/{opt}", self.show), route("PUT", "/config/{opt}", self.change)]
-
-
-_CHANNEL_METRICS = (
-    ("depth", "gauge", "Messages that wait for delivery.", lambda _, stats: stats.depth),
-    ("in_flight", "gauge", "Messages delivered and not answered yet.", lambda _, stats: stats.in_flight_count),
-    ("deferred", "gauge", "Messages requeued or published with a delay.", lambda _, stats: stats.deferred_count),
-    ("messages_total", "counter", "Messages queued.", lambda _, stats: stats.message_count),
-    ("requeued_total", "counter", "Messages requeued by consumers.", lambda _, stats: stats.requeue_count),
-    ("timed_out_total", "counter", "Messages requeued after a timeout.", lambda _, stats: stats.timeout_count),
-    ("clients", "gauge", "Subscribed consumers.", lambda channel, _: len(channel.clients)),
-    ("paused", "gauge", "1 while the channel is paused.", lambda channel, _: int(channel.paused)),
-)
-
-
-class MetricsRoutes(RequestArgs):
-    """Route /metrics."""
-
     def metrics(self, _: Call) -> Response:
         return Response(render_metrics(self._all()), media_type=METRICS_TYPE)
 
@@ -319,7 +308,11 @@ class MetricsRoutes(RequestArgs):
         return hosted.partition.message_count if self.node.options.original else hosted.partition.log.end_count
 
     def table(self) -> list[Route]:
-        return [route("GET", "/metrics", self.metrics)]
+        return [
+            route("GET", "/config/{opt}", self.show),
+            route("PUT", "/config/{opt}", self.change),
+            route("GET", "/metrics", self.metrics),
+        ]
 
 
 def _labels(hosted: Hosted) -> dict[str, str]:

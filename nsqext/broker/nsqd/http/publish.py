@@ -12,6 +12,7 @@ import json
 import math
 import re
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
 
 _UNDECODED = re.compile("[\udc80-\udcff]")
 _ESCAPES = (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
+_HEADER_PREFIX = "x-nsqext-"
+_MAX_HEADER = 0xFFFF
+_LARGE_BODY = 65_536
+_BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
 
 
 def _one_each(error: UnicodeError) -> tuple[str, int]:
@@ -119,12 +124,6 @@ def _json_number(value: float) -> str:
     return format(Decimal(repr(value)), "f").removesuffix(".0")
 
 
-_HEADER_PREFIX = "x-nsqext-"
-_MAX_HEADER = 0xFFFF
-_LARGE_BODY = 65_536
-_BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
-
-
 async def read_batch(call: Call, topic: str, limits: ServerLimits, *, binary: bool) -> list[PublishItem]:
     """Read the messages of /mpub: the body is that of MPUB (``binary``), or each line is a message."""
     body = await call.body(limits.max_body_size, partial=binary)
@@ -172,6 +171,15 @@ def _trace_id(text: object) -> int:
     return number
 
 
+def _plain_item(_: Call, body: bytes, __: Target) -> tuple[PublishItem, None]:
+    return PublishItem(body), None
+
+
+def _traced_item(call: Call, body: bytes, _: Target) -> tuple[PublishItem, str]:
+    trace = call.arg("trace_id")
+    return PublishItem(body, _trace_id(trace)), trace
+
+
 def _ext_item(call: Call, body: bytes, target: Target) -> tuple[PublishItem, str | None]:
     header = _read_ext(call)
     trace = None if header is None else header.get(TRACE_ID_HEADER)
@@ -189,20 +197,7 @@ def _ext_item(call: Call, body: bytes, target: Target) -> tuple[PublishItem, str
 class PublishRoutes(RequestArgs):
     """Routes /pub, /pubtrace, /pub_ext and /mpub."""
 
-    async def pub(self, call: Call) -> object:
-        return await self._publish(call, lambda body, target: (PublishItem(body), None))
-
-    async def pubtrace(self, call: Call) -> object:
-        def read(body: bytes, _: Target) -> tuple[PublishItem, str]:
-            trace = call.arg("trace_id")
-            return PublishItem(body, _trace_id(trace)), trace
-
-        return await self._publish(call, read)
-
-    async def pub_ext(self, call: Call) -> object:
-        return await self._publish(call, lambda body, target: _ext_item(call, body, target))
-
-    async def _publish(self, call: Call, read: Any) -> object:
+    async def pub(self, read: Callable[[Call, bytes, Target], tuple[PublishItem, str | None]], call: Call) -> object:
         size = _content_length(call)
         if size > self.node.limits.max_msg_size:
             raise HttpFault(413, "MSG_TOO_BIG")
@@ -218,7 +213,7 @@ class PublishRoutes(RequestArgs):
             raise HttpFault(406, "MSG_EMPTY")
         self._check_write(hosted)
         target = Target(hosted.partition.topic, hosted.partition.extend, self.node.switches.allow_ext_compatible)
-        item, trace = read(body, target)
+        item, trace = read(call, body, target)
         stored = await self._put(hosted, [item])
         if trace is None:
             return "OK"
@@ -265,9 +260,9 @@ class PublishRoutes(RequestArgs):
 
     def table(self) -> list[Route]:
         return [
-            route("POST", "/pub", self.pub, Form.NEGOTIATED),
-            route("POST", "/pub_ext", self.pub_ext, Form.NEGOTIATED),
-            route("POST", "/pubtrace", self.pubtrace, Form.V1),
+            route("POST", "/pub", partial(self.pub, _plain_item), Form.NEGOTIATED),
+            route("POST", "/pub_ext", partial(self.pub, _ext_item), Form.NEGOTIATED),
+            route("POST", "/pubtrace", partial(self.pub, _traced_item), Form.V1),
             route("POST", "/mpub", self.mpub, Form.NEGOTIATED),
         ]
 

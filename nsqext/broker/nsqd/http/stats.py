@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from nsqext.broker.engine.channel.channel import Channel
     from nsqext.broker.engine.channel.client import Client
-    from nsqext.broker.engine.channel.stats import ChannelCounters
+    from nsqext.broker.engine.channel.cursor import ChannelCounters
     from nsqext.broker.engine.options import ChannelKind
-    from nsqext.broker.nsqd.node import ConnectedClient, Hosted, PublishStats
+    from nsqext.broker.nsqd.node import ConnectedClient, Hosted, Node, PublishStats
 
 NO_LATENCY: dict[str, int | None] = {"count": 0, "percentiles": None}
 _STATES = {State.INIT: 0, State.SUBSCRIBED: 3, State.CLOSING: 4}
@@ -121,35 +121,20 @@ def _publishers(traffic: PublishStats) -> list[dict[str, Any]]:
             "user_agent": publisher.user_agent,
             "protocol": "tcp",
             "pub_count": publisher.published,
-            "err_count": publisher.failed,
+            "err_count": 0,
             "last_pub_ts": publisher.last // NANOSECONDS,
         }
         for publisher in traffic.publishers.values()
     ]
 
 
-class StatsPage(RequestArgs):
-    """What /stats of both generations has in common."""
-
-    def answer(self, topics: object) -> dict[str, Any]:
-        return {
-            "version": self.node.limits.version,
-            "health": "OK",
-            "start_time": self.node.started // NANOSECONDS,
-            "topics": topics,
-        }
-
-    def heading(self, now: int) -> list[str]:
-        """Return the first lines of the page as text; ``now`` in nanoseconds since 1970."""
-        started = datetime.fromtimestamp(self.node.started // NANOSECONDS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return [
-            f"nsqd v{build(self.node.limits.version)}",
-            f"start_time {started}",
-            f"uptime {go_duration(now - self.node.started)}",
-        ]
+def heading(node: Node, now: int) -> list[str]:
+    """Return the first lines of /stats as text; ``now`` in nanoseconds since 1970."""
+    started = datetime.fromtimestamp(node.started // NANOSECONDS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return [f"nsqd v{build(node.limits.version)}", f"start_time {started}", f"uptime {go_duration(now - node.started)}"]
 
 
-class StatsRoutes(StatsPage):
+class StatsRoutes(RequestArgs):
     """Routes /stats, /message/stats and /message/historystats."""
 
     def stats(self, call: Call) -> object:
@@ -163,7 +148,7 @@ class StatsRoutes(StatsPage):
         ]
         if call.arg("format") != "json":
             return self._text(found)
-        return self.answer(found)
+        return self.health() | {"topics": found}
 
     def _selected(self, call: Call) -> list[Hosted]:
         topic = call.arg("topic")
@@ -249,7 +234,7 @@ class StatsRoutes(StatsPage):
 
     def _text(self, topics: list[dict[str, Any]]) -> str:
         now = self.node.options.wall()
-        lines = self.heading(now)
+        lines = heading(self.node, now)
         if not topics:
             return "\n".join([*lines, "", "NO_TOPICS", ""])
         lines += ["", "Health: OK"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.engine.start_position import StartPosition
+from nsqext.broker.engine.storage.log import StartPosition
 from tests.support.engine_partition import Bench
 
 

@@ -11,7 +11,8 @@ from tests.support.engine_partition import Consumer
 def client(ready: int) -> Client:
     consumer = Consumer()
     consumer.ready = ready
-    return Client(consumer, "")
+    consumer.refresh()
+    return consumer
 
 
 @pytest.mark.parametrize(

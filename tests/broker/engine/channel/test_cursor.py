@@ -9,7 +9,7 @@ import pytest
 
 from nsqext.broker.engine.options import ChannelRules
 from nsqext.broker.engine.schedule import Turn
-from nsqext.broker.engine.start_position import StartPosition
+from nsqext.broker.engine.storage.log import StartPosition
 from nsqext.protocol.server.negotiate import ServerLimits
 from tests.support.engine_partition import Bench, Consumer
 

@@ -11,7 +11,7 @@ import pytest
 
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.publish import NewMessage
-from nsqext.broker.engine.start_position import StartPosition
+from nsqext.broker.engine.storage.log import StartPosition
 from nsqext.protocol.messages import EXT_JSON, EXT_TAG
 from tests.support.engine_partition import Bench, Consumer, tagged
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from math import inf
 
-from nsqext.broker.engine.channel.client import Client
 from nsqext.broker.engine.channel.in_flight import Delivery, InFlight
 from nsqext.broker.engine.storage.log import Entry
 from nsqext.protocol.record import Record
 from tests.support.engine_partition import Consumer
 
 
-def delivery(number: int, deadline: float = 0.0, owner: Client | None = None) -> Delivery:
+def delivery(number: int, deadline: float = 0.0, owner: Consumer | None = None) -> Delivery:
     made = Delivery(Entry(Record(0, number, 0, b""), number * 30, 30, number))
     made.deadline, made.owner = deadline, owner
     return made
@@ -40,7 +39,7 @@ def test_touched_messages_stay() -> None:
 
 def test_deferred_messages_have_no_owner() -> None:
     table = InFlight()
-    client = Client(Consumer(), "")
+    client = Consumer()
     mine, deferred = delivery(1, 10.0, client), delivery(2, 10.0, client)
     table.add(mine)
     table.add(deferred)

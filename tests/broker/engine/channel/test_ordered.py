@@ -6,7 +6,7 @@ import pytest
 
 from nsqext.broker.coordinator.replication import hand_over_channels
 from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.engine.start_position import StartPosition
+from nsqext.broker.engine.storage.log import StartPosition
 from tests.support.engine_partition import Bench
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsqext.broker.engine.channel.stats import Latencies
+from nsqext.broker.engine.channel.cursor import Latencies
 
 
 @pytest.mark.parametrize(

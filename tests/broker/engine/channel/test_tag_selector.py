@@ -7,9 +7,10 @@ from tests.support.engine_partition import Consumer
 
 
 def client(number: int, tag: str = "", ready: int = 1) -> Client:
-    consumer = Consumer(number)
+    consumer = Consumer(number, tag=tag)
     consumer.ready = ready
-    return Client(consumer, tag)
+    consumer.refresh()
+    return consumer
 
 
 def test_the_client_that_waits_longest_is_first() -> None:

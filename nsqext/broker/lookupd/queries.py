@@ -1,10 +1,15 @@
-"""Queries of the redesigned nsqlookupd: `/lookup`, and parameters, checked in its order, refused with its texts."""
+"""Queries of nsqlookupd: `/lookup` and parameters of the redesigned generation, `/metrics` of both.
+
+Parameters are checked in the real server's order, and refused with its texts. The real servers have no `/metrics` on
+this port: it is in the text format of Prometheus.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from attrs import asdict
+from starlette.responses import Response
 
 from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.coordinator.admin_ops import KEY_NOT_FOUND
@@ -12,13 +17,16 @@ from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.options import ChannelKind, make_kind
 from nsqext.http.api import Call, HttpFault, valid_channel, valid_topic
+from nsqext.http.metrics import METRICS_TYPE, Metric, render_metrics
 from nsqext.protocol.server.go_format import parse_int
 
 if TYPE_CHECKING:
-    from nsqext.broker.lookupd.lookupd import Lookupd, TopicView
+    from nsqext.broker.lookupd.lookupd import ClusterView, Lookupd, TopicView
+    from nsqext.broker.lookupd.registry import Registry
 
 BAD_REPLICATOR = "INVALID_ARG_TOPIC_REPLICATOR"
 BAD_SYNC = "INVALID_ARG_TOPIC_SYNC_DISK"
+NO_CHANNEL = "Topic has no channel, should init at least one for the new topic"
 
 
 def read_ranged(call: Call, name: str, low: int, high: int, fault: str, **given: str) -> int:
@@ -75,9 +83,6 @@ def read_kind(call: Call) -> ChannelKind | None:
 def check_log_level(call: Call) -> None:
     """Answer `/loglevel/set`; without effect."""
     call.number("loglevel", "BAD_LEVEL_STRING", missing="MISSING_ARG_LEVEL")
-
-
-NO_CHANNEL = "Topic has no channel, should init at least one for the new topic"
 
 
 def meta_of(spec: TopicSpec) -> dict[str, Any]:
@@ -160,3 +165,53 @@ def lookup(lookupd: Lookupd, call: Call) -> dict[str, Any]:
         return answer | {"partitions": None, "producers": None}
     by_id = {entry["id"]: entry for entry in entries.values()}
     return answer | {"partitions": entries, "producers": list(by_id.values())}
+
+
+def view_metrics(view: ClusterView, version: str, *, leads: bool) -> Response:
+    """Return the metrics of a lookup node of the redesigned generation."""
+    topics = {name: topic for name in view.names() if (topic := view.topic(name)) is not None}
+    partitions = {name: topic.partitions.values() for name, topic in topics.items()}
+    channels = {name: {each for one in found for each in one.channels} for name, found in partitions.items()}
+    led = {name: sum(one.registered is not None for one in found) for name, found in partitions.items()}
+    return _page(
+        _info(version, "ha"),
+        _one("leader", "1 on the leader of the lookup nodes.", int(leads)),
+        _one("nsqd", "Connected nsqd.", len(view.peers())),
+        _one("topics", "Topics.", len(topics)),
+        _each("partitions", "Partitions of a topic.", {name: one.spec.partition_num for name, one in topics.items()}),
+        _each("partitions_led", "Partitions with a leader that accepts publishes.", led),
+        _each("channels", "Channels of a topic.", {name: len(found) for name, found in channels.items()}),
+    )
+
+
+def registry_metrics(view: Registry, version: str, generation: str) -> Response:
+    """Return the metrics of a lookup node that nsqd register at."""
+    topics = sorted({one.key for one in view.find("topic", "*")})
+    shown = {name: [one for one in view.producers("topic", name) if view.is_active(one)] for name in topics}
+    hidden = {name: sum(map(view.is_hidden, producers)) for name, producers in shown.items()}
+    return _page(
+        _info(version, generation),
+        _one("nsqd", "Connected nsqd.", sum(view.is_active(one) for one in view.producers("client"))),
+        _one("topics", "Topics.", len(topics)),
+        _each("producers", "Nsqd that have a topic.", {name: len(producers) for name, producers in shown.items()}),
+        _each("tombstones", "Nsqd that are hidden for a topic.", hidden),
+        _each("channels", "Channels of a topic.", {name: len(view.find("channel", name, "*")) for name in topics}),
+    )
+
+
+def _page(*metrics: Metric) -> Response:
+    return Response(render_metrics(metrics), media_type=METRICS_TYPE)
+
+
+def _info(version: str, generation: str) -> Metric:
+    labels = {"version": version, "generation": generation}
+    return Metric("nsqlookupd_info", "gauge", "Version of the server.", [(labels, 1)])
+
+
+def _one(name: str, text: str, value: int) -> Metric:
+    return Metric(f"nsqlookupd_{name}", "gauge", text, [({}, value)])
+
+
+def _each(name: str, text: str, values: dict[str, int]) -> Metric:
+    samples = [({"topic": topic}, value) for topic, value in values.items()]
+    return Metric(f"nsqlookupd_topic_{name}", "gauge", text, samples)

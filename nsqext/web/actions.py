@@ -205,10 +205,12 @@ def _position(form: Form) -> Position:
 # The embedded cluster
 
 
-async def _fault(method: str, target: Target, form: Form) -> str:
-    cluster = target.embedded()
-    await anyio.to_thread.run_sync(getattr(cluster.faults, method), form.needed("name"))
-    return "/"
+def _on_node(change: Callable[[Cluster, str], None]) -> Perform:
+    async def perform(target: Target, form: Form) -> str:
+        await anyio.to_thread.run_sync(change, target.embedded(), form.needed("name"))
+        return "/"
+
+    return perform
 
 
 async def _move_leader(target: Target, topic: str, form: Form) -> None:
@@ -316,10 +318,10 @@ ACTIONS: dict[str, Action] = {
         "The delayed messages were discarded.",
         "The delayed messages of the channel will not be delivered.",
     ),
-    "kill": Action(partial(_fault, "kill"), "Kill", "The node was killed."),
-    "freeze": Action(partial(_fault, "freeze"), "Freeze", "The node is frozen."),
-    "thaw": Action(partial(_fault, "thaw"), "Thaw", "The node runs again."),
-    "restart": Action(partial(_fault, "restart"), "Restart", "The node was started again."),
+    "kill": Action(_on_node(lambda cluster, name: cluster.kill(name)), "Kill", "The node was killed."),
+    "freeze": Action(_on_node(lambda cluster, name: cluster.faults.freeze(name)), "Freeze", "The node is frozen."),
+    "thaw": Action(_on_node(lambda cluster, name: cluster.faults.thaw(name)), "Thaw", "The node runs again."),
+    "restart": Action(_on_node(lambda cluster, name: cluster.restart(name)), "Restart", "The node was started again."),
     "move-leader": Action(_on_topic(_move_leader), "Move leader", "The leader was moved."),
 }
 """Actions by the last segment of their path."""

@@ -19,6 +19,7 @@ from nsqext.client.consumer.subscriptions.partition_reader import PartitionReade
 from nsqext.client.trace_log import trace_log
 from nsqext.dispatch.buckets import KeySharing
 from nsqext.errors import ConnectionLost, MessageNotInFlight, NsqError, OrderViolation, ProtocolError
+from nsqext.errors.server import TouchFailed
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER
 from nsqext.protocol.client.commands import req, touch
 from nsqext.protocol.messages import decode_into
@@ -163,6 +164,9 @@ class Subscription(PartitionReader):
         self._keeps_early = self.partition >= 0 and self.key_sharing is not KeySharing.SERVER
         """Whether messages that are due soon stay in flight."""
         self._counts: deque[InFlightCount] = deque()  # of the messages in flight, oldest first
+        # an nsqd of the original NSQ that was killed reads messages of its queue again. One that is in flight twice is
+        # answered once, and stays in the count that nsqd compares with RDY.
+        self._overcounted = False
 
     def skip_to(self, position: Position) -> None:
         """Skip messages before a position, which the server had read before the move (captured: channel_setoffset)."""
@@ -390,7 +394,10 @@ class Subscription(PartitionReader):
                 notice,
                 extra={"topic": self.topic, "partition": self.partition, "node": self.node},
             )
+            self._overcounted |= self.partition < 0 and not isinstance(notice, TouchFailed)
         super().tick()
+        if self._overcounted and not self.in_flight:
+            self.reset("nsqd may count more messages in flight than there are")
 
     @property
     def upgradable(self) -> bool:

@@ -112,7 +112,42 @@ async def test_answers_that_the_server_refuses_are_logged(caplog: pytest.LogCapt
         with caplog.at_level(logging.WARNING, "nsqext.consumer"):
             await peer.raw(error("E_FIN_FAILED FIN 1 failed"))
             await eventually(lambda: "E_FIN_FAILED" in caplog.text)
-        assert len(subject.connections) == 1, "the connection stays open"
+        await peer.close()
+
+
+@pytest.mark.parametrize("command", ["FIN", "REQ"])
+async def test_a_connection_whose_answer_nsqd_refused_is_renewed_once_nothing_is_in_flight(command: str) -> None:
+    """What a soak showed: nsqd sent a message of its queue twice, counted one for ever, and no more with RDY 1."""
+    async with scripted_node(granted=PLAIN) as node, consumer(node) as subject:
+        peer = await serve(node)
+        await peer.raw(message(1) + message(2))
+        one, two = await anext(subject), await anext(subject)
+        await (one.finish() if command == "FIN" else one.requeue())
+        await peer.expect(command)
+        await peer.raw(error(f"E_{command}_FAILED {command} 1 failed ID not in flight"))
+        await two.touch()
+        await peer.expect("TOUCH")
+        assert len(subject.connections) == 1, "the other message is in flight"
+        await two.finish()
+        await peer.expect("FIN")
+        await peer.expect_end()
+        peer = await serve(node)
+        await peer.raw(message(3))
+        assert (await anext(subject)).internal_id == 3
+        await peer.close()
+
+
+async def test_a_connection_stays_open_whose_touch_was_refused() -> None:
+    async with scripted_node(granted=PLAIN) as node, consumer(node) as subject:
+        peer = await serve(node)
+        await peer.raw(message(1))
+        await (await anext(subject)).finish()
+        await peer.expect("FIN")
+        await peer.raw(error("E_TOUCH_FAILED TOUCH 1 failed"))
+        await peer.raw(message(2))
+        await anext(subject)
+        await anyio.sleep(0.6)  # two ticks
+        assert len(subject.connections) == 1
         await peer.close()
 
 

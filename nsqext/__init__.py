@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from nsqext.app.app import App, AppSettings
     from nsqext.app.router import Router
     from nsqext.client.consumer.consumer import Consumer
-    from nsqext.client.consumer.handler_signals import Finish, Reject, Requeue
     from nsqext.client.consumer.handlers.batches import MessageBatch
-    from nsqext.client.consumer.message import Message
+    from nsqext.client.consumer.message import Finish, Message, Reject, Requeue
     from nsqext.client.consumer.options import ConsumerSettings, HandlerSettings
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.replay import replay_dead_letters
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.options import ProducerSettings
     from nsqext.client.producer.producer import Producer
     from nsqext.client.producer.request import OutgoingMessage
-    from nsqext.client.producer.statistics import ProducerStatistics
+    from nsqext.client.producer.sender import ProducerStatistics
     from nsqext.client.trace_log import trace_log
     from nsqext.errors import BatchFailed, DeliveryUnknown, InvalidInput, NsqError, PublishFailed, ServerError
     from nsqext.lookup.lookup import Lookup
@@ -91,15 +90,14 @@ _HOMES = {
     "nsqext.client.consumer.statistics": ("ConsumerConnection", "ConsumerStatistics"),
     "nsqext.client.events": ("ClientEvent",),
     "nsqext.client.consumer.options": ("ConsumerSettings", "HandlerSettings"),
-    "nsqext.client.consumer.handler_signals": ("Finish", "Reject", "Requeue"),
     "nsqext.client.consumer.handlers.batches": ("MessageBatch",),
-    "nsqext.client.consumer.message": ("Message",),
+    "nsqext.client.consumer.message": ("Finish", "Message", "Reject", "Requeue"),
     "nsqext.client.producer.options": ("ProducerSettings",),
     "nsqext.client.consumer.position": ("Position",),
     "nsqext.client.consumer.replay": ("replay_dead_letters",),
     "nsqext.client.producer.producer": ("Producer",),
     "nsqext.client.producer.request": ("OutgoingMessage",),
-    "nsqext.client.producer.statistics": ("ProducerStatistics",),
+    "nsqext.client.producer.sender": ("ProducerStatistics",),
     "nsqext.client.trace_log": ("trace_log",),
     "nsqext.errors": ("BatchFailed", "DeliveryUnknown", "InvalidInput", "NsqError", "PublishFailed", "ServerError"),
     "nsqext.lookup.options": ("LookupSettings",),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from nsqext.arguments import check_positive
-from nsqext.client.consumer.handler_signals import ACCEPTED_DELAY
+from nsqext.client.consumer.message import ACCEPTED_DELAY
 
 if TYPE_CHECKING:
     import logging

@@ -12,7 +12,7 @@ from attrs import evolve
 from taskiq import AckableMessage, AsyncBroker, BrokerMessage
 
 from nsqext import Admin, AppSettings, Consumer, Lookup, Message, Producer
-from nsqext.client.consumer.handler_signals import ACCEPTED_DELAY
+from nsqext.client.consumer.message import ACCEPTED_DELAY
 from nsqext.client.settings import app_schema, consumer_settings, producer_settings, settings_for
 from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight
 from nsqext.integrations import TopicOptions, kept_delay, log_lost

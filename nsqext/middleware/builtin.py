@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import anyio
 
 from nsqext.arguments import check_number, check_time, is_number
-from nsqext.client.consumer.handler_signals import Reject
 from nsqext.client.consumer.handlers.batches import MessageBatch
+from nsqext.client.consumer.message import Reject
 from nsqext.client.middleware import CallNext, Handling, Middleware
 from nsqext.errors import InvalidSetting, ProtocolError
 from nsqext.protocol.client.body_compression import inflate

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from nsqext.client.consumer.handler_signals import HandlerSignal
+from nsqext.client.consumer.message import HandlerSignal
 from nsqext.client.middleware import CallNext, Handling, Middleware, Publishing, SendNext
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from nsqext.transactions.relay import OutboxRelay
 if TYPE_CHECKING:
     from nsqext.client.consumer.statistics import ConsumerStatistics
     from nsqext.client.middleware import Client, Handling, Publishing
-    from nsqext.client.producer.statistics import ProducerStatistics
+    from nsqext.client.producer.sender import ProducerStatistics
 
 __all__ = ("Prometheus",)
 

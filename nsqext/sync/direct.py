@@ -11,7 +11,7 @@ import anyio
 from attrs import evolve
 
 from nsqext.client.producer.request import MessageRequest
-from nsqext.client.producer.statistics import Counters
+from nsqext.client.producer.sender import Counters
 from nsqext.errors import DeliveryUnknown, InvalidState, NsqError
 from nsqext.protocol.identify import IdentifyRequest
 from nsqext.sync.loop import call, call_now, shared_loop
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.producer import Producer as AsyncProducer
     from nsqext.client.producer.request import OutgoingMessage
     from nsqext.client.producer.route import Route, Target
-    from nsqext.client.producer.statistics import ProducerStatistics
+    from nsqext.client.producer.sender import ProducerStatistics
     from nsqext.types import Receipt
 
 _WARM_UP = 3

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from anyio import CancelScope, to_thread
 
-from nsqext.client.consumer.handler_signals import Finish
+from nsqext.client.consumer.message import Finish
 from nsqext.client.middleware import Middleware
 from nsqext.errors import InvalidInput, InvalidState
 from nsqext.transactions.statements import SqlConnection

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nsqext.client.consumer.handler_signals import Requeue
+from nsqext.client.consumer.message import Requeue
 from nsqext.client.consumer.position import Position
 from nsqext.errors import DataLoss, InvalidInput, InvalidSetting, PartitionUnavailable
 from nsqext.protocol.identify import SHARED

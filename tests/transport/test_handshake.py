@@ -243,6 +243,6 @@ async def test_a_connection_timeout_is_reported_as_such(monkeypatch: pytest.Monk
     async def never(*_: object) -> None:
         await anyio.sleep_forever()
 
-    monkeypatch.setattr("nsqext.transport.sockets._connect", never)
+    monkeypatch.setattr("nsqext.transport.handshake._connect", never)
     with pytest.raises(ConnectionFailed, match=r"no connection within 0\.05 s"):
         await open_connection(Address("127.0.0.1", 1), ConnectionOptions(connect_timeout=0.05))

@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from nsqext.errors import ConnectionFailed
-from nsqext.transport import sockets
-from nsqext.transport.sockets import connect
+from nsqext.transport import handshake
+from nsqext.transport.handshake import connect
 from nsqext.types import Address
 
 pytestmark = pytest.mark.anyio
@@ -66,9 +66,9 @@ async def test_a_silent_address_leaves_time_for_the_next(
             await anyio.sleep_forever()
         await connect_as_ever(sock, place)
 
-    connect_as_ever = sockets._connect
+    connect_as_ever = handshake._connect
     monkeypatch.setattr(anyio, "getaddrinfo", both)
-    monkeypatch.setattr(sockets, "_connect", connect_or_wait)
+    monkeypatch.setattr(handshake, "_connect", connect_or_wait)
     with await connect(Address("two", 1), 2) as sock:
         assert sock.getpeername() == good
     assert [sock.fileno() for sock in swallowed] == [-1]
@@ -107,7 +107,7 @@ async def test_time_runs_out_and_the_socket_is_closed(monkeypatch: pytest.Monkey
         return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 1))]
 
     monkeypatch.setattr(anyio, "getaddrinfo", known)  # name resolution uses a thread, and may take the whole timeout
-    monkeypatch.setattr("nsqext.transport.sockets._connect", never)
+    monkeypatch.setattr("nsqext.transport.handshake._connect", never)
     with pytest.raises(ConnectionFailed, match=r"within 0\.01 s"):
         await connect(Address("127.0.0.1", 1), 0.01)
     assert [sock.fileno() for sock in made] == [-1]

@@ -30,8 +30,7 @@ from nsqext.client.producer.request import (
     read_receipt,
 )
 from nsqext.client.producer.route import RouteTable
-from nsqext.client.producer.sender import PublishAttempt, Sender, out_of_step
-from nsqext.client.producer.statistics import ProducerStatistics
+from nsqext.client.producer.sender import ProducerStatistics, PublishAttempt, Sender, out_of_step
 from nsqext.client.settings import producer_schema
 from nsqext.client.tasks import BackgroundTasks
 from nsqext.client.trace_log import trace_log

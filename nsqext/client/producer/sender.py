@@ -1,4 +1,4 @@
-"""Send publish requests, and retry them until they are stored, permanently refused, or timed out."""
+"""Send publish requests, count them, and retry them until they are stored, permanently refused, or timed out."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.lowlevel
+from attrs import define, frozen
 
-from nsqext.client.producer.statistics import Counters
 from nsqext.client.trace_log import trace_log
 from nsqext.errors import (
     ConnectionFailed,
@@ -41,6 +41,33 @@ if TYPE_CHECKING:
     from nsqext.client.producer.route import Route, RouteTable, Target
     from nsqext.client.producer.settling import Settler
     from nsqext.types import Receipt
+
+
+@frozen
+class ProducerStatistics:
+    """Numbers of a producer since it was opened; a snapshot."""
+
+    connections: int  #: connections to nodes at the moment
+    pending: int  #: commands that were sent and have received no response so far
+    stored: int  #: messages that were stored
+    failed: int  #: messages that were not stored, and whose publish raised an error other than `InvalidInput`
+    unknown: int  #: messages whose publish raised `DeliveryUnknown`
+    retries: int  #: attempts after the first one of a publish
+    bytes_sent: int  #: bytes of publish commands that received a response
+    lookup_age: float | None  #: seconds since lookup last answered; None where it never did, or there is no lookup
+    lookup_failures: int  #: rounds in a row in which no lookup node returned a usable response
+
+
+@define(eq=False)
+class Counters:
+    """The numbers that publishes count; see `ProducerStatistics`."""
+
+    stored: int = 0
+    failed: int = 0
+    unknown: int = 0
+    retries: int = 0
+    bytes_sent: int = 0
+
 
 _PACED = 0.1  # longest pause, in seconds, before an attempt that waits for lookup, which has pauses of its own
 _KEPT_FIRST = 4

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kombu.transport import virtual
 
-from nsqext.client.consumer.handler_signals import ACCEPTED_DELAY
+from nsqext.client.consumer.message import ACCEPTED_DELAY
 from nsqext.errors import MessageNotInFlight
 from nsqext.integrations import log_lost
 from nsqext.integrations.celery.envelope import decode_message, due_time, expires_after, foreign_message

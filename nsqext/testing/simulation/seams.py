@@ -141,7 +141,7 @@ def _functions_of_the_machine(clock: SimulatedClock, entropy: random.Random) -> 
 
 
 def _sockets(network: Network) -> Iterator[Replacement]:
-    for user in ("nsqext.transport.sockets", "nsqext.broker.listeners"):
+    for user in ("nsqext.transport.handshake", "nsqext.broker.listeners"):
         yield import_module(user), "make_socket", network.socket
 
 

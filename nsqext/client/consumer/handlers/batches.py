@@ -10,9 +10,8 @@ from typing import Protocol, Self, TypeVar, overload
 from attrs import frozen
 
 from nsqext.arguments import check_positive, check_time
-from nsqext.client.consumer.handler_signals import check_delay
 from nsqext.client.consumer.handlers.in_flight import requeue_unanswered
-from nsqext.client.consumer.message import Message, check_requeue_delay
+from nsqext.client.consumer.message import Message, check_delay, check_requeue_delay
 from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import anyio
 from attrs import define
 
-from nsqext.client.consumer.handler_signals import Finish, HandlerSignal, Reject, Requeue
-from nsqext.client.consumer.message import Message, key_reader
+from nsqext.client.consumer.message import Finish, HandlerSignal, Message, Reject, Requeue, key_reader
 from nsqext.protocol.headers import KEY_HEADER
 
 if TYPE_CHECKING:

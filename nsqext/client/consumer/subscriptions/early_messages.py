@@ -18,7 +18,7 @@ import time
 from math import ceil
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from nsqext.client.consumer.handler_signals import ACCEPTED_DELAY, MAX_DELAY
+from nsqext.client.consumer.message import ACCEPTED_DELAY, MAX_DELAY
 from nsqext.protocol.headers import DUE_HEADER
 
 if TYPE_CHECKING:

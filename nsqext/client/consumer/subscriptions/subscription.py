@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import anyio
 from attrs import define
 
-from nsqext.client.consumer.handler_signals import MAX_DELAY
-from nsqext.client.consumer.message import InFlightCount, Message
+from nsqext.client.consumer.message import MAX_DELAY, InFlightCount, Message
 from nsqext.client.consumer.subscriptions.early_messages import DELAYED_MARK
 from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
 from nsqext.client.trace_log import trace_log

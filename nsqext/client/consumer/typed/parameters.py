@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 
 from attrs import define, field, frozen
 
-from nsqext.client.consumer.handler_signals import Reject, Requeue
-from nsqext.client.consumer.message import Message
+from nsqext.client.consumer.message import Message, Reject, Requeue
 from nsqext.errors import InvalidSetting
 
 if TYPE_CHECKING:

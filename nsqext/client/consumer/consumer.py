@@ -18,8 +18,7 @@ from nsqext.client.consumer.options import ConsumerOptions, ConsumerSettings
 from nsqext.client.consumer.position import check_position
 from nsqext.client.consumer.statistics import connections_of, statistics_of
 from nsqext.client.consumer.subscriptions.assignment import SubscriberContext
-from nsqext.client.consumer.subscriptions.backoff import Backoff
-from nsqext.client.consumer.subscriptions.rdy_distributor import RdyDistributor
+from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff, RdyDistributor
 from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
 from nsqext.client.consumer.subscriptions.topics import TopicSubscriptions, select_topics
 from nsqext.client.consumer.typed.parameters import message_handler

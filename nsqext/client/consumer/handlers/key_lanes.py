@@ -14,8 +14,15 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from nsqext.client.consumer.handlers.in_flight import touch_due
-from nsqext.client.consumer.handlers.partition_order import KeyLaneOwner, PartitionOrder, is_lost, owner_of
-from nsqext.client.consumer.handlers.waiting_keys import Wait, WaitingKeys, WaitName
+from nsqext.client.consumer.handlers.partition_order import (
+    KeyLaneOwner,
+    PartitionOrder,
+    Wait,
+    WaitingKeys,
+    WaitName,
+    is_lost,
+    owner_of,
+)
 from nsqext.client.consumer.handlers.workers import MessageQueue
 from nsqext.dispatch.buckets import KeySharing
 from nsqext.errors import InvalidInput

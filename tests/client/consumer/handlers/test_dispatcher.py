@@ -12,8 +12,7 @@ from nsqext import Consumer, Message, Producer, Requeue
 from nsqext.broker import Cluster
 from nsqext.client.consumer.handlers.dispatcher import MessageDispatcher
 from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions, DeliveryOptions
-from nsqext.client.consumer.subscriptions.backoff import Backoff
-from nsqext.client.consumer.subscriptions.rdy_distributor import RdyDistributor
+from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff, RdyDistributor
 from nsqext.client.consumer.subscriptions.subscription import Subscription
 from tests.support.consumers import quick, take
 from tests.support.messages import RecordingOwner, make_message

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.client.consumer.options import BackoffOptions
-from nsqext.client.consumer.subscriptions.backoff import Backoff
+from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff
 from nsqext.errors import InvalidSetting
 
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.client.consumer.options import BackoffOptions
-from nsqext.client.consumer.subscriptions.backoff import Backoff
-from nsqext.client.consumer.subscriptions.rdy_distributor import RdyDistributor, _share_out
+from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff, RdyDistributor, _share_out
 
 
 def make(total: int, *limits: int) -> RdyDistributor[int]:

@@ -16,8 +16,7 @@ import pytest
 from nsqext import Consumer
 from nsqext.client.consumer.options import BackoffOptions
 from nsqext.client.consumer.subscriptions import subscription_group as module
-from nsqext.client.consumer.subscriptions.backoff import Backoff
-from nsqext.client.consumer.subscriptions.rdy_distributor import RdyDistributor
+from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff, RdyDistributor
 from nsqext.client.consumer.subscriptions.subscription import Subscription
 from nsqext.client.consumer.subscriptions.subscription_group import Pulse, SubscriptionGroup
 from nsqext.client.events import ClientEvent, ClientEvents

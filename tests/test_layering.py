@@ -268,7 +268,7 @@ def test_the_walk_sees_imports() -> None:
 
 # --- inside a room ------------------------------------------------------------------------------------------------
 
-_CONSUMER_BASE = {f"client.consumer.{name}" for name in ("message", "options", "position", "statistics")}
+_CONSUMER_BASE = {f"client.consumer.{name}" for name in ("message", "options", "position")}
 _SERVER_TOOLS = {f"broker.{name}" for name in ("fault_injection", "listeners")}
 _ENGINE_BASE = {f"broker.engine.{name}" for name in ("errors", "options")}
 _ENGINE = {f"broker.engine{name}" for name in ("", ".channel", ".storage")}

@@ -26,7 +26,7 @@ from nsqext.observability.observer import Observer, failure
 from nsqext.transactions.relay import OutboxRelay
 
 if TYPE_CHECKING:
-    from nsqext.client.consumer.statistics import ConsumerStatistics
+    from nsqext.client.consumer.subscriptions.subscription_group import ConsumerStatistics
     from nsqext.client.middleware import Client, Handling, Publishing
     from nsqext.client.producer.sender import ProducerStatistics
 

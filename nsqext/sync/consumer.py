@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.batches import MessageBatches
     from nsqext.client.consumer.handlers.workers import MessageQueue, Slot
     from nsqext.client.consumer.options import ConsumerSettings
-    from nsqext.client.consumer.statistics import ConsumerConnection
+    from nsqext.client.consumer.subscriptions.subscription_group import ConsumerConnection
     from nsqext.client.events import ClientEvent
     from nsqext.client.middleware import Middleware
     from nsqext.lookup.lookup import Lookup

@@ -16,7 +16,6 @@ from nsqext.client.consumer.handlers.iteration import ConsumerState, MessageIter
 from nsqext.client.consumer.handlers.workers import MessageHandler
 from nsqext.client.consumer.options import ConsumerOptions, ConsumerSettings
 from nsqext.client.consumer.position import check_position
-from nsqext.client.consumer.statistics import connections_of, statistics_of
 from nsqext.client.consumer.subscriptions.assignment import SubscriberContext
 from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff, RdyDistributor
 from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
@@ -39,8 +38,8 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
     from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.position import Position
-    from nsqext.client.consumer.statistics import ConsumerConnection, ConsumerStatistics
     from nsqext.client.consumer.subscriptions.subscription import Subscription
+    from nsqext.client.consumer.subscriptions.subscription_group import ConsumerConnection, ConsumerStatistics
     from nsqext.client.events import ClientEvent
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
@@ -510,7 +509,7 @@ class Consumer(Runnable):
     @property
     def connections(self) -> tuple[ConsumerConnection, ...]:
         """The open connections."""
-        return connections_of(self._group)
+        return self._group.connections()
 
     def statistics(self) -> ConsumerStatistics:
         """Return the open connections and the counters since the consumer was opened.
@@ -520,7 +519,7 @@ class Consumer(Runnable):
         """
         if not self._state.opened:
             self._tasks.check()
-        return statistics_of(self._group, self._metadata)
+        return self._group.statistics()
 
     def on_event(self, callback: Callable[[ClientEvent], object]) -> Callable[[ClientEvent], object]:
         """Decorator: call a function when a partition is connected or disconnected, a leader moves, a backoff changes.

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
-from attrs import field, frozen
+from attrs import define, field, frozen
 
 from nsqext.client.producer.batch import BatchPlanner, invalid_message
 from nsqext.client.producer.request import check_choice, check_supported, key_bytes, keys_of
@@ -51,14 +51,12 @@ class BatchCall:
     started: float = field(factory=lambda: _clock())
 
 
+@define(eq=False)
 class BatchPublisher:
     """Publishes many messages of one call."""
 
-    def __init__(self, sender: Sender, key_lock: KeyLock) -> None:
-        self._options = sender.options
-        self._routes = sender.routes
-        self._sender = sender
-        self._key_lock = key_lock  # keeps the order of keys among all publishes of the producer
+    _sender: Sender
+    _key_lock: KeyLock  # keeps the order of keys among all publishes of the producer
 
     async def publish(self, call: BatchCall) -> list[Receipt]:
         """Publish messages; return a receipt for each of them."""
@@ -82,14 +80,14 @@ class BatchPublisher:
         if planner.marked is not None:
             await self._check_marked(planner.route, *planner.marked)
         if place is not None:
-            await place.enter(call.started + self._options.timeout - _clock())
+            await place.enter(call.started + self._sender.options.timeout - _clock())
         elif len(planner.rows) == 1 and len(planner.rows[0]) == 1:
             return await self._publish_one(planner.rows[0][0], call.started)
         return await self._publish_rows(planner.rows, len(call.messages), call.started)
 
     def _plan_now(self, call: BatchCall) -> BatchPlanner | None:
         """Return the batches of a call; None if they cannot be planned before lookup is asked. Raises InvalidInput."""
-        route = self._routes.current(call.topic) if isinstance(call.topic, str) else None
+        route = self._sender.routes.current(call.topic) if isinstance(call.topic, str) else None
         if route is None:
             check_topic(call.topic)
             return None
@@ -104,14 +102,14 @@ class BatchPublisher:
         try:
             return self._planned(route, call)
         except ExtendNotSupported:
-            if not await self._sender.wait_for_lookup(partial(self._routes.upgraded, call.topic), call.started):
+            if not await self._sender.wait_for_lookup(partial(self._sender.routes.upgraded, call.topic), call.started):
                 raise
         return self._planned(await self._sender.wait_for_route(call.topic, call.started), call)
 
     def _planned(self, route: Route, call: BatchCall) -> BatchPlanner:
         key = None if call.key is None else key_bytes(call.key)
         planner = BatchPlanner(
-            route, self._routes.topic_options.of(call.topic), self._routes.key_hash, key, call.partition
+            route, self._sender.routes.topic_options.of(call.topic), self._sender.routes.key_hash, key, call.partition
         )
         if call.messages:
             planner.add(call.messages)
@@ -127,7 +125,7 @@ class BatchPublisher:
 
     async def _check_marked(self, route: Route, index: int, header: bool) -> None:
         """Check that the nodes of a topic without metadata accept headers or trace ids; raises InvalidInput."""
-        with anyio.move_on_after(self._options.timeout):
+        with anyio.move_on_after(self._sender.options.timeout):
             for target in route.targets:  # the first node that can be reached tells which generation it is of
                 try:
                     await self._sender.connection(target)

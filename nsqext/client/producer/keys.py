@@ -14,6 +14,7 @@ from math import inf
 from typing import TYPE_CHECKING, TypeGuard
 
 import anyio
+from attrs import define
 
 from nsqext.client.producer.batch import Batch
 from nsqext.client.producer.sender import PublishAttempt, delivery_unknown, outcome_unknown
@@ -175,15 +176,13 @@ Group = tuple["Sequence[_Publish]", Batch, "Route", "Target", "PooledConnection"
 """Publishes of one batch, and where it is sent to."""
 
 
+@define(eq=False)
 class KeyGroups:
     """Publishes messages with a key."""
 
-    def __init__(self, sender: Sender, key_lock: KeyLock, start_soon: Callable[..., object]) -> None:
-        self._options = sender.options
-        self._routes = sender.routes
-        self._sender = sender
-        self._key_lock = key_lock  # keeps the order of keys among all publishes of the producer
-        self._start_soon = start_soon
+    _sender: Sender
+    _key_lock: KeyLock  # keeps the order of keys among all publishes of the producer
+    _start_soon: Callable[..., object]
 
     async def publish(self, request: MessageRequest, key: TopicKey, started: float) -> Receipt:
         """Publish a message when all earlier publishes of its key have ended."""
@@ -191,7 +190,7 @@ class KeyGroups:
         self._key_lock.queue((key,), place)
         leaves = True
         try:
-            await place.enter(self._options.timeout)
+            await place.enter(self._sender.options.timeout)
             if place.held:
                 group = self._group(place, key)
                 if group is None:
@@ -214,8 +213,8 @@ class KeyGroups:
     def _group(self, first: _Publish, key: TopicKey) -> Group | None:
         """Return a batch of a publish and those behind it; None if it is sent alone."""
         topic = key[0]
-        route = self._routes.current(topic)
-        late = _clock() - first.started > self._options.timeout / 2  # others must not fail with its timeout
+        route = self._sender.routes.current(topic)
+        late = _clock() - first.started > self._sender.options.timeout / 2  # others must not fail with its timeout
         if route is None or late or not first.request.joinable(route.meta):
             return None
         try:
@@ -234,7 +233,7 @@ class KeyGroups:
                 encoded = place.request.encoded(route.meta)
             except InvalidInput:
                 return False  # its own attempt raises the error
-            if not batch.has_room(*encoded, self._options):
+            if not batch.has_room(*encoded, self._sender.options):
                 return False
             batch.add(batch.count, *encoded)
             return True

@@ -180,19 +180,18 @@ class Supervisor:
         """Run one worker process and return its exit status."""
         reading, writing = os.pipe()
         try:
-            words = [word.format(number=number, ready=writing) for word in self._command]
-            # a session of its own: ^C reaches this process only
-            process = await anyio.open_process(
-                words,
-                stdin=subprocess.PIPE,
-                stdout=None,
-                stderr=None,
-                pass_fds=[writing],
-                start_new_session=True,
-                env={**os.environ, "NSQEXT_WORKER": str(number)},
-            )
-            os.close(writing)
-            writing = -1
+            try:
+                process = await anyio.open_process(
+                    [word.format(number=number, ready=writing) for word in self._command],
+                    stdin=subprocess.PIPE,
+                    stdout=None,
+                    stderr=None,
+                    pass_fds=[writing],
+                    start_new_session=True,  # a session of its own: ^C reaches this process only
+                    env={**os.environ, "NSQEXT_WORKER": str(number)},
+                )
+            finally:
+                os.close(writing)
             self._processes[number] = process
             if self._stopping:
                 process.terminate()
@@ -202,8 +201,6 @@ class Supervisor:
                 tasks.cancel_scope.cancel()
         finally:
             os.close(reading)
-            if writing >= 0:
-                os.close(writing)
             self._processes.pop(number, None)
             self._set_ready(number, ready=False)
         return status

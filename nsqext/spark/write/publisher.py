@@ -114,13 +114,7 @@ class Publisher:
         named = (InvalidInput, DeliveryUnknown, TopicNotFound, TopicNotReady)
         kind = type(error) if isinstance(error, named) else PublishFailed
         where = f"row {row} of Spark partition {self._task}"
-        failed = kind(
-            f"{where}: {error.message}",
-            topic=error.topic,
-            partition=error.partition,
-            node=error.node,
-            hint=error.hint,
-        )
+        failed = kind(f"{where}: {error.message}", hint=error.hint, **error.where)
         failed.attempts = error.attempts
         failed.__cause__ = error
         return failed

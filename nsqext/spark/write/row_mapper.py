@@ -327,16 +327,10 @@ def _members(fields: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, bytes):
             members.update(_text_of(name, value))
         elif isinstance(value, list):  # headers as an array
-            members[name] = [
-                {part: found for key, one in (pair or {}).items() for part, found in _pair(key, one)} for pair in value
-            ]
+            members[name] = [_members(pair or {}) for pair in value]
         elif value is not None:
             members[name] = value
     return members
-
-
-def _pair(key: str, value: Any) -> Any:
-    return (_text_of(key, value) if isinstance(value, bytes) else {key: value}).items()
 
 
 def _text_of(name: str, value: bytes) -> dict[str, str]:

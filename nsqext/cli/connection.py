@@ -215,7 +215,7 @@ class Connection:
         """Print a result: text at a terminal, a line of JSON elsewhere."""
         print_record(record, text, json=not self.for_people)
 
-    def table(self, columns: Sequence[str], records: Iterable[Mapping[str, Any]], title: str = "") -> None:
+    def table(self, columns: Sequence[str], records: Iterable[Mapping[str, Any]]) -> None:
         """Print records: a table of these columns at a terminal, lines of JSON with every member elsewhere."""
         if not self.for_people:
             for record in records:
@@ -223,7 +223,7 @@ class Connection:
             return
         from rich.console import Console
 
-        Console().print(make_table(columns, records, title))
+        Console().print(make_table(columns, records))
 
     @contextmanager
     def live(

@@ -20,9 +20,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from nsqext import Admin, Consumer, NsqError, Producer
-from nsqext.cli.command import examples
-from nsqext.client.tasks import first_error
+from nsqext import Admin, Consumer, Producer
+from nsqext.cli.command import examples, perform
 from nsqext.errors import InvalidSetting, InvalidState, MessageNotInFlight
 from nsqext.types import Receipt
 
@@ -56,16 +55,10 @@ def run(lookupd: _Lookupd = None, partitions: _Partitions = 4, nodes: _Nodes = N
     console, check = Console(), FlightCheck(read_flights())
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
-        try:
-            if lookupd is None:
-                _on_own_cluster(check, partitions, nodes or 3, progress)
-            else:
-                anyio.run(_on_running_cluster, check, partitions, lookupd, progress)
-        except BaseExceptionGroup as group:
-            matching, rest = group.split(NsqError)
-            if matching is None or rest is not None:
-                raise
-            raise first_error(matching) from None
+        if lookupd is None:
+            _on_own_cluster(check, partitions, nodes or 3, progress)
+        else:
+            perform(partial(_on_running_cluster, check, partitions, lookupd, progress))
     if not _show(console, check):
         raise typer.Exit(1)
 
@@ -76,7 +69,7 @@ def _on_own_cluster(check: FlightCheck, partitions: int, nodes: int, progress: P
     with Cluster(nodes=nodes) as cluster:
         cluster.create_topic("flights", partitions=partitions, extend=True, channels=[_CHANNEL])
         progress.console.print(f"cluster of {nodes} nodes, lookup at {', '.join(cluster.lookupd)}", highlight=False)
-        anyio.run(_publish_and_consume, check, "flights", cluster.lookupd, progress)
+        perform(partial(_publish_and_consume, check, "flights", cluster.lookupd, progress))
 
 
 async def _on_running_cluster(check: FlightCheck, partitions: int, lookupd: str, progress: Progress) -> None:

@@ -249,10 +249,8 @@ class RowMapper:
         trace = trace_id & _U64 if trace_id else None
         if meta.extend_support:
             name = self._options.idempotence_header
-            if headers is None:
-                headers = {name: self._origin.row_id(row)}
-            elif name not in headers:
-                headers = {**headers, name: self._origin.row_id(row)}
+            if headers is None or name not in headers:
+                headers = {**(headers or {}), name: self._origin.row_id(row)}
         elif trace is None and meta.partition_num:
             trace = self._origin.trace_ids(row, 1)[0]
         target = (topic, partition)

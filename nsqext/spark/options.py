@@ -17,7 +17,7 @@ from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import parse_lookup_addresses
 from nsqext.protocol.headers import IDENTITY_HEADER
 from nsqext.protocol.names import check_topic
-from nsqext.spark.cluster.client_config import PREFIX, ClientConfig, client_settings, misplaced, unknown
+from nsqext.spark.cluster.client_config import PREFIX, ClientConfig, client_settings, wrong_option
 from nsqext.spark.cluster.ephemeral_channel import MARK
 from nsqext.spark.columns import ALL_COLUMNS, BASE_COLUMNS, Columns
 from nsqext.spark.option_values import (
@@ -84,10 +84,8 @@ def _unknown(name: str, kind: str) -> InvalidSetting:
     kafka = kafka_hint(name)
     if kafka is not None:
         return InvalidSetting(f"option {kafka[0]} belongs to Kafka", hint=kafka[1])
-    other = next((option.name for option in _NAMES[_OTHER[kind]] if option.name.lower() == name.lower()), None)
-    if other is not None:
-        return misplaced(other, kind, _OTHER[kind])
-    return unknown(name, (option.name for option in _NAMES[kind]))
+    known, others = ([option.name for option in _NAMES[one]] for one in (kind, _OTHER[kind]))
+    return wrong_option(name, kind, known, others)
 
 
 def _read_all(given: Mapping[str, str], kind: str) -> tuple[dict[str, Any], dict[str, str]]:

@@ -64,12 +64,11 @@ class ClientConfig:
 
     def check(self, kind: str) -> None:
         """Check the settings."""
-        known, other_kind = client_settings(kind), "read" if kind == "write" else "write"
+        known, others = client_settings(kind), client_settings("read" if kind == "write" else "write")
         for name in self.settings:
-            if name not in known and name in client_settings(other_kind):
-                raise misplaced(f"{PREFIX}{name}", kind, other_kind)
             if name not in known:
-                raise unknown(f"{PREFIX}{name}", (f"{PREFIX}{other}" for other in known))
+                prefixed = ([f"{PREFIX}{one}" for one in found] for found in (known, others))
+                raise wrong_option(f"{PREFIX}{name}", kind, *prefixed)
         if kind == "write":
             self.producer()
         else:
@@ -87,14 +86,13 @@ def _named() -> Iterator[None]:
         raise
 
 
-def misplaced(name: str, kind: str, other_kind: str) -> InvalidSetting:
-    """Return the error for an option to read in a write, or the reverse."""
-    return InvalidSetting(f"option {name} cannot be used to {kind}", hint=f"it belongs to {other_kind} options")
-
-
-def unknown(name: str, known: Iterable[str]) -> InvalidSetting:
-    """Return the error for an unknown option; it names the most similar one."""
-    names = {other.lower(): other for other in known}
+def wrong_option(name: str, kind: str, known: Iterable[str], others: Iterable[str]) -> InvalidSetting:
+    """Return the error for an option that is unknown, or that only a query of the other kind has."""
+    other = next((other for other in others if other.lower() == name.lower()), None)
+    if other is not None:
+        hint = f"it belongs to {'read' if kind == 'write' else 'write'} options"
+        return InvalidSetting(f"option {other} cannot be used to {kind}", hint=hint)
+    names = {one.lower(): one for one in known}
     near = suggest(name, names)
     hint = f"do you mean {names[near]}?" if near else f"known options: {', '.join(sorted(names.values()))}"
     return InvalidSetting(f"option {name} is unknown", hint=hint)

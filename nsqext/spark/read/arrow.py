@@ -189,35 +189,21 @@ class _Batch:
         traces[np.frombuffer(data, dtype=np.uint8)[::MESSAGE_ID_SIZE] >= _FIRST_DIGIT] = 0
         return pa.array(traces)
 
-    def tags(self) -> pa.Array:
-        headers = self.columns.headers
-        if headers is None or self.parsed is None:
-            return pa.nulls(len(self.columns), pa.string())
-        return pa.array(map(_tag, headers, self.parsed), pa.string())
-
-    def header_maps(self) -> pa.Array:
-        kind = self.rows.schema.field("headers").type
-        headers = self.columns.headers
-        if headers is None or self.parsed is None:
+    def from_headers(self, name: str, value: Callable[[bytes, Mapping[str, Any]], Any]) -> pa.Array:
+        """Return a column of values that a function makes from the headers of each message."""
+        kind = self.rows.schema.field(name).type
+        if self.columns.headers is None or self.parsed is None:
             return pa.nulls(len(self.columns), kind)
-        return pa.array(
-            [
-                self._pairs(parsed) if len(header) > _HEADER_START else None
-                for header, parsed in zip(headers, self.parsed, strict=True)
-            ],
-            kind,
-        )
+        return pa.array(map(value, self.columns.headers, self.parsed), kind)
 
-    def _pairs(self, parsed: Mapping[str, Any]) -> list[Any]:
+    def pairs(self, header: bytes, parsed: Mapping[str, Any]) -> list[Any] | None:
+        """Return the headers of a message; None if it has none."""
+        if len(header) <= _HEADER_START:
+            return None
         pairs = [(name, _text(value)) for name, value in parsed.items() if not name.startswith(RESERVED_PREFIX)]
         if not self.rows.headers_as_array:
             return pairs
         return [{"key": name, "value": None if value is None else value.encode()} for name, value in pairs]
-
-    def keys(self) -> pa.Array:
-        if self.parsed is None:
-            return pa.nulls(len(self.columns), pa.string())
-        return pa.array([_text(headers.get(KEY_HEADER)) for headers in self.parsed], pa.string())
 
 
 _BUILDERS: dict[str, Callable[[_Batch], pa.Array]] = {
@@ -229,9 +215,9 @@ _BUILDERS: dict[str, Callable[[_Batch], pa.Array]] = {
     "message_id": _Batch.ids,
     "trace_id": _Batch.trace_ids,
     "attempts": lambda batch: batch.numbers("attempts", np.int32),
-    "tag": _Batch.tags,
-    "headers": _Batch.header_maps,
-    "key": _Batch.keys,
+    "tag": lambda batch: batch.from_headers("tag", _tag),
+    "headers": lambda batch: batch.from_headers("headers", batch.pairs),
+    "key": lambda batch: batch.from_headers("key", lambda _, parsed: _text(parsed.get(KEY_HEADER))),
 }
 
 

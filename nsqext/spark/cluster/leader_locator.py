@@ -105,10 +105,6 @@ class LeaderLocator:
         """Return the names of the topics that match a regular expression completely."""
         return [topic for topic in await self.retry(self._metadata.topics) if pattern.fullmatch(topic)]
 
-    async def meta(self, topic: str) -> TopicMeta:
-        """Return the current meta of a topic."""
-        return (await self.retry(lambda: self._current(topic))).meta
-
     async def leader(self, topic: str, partition: int) -> tuple[Leader, TopicMeta]:
         """Return the last known leader of a partition and the meta of the topic.
 

@@ -83,19 +83,15 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"the source does not support {type(limit).__name__}",
                 hint="use maxOffsetsPerTrigger or maxBytesPerTrigger",
             )
-        given = start if start is not None else self._next_start()
-        begin = load(given)
-        last = load_last(given, begin)
+        if start is None:
+            start = self._planned = self._planned or self.initialOffset()
+        begin = load(start)
+        last = load_last(start, begin)
 
         async def latest(planner: StreamPlanner) -> dict[str, Any]:
             return _with_last(await planner.latest(begin, rows, size, last), planner)
 
         return self._call(latest)
-
-    def _next_start(self) -> Mapping[str, Any]:
-        if self._planned is None:
-            self._planned = self.initialOffset()
-        return self._planned
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the ends of the partitions and metrics, for ``StreamingQueryProgress.sources[].latestOffset``."""

@@ -95,7 +95,7 @@ async def eventually(condition: Callable[[], Awaitable[object]]) -> None:
 async def test_a_topic(servers: Servers, topics: dict[str, str], kind: str) -> None:
     async with Admin(access(servers.lookupd)) as admin:
         leaders = await admin.leaders.partitions(topics[kind])
-        meta = await admin.leaders.meta(topics[kind])
+        _, meta = await admin.leaders.leader(topics[kind], 0)
     assert list(leaders) == [0, 1]
     assert (meta.partition_num, meta.ordered, meta.extend_support) == (2, kind == "ordered", kind == "extend")
 
@@ -307,9 +307,8 @@ async def test_an_anchor_that_was_created_and_not_moved(servers: Servers, topics
 
 async def test_unknown_topics_and_partitions(servers: Servers, topics: dict[str, str]) -> None:
     async with Admin(access(servers.lookupd)) as admin:
-        for asked in (admin.leaders.partitions, admin.leaders.meta):
-            with pytest.raises(TopicNotFound, match="no_such_topic"):
-                await asked("no_such_topic")
+        with pytest.raises(TopicNotFound, match="no_such_topic"):
+            await admin.leaders.partitions("no_such_topic")
         with pytest.raises(TopicNotFound, match="no_such_topic"):
             await admin.bounds("no_such_topic", 0)
         with pytest.raises(InvalidPartition, match=r"2 partitions.*partition 2"):

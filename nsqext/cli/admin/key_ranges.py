@@ -86,14 +86,14 @@ async def run(
     """Show ranges, rates and the replay set of a key_failover channel, until ^C."""
     check_topic(topic)
     check_channel(channel)
-    width, name = Console().width, f"{topic} / {channel}"
+    console, name = Console(), f"{topic} / {channel}"
 
     def records(found: list[PartitionRanges]) -> list[dict[str, Any]]:
         return [{"topic": topic, "channel": channel, **asdict(one)} for one in found]
 
     async with connection.admin() as admin:
         found = await look(admin, topic, channel)
-        with connection.live(lambda found: make_table(name, found, width), records) as show:
+        with connection.live(lambda found: make_table(name, found, console.width), records) as show:
             show(found)
             while not once:
                 await anyio.sleep(interval)

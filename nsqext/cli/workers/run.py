@@ -262,14 +262,11 @@ class Supervisor:
         self._stopping = True
         self._end_workers()
 
-    def _end_workers(self) -> None:
-        self._signal_workers(signal.SIGTERM)
-        self._waiting.wake()
-
-    def _signal_workers(self, number: signal.Signals) -> None:
+    def _end_workers(self, number: signal.Signals = signal.SIGTERM) -> None:
         for process in self._processes.values():
             with suppress(ProcessLookupError):
                 process.send_signal(number)
+        self._waiting.wake()
 
     async def _receive_signals(self) -> None:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -293,7 +290,7 @@ class Supervisor:
     def _kill_workers(self) -> None:
         if self._processes:
             self._status = self._status or 1  # they did not drain
-            self._signal_workers(signal.SIGKILL)
+            self._end_workers(signal.SIGKILL)
 
     async def _watch(self, folder: Path) -> None:
         known = _modified(folder)

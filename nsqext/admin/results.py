@@ -123,7 +123,7 @@ class PartitionStats:
 
     @property
     def committed(self) -> int:
-        """Messages that are known to be committed (redesigned NSQ): those that a channel may read."""
+        """Messages that a channel may read, which are those that are known to be committed (redesigned NSQ)."""
         return max((channel.messages for channel in self.channels.values()), default=0)
 
 

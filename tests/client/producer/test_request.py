@@ -15,16 +15,25 @@ from nsqext.client.events import ClientEvents
 from nsqext.client.producer.batch import BatchPlanner
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.options import ProducerOptions
-from nsqext.client.producer.request import MessageRequest, OutgoingMessage, check_choice, encode_message, key_bytes
+from nsqext.client.producer.request import (
+    MessageRequest,
+    OutgoingMessage,
+    check_choice,
+    default_trace_id,
+    encode_message,
+    key_bytes,
+)
 from nsqext.client.producer.route import Route, Target
 from nsqext.client.trace_log import trace_log
 from nsqext.errors import (
+    DelayNotSupported,
     ExtendNotSupported,
     InvalidBody,
     InvalidInput,
     InvalidName,
     InvalidPartition,
     InvalidSetting,
+    OperationNotSupported,
     ProtocolError,
 )
 from nsqext.errors.server import PubRefused, RecordTooLarge
@@ -320,3 +329,29 @@ def test_the_first_message_of_a_batch_that_fixed_nodes_may_not_accept_is_remembe
 def test_the_topic_of_a_relay_has_a_valid_name() -> None:
     with pytest.raises(InvalidName, match="topic name 'a b' is not valid"):
         ProducerOptions(delay_topic="a b")
+
+
+@pytest.mark.parametrize(
+    ("meta", "refused"),
+    [
+        (TopicMeta(1, extend_support=True), None),
+        (TopicMeta(1), "does not support extend headers"),
+        (TopicMeta(1, extend_support=True, ordered=True), "is ordered"),
+    ],
+)
+def test_consumers_delay_messages_of_unordered_topics_with_headers(meta: TopicMeta, refused: str | None) -> None:
+    target = Target("t", 0, ConnectionPool(ConnectionOptions(), ClientEvents()).node(Address("n", 1)), meta)
+    request = MessageRequest(_OPTIONS, "t", OutgoingMessage(b"x"), delay=5.0)
+    if refused is None:
+        assert b"##due" in bytes(request.command(target))
+        return
+    with pytest.raises(DelayNotSupported, match=refused):
+        request.command(target)
+
+
+def test_each_message_that_may_be_looked_for_has_a_trace_id_of_its_own() -> None:
+    options = ProducerOptions(on_unknown="settle")
+    found = {default_trace_id(options, "t", TopicMeta(1)) for _ in range(100)}
+    assert len(found) == 100
+    with pytest.raises(OperationNotSupported):
+        default_trace_id(options, "t", TopicMeta())

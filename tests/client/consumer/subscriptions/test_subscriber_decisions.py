@@ -14,7 +14,7 @@ import pytest
 from nsqext import Position
 from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions, FailureOptions
 from nsqext.client.consumer.subscriptions import subscriber as module
-from nsqext.client.consumer.subscriptions.backoff import Backoff
+from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff
 from nsqext.client.consumer.subscriptions.subscriber import Subscriber
 from nsqext.dispatch.buckets import KeySharing
 from nsqext.errors import (
@@ -197,11 +197,8 @@ async def test_each_partition_is_subscribed_once(
 ) -> None:
     caplog.set_level(logging.INFO, "nsqext.consumer")
     async with _scene(monkeypatch, _view(_N, _M, _N)) as scene:
-        assert [(one.partition, one.node, one.number) for one in scene.opened] == [
-            (0, "n:1", 1),
-            (1, "m:1", 1),
-            (2, "n:1", 1),
-        ]
+        assert sorted((one.partition, one.node) for one in scene.opened) == [(0, "n:1"), (1, "m:1"), (2, "n:1")]
+        assert {one.number for one in scene.opened} == {1}
         assert scene.subject.started.is_set()
         (text,) = _texts(caplog, "subscribed to")
         first, *others = (f"{one.partition}" for one in scene.opened if one.node == "n:1")
@@ -344,7 +341,7 @@ async def test_a_topic_that_has_changed_is_subscribed_again_at_once(monkeypatch:
         await real(0)
 
     stale = ExtendRequired("E_SUB_EXTEND_NEED")
-    monkeypatch.setattr(module.anyio, "sleep", sleep)
+    monkeypatch.setattr(anyio, "sleep", sleep)
     async with _scene(monkeypatch, _view(_N), stale) as scene:
         while not scene.opened:
             await real(0)

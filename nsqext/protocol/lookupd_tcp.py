@@ -7,7 +7,6 @@ without a frame type. Both generations speak it; the redesigned one names a part
 from __future__ import annotations
 
 import re
-from functools import partial
 from struct import Struct
 from typing import NamedTuple
 
@@ -87,7 +86,9 @@ def register(topic: str, channel: str | None = None, partition: int | None = Non
     return " ".join(words).encode() + b"\n"
 
 
-unregister = partial(register, verb="UNREGISTER")
+def unregister(topic: str, channel: str | None = None, partition: int | None = None) -> bytes:
+    """Return UNREGISTER."""
+    return register(topic, channel, partition, verb="UNREGISTER")
 
 
 def check_response(data: bytes, node: str | None = None) -> bytes:

@@ -98,11 +98,13 @@ class Segment:
     __slots__ = ("cost", "end_count", "end_offset", "entries", "first_count", "first_offset", "is_gap")
 
     def __init__(self, first_offset: int, first_count: int) -> None:
-        self.first_offset = self.end_offset = first_offset
-        self.first_count = self.end_count = first_count
+        self.first_offset: int = first_offset
+        self.end_offset: int = first_offset
+        self.first_count: int = first_count
+        self.end_count: int = first_count
         self.entries: list[Entry] | None = []
-        self.cost = 0
-        self.is_gap = False
+        self.cost: int = 0
+        self.is_gap: bool = False
 
 
 class Log:

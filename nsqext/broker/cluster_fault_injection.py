@@ -7,28 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.fault_injection import Direction, Rule
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, TopicNotFound
+from nsqext.errors.server import SERVER_ERRORS
 from nsqext.protocol.server.request_error import RequestError
 
 if TYPE_CHECKING:
     from nsqext.broker.lookupd.lookupd import LookupNode
     from nsqext.broker.runtime import Runtime
     from nsqext.broker.runtime_ha import RuntimeHa
-
-_OPEN_ERRORS = frozenset(
-    (
-        "E_FAILED_ON_NOT_LEADER",
-        "E_FAILED_ON_NOT_WRITABLE",
-        "E_PUB_FAILED",
-        "E_MPUB_FAILED",
-        "E_DPUB_FAILED",
-        "E_EXT_NOT_SUPPORT",
-        "E_INVALID_JSON_HEADER",
-        "INVALID_TRACE_ID",
-        "E_FIN_FAILED",
-        "E_REQ_FAILED",
-        "E_TOUCH_FAILED",
-    )
-)
 
 _Run = Callable[[Callable[["Runtime"], Any]], Any]
 
@@ -182,7 +167,8 @@ class ClusterFaults:
             command: only commands of this name, ``PUB`` for example.
             closes: close the connection afterwards; by default as the real server does after this code.
         """
-        fatal = code not in _OPEN_ERRORS if closes is None else closes
+        known = SERVER_ERRORS.get(code)
+        fatal = (known is None or known.closes_connection) if closes is None else closes
         fault = RequestError(code, text, fatal=fatal)
         self._run(lambda runtime: runtime.node(name).member.node.faults.answer(fault, times, command))
 

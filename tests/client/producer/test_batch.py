@@ -209,3 +209,17 @@ def test_a_batch_may_be_as_large_as_its_limits(spare: int, count: int, has_room:
     batch = Batch("t", 0)
     batch.add(0, b"x" * 10, b"", None)
     assert batch.has_room(b"x" * 10, b"", 5, options) is has_room
+
+
+@pytest.mark.parametrize(("key", "partition", "expected"), [(b"k", None, 1), (None, 0, 0), (None, None, None)])
+def test_a_key_or_a_partition_decides_where_plain_bodies_are_sent(
+    key: bytes | None, partition: int | None, expected: int | None
+) -> None:
+    leaders = {number: Address("n", 1) for number in range(2)}
+    view = PartitionMap("t", meta=TopicMeta(partition_num=2), leaders=leaders)
+    route = Route("t", view, ConnectionPool(ConnectionOptions(), ClientEvents()))
+    planner = BatchPlanner(route, _OPTIONS, lambda key, partitions: 1, key, partition)
+    planner.add([b"%d" % number for number in range(9)])
+    found = [[batch.partition for batch in row] for row in planner.rows]
+    assert found == ([[None], [None]] if expected is None else [[expected] * 2]), "those of a partition are a row"
+    assert planner.keys == ({key} if key else set())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -219,5 +219,5 @@ async def test_a_connection_that_opens_while_the_pool_closes_is_closed() -> None
     pool._open = close_meanwhile  # type: ignore[method-assign]
     with pytest.raises(InvalidState, match="the producer was closed"):
         await pool.opened("n")
-    assert cast("Connection", pool.made[0]).calls == ["close"]
+    assert pool.made[0].calls == ["close"]
     assert pool.connections == 0

@@ -100,6 +100,27 @@ async def test_an_equal_response_is_read_once(nodes: LookupNodes) -> None:
     assert changed.partitions != first.partitions
 
 
+async def test_responses_of_many_topics_are_not_all_kept(nodes: LookupNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsqext.lookup.client._MAX_PARSED", 2)
+    nodes.lists("a:4161", "a:4161")
+    nodes.finds("a:4161", FOUND)
+    client = client_of(nodes)
+    [first], [again] = await client.lookup("one"), await client.lookup("one")
+    assert again is first
+    for topic in ("two", "three"):
+        await client.lookup(topic)
+    [later] = await client.lookup("one")
+    assert later == first
+    assert later is not first
+
+
+async def test_the_lists_of_all_lookup_nodes_are_bounded_together(nodes: LookupNodes) -> None:
+    nodes.lists("a:4161", "a:4161", "b:4161")
+    nodes.lists("b:4161", "c:4161", "d:4161")
+    client = client_of(nodes, "a:4161,b:4161", max_lookup_nodes=2)
+    assert len(await client.lookup_nodes()) == 2
+
+
 async def test_of_lists_that_disagree_the_higher_epoch_counts(nodes: LookupNodes) -> None:
     nodes.lists("a:4161", "a:4161", "b:4161", epochs={"a:4161": 4, "b:4161": 1})
     nodes.lists("b:4161", "a:4161", "b:4161", epochs={"a:4161": 4, "b:4161": 2}, leader="b:4161")
@@ -167,7 +188,7 @@ async def test_an_unreachable_list_falls_back_to_the_configured_addresses(nodes:
     nodes.finds("c:4161", refuse)
     nodes.finds("a:4161", FOUND)
     answers = await client_of(nodes).lookup("orders")
-    assert [answer.source for answer in answers if answer.found] == [A]
+    assert [(answer.source, answer.epoch) for answer in answers if answer.found] == [(A, 0)]
 
 
 async def test_an_unlisted_address_is_requested_only_if_needed(nodes: LookupNodes) -> None:
@@ -259,6 +280,24 @@ async def test_a_failing_address_is_tried_again_after_a_while(nodes: LookupNodes
         await client.lookup("orders")
         await anyio.sleep(0.001)
     assert failing.call_count == 3
+
+
+async def test_failures_are_remembered_when_the_list_is_read_again(nodes: LookupNodes) -> None:
+    nodes.lists("a:4161", "b:4161", "c:4161")
+    given, listed = nodes.finds("a:4161", refuse), nodes.finds("b:4161", refuse)
+    nodes.finds("c:4161", not_found("TOPIC_NOT_FOUND"))
+    client = client_of(nodes, max_failures=1, poll_interval=1e-6)
+    await client.lookup("orders")
+    assert (given.call_count, listed.call_count) == (1, 1)
+    await anyio.sleep(0.001)
+    nodes.finds("c:4161", FOUND)
+    await client.lookup("orders")
+    assert (given.call_count, listed.call_count) == (1, 1), "they are asked last"
+    await anyio.sleep(0.001)
+    nodes.finds("c:4161", not_found("TOPIC_NOT_FOUND"))
+    nodes.finds("a:4161", FOUND)
+    assert any(answer.found for answer in await client.lookup("orders"))
+    assert (given.call_count, listed.call_count) == (2, 2), "both are asked last"
 
 
 async def test_an_unknown_topic_is_no_failure_of_the_node(nodes: LookupNodes) -> None:
@@ -419,6 +458,8 @@ async def test_long_lists_are_refused_or_cut(nodes: LookupNodes, caplog: pytest.
     assert len(await client_of(nodes, max_topics=3).topics()) == 3
     with pytest.raises(LookupFailed, match=r"lists 3 topics, more than max_topics=2.*raise max_topics"):
         await client_of(nodes, max_topics=2).topics()
+    with pytest.raises(LookupFailed, match="lists 3 topics"):
+        await client_of(nodes, max_topics=2).extend_support()
     assert len(await client_of(nodes, max_nodes=5).nodes()) == 5
     assert "max_nodes" not in caplog.text
     assert len(await client_of(nodes, max_nodes=2).nodes()) == 2

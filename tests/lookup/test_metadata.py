@@ -54,7 +54,15 @@ async def test_fixed_nodes_without_lookup() -> None:
     assert view is cache.cached("orders") is await cache.resolve("orders")
     assert (view.nodes, view.leaders, view.meta) == ((N1, N2), {}, TopicMeta())
     assert view.complete
-    assert view.partition_num == 0
+    assert (view.partition_num, view.version) == (0, 1)
+    assert (cache.addresses, cache.has_https, cache.answer_age) == ((N1, N2), False, None)
+    with pytest.raises(InvalidState, match="no HTTP addresses"):
+        _ = cache.channels
+    for ask in (cache.topics, cache.nodes, lambda: cache.refresh("orders")):
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await ask()
+        assert scope.cancelled_caught
     await cache.run()
     await cache.refresh("orders", failed=view)
     assert (await cache.topics(), await cache.nodes(), await cache.lacks_channel("orders", 0)) == ((), (), False)
@@ -116,6 +124,35 @@ async def test_an_unknown_topic_differs_from_a_failed_lookup(nodes: LookupNodes)
         await cache.resolve("orders")
     nodes.finds("a:4161", leads("n1"))
     assert (await cache.resolve("orders")).leaders == {0: N1}
+
+
+@pytest.mark.parametrize(("nsqd", "https"), [("https://n1:4151", True), ("http://n1:4151", False), ("n1:4151", False)])
+def test_fixed_nodes_may_be_reached_over_https(nsqd: str, https: bool) -> None:
+    assert MetadataCache(nsqd=nsqd, over_http=True).has_https is https
+
+
+@pytest.mark.anyio
+async def test_it_says_when_a_lookup_node_answered_last_and_what_is_unknown(nodes: LookupNodes) -> None:
+    cache = cache_of(nodes, max_pause=0)
+    assert (cache.answer_age, cache.is_unknown("orders"), cache.addresses) == (None, False, (Address("a", 4161),))
+    nodes.finds("a:4161", not_found("TOPIC_NOT_FOUND"))
+    with pytest.raises(TopicNotFound):
+        await cache.resolve("orders")
+    assert cache.is_unknown("orders")
+    nodes.finds("a:4161", leads("n1"))
+    await cache.resolve("orders")
+    assert not cache.is_unknown("orders")
+    assert cache.answer_age is not None
+    assert 0 <= cache.answer_age < 60
+
+
+@pytest.mark.anyio
+async def test_a_list_of_topics_may_be_as_old_as_is_asked_for(nodes: LookupNodes) -> None:
+    listed = nodes.route("a:4161", "/topics", {"topics": ["one"]})
+    cache = cache_of(nodes)
+    for max_age, requests in ((60, 1), (60, 1), (0, 2)):
+        assert await cache.topics(max_age=max_age) == ("one",)
+        assert listed.call_count == requests
 
 
 @pytest.mark.anyio
@@ -258,7 +295,8 @@ async def test_a_watched_topic_is_found_and_followed_by_polling(nodes: LookupNod
 
 
 @pytest.mark.anyio
-async def test_a_topic_is_polled_soon_on_request(nodes: LookupNodes) -> None:
+@pytest.mark.parametrize("act", ["poll", "announce", "switch"])
+async def test_a_topic_is_polled_soon_on_request(nodes: LookupNodes, act: str) -> None:
     nodes.finds("a:4161", leads("n1"))
     cache = cache_of(nodes, poll_interval=3600.0)
     async with anyio.create_task_group() as tasks:
@@ -266,9 +304,15 @@ async def test_a_topic_is_polled_soon_on_request(nodes: LookupNodes) -> None:
         tasks.start_soon(cache.run)
         await cache.resolve("orders")
         await anyio.wait_all_tasks_blocked()
-        nodes.finds("a:4161", leads("n2"))
-        cache.poll_soon("unknown")
-        cache.poll_soon("orders")
+        nodes.finds("b:4161" if act == "switch" else "a:4161", leads("n2"))
+        if act == "switch":
+            nodes.lists("b:4161", "b:4161")
+            cache.switch("b:4161")
+        elif act == "announce":
+            module.topic_changed("orders")
+        else:
+            cache.poll_soon("unknown")
+            cache.poll_soon("orders")
         await eventually(lambda: (found := cache.cached("orders")) is not None and found.leaders == {0: N2})
         await cache.release()
 

@@ -148,6 +148,19 @@ def test_the_same_answers_again_are_no_change() -> None:
     assert table.current is before
 
 
+def test_only_the_lookup_nodes_that_answered_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsqext.lookup.partition_map._MAX_SOURCES", 2)
+    table = PartitionMapMerger("orders", "w")
+    for number in (1, 2, 3, 1):
+        merged(table, [listing(f"l{number}", {0: "n1"}, num=1)])
+    assert set(table._sources) == {Address("l1", 4161), Address("l3", 4161)}
+
+
+def test_partitions_of_nodes_that_are_left_out_are_led() -> None:
+    found = PartitionMap("orders", "w", filtered=((-1, Address("n1", 4150)), (0, Address("n2", 4150))))
+    assert found.led == {0}
+
+
 def test_lookup_nodes_that_list_the_same_nodes_share_the_list() -> None:
     table = table_of([listing(source, nodes=("n1", "n2")) for source in "abc"])
     assert len(table._node_lists()) == 1

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext.errors import LookupFailed, NsqError, TopicNotFound, TopicNotReady
+from nsqext.errors import LookupFailed, LookupUnreachable, NotLookupd, NsqError, TopicNotFound, TopicNotReady
 from nsqext.lookup import responses
 from nsqext.lookup.responses import LookupAnswer, LookupNode, read_lookup, read_lookup_nodes, unwrap
+from nsqext.protocol.names import MAX_PARTITION
 from nsqext.types import Address, TopicMeta
 from tests.support.fake_lookupd import list_json, lookup_json, recorded
 
@@ -167,6 +168,37 @@ def test_unexpected_responses_are_refused_with_a_hint(status: int, body: bytes, 
 def test_nonsense_inside_an_answer_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(LookupFailed, match="not a response of nsqlookupd"):
         read_lookup(lookup_json({0: "n1:4150"}, num=1) | change, SOURCE)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "text"),
+    [
+        (499, b"<html>", NotLookupd, "HTTP 499"),
+        (500, b"<html>", LookupUnreachable, "HTTP 500"),
+        (502, b"{}", LookupUnreachable, "responded 502"),
+        (500, b"{}", LookupFailed, "responded 500"),
+        (401, b"{}", LookupFailed, "refuses access: 401"),
+        (403, b"{}", LookupFailed, "refuses access: 403"),
+        (402, b"{}", LookupFailed, "responded 402"),
+        (404, b"{}", NotLookupd, "HTTP 404"),
+    ],
+)
+def test_a_status_says_what_failed(status: int, body: bytes, kind: type[LookupFailed], text: str) -> None:
+    with pytest.raises(LookupFailed, match=text) as caught:
+        unwrap(status, body, SOURCE)
+    assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize(("count", "valid"), [(0, True), (MAX_PARTITION + 1, True), (MAX_PARTITION + 2, False)])
+def test_a_topic_has_at_most_so_many_partitions(count: int, valid: bool) -> None:
+    data = {**lookup_json({0: "n1:4150"}, num=1), "meta": {"partition_num": count, "replica": 1}}
+    if not valid:
+        with pytest.raises(LookupFailed):
+            read_lookup(data, SOURCE)
+        return
+    meta = read_lookup(data, SOURCE).meta
+    assert meta is not None
+    assert meta.partition_num == count
 
 
 @pytest.mark.parametrize("data", [{}, {"channels": None, "partitions": None, "producers": None, "meta": None}])

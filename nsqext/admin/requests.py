@@ -66,6 +66,15 @@ class ClusterRequests:
         channels = {name for answer in answers for name in answer.channels}
         return merged(topic, "r", answers), tuple(sorted(channels))
 
+    async def find_ha(
+        self, topic: str, operation: str, reason: str = "the original NSQ cannot do this"
+    ) -> tuple[PartitionMap, tuple[str, ...]]:
+        """Return the partition map and the channels of a topic of the redesigned NSQ; raise OperationNotSupported."""
+        where, channels = await self.find_with_channels(topic)
+        if generation_of(where) == "nsq":
+            raise unsupported(operation, reason, topic)
+        return where, channels
+
     async def change_lookup(self, path: str, params: Mapping[str, str | int]) -> None:
         """Send a change to the leader of the lookup nodes, or to all nodes on the original generation."""
         nodes = await self.client.lookup_nodes()
@@ -281,11 +290,6 @@ def http_of(where: PartitionMap, node: Address) -> Address:
 def generation_of(where: PartitionMap) -> Generation:
     """Return the generation of a topic: only the redesigned NSQ reports a number of partitions, even without nodes."""
     return "ha" if where.leaders or where.meta.partition_num else "nsq"
-
-
-def generation_of_node(info: NodeInfo) -> Generation:
-    """Return the generation of a node by its version."""
-    return "ha" if info.is_ha else "nsq"
 
 
 def http_address(info: NodeInfo) -> Address:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from nsqext.admin.requests import ask_all, cluster_generation, generation_of, generation_of_node, http_address, http_of
+from nsqext.admin.requests import ask_all, cluster_generation, generation_of, http_address, http_of
 from nsqext.admin.results import (
     ChannelStats,
     ClientStats,
@@ -207,7 +207,7 @@ async def node_statuses(requests: ClusterRequests) -> tuple[NodeStatus, ...]:
             http=info.http,
             version=info.version,
             hostname=info.hostname,
-            generation=generation_of_node(info),
+            generation="ha" if info.is_ha else "nsq",
             topics=dict(sorted(info.topics.items())),
             tombstoned=info.tombstoned,
             reachable=answered.get(info.tcp, False),

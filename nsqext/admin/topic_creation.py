@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from nsqext.admin.requests import generation_of_node, http_of
+from nsqext.admin.requests import http_of
 from nsqext.errors import InvalidInput, LookupFailed, PartitionUnavailable, TopicNotFound, TopicNotReady
 from nsqext.lookup.partition_map import merged
 
@@ -70,7 +70,7 @@ async def wait_writable(requests: ClusterRequests, topic: str, path: str, params
     """
     created: set[Address] = set()
     for info in await requests.client.nodes():
-        if generation_of_node(info) == "nsq" and info.http is not None:
+        if not info.is_ha and info.http is not None:
             await requests.post(info.http, "/topic/create", {"topic": topic})
             created.add(info.tcp)
     wanted = int(params["partition_num"]) if path == EXPAND else 0

@@ -151,9 +151,7 @@ class TopicAdmin(ChannelAdmin):
             TopicNotFound, OperationNotSupported, LookupFailed: see `Admin`.
         """
         requests = self._open()
-        where, channels = await requests.find_with_channels(topic)
-        if generation_of(where) == "nsq":
-            raise unsupported("upgrade_topic", "the original NSQ has no extend headers", topic)
+        where, channels = await requests.find_ha(topic, "upgrade_topic", "the original NSQ has no extend headers")
         if where.meta.extend_support:
             return
         await requests.change_lookup("/topic/meta/update", {"topic": topic, "upgradeext": "true"})
@@ -208,8 +206,7 @@ class TopicAdmin(ChannelAdmin):
         if not params:
             raise InvalidInput("no setting to change is given", topic=topic)
         requests = self._open()
-        if generation_of(await requests.find(topic)) == "nsq":
-            raise unsupported("set_topic", "topics of the original NSQ have no settings", topic)
+        await requests.find_ha(topic, "set_topic", "topics of the original NSQ have no settings")
         await requests.change_lookup("/topic/meta/update", {"topic": topic, **params})
         wanted = settings.get("replicas"), settings.get("registered_channels_only")
 
@@ -243,9 +240,7 @@ class TopicAdmin(ChannelAdmin):
         number = check_number("partitions", partitions, 1, MAX_PARTITIONS, InvalidInput)
         check_time("wait", wait)
         requests = self._open()
-        where, channels = await requests.find_with_channels(topic)
-        if generation_of(where) == "nsq":
-            raise unsupported("expand_topic", "the original NSQ has no partitions", topic)
+        _, channels = await requests.find_ha(topic, "expand_topic", "the original NSQ has no partitions")
         sent = False
         with anyio.move_on_after(wait) as scope:
             params: dict[str, str | int] = {"topic": topic, "partition_num": number}
@@ -284,8 +279,7 @@ class TopicAdmin(ChannelAdmin):
         """
         check_time("wait", wait)
         requests = self._open()
-        if generation_of(await requests.find(topic)) == "nsq":
-            raise unsupported("move_partition", "the original NSQ has no partitions", topic)
+        await requests.find_ha(topic, "move_partition", "the original NSQ has no partitions")
         with anyio.move_on_after(wait) as scope:
             await move_partition(requests, topic, partition, source, target)
         topic_changed(topic)
@@ -309,9 +303,7 @@ class TopicAdmin(ChannelAdmin):
             InvalidName, TopicNotFound, OperationNotSupported: see `Admin`.
         """
         requests = self._open()
-        where = await requests.find(topic)
-        if generation_of(where) == "nsq":
-            raise unsupported("trace_topic", "the original NSQ cannot do this", topic)
+        await requests.find_ha(topic, "trace_topic")
         params: dict[str, str | int] = {"topic": topic}
         if channel is not None:
             params["channel"] = check_channel(channel)

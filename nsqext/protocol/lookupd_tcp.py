@@ -14,7 +14,6 @@ import orjson
 from attrs import asdict, fields, frozen
 
 from nsqext.errors import ProtocolError
-from nsqext.errors.server import server_error
 from nsqext.protocol.go_structs import UnreadableFields, read_fields
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
 from nsqext.protocol.server.request_error import RequestError
@@ -91,45 +90,14 @@ def unregister(topic: str, channel: str | None = None, partition: int | None = N
     return register(topic, channel, partition, verb="UNREGISTER")
 
 
-def check_response(data: bytes, node: str | None = None) -> bytes:
-    """Return the data of a response; raises `ServerError` for a refusal, after which the connection is closed."""
-    if data.startswith(b"E_"):
-        raise server_error(data, node=node)
-    return data
-
-
-class LookupdResponseParser:
-    """Split received bytes into responses; one response belongs to each command, in order."""
-
-    __slots__ = ("_buffer", "_max", "error")
-
-    def __init__(self, max_size: int = _MAX_BODY) -> None:
-        self._buffer = bytearray()
-        self._max = max_size  # largest response that is accepted, in bytes
-        self.error: ProtocolError | None = None  # why the stream cannot be read any further; None while it can
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Add received bytes and return the complete responses. Never raises: check ``error``."""
-        responses: list[bytes] = []
-        if self.error is not None:
-            return responses
-        self._buffer += data
-        position = 0
-        while len(self._buffer) - position >= 4:
-            size: int = _I32.unpack_from(self._buffer, position)[0]
-            if not 0 <= size <= self._max:
-                self.error = ProtocolError(
-                    f"response of {size} bytes is not within 0..{self._max}", hint="the peer may not be nsqlookupd"
-                )
-                self._buffer.clear()
-                return responses
-            stop = position + 4 + size
-            if stop > len(self._buffer):
-                break
-            responses.append(bytes(self._buffer[position + 4 : stop]))
-            position = stop
-        del self._buffer[:position]
-        return responses
+def response_size(head: bytes) -> int:
+    """Return the bytes of a response behind its size word, the first 4 bytes; raises `ProtocolError`."""
+    size: int = _I32.unpack(head)[0]
+    if not 0 <= size <= _MAX_BODY:
+        raise ProtocolError(
+            f"response of {size} bytes is not within 0..{_MAX_BODY}", hint="the peer may not be nsqlookupd"
+        )
+    return size
 
 
 # Server role

@@ -11,7 +11,7 @@ from anyio import to_thread
 
 from nsqext.errors import InvalidInput
 
-_PARAMETER = re.compile(r":([a-z]+)")
+_PARAMETER = re.compile(r":([a-z]+\d*)")
 _PACKAGES = ("sqlalchemy", "psycopg", "sqlite3", "aiosqlite")
 
 OF_PARTITION = "topic = :topic AND channel = :channel AND partition = :partition"

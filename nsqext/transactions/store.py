@@ -301,13 +301,9 @@ class OutboxListener:
 
 def _named(letter: str, values: Sequence[object]) -> dict[str, object]:
     """Return values by the names of parameters."""
-    return {f"{letter}{_letters(number)}": value for number, value in enumerate(values)}
+    return {f"{letter}{number}": value for number, value in enumerate(values)}
 
 
 def _listed(names: Mapping[str, object]) -> str:
     """Return the parameters of these names as a list of SQL."""
     return f"({', '.join(f':{name}' for name in names)})"
-
-
-def _letters(number: int) -> str:
-    return chr(97 + number % 26) if number < 26 else _letters(number // 26 - 1) + chr(97 + number % 26)

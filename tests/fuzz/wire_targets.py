@@ -23,7 +23,7 @@ from nsqext.protocol.extjson import UnreadableHeader, read_header
 from nsqext.protocol.headers import decode_headers, tag_of
 from nsqext.protocol.identify import Negotiated
 from nsqext.protocol.layers import DeflateLayer, SnappyLayer
-from nsqext.protocol.lookupd_tcp import LookupdResponseParser, PeerInfo
+from nsqext.protocol.lookupd_tcp import PeerInfo, response_size
 from nsqext.protocol.messages import EXT_JSON, RawMessage, decode_into
 from nsqext.protocol.record import Record
 from nsqext.protocol.server.negotiate import ServerLimits
@@ -165,8 +165,8 @@ def nsqlookupd_tcp(data: bytes) -> None:
         session.receive(piece)
     session.end()
     with suppress(ProtocolError):
-        for reply in LookupdResponseParser().feed(data):
-            PeerInfo.decode(reply)
+        if len(data) >= 4:
+            PeerInfo.decode(data[4 : 4 + response_size(data[:4])])
 
 
 @cache

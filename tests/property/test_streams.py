@@ -12,7 +12,7 @@ from nsqext.errors import NsqError, ProtocolError, ServerError
 from nsqext.protocol.client.client_protocol import ClientProtocol, FrameParser, Reply
 from nsqext.protocol.client.commands import NOP
 from nsqext.protocol.frames import HEARTBEAT, encode_frame
-from nsqext.protocol.lookupd_tcp import LookupdCommandParser, LookupdResponseParser
+from nsqext.protocol.lookupd_tcp import LookupdCommandParser
 from nsqext.protocol.messages import RawMessage, decode_into
 from nsqext.protocol.record import decode_record
 from nsqext.protocol.server.command_parser import MAX_LINE
@@ -150,13 +150,6 @@ def test_any_bytes_are_commands_of_a_node_or_an_error(data: st.DataObject, strea
     assert outcomes[0] == outcomes[1]
 
 
-@given(st.data(), hostile(b"\x00\x00\x00\x02OK"))
-def test_any_bytes_are_answers_of_lookup_or_an_error_of_the_peer(data: st.DataObject, stream: bytes) -> None:
-    parser = LookupdResponseParser(max_size=50)
-    found = [reply for piece in data.draw(pieces_of(stream)) for reply in parser.feed(piece)]
-    assert sum(4 + len(reply) for reply in found) <= len(stream)
-
-
 # Memory
 
 
@@ -188,7 +181,6 @@ def test_announced_sizes_take_no_memory_anywhere() -> None:
             decode_into(RawMessage(), head + b"\x04\xff\xff", extend=True)
         with pytest.raises(ProtocolError):
             decode_record(b"\xff\xff\xff\xff" + bytes(26) + b"x")
-        assert LookupdResponseParser().feed(b"\x00\x4f\xff\xff") == []
         BatchReader(b"MPUB", ServerLimits(), Target("t")).read(b"\x00\x0f\xff\xf0\x00\x0f\xff\xff", 0)
         lookup = LookupdCommandParser()
         lookup.receive(b"  V1IDENTIFY\n\x00\x4f\xff\xff")

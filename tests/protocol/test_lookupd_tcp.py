@@ -5,19 +5,17 @@ from __future__ import annotations
 import pytest
 
 from nsqext.errors import ProtocolError
-from nsqext.errors.server import InvalidCommand
 from nsqext.protocol.lookupd_tcp import (
     MAGIC,
     NO_PARTITION,
     PING,
     LookupdCommand,
     LookupdCommandParser,
-    LookupdResponseParser,
     PeerInfo,
-    check_response,
     encode_response,
     identify,
     register,
+    response_size,
     unregister,
 )
 from nsqext.protocol.server.request_error import RequestError
@@ -126,31 +124,18 @@ def test_other_magic_bytes_are_refused() -> None:
     assert encode_response(str(caught.value).encode()) == b"\x00\x00\x00\x0eE_BAD_PROTOCOL"
 
 
-@pytest.mark.parametrize("piece", [1, 5, 1000])
-def test_a_response_has_a_size_and_no_frame_type(piece: int) -> None:
-    stream = encode_response(b"OK") + encode_response(b"") + encode_response(_PEER.encode())
-    assert stream.startswith(b"\x00\x00\x00\x02OK\x00\x00\x00\x00")
-    parser = LookupdResponseParser()
-    found = [reply for start in range(0, len(stream), piece) for reply in parser.feed(stream[start : start + piece])]
-    assert found == [b"OK", b"", _PEER.encode()]
-    assert PeerInfo.decode(found[2]) == _PEER
-
-
-@pytest.mark.parametrize("size", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x65", b"HTTP"])
-def test_a_response_of_invalid_size_ends_the_stream(size: bytes) -> None:
-    parser = LookupdResponseParser(max_size=100)
-    assert parser.feed(encode_response(b"OK") + size) == [b"OK"]
-    assert isinstance(parser.error, ProtocolError)
-    assert "may not be nsqlookupd" in str(parser.error)
-    assert parser.feed(encode_response(b"OK")) == []
-
-
-def test_an_error_response_raises() -> None:
-    assert check_response(b"OK") == b"OK"
-    with pytest.raises(InvalidCommand, match=r"client must IDENTIFY \(node n:4160\)"):
-        check_response(b"E_INVALID client must IDENTIFY", "n:4160")
+def test_a_response_has_a_size_and_no_frame_type() -> None:
+    assert encode_response(b"OK") == b"\x00\x00\x00\x02OK"
+    assert [response_size(encode_response(bytes(size))[:4]) for size in (0, 2, 1000)] == [0, 2, 1000]
+    assert PeerInfo.decode(_PEER.encode()) == _PEER
     with pytest.raises(ProtocolError, match="invalid response to IDENTIFY"):
         PeerInfo.decode(b"OK")
+
+
+@pytest.mark.parametrize("size", [b"\xff\xff\xff\xff", b"\x00\x50\x00\x01", b"HTTP"])
+def test_a_response_of_invalid_size_is_refused(size: bytes) -> None:
+    with pytest.raises(ProtocolError, match="may not be nsqlookupd"):
+        response_size(size)
 
 
 def test_an_nsqd_of_the_original_generation_may_leave_out_the_partition() -> None:

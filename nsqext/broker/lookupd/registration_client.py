@@ -11,21 +11,14 @@ from urllib.parse import urlencode
 
 import anyio
 import orjson
-from attrs import define, field
+from anyio.streams.buffered import BufferedByteReceiveStream
+from attrs import define
 
 from nsqext.broker.listeners import split_address
 from nsqext.errors import NsqError
+from nsqext.errors.server import server_error
 from nsqext.http.client import HttpClient, HttpRequestFailed
-from nsqext.protocol.lookupd_tcp import (
-    MAGIC,
-    PING,
-    LookupdResponseParser,
-    PeerInfo,
-    check_response,
-    identify,
-    register,
-    unregister,
-)
+from nsqext.protocol.lookupd_tcp import MAGIC, PING, PeerInfo, identify, register, response_size, unregister
 from nsqext.protocol.names import is_ephemeral
 from nsqext.waits import Wakeup
 
@@ -40,7 +33,7 @@ _CLOSE_TIMEOUT = 1.0  # seconds
 _POLL = 1.0  # seconds between two checks of the configured lookup nodes
 _QUESTIONS = 4
 """Questions about new topics at once: with thousands of them, the connection pool takes quadratic time."""
-_FAILURES = (OSError, anyio.BrokenResourceError, anyio.EndOfStream, TimeoutError, NsqError)
+_FAILURES = (OSError, anyio.BrokenResourceError, anyio.EndOfStream, anyio.IncompleteRead, TimeoutError, NsqError)
 logger: logging.Logger = logging.getLogger(__name__)
 _Encode = Callable[[str, "str | None", "int | None"], bytes]
 
@@ -53,14 +46,12 @@ class _LookupConnection:
     stream: SocketStream | None = None
     info: PeerInfo | None = None  # its response to IDENTIFY; None before
     reported: bool = False  # its failure was logged; the next one is logged after it was connected again
-    _parser: LookupdResponseParser = field(factory=LookupdResponseParser, init=False)
 
     async def connect(self, identity: PeerInfo) -> None:
         """Connect and identify; raises one of `_FAILURES`."""
         address = split_address(self.address)
         with anyio.fail_after(_TIMEOUT):
             self.stream = await anyio.connect_tcp(address.host, address.port)
-        self._parser = LookupdResponseParser()
         self.info = PeerInfo.decode(await self.request(MAGIC + identify(identity)))
 
     async def request(self, data: bytes) -> bytes:
@@ -69,10 +60,11 @@ class _LookupConnection:
             raise ConnectionError(self.address)
         with anyio.fail_after(_TIMEOUT):
             await self.stream.send(data)
-            while not (responses := self._parser.feed(await self.stream.receive())):
-                if self._parser.error is not None:
-                    raise self._parser.error
-        return check_response(responses[0], self.address)
+            received = BufferedByteReceiveStream(self.stream)  # the server sends nothing unasked
+            response = await received.receive_exactly(response_size(await received.receive_exactly(4)))
+        if response.startswith(b"E_"):
+            raise server_error(response, node=self.address)  # the server closes the connection
+        return response
 
     async def close(self) -> None:
         stream, self.stream = self.stream, None

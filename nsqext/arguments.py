@@ -67,15 +67,10 @@ def check_number(
     raise error(f"{name}={value!r} is not {what}", hint=f"give a whole number of {least} or more")
 
 
-def check_positive(name: str, value: object) -> None:
-    """Check that a setting is a whole number of 1 or more; raises InvalidSetting."""
-    check_number(name, value, 1)
-
-
 def check_counts(options: object, *names: str) -> None:
     """Check members that are whole numbers of 1 or more; raises InvalidSetting."""
     for name in names:
-        check_positive(name, getattr(options, name))
+        check_number(name, getattr(options, name), 1)
 
 
 def check_time(name: str, value: object, *, zero: bool = True) -> None:

@@ -1,8 +1,9 @@
-"""Methods of the administration client that list and change topics."""
+"""Methods of the administration client that list, create and change topics."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Unpack
 
 import anyio
@@ -12,15 +13,19 @@ from nsqext.admin.nodes import change_everywhere, move_partition
 from nsqext.admin.options import NewTopicSettings, TopicSettings, topic_arguments
 from nsqext.admin.requests import ask_all, generation_of, http_of, unsupported
 from nsqext.admin.results import TopicInfo
-from nsqext.admin.topic_creation import CREATE, EXPAND, create_topic, wait_offered, wait_writable
 from nsqext.arguments import check_number, check_time
-from nsqext.errors import InvalidInput, PartitionUnavailable, TopicNotFound
+from nsqext.errors import InvalidInput, LookupFailed, PartitionUnavailable, TopicNotFound, TopicNotReady
 from nsqext.lookup.metadata import topic_changed
+from nsqext.lookup.partition_map import merged
 from nsqext.protocol.names import MAX_PARTITIONS, check_channel, check_topic
 
 if TYPE_CHECKING:
+    from nsqext.admin.requests import ClusterRequests
     from nsqext.lookup.partition_map import PartitionMap
     from nsqext.types import Address
+
+EXPAND = "/topic/partition/expand"
+CREATE = "/topic/create"
 
 
 class TopicAdmin(ChannelAdmin):
@@ -93,7 +98,7 @@ class TopicAdmin(ChannelAdmin):
         given = topic_arguments("create_topic", NewTopicSettings, settings)
         chosen = {argument: value for argument, value in given.items() if value != "false"}
         params = {"topic": check_topic(topic), "partition_num": 1, "replicator": 1, **chosen}
-        await create_topic(requests, topic, params, exist_ok=exist_ok)
+        await _create(requests, topic, params, exist_ok=exist_ok)
         if wait > 0:
             with anyio.move_on_after(wait) as scope:
                 await self._complete(topic, CREATE, params, names)
@@ -109,11 +114,11 @@ class TopicAdmin(ChannelAdmin):
     ) -> None:
         """Wait until every requested partition accepts publishes, with the channels."""
         requests = self._open()
-        await wait_writable(requests, topic, path, params)
+        await _wait_writable(requests, topic, path, params)
         for channel in channels:
             await self.create_channel(topic, channel)
         if channels:
-            await wait_offered(requests, topic)
+            await _wait_offered(requests, topic)
 
     async def delete_topic(self, topic: str, *, missing_ok: bool = False) -> None:
         """Delete a topic with all its messages and channels.
@@ -369,3 +374,90 @@ class TopicAdmin(ChannelAdmin):
         params: dict[str, str | int] = {"topic": topic, "node": node}
         await requests.change_lookup("/topic/tombstone", params | {"restore": "true"} if restore else params)
         topic_changed(topic)
+
+
+async def _create(requests: ClusterRequests, topic: str, params: Mapping[str, str | int], *, exist_ok: bool) -> None:
+    """Register a topic at the lookup service, with these arguments of ``/topic/create``."""
+    exists = InvalidInput("the topic exists", topic=topic, hint="pass exist_ok=True to keep it as it is")
+    if not exist_ok:
+        # the server accepts an existing topic with the same numbers and flags (captured: topic_create)
+        with suppress(TopicNotFound):
+            await requests.find(topic)
+            raise exists
+    try:
+        await requests.change_lookup(CREATE, params)
+    except LookupFailed as error:
+        if "No node is available" in error.message and not params.keys() & {"multipart", "orderedmulti"}:
+            raise _too_few_nodes(error, topic, params, len(await requests.client.nodes())) from error
+        if "already exist" not in error.message:
+            raise
+        if not exist_ok:
+            raise exists from error
+
+
+def _too_few_nodes(error: LookupFailed, topic: str, params: Mapping[str, str | int], nodes: int) -> LookupFailed:
+    partitions, replicas = int(params["partition_num"]), int(params["replicator"])
+    if replicas > nodes:
+        return LookupFailed(
+            f"{replicas} replicas need {replicas} nodes, but the cluster has {nodes}",
+            topic=topic,
+            hint="use fewer replicas",
+        )
+    if partitions * replicas <= nodes:
+        return error
+    needed = f"{partitions} partitions with {replicas} replicas" if replicas > 1 else f"{partitions} partitions"
+    return LookupFailed(
+        f"{needed} need {partitions * replicas} nodes, but the cluster has {nodes}",
+        topic=topic,
+        hint="allow several partitions on one node (multipart, --multipart), or use fewer",
+    )
+
+
+async def _wait_writable(requests: ClusterRequests, topic: str, path: str, params: Mapping[str, str | int]) -> None:
+    """Create a topic on nodes of the original generation, then wait until each partition's leader accepts publishes.
+
+    Nodes of the original generation register the topic at lookup some time after they have created it. Without this
+    wait, the next change, of a channel for example, would not reach them.
+
+    Args:
+        path: path of the request for the partitions that lookup has accepted; it changes nothing if it is repeated.
+        params: its arguments; after an expansion, lookup must report the number of partitions.
+    """
+    created: set[Address] = set()
+    for info in await requests.client.nodes():
+        if not info.is_ha and info.http is not None:
+            await requests.post(info.http, "/topic/create", {"topic": topic})
+            created.add(info.tcp)
+    wanted = int(params["partition_num"]) if path == EXPAND else 0
+
+    async def check() -> None:
+        where = await requests.led(topic)
+        if where.partition_num < wanted:
+            raise PartitionUnavailable(f"lookup does not report {wanted} partitions yet", topic=topic)
+        unregistered = created.difference(where.nodes)
+        if unregistered and not where.leaders:
+            raise PartitionUnavailable("lookup does not list the node yet", topic=topic, node=str(min(unregistered)))
+        for number, node in where.leaders.items():
+            params: dict[str, str | int] = {"topic": topic, "partition": number}
+            # the leader refuses the missing trace id; other nodes refuse earlier (captured: http_pubtrace)
+            with suppress(InvalidInput):
+                await requests.post(http_of(where, node), "/pubtrace", params, b"x")
+
+    async def request_again() -> None:
+        with suppress(LookupFailed, TopicNotFound):  # it exists with other flags, or the cluster is unstable
+            await requests.change_lookup(path, params)
+
+    await requests.settled(check, topic, passing=TopicNotFound, again=request_again, bounded=False)
+
+
+async def _wait_offered(requests: ClusterRequests, topic: str) -> None:
+    """Wait until lookup offers every partition of a topic with channels to producers."""
+
+    async def check() -> None:
+        where = merged(topic, "w", await requests.client.lookup(topic, "w"))
+        if len(where.leaders) < where.partition_num:
+            raise PartitionUnavailable(
+                f"lookup offers {len(where.leaders)} of {where.partition_num} partitions to producers", topic=topic
+            )
+
+    await requests.settled(check, topic, passing=TopicNotReady, bounded=False)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from attrs import frozen
 
-from nsqext.arguments import check_positive
+from nsqext.arguments import check_number
 from nsqext.client.consumer.message import Message
 from nsqext.client.consumer.typed.body import decode_body, encode_body
 from nsqext.client.middleware import Middleware, Publishing, SendNext
@@ -186,7 +186,7 @@ class AppTest:
             raise InvalidState("deliver() is for tests without a cluster", hint="publish the message with app.publish")
         if not self._entered:
             raise InvalidState("the test has not begun, or has ended", hint="use 'async with app.test() as test'")
-        check_positive("attempts", attempts)
+        check_number("attempts", attempts, 1)
         check_trace_id(trace_id)
         if key is not None and not isinstance(key, str):
             raise InvalidInput(f"a key is received as text, not as {type(key).__name__}", topic=topic)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from nsqext.arguments import check_positive
+from nsqext.arguments import check_counts
 from nsqext.client.consumer.message import ACCEPTED_DELAY
 
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ class TopicOptions:
     topic_extend: bool = True  # whether they support extend headers
 
     def __attrs_post_init__(self) -> None:
-        check_positive("topic_partitions", self.topic_partitions)
-        check_positive("topic_replicas", self.topic_replicas)
+        check_counts(self, "topic_partitions", "topic_replicas")
 
     def arguments(self, channel: str) -> dict[str, Any]:
         """Return the arguments of `nsqext.Admin.create_topic`; an existing topic is not changed."""

@@ -13,7 +13,7 @@ import anyio
 import orjson
 from anyio import to_thread
 
-from nsqext.arguments import check_positive, check_time
+from nsqext.arguments import check_number, check_time
 from nsqext.client.producer.request import OutgoingMessage
 from nsqext.errors import BatchFailed, ExtendNotSupported, InvalidInput, InvalidPartition, NsqError
 from nsqext.errors.server import BadMessage, RecordTooLarge
@@ -69,7 +69,7 @@ class OutboxRelay:
     """
 
     def __init__(self, store: OutboxStore, *, batch: int = 500, poll: float = 0.5) -> None:
-        check_positive("batch", batch)
+        check_number("batch", batch, 1)
         check_time("poll", poll, zero=False)
         self._store = store
         self._batch = batch

@@ -13,7 +13,7 @@ import pytest
 
 from nsqext import Admin, Consumer, Producer, sync
 from nsqext.admin.requests import http_of
-from nsqext.admin.topic_creation import EXPAND
+from nsqext.admin.topics import EXPAND
 from nsqext.errors import InvalidInput, OperationNotSupported, PublishFailed
 from tests.support.cluster import REAL
 from tests.support.messages import finish_all

@@ -9,7 +9,7 @@ from typing import Protocol, Self, TypeVar, overload
 
 from attrs import frozen
 
-from nsqext.arguments import check_positive, check_time
+from nsqext.arguments import check_number, check_time
 from nsqext.client.consumer.handlers.in_flight import requeue_unanswered
 from nsqext.client.consumer.message import Message, check_delay, check_requeue_delay
 from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight
@@ -27,7 +27,7 @@ class BatchLimits:
     max_wait: float = 0.2  # seconds that its first message waits for further ones
 
     def __attrs_post_init__(self) -> None:
-        check_positive("max_count", self.max_count)
+        check_number("max_count", self.max_count, 1)
         check_time("max_wait", self.max_wait)
 
 

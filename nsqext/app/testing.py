@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 from attrs import frozen
 
 from nsqext.arguments import check_number
-from nsqext.client.consumer.message import Message
+from nsqext.client.consumer.message import Message, Owner
 from nsqext.client.consumer.typed.body import decode_body, encode_body
 from nsqext.client.middleware import Middleware, Publishing, SendNext
 from nsqext.client.producer.options import ProducerOptions
@@ -196,7 +196,7 @@ class AppTest:
         results = []
         for spec in specs:
             self._number += 1
-            message = Message(_TestOwner(topic))
+            message = Message(_TestOwner(topic))  # type: ignore[abstract]
             message.id = pack(">QQ", self._number, trace_id)
             message.timestamp = time.time_ns()
             message.attempts = attempts
@@ -218,8 +218,8 @@ class AppTest:
             await self.recorder.changed.wait()
 
 
-class _TestOwner:
-    """Replaces the subscription of a message: it accepts FIN, REQ and TOUCH and sends nothing."""
+class _TestOwner(Owner):
+    """Replaces the subscription of a message: FIN, REQ and TOUCH do nothing, as the methods of the protocol."""
 
     partition = 0
     node = "test:4150"
@@ -237,21 +237,6 @@ class _TestOwner:
     def __init__(self, topic: str) -> None:
         self.topic = topic
 
-    def finish(self, message: Message) -> None:
-        """Accept FIN."""
-
-    def requeue(self, message: Message, delay: float, *, backoff: bool) -> None:
-        """Accept REQ."""
-
-    def touch(self, message: Message) -> None:
-        """Accept TOUCH."""
-
-    def record_outcome(self, failed: bool) -> None:
-        """Accept an outcome."""
-
     def expired(self, message: Message) -> bool:
         """Return False."""
         return False
-
-    def reset(self, reason: str) -> None:
-        """Do nothing: there is no connection."""

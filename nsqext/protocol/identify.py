@@ -50,6 +50,8 @@ _REPLY = {
     "dispatch": str,
 }
 
+_AS_GRANTED = ("version", "max_rdy_count", "snappy", "auth_required", "sample_rate", "desired_tag", "dispatch")
+
 FILTER_EQUAL = 1
 FILTER_REGEXP = 2
 FILTER_GLOB = 3
@@ -186,20 +188,11 @@ class Negotiated:
             reply = read_fields(data, _REPLY)
         except UnreadableFields as error:
             raise ProtocolError(f"the response to IDENTIFY is neither JSON nor OK: {data[:120]!r}") from error
-        granted = cls(
-            version=reply.get("version", ""),
-            max_rdy_count=reply.get("max_rdy_count", 2500),
-            msg_timeout=(reply.get("msg_timeout") or 60000) / 1000,
-            max_msg_timeout=(reply.get("max_msg_timeout") or 900000) / 1000,
-            tls=reply.get("tls_v1", False),
-            snappy=reply.get("snappy", False),
-            # Asked for deflate without a level, the redesigned server reports level 0 and deflates all the same.
-            deflate_level=(reply.get("deflate_level") or 6) if reply.get("deflate") else 0,
-            auth_required=reply.get("auth_required", False),
-            sample_rate=reply.get("sample_rate", 0),
-            desired_tag=reply.get("desired_tag", ""),
-            dispatch=reply.get("dispatch", ""),
-        )
+        values = {name: reply[name] for name in _AS_GRANTED if name in reply}
+        values |= {name: reply[name] / 1000 for name in ("msg_timeout", "max_msg_timeout") if reply.get(name)}
+        # Asked for deflate without a level, the redesigned server reports level 0 and deflates all the same.
+        level = (reply.get("deflate_level") or 6) if reply.get("deflate") else 0
+        granted = cls(**values, tls=reply.get("tls_v1", False), deflate_level=level)
         if granted.max_rdy_count < 1 or granted.msg_timeout < 0 or not -1 <= granted.deflate_level <= 9:
             raise ProtocolError(f"the response to IDENTIFY has values out of range: {data[:120]!r}")
         return granted

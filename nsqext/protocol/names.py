@@ -64,10 +64,10 @@ def is_ephemeral(name: str) -> bool:
     return name.endswith("#ephemeral")
 
 
-def check_topic(name: str) -> str:
+def check_topic(name: str, what: str = "topic") -> str:
     """Return the name; raise `InvalidName` if servers do not accept it."""
     if not (isinstance(name, str) and is_valid_topic(name)):
-        raise InvalidName(f"topic name {name!r} is not valid", hint=f"use {_RULE}")
+        raise InvalidName(f"{what} name {name!r} is not valid", hint=f"use {_RULE}")
     return name
 
 
@@ -93,9 +93,7 @@ def check_topic_pattern(pattern: str) -> re.Pattern[str]:
 
 def check_channel(name: str) -> str:
     """Return the name; raise `InvalidName` if servers do not accept it."""
-    if not (isinstance(name, str) and is_valid_channel(name)):
-        raise InvalidName(f"channel name {name!r} is not valid", hint=f"use {_RULE}")
-    return name
+    return check_topic(name, "channel")
 
 
 def check_tag(tag: str) -> str:

@@ -41,6 +41,7 @@ _CODES: Final = {
     "MSG_TOO_BIG": "E_BAD_MESSAGE",
 }
 """Codes of the HTTP side that TCP does not have, and what TCP responds with."""
+_STATUSES: Final = {413: "E_BAD_BODY", 429: "E_PUB_TOO_MUCH_WAITING"}
 MAX_QUERY: Final = 60_000
 """Longest query of a URL; httpx refuses URLs of more than 65,536 characters."""
 _FAILED_INSIDE: Final = 503
@@ -134,14 +135,10 @@ def _refusal(status: int, content: bytes) -> NsqError:
             text = f"E_PUB_FAILED {text}"
         return server_error(text.encode())
     shown = f"HTTP status {status} {content[:_MOST_TEXT].decode('utf-8', 'replace').strip()}".rstrip()
-    if status >= 500:
-        return server_error(f"E_PUB_FAILED {shown}".encode())
-    if status == 429:
-        return server_error(f"E_PUB_TOO_MUCH_WAITING {shown}".encode())
     if status in (401, 403, 407):
         return Unauthorized("E_UNAUTHORIZED", shown)
-    if status == 413:
-        return server_error(f"E_BAD_BODY {shown}".encode())
+    if status in _STATUSES or status >= 500:
+        return server_error(f"{_STATUSES.get(status, 'E_PUB_FAILED')} {shown}".encode())
     return ProtocolError(shown, hint="is this nsqd's HTTP port, 4151 by default?")
 
 

@@ -20,7 +20,7 @@ from nsqext.client.consumer.handlers.workers import MessageHandler
 from nsqext.client.consumer.message import Message as AsyncMessage
 from nsqext.client.tasks import stopping_on_signals, takes_signals
 from nsqext.errors import InvalidSetting, InvalidState
-from nsqext.sync.loop import BlockingClient, shared_loop
+from nsqext.sync.loop import BlockingClient, OpenLoop, shared_loop
 from nsqext.sync.message import AnswerQueue, Message, MessageBatch
 from nsqext.sync.mirror import Method, Same
 
@@ -195,7 +195,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
         """
         if self._portal is not None:
             raise InvalidState("the consumer is open already", topic=",".join(self.topics))
-        with shared_loop.entered() as portal:
+        with OpenLoop() as portal:
             self._portal = portal
             self._running = True
             try:
@@ -257,7 +257,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
         Raises:
             InvalidState: it was opened before.
         """
-        self._enter(self._original)
+        self._enter()
         return self
 
     def close(self) -> None:
@@ -283,7 +283,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
                 # RDY 0 first: otherwise the server delivers them to this consumer again
                 self._run_now(self._original.pause)
                 self._run_now(functools.partial(requeue_unanswered, batch))
-        self._exit(kind, error, trace)
+        super().__exit__(kind, error, trace)
 
     def __iter__(self) -> Self:
         return self

@@ -28,21 +28,18 @@ T = TypeVar("T")
 
 
 class OpenLoop:
-    """Keeps the event loop running within a block.
+    """Keeps the shared event loop running within a block.
 
     A class, because a generator runs its ``finally`` when it is garbage collected: it would wait for an object that is
     never closed.
     """
 
-    def __init__(self, shared: SharedLoop) -> None:
-        self._shared = shared
-
     def __enter__(self) -> BlockingPortal:
-        self._provider, self._portal = self._shared.enter()
+        self._provider, self._portal = shared_loop.enter()
         return self._portal
 
     def __exit__(self, *error: object) -> None:
-        if self._portal not in self._shared.orphaned:
+        if self._portal not in shared_loop.orphaned:
             self._provider.__exit__(None, None, None)
 
 
@@ -73,10 +70,6 @@ class SharedLoop:
         provider = self._provider
         self._portal = provider.__enter__()
         return provider, self._portal
-
-    def entered(self) -> OpenLoop:
-        """Return a context manager that keeps the event loop running."""
-        return OpenLoop(self)
 
     def kept(self) -> BlockingPortal:
         """Keep the event loop running until the process ends; return its portal. A forked child has one of its own."""
@@ -169,31 +162,26 @@ class BlockingClient(Generic[C]):
                 self._what,
             )
 
-    def _enter(
-        self, manager: AbstractAsyncContextManager[Any, bool | None], portal: BlockingPortal | None = None
-    ) -> None:
+    def _enter(self, portal: BlockingPortal | None = None) -> None:
         if self._portal is not None:
             raise InvalidState(f"the {self._what} is open already")
         with ExitStack() as stack:
-            portal = portal or stack.enter_context(shared_loop.entered())
-            self._portal = portal  # before the manager is entered: a consumer calls its handlers meanwhile
+            # before the original is entered: a consumer calls its handlers meanwhile
+            self._portal = portal = portal or stack.enter_context(OpenLoop())
             try:
-                stack.enter_context(portal.wrap_async_context_manager(manager))
+                stack.enter_context(portal.wrap_async_context_manager(self._original))
             except BaseException:
                 self._portal = None
                 raise
             self._closing = stack.pop_all()
 
     def __enter__(self) -> Self:
-        self._enter(self._original)
+        self._enter()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._exit(kind, error, trace)
-
-    def _exit(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._portal in shared_loop.orphaned:
             self._closing.pop_all()  # the parent closes it
         try:

@@ -61,7 +61,7 @@ class Producer(BlockingClient[AsyncProducer]):
         Raises:
             InvalidState: it was opened before.
         """
-        self._enter(self._original)
+        self._enter()
         portal = self._portal
         if portal is not None:
             self._direct = self._run_now(lambda: DirectPublisher(self._original, portal))
@@ -72,16 +72,18 @@ class Producer(BlockingClient[AsyncProducer]):
 
         Does nothing before `start` and when called again.
         """
-        self._exit(None, None, None)
+        self.__exit__(None, None, None)
 
     def __enter__(self) -> Self:
         return self.start()
 
-    def _exit(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         direct, self._direct = self._direct, None
         if direct is not None:
             direct.close()
-        super()._exit(kind, error, trace)
+        super().__exit__(kind, error, trace)
 
     ping: Final = Method(AsyncProducer.ping)
     meta: Final = Method(AsyncProducer.meta)

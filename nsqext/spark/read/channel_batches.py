@@ -148,7 +148,7 @@ class ChannelReader(BlockingClient[ChannelBatches]):
 
     def __init__(self, options: SourceOptions) -> None:
         super().__init__(ChannelBatches(options))
-        self._enter(self._original, readers_loop.kept())
+        self._enter(readers_loop.kept())
 
     freeze: Final = Method(ChannelBatches.freeze)
     take: Final = Method(ChannelBatches.take)
@@ -156,7 +156,7 @@ class ChannelReader(BlockingClient[ChannelBatches]):
 
     def close(self) -> None:
         """Close the connections; unfinished messages are delivered again."""
-        self._exit(None, None, None)
+        self.__exit__(None, None, None)
 
 
 def rows_of(options: SourceOptions, messages: Iterable[Message]) -> list[pa.RecordBatch]:

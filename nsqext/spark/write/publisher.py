@@ -23,7 +23,7 @@ from nsqext.errors import (
     TopicNotReady,
 )
 from nsqext.spark.write.row_mapper import Group, RowMapper
-from nsqext.sync.loop import call, shared_loop
+from nsqext.sync.loop import OpenLoop, call
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -132,7 +132,7 @@ def publish_chunks(
     keep their order. The function that makes them receives one that returns the meta of a topic.
     """
     publisher = Publisher(config, task, describe)
-    with shared_loop.entered() as portal, portal.wrap_async_context_manager(publisher.producer):
+    with OpenLoop() as portal, portal.wrap_async_context_manager(publisher.producer):
         pending: Future[None] | None = None
         try:
             for chunk in chunks_of(lambda topic: call(portal, "sink", publisher.producer.meta, topic)):

@@ -105,7 +105,10 @@ class HttpClient:
             with anyio.fail_after(self._timeout) as scope:
                 self._pending.add(scope)
                 try:
-                    request = _make_request(method, url, {**_HEADERS, **(headers or {})}, content)
+                    all_headers = {**_HEADERS, **(headers or {})}
+                    request = httpx.Request(method, url, headers=all_headers, content=content or None)
+                    if content:
+                        request.stream = _body_stream()(content)
                     transport = await self._transport_for(url)
                     response = await transport.handle_async_request(request)
                     try:
@@ -208,15 +211,6 @@ def _system_certificates() -> ssl.SSLContext:
     import ssl
 
     return ssl.create_default_context()
-
-
-def _make_request(method: str, url: str, headers: Mapping[str, str], body: bytes) -> httpx.Request:
-    import httpx
-
-    request = httpx.Request(method, url, headers=headers, content=body or None)
-    if body:
-        request.stream = _body_stream()(body)
-    return request
 
 
 @cache

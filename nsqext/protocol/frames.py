@@ -1,9 +1,14 @@
-"""Server frames: ``[4B size][4B type][data]``, big-endian, where size counts type and data."""
+"""Server frames: ``[4B size][4B type][data]``, big-endian, where size counts type and data.
+
+The data of a response to a publish is ``OK``, or ``OK`` with 28 bytes of trace (smart client note, message tracing).
+"""
 
 from __future__ import annotations
 
 from enum import IntEnum
 from struct import Struct
+
+from nsqext.errors import ProtocolError
 
 __all__ = (
     "CLOSE_WAIT",
@@ -32,6 +37,9 @@ Frame = tuple[int, bytes]
 FRAME_HEAD: Struct = Struct(">Ii")
 """Size and type of a frame."""
 
+_TRACE = Struct(">2sQQQI")
+TRACE_REPLY_SIZE = _TRACE.size
+
 
 class FrameType(IntEnum):
     """Type word of a frame."""
@@ -44,3 +52,24 @@ class FrameType(IntEnum):
 def encode_frame(kind: int, data: bytes) -> bytes:
     """Return the bytes of one frame."""
     return FRAME_HEAD.pack(len(data) + 4, kind) + data
+
+
+def encode_trace_reply(message_id: int, trace_id: int, offset: int, size: int) -> bytes:
+    """Return the 30 bytes of a response with trace."""
+    return _TRACE.pack(b"OK", message_id, trace_id, offset, size)
+
+
+def decode_trace_reply(data: bytes, trace_id: int) -> tuple[int, int, int, int]:
+    """Return message id, trace id, offset and size from a response with trace.
+
+    The response to MPUB_TRACE has id and offset of the batch's first message, trace id 0, and the size of the batch.
+    Raises `ProtocolError` if the response is none, or has another trace id: responses no longer match commands, and the
+    message may have been stored.
+    """
+    if len(data) == TRACE_REPLY_SIZE:
+        start, message_id, replied, offset, size = _TRACE.unpack(data)
+        if start == b"OK":
+            if replied != trace_id:
+                raise ProtocolError(f"received the trace id {replied} in the response to a publish with {trace_id}")
+            return message_id, replied, offset, size
+    raise ProtocolError(f"expected OK and 28 bytes of trace in response to a publish, received {data[:40]!r}")

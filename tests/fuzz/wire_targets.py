@@ -20,6 +20,7 @@ from nsqext.lookup.responses import read_lookup, read_lookup_nodes, read_node, u
 from nsqext.protocol.client.body_compression import decompress_body
 from nsqext.protocol.client.client_protocol import ClientProtocol, Reply
 from nsqext.protocol.extjson import UnreadableHeader, read_header
+from nsqext.protocol.frames import decode_trace_reply
 from nsqext.protocol.headers import decode_headers, tag_of
 from nsqext.protocol.identify import Negotiated
 from nsqext.protocol.layers import DeflateLayer, SnappyLayer
@@ -27,7 +28,6 @@ from nsqext.protocol.lookupd_tcp import PeerInfo, response_size
 from nsqext.protocol.messages import EXT_JSON, RawMessage, decode_into
 from nsqext.protocol.record import Record
 from nsqext.protocol.server.negotiate import ServerLimits
-from nsqext.protocol.trace_reply import decode_trace_reply
 from nsqext.types import Address
 from tests.support.coordinators import make_coordinator
 from tests.support.nsqd_sessions import Client, host, make_node, sized

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsqext.errors import ProtocolError
-from nsqext.protocol.trace_reply import TRACE_REPLY_SIZE, decode_trace_reply, encode_trace_reply
+from nsqext.protocol.frames import TRACE_REPLY_SIZE, decode_trace_reply, encode_trace_reply
 
 
 def test_a_trace_reply_has_thirty_bytes() -> None:

@@ -16,7 +16,7 @@ from nsqext.protocol.extjson import quote
 from nsqext.protocol.frames import CLOSE_WAIT, OK
 from nsqext.protocol.layers import DeflateLayer, SnappyLayer
 from nsqext.protocol.names import MAX_PARTITION, is_valid_channel, is_valid_topic
-from nsqext.protocol.server.connection_state import State, check_state
+from nsqext.protocol.server.command_parser import State, check_state
 from nsqext.protocol.server.go_format import base10, byte_list, decode, parse_bool, wrap
 from nsqext.protocol.server.negotiate import identify_reply, negotiate
 from nsqext.protocol.server.request_error import RequestError

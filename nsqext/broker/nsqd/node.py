@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.publish import Stored
     from nsqext.broker.nsqd.auth_server import Authorizations
     from nsqext.protocol.layers import Layer
-    from nsqext.protocol.server.connection_state import State
+    from nsqext.protocol.server.command_parser import State
     from nsqext.protocol.server.negotiate import ClientSettings, ServerLimits
     from nsqext.protocol.server.request_error import RequestError
 

@@ -18,8 +18,8 @@ from nsqext.client.producer.request import (
 )
 from nsqext.errors import ExtendNotSupported, InvalidInput, ProtocolError
 from nsqext.protocol.client.commands import multi, multi_ext, multi_trace
+from nsqext.protocol.frames import decode_trace_reply
 from nsqext.protocol.headers import encode_headers
-from nsqext.protocol.trace_reply import decode_trace_reply
 from nsqext.types import Receipt
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ from nsqext.errors import (
 from nsqext.errors.server import LeaderLost, NotLeader, PubRefused, RecordTooLarge
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER, compress_body
 from nsqext.protocol.client.commands import check_body, publish_ext, publish_line, publish_trace, sized
+from nsqext.protocol.frames import decode_trace_reply
 from nsqext.protocol.headers import DUE_HEADER, add_key, encode_headers
 from nsqext.protocol.names import check_partition, check_topic, check_trace_id
-from nsqext.protocol.trace_reply import decode_trace_reply
 from nsqext.types import Receipt, TopicMeta
 
 if TYPE_CHECKING:

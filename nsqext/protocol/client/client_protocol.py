@@ -9,8 +9,7 @@ from math import inf
 from nsqext.errors import ConnectionLost, NotSent, NsqError, ProtocolError, RequestTimeout, ServerError
 from nsqext.errors.server import FinishFailed, RequeueFailed, TouchFailed, server_error
 from nsqext.protocol.client.commands import NOP
-from nsqext.protocol.frames import DEFAULT_MAX_FRAME_SIZE, FRAME_HEAD, HEARTBEAT, Frame, encode_frame
-from nsqext.protocol.trace_reply import TRACE_REPLY_SIZE
+from nsqext.protocol.frames import DEFAULT_MAX_FRAME_SIZE, FRAME_HEAD, HEARTBEAT, TRACE_REPLY_SIZE, Frame, encode_frame
 
 __all__ = ("MAX_NOTICES", "ClientProtocol", "FrameParser", "Reply")
 

@@ -16,9 +16,8 @@ from attrs import frozen
 
 from nsqext.errors import InvalidHeader, NsqError, OperationNotSupported, ProtocolError
 from nsqext.errors.server import Unauthorized, server_error
-from nsqext.protocol.frames import OK
+from nsqext.protocol.frames import OK, encode_trace_reply
 from nsqext.protocol.headers import TRACE_ID_HEADER
-from nsqext.protocol.trace_reply import encode_trace_reply
 
 if TYPE_CHECKING:
     from nsqext.protocol.client.commands import Command

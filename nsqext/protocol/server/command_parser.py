@@ -1,4 +1,4 @@
-"""Split received bytes into commands, as the real servers do.
+"""Split received bytes into commands, as the real servers do, and tell which of them a state of a connection accepts.
 
 The caller pulls one command at a time, because the previous one decides how the next is read (IDENTIFY may start a
 layer, an error ends reading). Line and size are checked before the body is received, so that an error is sent as early
@@ -7,6 +7,8 @@ as by the real server.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from enum import Enum, auto
 from struct import Struct
 from typing import NamedTuple, Protocol
 
@@ -189,3 +191,36 @@ def _cut_raw(line: bytes) -> list[bytes]:
     if line.startswith(b"REQ") and len(line) > 20:
         words.append(line[21:])
     return words
+
+
+# States of a connection, those of the original server's notes (init, subscribed, closing)
+
+
+class State(Enum):
+    """State of a connection, the same for both roles."""
+
+    INIT = auto()
+    SUBSCRIBED = auto()
+    CLOSING = auto()
+
+
+_SUBS = ("SUB", "SUB_ADVANCED", "SUB_ORDERED")
+_ACKS = ("FIN", "REQ", "TOUCH")
+
+ACCEPTED_IN: Mapping[str, frozenset[State]] = {
+    "IDENTIFY": frozenset({State.INIT}),
+    "AUTH": frozenset({State.INIT}),
+    **dict.fromkeys(_SUBS, frozenset({State.INIT})),
+    **dict.fromkeys(_ACKS, frozenset({State.SUBSCRIBED, State.CLOSING})),
+    "RDY": frozenset({State.SUBSCRIBED, State.CLOSING}),
+    "CLS": frozenset({State.SUBSCRIBED}),
+}
+"""States in which a command is accepted; a command that is not listed is accepted in every state."""
+
+
+def check_state(verb: str, state: State) -> None:
+    """Raise the error of a command that is not accepted in this state (captured: wrong_state)."""
+    accepted = ACCEPTED_IN.get(verb)
+    if accepted is not None and state not in accepted:
+        name = "SUB" if verb in _SUBS else verb
+        raise RequestError("E_INVALID", f"cannot {name} in current state")

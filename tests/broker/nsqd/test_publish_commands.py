@@ -6,8 +6,8 @@ from struct import pack
 
 import pytest
 
+from nsqext.protocol.frames import decode_trace_reply
 from nsqext.protocol.server.negotiate import ServerLimits
-from nsqext.protocol.trace_reply import decode_trace_reply
 from tests.support.commands import multi_body, trace_body
 from tests.support.nsqd_sessions import Client, Clock, host, make_node, ready_client, sized
 

@@ -18,8 +18,8 @@ from nsqext.client.producer.route import Route
 from nsqext.errors import InvalidInput, ProtocolError
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.protocol.client.commands import LARGE, LargeCommand, multi, multi_ext, multi_trace, sized
+from nsqext.protocol.frames import encode_trace_reply
 from nsqext.protocol.record import raw_size
-from nsqext.protocol.trace_reply import encode_trace_reply
 from nsqext.transport.options import ConnectionOptions
 from nsqext.transport.send_queue import SendQueue
 from nsqext.types import Address, TopicMeta

@@ -13,7 +13,7 @@ from attrs import define, field
 
 from nsqext import DeliveryUnknown, Producer, PublishFailed
 from nsqext.errors import ExtendNotSupported, NsqError
-from nsqext.protocol.trace_reply import encode_trace_reply
+from nsqext.protocol.frames import encode_trace_reply
 from tests.support.commands import multi_items, trace_body
 from tests.support.fake_nsqd import Peer, error, ok, scripted_lookup, scripted_node, until
 from tests.support.producers import bounded, quick

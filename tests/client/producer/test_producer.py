@@ -20,8 +20,8 @@ from nsqext.errors import (
     TopicNotFound,
 )
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER, decompress_body
+from nsqext.protocol.frames import encode_trace_reply
 from nsqext.protocol.headers import DUE_HEADER, TAG_HEADER, decode_headers
-from nsqext.protocol.trace_reply import encode_trace_reply
 from nsqext.transport.connection import Connection
 from tests.support.fake_lookupd import node_json
 from tests.support.fake_nsqd import PLAIN, Answer, error, obey, ok, scripted_lookup, scripted_node, until

@@ -38,10 +38,10 @@ from nsqext.errors import (
 )
 from nsqext.errors.server import PubRefused, RecordTooLarge
 from nsqext.lookup.partition_map import PartitionMap
+from nsqext.protocol.frames import encode_trace_reply
 from nsqext.protocol.hashing import key_hash
 from nsqext.protocol.headers import decode_headers
 from nsqext.protocol.identify import Negotiated
-from nsqext.protocol.trace_reply import encode_trace_reply
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address, TopicMeta
 

@@ -15,7 +15,7 @@ from nsqext import DeliveryUnknown, Producer, PublishFailed
 from nsqext.client.trace_log import trace_log
 from nsqext.errors import NsqError, ProtocolError, TopicNotFound
 from nsqext.errors.server import BadMessage, LeaderLost, PubRefused, RecordTooLarge
-from nsqext.protocol.trace_reply import encode_trace_reply
+from nsqext.protocol.frames import encode_trace_reply
 from tests.support.fake_nsqd import (
     Answer,
     error,

@@ -36,8 +36,8 @@ from nsqext.protocol.client.commands import (
     sized,
 )
 from nsqext.protocol.client.http_publish import MAX_QUERY, HttpPublish, decode_reply, encode_publish
+from nsqext.protocol.frames import decode_trace_reply
 from nsqext.protocol.headers import encode_headers
-from nsqext.protocol.trace_reply import decode_trace_reply
 
 ONE = b"\0\0\0\1"
 TRACES = st.integers(0, 2**64 - 1)

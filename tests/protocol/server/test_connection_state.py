@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsqext.protocol.server.connection_state import State, check_state
+from nsqext.protocol.server.command_parser import State, check_state
 from nsqext.protocol.server.request_error import RequestError
 
 

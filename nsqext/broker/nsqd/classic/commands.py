@@ -14,7 +14,7 @@ from nsqext.broker.nsqd.session import MESSAGE_HEAD, MESSAGE_TYPE, Dialect, Sess
 from nsqext.broker.nsqd.validation import CommandValidator, auth, check_auth, recheck_auth, run_authorized
 from nsqext.protocol.extjson import quote
 from nsqext.protocol.names import is_valid_topic
-from nsqext.protocol.server.connection_state import check_state
+from nsqext.protocol.server.command_parser import check_state
 from nsqext.protocol.server.go_format import MASK_64, base10, decode, wrap
 from nsqext.protocol.server.publish_bodies import BATCH_VERBS, BatchReader, Target
 from nsqext.protocol.server.request_error import RequestError

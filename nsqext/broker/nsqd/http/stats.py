@@ -11,7 +11,7 @@ from nsqext.broker.nsqd.http.common import RequestArgs
 from nsqext.http.api import Call, Form, HttpFault, route
 from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.protocol.layers import DeflateLayer, SnappyLayer
-from nsqext.protocol.server.connection_state import State
+from nsqext.protocol.server.command_parser import State
 from nsqext.protocol.server.go_format import NANOSECONDS, build, parse_bool
 from nsqext.protocol.tls_layer import TlsLayer
 

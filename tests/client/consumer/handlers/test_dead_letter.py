@@ -13,7 +13,7 @@ from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
 from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues, FailurePolicy
 from nsqext.client.consumer.options import FailureOptions
 from nsqext.errors import InvalidState, NsqError
-from nsqext.protocol.trace_reply import encode_trace_reply
+from nsqext.protocol.frames import encode_trace_reply
 from tests.support.fake_nsqd import PLAIN, error, obey, ok, scripted_lookup, scripted_node
 from tests.support.messages import RecordingOwner, make_message
 

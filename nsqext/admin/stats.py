@@ -133,17 +133,12 @@ def sum_up(
 
 
 def _sum_channel(name: str, parts: list[PartitionChannelStats]) -> ChannelStats:
+    counts = ("depth", "in_flight", "deferred", "messages", "requeued", "timed_out", "lag")
     return ChannelStats(
         name=name,
-        depth=sum(part.depth for part in parts),
-        in_flight=sum(part.in_flight for part in parts),
-        deferred=sum(part.deferred for part in parts),
-        messages=sum(part.messages for part in parts),
-        requeued=sum(part.requeued for part in parts),
-        timed_out=sum(part.timed_out for part in parts),
+        **{count: sum(getattr(part, count) for part in parts) for count in counts},
         paused=all(part.paused for part in parts),
         skipped=all(part.skipped for part in parts),
-        lag=sum(part.lag for part in parts),
         clients=tuple(client for part in parts for client in part.clients),
     )
 

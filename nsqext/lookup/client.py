@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
-from attrs import define, evolve
+from attrs import evolve
 
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, LookupFailed, NsqError, TopicNotReady
 from nsqext.lookup.http import LookupHttp
@@ -39,12 +39,6 @@ T = TypeVar("T")
 _RELIST_SOON = 5.0  # seconds to the next ``/listlookup`` after all lookup nodes failed to respond to it
 _MAX_PARSED = 4096  # number of cached parsed responses; a digest identifies unchanged ones
 _AT_ONCE = 32  # lookup nodes that are queried concurrently; a connection that fails costs milliseconds of CPU
-
-
-@define(eq=False)
-class _Health:
-    failures: int = 0
-    last: float = 0.0
 
 
 class LookupClient:
@@ -77,7 +71,8 @@ class LookupClient:
         self._relist_at = float("-inf")
         self._listing = anyio.Lock()
         self._lists = 0
-        self._health: dict[Address, _Health] = {}
+        self._failures: dict[Address, tuple[int, float]] = {}
+        """How often nodes failed in succession, and when they did last."""
         self._limiter = anyio.Semaphore(self.options.max_concurrent)
         self._reading = anyio.Lock()
         """Limits parsing to one response per turn of the event loop, so that other tasks run."""
@@ -194,9 +189,8 @@ class LookupClient:
             if not results[address] or isinstance(results[address], NsqError):
                 nodes.setdefault(address, LookupNode(address))
         self._nodes = nodes
-        self._health = {
-            address: health for address, health in self._health.items() if address in nodes or address in self.addresses
-        }
+        known_nodes = {*nodes, *self.addresses}
+        self._failures = {address: failed for address, failed in self._failures.items() if address in known_nodes}
         interval = self.options.poll_interval
         self._relist_at = anyio.current_time() + (interval if lists else min(interval, _RELIST_SOON))
 
@@ -228,20 +222,15 @@ class LookupClient:
         return [tier for tier in (first, second, [address for address in known_nodes if address in failing]) if tier]
 
     def _is_failing(self, address: Address) -> bool:
-        health = self._health.get(address)
-        return (
-            health is not None
-            and health.failures >= self.options.max_failures
-            and anyio.current_time() < health.last + self.options.retry_failed
-        )
+        failures, last = self._failures.get(address, (0, 0.0))
+        return failures >= self.options.max_failures and anyio.current_time() < last + self.options.retry_failed
 
     def _note_health(self, address: Address, failed: bool) -> None:
         if failed:
-            health = self._health.setdefault(address, _Health())
-            health.failures += 1
-            health.last = anyio.current_time()
+            failures, _ = self._failures.get(address, (0, 0.0))
+            self._failures[address] = failures + 1, anyio.current_time()
         else:
-            self._health.pop(address, None)
+            self._failures.pop(address, None)
 
     async def _ask_all(
         self, addresses: Iterable[Address], ask: Callable[[Address], Awaitable[T]]

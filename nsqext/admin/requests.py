@@ -78,15 +78,14 @@ class ClusterRequests:
     async def change_lookup(self, path: str, params: Mapping[str, str | int]) -> None:
         """Send a change to the leader of the lookup nodes, or to all nodes on the original generation."""
         nodes = await self.client.lookup_nodes()
-        leaders = [node.address for node in nodes if node.leader]
-        if leaders:
-            await self.client.http.ask(leaders[0], path, params, method="POST")
-            return
+        leaders = [node for node in nodes if node.leader][:1]
         errors: list[NsqError] = []
-        for node in nodes:
+        for node in leaders or nodes:
             try:
                 await self.client.http.ask(node.address, path, params, method="POST")
             except (LookupFailed, TopicNotFound) as error:
+                if leaders:
+                    raise
                 errors.append(error)
         if len(errors) == len(nodes):
             raise failure(errors, str(params.get("topic", "")) or None)

@@ -40,7 +40,7 @@ from nsqext.errors import (
 )
 from nsqext.errors.server import BadMessage, NotLeader, PubFailed, PubRefused, TooMuchWaiting
 from nsqext.lookup.partition_map import PartitionMap
-from nsqext.protocol.trace_reply import encode_trace_reply
+from nsqext.protocol.frames import encode_trace_reply
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address, TopicMeta
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 
+import anyio
 import pytest
 
+from nsqext.client.consumer.message import UnpackBudget
 from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight, ProtocolError
 from nsqext.protocol.client.body_compression import compress_body
 from tests.support.messages import RecordingOwner, make_message
@@ -117,3 +119,84 @@ def test_damaged_bodies_stay_as_they_are() -> None:
         message.unpack()
     assert message.body == b"no gzip"
     assert "nsq.client.compress" in message.headers
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("answer", ["finish", "requeue", "finish_now", "requeue_now"])
+async def test_each_answer_releases_the_unpacked_bytes(answer: str, lost: bool) -> None:
+    owner, budget = RecordingOwner(), UnpackBudget(100)
+    owner.ignore_lost = True
+    owner.refusal = MessageNotInFlight("gone") if lost else None
+    message = make_message(owner)
+    message.budget = budget
+    assert budget.reserve(message, 80)
+    match answer:
+        case "finish":
+            await message.finish()
+        case "requeue":
+            await message.requeue()
+        case "finish_now":
+            message.finish_now()
+        case _:
+            message.requeue_now(0.0, backoff=False)
+    assert (message.answered, budget.used, budget.holds(message)) == (True, 0, False)
+
+
+def test_a_budget_is_used_up_by_others_and_one_message_may_be_larger() -> None:
+    owner, budget = RecordingOwner(), UnpackBudget(100)
+    one, two, three = (make_message(owner, number) for number in range(3))
+    assert budget.reserve(one, 60)
+    assert [budget.reserve(two, 41), budget.reserve(two, 40), budget.used] == [False, True, 100]
+    assert [budget.reserve(two, 90), budget.used] == [True, 150], "what it turned out to be"
+    budget.release(two)
+    budget.release(two)
+    assert budget.used == 60
+    budget.release(one)
+    assert [budget.reserve(three, 1000), budget.used] == [True, 1000]
+    owner.horizon = 1.0
+    budget.release_expired()
+    assert budget.used == 0
+    endless = UnpackBudget(0)
+    assert [endless.reserve(one, 10**9), endless.reserve(two, 10**9)] == [True, True]
+
+
+async def test_tasks_that_wait_for_room_are_woken() -> None:
+    owner, budget, woken = RecordingOwner(), UnpackBudget(100), list[int]()
+    message = make_message(owner)
+    assert budget.reserve(message, 100)
+
+    async def wait(number: int) -> None:
+        await budget.wait()
+        woken.append(number)
+
+    async with anyio.create_task_group() as tasks:
+        for number, wake in enumerate((lambda: budget.release(message), budget.wake)):
+            tasks.start_soon(wait, number)
+            await anyio.wait_all_tasks_blocked()
+            assert len(woken) == number
+            wake()
+            await anyio.wait_all_tasks_blocked()
+            assert len(woken) == number + 1
+
+
+def test_a_message_continues_with_its_new_delivery() -> None:
+    old, new = RecordingOwner(), RecordingOwner()
+    for attempts, later in ((1, 2), (5, 2)):
+        message, delivery = make_message(old, attempts=attempts), make_message(new, attempts=later)
+        delivery.received = 50.0
+        message.renew(delivery)
+        assert (message.owner, message.received, message.delivered) == (new, 50.0, 50.0)
+        assert message.attempts == max(attempts, later)
+        assert message.counted is delivery.counted
+
+
+def test_when_a_handler_may_begin() -> None:
+    owner = RecordingOwner()
+    message = make_message(owner)
+    message.received = 100.0
+    owner.horizon = 100.0
+    assert [message.may_begin(now) for now in (100.0, 100.1, 150.0)] == [True, True, True]
+    owner.expired = lambda message: True  # type: ignore[method-assign]
+    assert [message.may_begin(now) for now in (100.1, 100.3)] == [True, False]
+    owner.horizon = 100.5
+    assert not message.may_begin(100.1)

@@ -390,3 +390,8 @@ async def test_a_message_that_another_check_refuses_fails_without_the_others() -
         assert batcher.take_failed() == [(b"2", refused)]
         assert batcher.pending == 0
     assert publisher.batches == [[b"1", b"3"]]
+
+
+def test_a_batcher_needs_an_open_producer() -> None:
+    with pytest.raises(InvalidState):
+        Producer(nsqd="127.0.0.1:1").batcher("t")

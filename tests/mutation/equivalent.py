@@ -11,17 +11,17 @@ __all__ = ("EQUIVALENT", "reason_of")
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
-        "broker/engine/channel/key_selector.py",
+        "broker/engine/channel/key_failover.py",
         "Gt to GtE",
         "while index and pending[index - 1].entry.offset > offset:",
     ): "no two messages have the same offset",
     (
-        "broker/engine/channel/key_selector.py",
+        "broker/engine/channel/key_failover.py",
         "Lt to LtE",
         "return not self.blocked or all(first < delivery.entry.offset for delivery in self.blocked)",
     ): "no two messages have the same offset",
     (
-        "broker/engine/channel/key_selector.py",
+        "broker/engine/channel/key_failover.py",
         "Gt to GtE",
         "self.balance_due = self._clock() + _BALANCE if len(self._heaps) > 1 else inf",
     ): "one client has nothing to give away",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from attrs import define, field
@@ -173,7 +174,8 @@ class SegmentRecovery:
         their numbers, where that is known.
         """
         self._missing = self._missing_files()
-        for file in self._with_begins(begins):
+        files = self._with_begins(begins)
+        for file, following in zip_longest(files, files[1:]):
             if file.offset < self.end[0]:
                 self._set_aside(file.path, "overlaps with the file before it")
                 continue
@@ -181,7 +183,7 @@ class SegmentRecovery:
             if self._note_gap(file.offset, file.count, file.follows):
                 file.follows = before
                 self._folder.write_begin(file)
-            for run in self._scan(file, before):
+            for run in self._scan(file, before, following):
                 self._recovery.messages += len(run.entries)
                 for first in range(0, len(run.entries), _CHUNK):
                     yield run.entries[first : first + _CHUNK]
@@ -289,7 +291,7 @@ class SegmentRecovery:
 
     # Damaged bytes
 
-    def _scan(self, file: SegmentFile, before: int) -> list[Run]:
+    def _scan(self, file: SegmentFile, before: int, following: SegmentFile | None) -> list[Run]:
         """Read a file and repair it: a torn end is cut off; damaged bytes split the file, and a copy of it is kept.
 
         ``before`` is where the queue ended before it; -1 for the first file.
@@ -297,6 +299,9 @@ class SegmentRecovery:
         data = file.path.read_bytes()
         self._scanned = file.path.name
         runs, end = scan(data, (file.offset, file.count), self._folder.partition)
+        if runs and following is not None and self._is_contradicted(runs[-1], following):
+            end -= runs[-1].entries.pop().size
+            runs = [run for run in runs if run.entries]
         torn = len(data) - end
         if any(run.position for run in runs) or (torn and file.offset + end < self._known_end[0]):
             self._note_damage(file, data, runs)
@@ -311,6 +316,14 @@ class SegmentRecovery:
             )
         self.files.append(file)
         return runs
+
+    def _is_contradicted(self, run: Run, following: SegmentFile) -> bool:
+        """Return whether the id of the last record of a file is too large, beside the one before and the next file."""
+        with following.path.open("rb") as opened:
+            first_id = int.from_bytes(opened.read(RECORD_OVERHEAD)[_ID_AT : _ID_AT + 8], "big")
+        ids = [entry.record.internal_id for entry in run.entries[-2:]]
+        before = ids[0] if len(ids) > 1 else _id_before(run, self._folder.partition)
+        return before < first_id <= ids[-1]
 
     def _note_damage(self, file: SegmentFile, data: bytes, runs: list[Run]) -> None:
         """Report a damaged file, and keep a copy of it."""

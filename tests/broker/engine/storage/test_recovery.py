@@ -316,6 +316,7 @@ def store_everything(path: Path, generation: str) -> list[Path]:
 @example(which=3, damage="zeros", at=22, generation="nsq")
 @example(which=3, damage="cut", at=0, generation="ha")
 @example(which=1, damage="remove", at=0, generation="ha")
+@example(which=381, damage="flip", at=381, generation="ha")
 def test_any_damaged_file_is_survived_and_named(
     tmp_path_factory: pytest.TempPathFactory,
     caplog: pytest.LogCaptureFixture,

@@ -270,11 +270,11 @@ async def test_a_reply_to_another_command_ends_the_connection() -> None:
 
 @pytest.mark.parametrize(("traced", "logged"), [(True, ["nsqext.trace"]), (False, [])])
 async def test_only_while_topics_are_traced_receipts_are_logged(
-    traced: bool, logged: list[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    traced: bool, logged: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Bench(encode_trace_reply(9, 0, 31, 31) if traced else b"OK")
     trace_log.on("t")
-    monkeypatch.setattr(trace_log, "active", traced)
+    trace_log.active = traced
     try:
         with caplog.at_level(logging.INFO, "nsqext.trace"):
             await bench.publish(partition=0)

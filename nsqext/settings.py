@@ -12,16 +12,53 @@ import re
 from collections.abc import Callable, Container, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, unquote_plus, urlsplit
 
 import attrs
 
 from nsqext.arguments import suggest
 from nsqext.errors import InvalidSetting, UnknownSetting
-from nsqext.errors.redaction import is_secret_name, redact_url
 
 if TYPE_CHECKING:
     import ssl
+
+
+__all__ = ("is_secret_name", "redact_url")
+
+_SECRET_WORDS = ("secret", "password", "token", "credential")
+_PARAMETER = re.compile(r"([?&;])([^=&;#\s]*)=([^&;#\s]*)")
+_MASK = "***"
+
+
+def is_secret_name(name: str) -> bool:
+    """Return whether a setting or parameter of this name holds a secret, also if it is misspelt."""
+    return any(word in name.lower() for word in _SECRET_WORDS)
+
+
+def redact_url(url: str, known: Container[str] | None = None) -> str:
+    """Return a URL or address without user, password and secret parameters.
+
+    Everything before the last ``@`` is removed, because a password may contain any character. Only the values of
+    ``known`` parameters are shown, because a misspelt name may hold a secret; None shows every parameter whose name is
+    not that of a secret.
+    """
+
+    def masked(match: re.Match[str]) -> str:
+        name = unquote_plus(match[2])
+        hidden = is_secret_name(name) or (known is not None and name not in known)
+        return f"{match[1]}{match[2]}={_MASK if hidden else match[3]}"
+
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        scheme, rest = "", url
+    # parameters first: the @ in a secret parameter must not show what follows it
+    rest = _PARAMETER.sub(masked, rest)
+    if "@" in rest:
+        rest = f"{_MASK}@{rest.rpartition('@')[2]}"
+    elif rest.startswith(":"):
+        rest = _MASK  # a secret without a host
+    return f"{scheme}{separator}{rest}"
+
 
 T = TypeVar("T")
 

@@ -30,8 +30,7 @@ from nsqext.client.settings import (
     producer_settings,
 )
 from nsqext.errors import InvalidSetting, UnknownSetting
-from nsqext.errors.redaction import redact_url
-from nsqext.settings import Given, Setting, build
+from nsqext.settings import Given, Setting, build, redact_url
 
 EMPTY: Mapping[str, str] = {}
 

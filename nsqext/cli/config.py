@@ -11,7 +11,7 @@ from nsqext.cli.connection import Connection, Json, load_settings
 from nsqext.cli.contexts import Contexts, contexts_file, load_contexts, save_contexts
 from nsqext.client.settings import app_schema
 from nsqext.errors import InvalidSetting
-from nsqext.errors.redaction import redact_url
+from nsqext.settings import redact_url
 
 app: typer.Typer = typer.Typer()
 

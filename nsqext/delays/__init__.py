@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from nsqext.delays.relay import DelayRelay
-from nsqext.delays.store import DelayStore, WaitingMessage
+from nsqext.delays.relay import DelayRelay, DelayStore, WaitingMessage
 
 __all__ = ("DelayRelay", "DelayStore", "WaitingMessage")

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from nsqext.dispatch.ranges import KeyRanges, position_of
+from nsqext.dispatch.buckets import KeyRanges, position_of
 
 __all__ = ("KeyRanges", "position_of")

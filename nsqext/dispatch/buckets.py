@@ -2,17 +2,241 @@
 
 The tag of a bucket names their number too, so that producers and consumers with different numbers are noticed: nothing
 is delivered to the wrong bucket.
+
+And ranges of the hash space, one for each consumer (Key_Failover note, hash layer). The space [0, 1) is a line, not a
+ring: the first and the last range are not adjacent. Internally, positions are the 2**32 values of the hash, so that
+repeated halving is exact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import time
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Final, NamedTuple
+from functools import lru_cache
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from nsqext.arguments import is_whole
-from nsqext.dispatch.ranges import position_of
-from nsqext.errors import InvalidSetting
+from nsqext.errors import InvalidInput, InvalidSetting
+from nsqext.protocol.hashing import murmur3_32
+
+C = TypeVar("C", bound=Hashable)
+
+SPACE = 1 << 32
+CELL_BITS = 20
+CELLS = SPACE >> CELL_BITS
+_NOTHING = bytes(8 * CELLS)
+
+_EVEN = 50
+"""Messages of each consumer that are taken as evenly distributed, so that a few real ones do not decide."""
+_BUSY = 1.2
+"""Times the fair share from which a consumer is too busy."""
+_WORTH = 0.9
+"""What the share of the busiest consumer becomes at most, in times of what it was, for borders to be moved."""
+
+
+@lru_cache(maxsize=65_536)
+def position_of(key: bytes) -> int:
+    """Return the position of a key in the hash space, 0 to 2**32 - 1: its MurmurHash3, as for partitions."""
+    return murmur3_32(key)
+
+
+class OwnedRange(NamedTuple, Generic[C]):
+    """A range of the hash space and the consumer that serves it."""
+
+    low: float  # its start, from 0.0, inclusive
+    high: float  # its end, up to 1.0, exclusive
+    consumer: C  # the consumer that serves it
+
+
+class KeyRanges(Generic[C]):
+    """Divide the hash space among consumers: each position belongs to one consumer.
+
+    Each consumer has one range. A new consumer receives the upper half of the busiest consumer's range. When a consumer
+    is removed, the less busy one of its neighbours receives its range. `balance` moves the borders between ranges while
+    one consumer is busier than others in the messages of a window of seconds; that is not in the note.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic, window: float = 10.0) -> None:
+        if not window > 0:
+            raise InvalidSetting(f"window={window!r} is not a positive number of seconds")
+        self._load = KeyLoad(clock, window)
+        self._starts: list[int] = []  # start of each range, in order
+        self._owners: list[C] = []  # consumer of each range
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def __contains__(self, consumer: object) -> bool:
+        return consumer in self._owners
+
+    # Consumers
+
+    def add_consumer(self, consumer: C) -> None:
+        """Add a consumer, which receives the upper half of the busiest consumer's range.
+
+        Among equally busy ones, the widest range is split; among equally wide ones, the lowest.
+        """
+        if consumer in self._owners:
+            raise InvalidInput(f"consumer {consumer!r} has a range already", hint="remove it first")
+        if not self._owners:
+            self._starts, self._owners = [0], [consumer]
+            return
+        places = range(len(self._owners))
+        place = max(places, key=lambda place: (self._weight(place), self._width(place), -place))
+        self._starts.insert(place + 1, self._starts[place] + (self._width(place) + 1) // 2)
+        self._owners.insert(place + 1, consumer)
+
+    def remove_consumer(self, consumer: C) -> None:
+        """Remove a consumer; the less busy one of its neighbours receives its range.
+
+        Among equally busy ones, the one with the narrower range; among equally narrow ones, the lower.
+        """
+        place = self._place_of(consumer)
+        neighbours = [other for other in (place - 1, place + 1) if 0 <= other < len(self._owners)]
+        heir = min(neighbours, key=lambda other: (self._weight(other), self._width(other), other), default=place)
+        del self._starts[max(place, heir)], self._owners[place]
+
+    def balance(self) -> bool:
+        """Move the borders to give all consumers the same share, if one is too busy; return whether they were moved.
+
+        A single key cannot be divided: the borders stay where moving them does not make the busiest consumer less busy.
+        """
+        count = len(self._owners)
+        if not 1 < count <= CELLS:
+            return False
+        weights = [self._weight(place) for place in range(count)]
+        busiest = max(weights) / sum(weights)
+        if busiest * count <= _BUSY:
+            return False
+        starts, after = self._even_starts(count)
+        if after > _WORTH * busiest:
+            return False
+        self._starts = starts
+        return True
+
+    def _even_starts(self, count: int) -> tuple[list[int], float]:
+        """Return starts of ranges with the same share each, as far as cells allow, and the largest share."""
+        cells = [messages + _EVEN * count / CELLS for messages in self._load.cells()]
+        total = remaining = sum(cells)
+        starts, cell, largest = [0], 0, 0.0
+        for consumers in range(count, 1, -1):
+            fair, taken = remaining / consumers, cells[cell]
+            cell += 1
+            while CELLS - cell >= consumers and taken + cells[cell] / 2 <= fair:
+                taken += cells[cell]
+                cell += 1
+            starts.append(cell << CELL_BITS)
+            remaining -= taken
+            largest = max(largest, taken)
+        return starts, max(largest, remaining) / total
+
+    # Dispatch
+
+    def at(self, position: int) -> C | None:
+        """Return the consumer that serves a position of the hash space (`position_of`); None without consumers."""
+        owners = self._owners
+        return owners[bisect_right(self._starts, position) - 1] if owners else None
+
+    def record(self, position: int, count: int = 1) -> None:
+        """Count messages at a position of the hash space."""
+        self._load.add(position, count)
+
+    # State
+
+    def rate(self, consumer: C) -> float:
+        """Return the messages per second in the range of a consumer, over half of the window to all of it."""
+        return self._load.rate(*self._bounds(self._place_of(consumer)))
+
+    def share(self, consumer: C) -> float:
+        """Return the part of the messages that a consumer is expected to receive, 0 to 1.
+
+        The messages of the window decide; as far as they are few, the width of its range.
+        """
+        place = self._place_of(consumer)
+        return self._weight(place) / sum(map(self._weight, range(len(self._owners))))
+
+    def ranges(self) -> list[OwnedRange[C]]:
+        """Return all ranges in order; together they are [0, 1), or empty without consumers."""
+        stops = [*self._starts[1:], SPACE]
+        return [
+            OwnedRange(start / SPACE, stop / SPACE, owner)
+            for start, stop, owner in zip(self._starts, stops, self._owners, strict=bool(self._owners))
+        ]
+
+    # Internals
+
+    def _place_of(self, consumer: C) -> int:
+        if consumer not in self._owners:
+            raise InvalidInput(f"consumer {consumer!r} has no range", hint="add it first")
+        return self._owners.index(consumer)
+
+    def _bounds(self, place: int) -> tuple[int, int]:
+        return self._starts[place], self._starts[place + 1] if place + 1 < len(self._starts) else SPACE
+
+    def _width(self, place: int) -> int:
+        start, stop = self._bounds(place)
+        return stop - start
+
+    def _weight(self, place: int) -> float:
+        """Return the messages of a range, with those that are taken as evenly distributed."""
+        return self._load.between(*self._bounds(place)) + self._width(place) / SPACE * _EVEN * len(self._owners)
+
+
+class KeyLoad:
+    """Messages of the last seconds in each of 4,096 cells of the hash space.
+
+    The window of so many seconds has two halves: when the newer half is complete, the older one is dropped.
+    """
+
+    __slots__ = ("_began", "_clock", "_half", "_newer", "_older")
+
+    def __init__(self, clock: Callable[[], float], window: float) -> None:
+        self._clock = clock  # seconds that never go backwards
+        self._half = window / 2
+        self._began = clock()
+        self._newer = array("Q", _NOTHING)
+        self._older = array("Q", _NOTHING)
+
+    def add(self, position: int, count: int) -> None:
+        """Count messages at a position."""
+        self._turn()
+        self._newer[position >> CELL_BITS] += count
+
+    def _turn(self) -> float:
+        """Drop the older half if the newer one is complete; return the seconds that are counted."""
+        now = self._clock()
+        if now - self._began >= self._half:
+            complete = now - self._began < 2 * self._half
+            self._older = self._newer if complete else array("Q", _NOTHING)
+            self._newer = array("Q", _NOTHING)
+            self._began = self._began + self._half if complete else now
+        return self._half + now - self._began
+
+    def cells(self) -> list[int]:
+        """Return the messages of each cell."""
+        self._turn()
+        return [newer + older for newer, older in zip(self._newer, self._older, strict=True)]
+
+    def between(self, start: int, stop: int) -> float:
+        """Return the messages from one position to another; a part of a cell has that part of its messages."""
+        self._turn()
+        return sum(_between(half, start, stop) for half in (self._newer, self._older))
+
+    def rate(self, start: int, stop: int) -> float:
+        """Return the messages per second from one position to another."""
+        seconds = self._turn()
+        return self.between(start, stop) / seconds
+
+
+def _between(cells: array[int], start: int, stop: int) -> float:
+    first, last = start >> CELL_BITS, stop >> CELL_BITS
+    before = cells[first] * (start & ((1 << CELL_BITS) - 1)) / (1 << CELL_BITS)
+    behind = cells[last] * (stop & ((1 << CELL_BITS) - 1)) / (1 << CELL_BITS) if last < CELLS else 0.0
+    return sum(cells[first:last]) - before + behind
+
 
 __all__ = (
     "DEFAULT_KEY_TAGS",

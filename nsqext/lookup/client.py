@@ -12,11 +12,11 @@ import anyio
 from attrs import evolve
 
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, LookupFailed, NsqError, TopicNotReady
-from nsqext.lookup.http import LookupHttp
 from nsqext.lookup.options import LookupOptions, LookupUrl, parse_lookup_addresses
 from nsqext.lookup.partition_map import failure
 from nsqext.lookup.responses import (
     LookupAnswer,
+    LookupHttp,
     LookupNode,
     NodeInfo,
     read_lookup,

@@ -13,7 +13,7 @@ from nsqext.lookup.responses import unwrap
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nsqext.lookup.http import LookupHttp
+    from nsqext.lookup.responses import LookupHttp
     from nsqext.types import Address
 
 _EMPTY = "commit log end of file"

@@ -11,7 +11,7 @@ from attrs import field, frozen
 
 from nsqext.arguments import check_counts, check_kinds, check_times
 from nsqext.errors import InvalidSetting
-from nsqext.errors.redaction import redact_url
+from nsqext.settings import redact_url
 from nsqext.transport.options import make_tls_context
 from nsqext.types import Address
 

@@ -8,8 +8,23 @@ Built-in: `HandlerTimeout`, `RateLimit`, `Deduplicate`, `Decompress`; logs, span
 
 from __future__ import annotations
 
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import anyio
+
+from nsqext.arguments import check_number, check_time, is_number
+from nsqext.client.consumer.handlers.batches import MessageBatch
+from nsqext.client.consumer.message import Reject
 from nsqext.client.middleware import CallNext, Handling, Middleware, Publishing, SendNext
-from nsqext.middleware.builtin import Decompress, Deduplicate, HandlerTimeout, RateLimit
+from nsqext.errors import InvalidSetting, ProtocolError
+from nsqext.protocol.client.body_compression import inflate
+
+if TYPE_CHECKING:
+    from nsqext.client.consumer.message import Message
+
 
 __all__ = (
     "CallNext",
@@ -22,3 +37,155 @@ __all__ = (
     "RateLimit",
     "SendNext",
 )
+
+
+_clock = time.monotonic
+_Entry = tuple[str, object]
+
+
+class HandlerTimeout(Middleware):
+    """Cancels a handler that runs too long and raises `TimeoutError`, so that its message is requeued.
+
+    Args:
+        seconds: time limit of a handler, for one message or for one batch.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        check_time("seconds", seconds, zero=False)
+        self._seconds = seconds
+
+    async def handle(self, handling: Handling, call_next: CallNext) -> object:
+        """Call the handler with a deadline."""
+        with anyio.move_on_after(self._seconds):
+            return await call_next(handling)
+        raise TimeoutError(f"the handler ran longer than {self._seconds:g} s")
+
+
+class RateLimit(Middleware):
+    """Limits the rate of handled messages; all clients with the same object share the limit.
+
+    A batch counts as the number of its messages. Messages wait in the consumer, which touches them before they time
+    out. With a low rate, lower ``max_in_flight`` too, so that other consumers receive the messages that would wait.
+
+    Args:
+        per_second: messages per second that handlers may start with.
+        burst: messages that may start immediately after a pause.
+    """
+
+    def __init__(self, per_second: float, *, burst: int = 1) -> None:
+        if not is_number(per_second) or not per_second:
+            raise InvalidSetting(f"per_second={per_second!r} is not a positive number")
+        check_number("burst", burst, 1)
+        self._interval = 1 / per_second
+        self._allowance = (burst - 1) * self._interval
+        self._next = 0.0
+
+    async def handle(self, handling: Handling, call_next: CallNext) -> object:
+        """Wait until the rate allows the messages, and call the handler."""
+        now = _clock()
+        turn = max(self._next, now - self._allowance)
+        self._next = turn + self._interval * len(handling.messages)
+        if turn > now:
+            await anyio.sleep(turn - now)
+        return await call_next(handling)
+
+
+def _place_and_id(message: Message) -> object:
+    return message.topic, message.partition, message.id
+
+
+class Deduplicate(Middleware):
+    """Finishes a message that this process has handled already, without calling the handler.
+
+    It stores the ids of messages whose handlers returned. Handlers must still be idempotent, because a message that is
+    redelivered to another process, or after a restart, is handled again.
+
+    Args:
+        window: number of stored ids.
+        seconds: time for which an id is stored.
+        key: returns the identity of a message; by default topic, partition and id. With None, the message is handled.
+    """
+
+    def __init__(
+        self, window: int = 100_000, *, seconds: float = 3600.0, key: Callable[[Message], object] = _place_and_id
+    ) -> None:
+        check_number("window", window, 1)
+        check_time("seconds", seconds, zero=False)
+        self._window = window
+        self._seconds = seconds
+        self._key = key
+        self._handled: OrderedDict[_Entry, float] = OrderedDict()
+
+    async def handle(self, handling: Handling, call_next: CallNext) -> object:
+        """Call the handler for messages that have not been handled yet."""
+        oldest = _clock() - self._seconds
+        fresh: list[Message] = []
+        entries: list[tuple[Message, _Entry]] = []
+        for message in handling.messages:
+            key = self._key(message)
+            entry = (handling.channel, key)
+            if key is None:
+                fresh.append(message)
+            elif self._handled.get(entry, float("-inf")) < oldest:
+                fresh.append(message)
+                entries.append((message, entry))
+            else:
+                message.finish_now()  # it must not be requeued with the others of its batch
+        if not fresh:
+            return None
+        handling.messages = fresh
+        result = await call_next(handling)
+        for message, entry in entries:
+            if not message.answered:  # a message that the handler answered itself may have been requeued
+                self._remember(entry)
+        return result
+
+    def _remember(self, entry: _Entry) -> None:
+        self._handled.pop(entry, None)
+        self._handled[entry] = _clock()
+        while len(self._handled) > self._window:
+            self._handled.popitem(last=False)
+
+
+class Decompress(Middleware):
+    """Decompresses bodies of messages with the header ``content-encoding``: ``gzip`` or ``deflate``.
+
+    Bodies compressed by this package are decompressed by the consumer. A body that cannot be decompressed is rejected
+    (`nsqext.Reject`); in a batch, after the other messages have been handled.
+
+    Args:
+        max_size: largest decompressed body, in bytes.
+    """
+
+    def __init__(self, *, max_size: int = 64 << 20) -> None:
+        check_number("max_size", max_size, 1)
+        self._max_size = max_size
+
+    async def handle(self, handling: Handling, call_next: CallNext) -> object:
+        """Replace compressed bodies, and call the handler."""
+        if not handling.batch:
+            self._restore(handling.message)
+            return await call_next(handling)
+        good: list[Message] = []
+        rejections: list[Reject] = []
+        for message in handling.messages:
+            try:
+                self._restore(message)
+            except Reject as error:
+                rejections.append(error)
+            else:
+                good.append(message)
+        handling.messages = good
+        result = await call_next(handling)
+        if rejections:
+            MessageBatch(good).finish_now()
+            raise rejections[0]
+        return result
+
+    def _restore(self, message: Message) -> None:
+        encoding = message.header_value("content-encoding") if message.header else None
+        if encoding in ("gzip", "deflate"):
+            try:
+                message.replace_body(inflate(message.body, self._max_size, encoding), "content-encoding")
+            except ProtocolError as error:
+                raise Reject(error.message) from error

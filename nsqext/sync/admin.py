@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Unpack
 
 from nsqext.admin import Admin as AsyncAdmin
-from nsqext.sync.loop import BlockingClient
-from nsqext.sync.mirror import Method, Same
+from nsqext.sync.loop import BlockingClient, Method, Same
 
 if TYPE_CHECKING:
     from nsqext.admin.options import AdminSettings

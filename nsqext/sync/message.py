@@ -10,8 +10,7 @@ from nsqext.client.consumer.handlers.batches import MessageBatch as AsyncMessage
 from nsqext.client.consumer.handlers.batches import MessageSequence
 from nsqext.client.consumer.message import Message as AsyncMessage
 from nsqext.errors import InvalidInput, InvalidState
-from nsqext.sync.loop import call, shared_loop
-from nsqext.sync.mirror import Method, Same
+from nsqext.sync.loop import Method, Same, call, shared_loop
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal

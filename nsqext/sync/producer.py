@@ -16,8 +16,7 @@ from nsqext.client.producer.producer import Producer as AsyncProducer
 from nsqext.client.producer.request import OutgoingMessage
 from nsqext.errors import InvalidState
 from nsqext.sync.direct import DirectPublisher
-from nsqext.sync.loop import BlockingClient, call, shared_loop
-from nsqext.sync.mirror import Method, Same
+from nsqext.sync.loop import BlockingClient, Method, Same, call, shared_loop
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal

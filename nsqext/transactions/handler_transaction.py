@@ -13,7 +13,7 @@ from anyio import CancelScope, to_thread
 from nsqext.client.consumer.message import Finish
 from nsqext.client.middleware import Middleware
 from nsqext.errors import InvalidInput, InvalidState
-from nsqext.transactions.statements import SqlConnection
+from nsqext.transactions.schema import SqlConnection
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message

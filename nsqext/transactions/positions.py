@@ -10,7 +10,7 @@ from nsqext.client.consumer.position import Position
 from nsqext.errors import DataLoss, InvalidInput, InvalidSetting, PartitionUnavailable
 from nsqext.protocol.identify import SHARED
 from nsqext.transactions.handler_transaction import Begin, HandlerTransaction, S
-from nsqext.transactions.statements import OF_PARTITION, ChannelPartition, execute, fetched
+from nsqext.transactions.schema import OF_PARTITION, ChannelPartition, execute, fetched
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message

@@ -22,9 +22,9 @@ import httpx  # noqa: F401
 from anyio._backends import _asyncio  # noqa: F401
 
 from nsqext import App, Producer
-from nsqext.delays import DelayRelay, DelayStore, relay, store
+from nsqext.delays import DelayRelay, DelayStore, relay
 
-_FILES = (str(relay.__file__), str(store.__file__))
+_FILES = (str(relay.__file__),)
 _FUNCTIONS = (
     "_add",
     "_publish_due",

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.dispatch import KeyRanges, position_of
-from nsqext.dispatch.ranges import CELL_BITS, SPACE, KeyLoad
+from nsqext.dispatch.buckets import CELL_BITS, SPACE, KeyLoad
 from nsqext.errors import InvalidInput, InvalidSetting
 
 C = TypeVar("C")

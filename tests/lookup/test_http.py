@@ -17,8 +17,8 @@ import trustme
 from anyio.streams.tls import TLSStream
 
 from nsqext.errors import ConnectionFailed, InvalidState, LookupFailed, LookupUnreachable, NotLookupd
-from nsqext.lookup.http import LookupHttp
 from nsqext.lookup.options import LookupOptions, LookupUrl
+from nsqext.lookup.responses import LookupHttp
 from nsqext.types import Address
 from tests.support.fake_lookupd import Handler, answering, eventually, http, serving
 

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from nsqext.errors import PartitionUnavailable
-from nsqext.lookup.http import LookupHttp
 from nsqext.lookup.node_channels import ChannelClient, ChannelConnections, LogBounds, NodeChannels
 from nsqext.lookup.options import LookupOptions
+from nsqext.lookup.responses import LookupHttp
 from nsqext.types import Address
 from tests.support.fake_nsqd import scripted_lookup
 

@@ -160,9 +160,9 @@ async def test_handlers_begin_at_the_limited_rate(monkeypatch: pytest.MonkeyPatc
     async def sleep(seconds: float) -> None:
         pauses.append(round(seconds, 6))
 
-    monkeypatch.setattr("nsqext.middleware.builtin._clock", lambda: now)
+    monkeypatch.setattr("nsqext.middleware._clock", lambda: now)
     # not of anyio itself: the thread of the cluster sleeps too
-    monkeypatch.setattr("nsqext.middleware.builtin.anyio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr("nsqext.middleware.anyio", SimpleNamespace(sleep=sleep))
     limit = RateLimit(10, burst=2)
     message = make_message(RecordingOwner())
     for _ in range(4):
@@ -176,7 +176,7 @@ async def test_handlers_begin_at_the_limited_rate(monkeypatch: pytest.MonkeyPatc
 
 async def test_messages_are_deduplicated(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("nsqext.middleware.builtin._clock", lambda: now)
+    monkeypatch.setattr("nsqext.middleware._clock", lambda: now)
     handled: list[int] = []
     unique = Deduplicate(2, seconds=10)
 
@@ -294,13 +294,13 @@ async def test_a_middleware_for_single_messages_fails_loudly_with_a_batch() -> N
 
 async def test_the_messages_of_a_batch_count_towards_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     now, pauses = 100.0, list[float]()
-    monkeypatch.setattr("nsqext.middleware.builtin._clock", lambda: now)
+    monkeypatch.setattr("nsqext.middleware._clock", lambda: now)
 
     async def sleep(seconds: float) -> None:
         pauses.append(round(seconds, 3))
 
     # not of anyio itself: the thread of the cluster sleeps too
-    monkeypatch.setattr("nsqext.middleware.builtin.anyio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr("nsqext.middleware.anyio", SimpleNamespace(sleep=sleep))
     limit = RateLimit(10)
     for count in (5, 1, 2):
         await call_batch(limit, make_batch(*range(count)))

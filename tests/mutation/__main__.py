@@ -1,8 +1,8 @@
 """Draw bugs from operators over the rooms that hold promises, and run the tests of their room.
 
 ``python -m tests.mutation --count 60`` prints what each mutant was found by, and lists the survivors. A mutant meets
-the tests that run its line. ``--at lookup/http.py:70`` puts in every mutant of a line. ``--tests FILE`` runs the tests
-of a file instead.
+the tests that run its line. ``--at lookup/responses.py:70`` puts in every mutant of a line. ``--tests FILE`` runs the
+tests of a file instead.
 """
 
 from __future__ import annotations

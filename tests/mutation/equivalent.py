@@ -381,17 +381,17 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "write_atomically(self._path, data, sync=False)",
     ): "the file is synced as well",
     (
-        "dispatch/ranges.py",
+        "dispatch/buckets.py",
         "LtE to Lt",
         "if busiest * count <= _BUSY:",
     ): "the share from which on a consumer is too busy is chosen",
     (
-        "dispatch/ranges.py",
+        "dispatch/buckets.py",
         "Gt to GtE",
         "if after > _WORTH * busiest:",
     ): "the share from which on a move is worth it is chosen",
     (
-        "dispatch/ranges.py",
+        "dispatch/buckets.py",
         "LtE to Lt",
         "while CELLS - cell >= consumers and taken + cells[cell] / 2 <= fair:",
     ): "both borders are equally far from the fair share",

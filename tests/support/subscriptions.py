@@ -11,8 +11,8 @@ from unittest.mock import patch
 from nsqext.client.consumer.message import Message, UnpackBudget
 from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions
 from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
+from nsqext.client.consumer.subscriptions.partition_reader import SubscribeRequest
 from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff
-from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
 from nsqext.client.consumer.subscriptions.subscription import Subscription
 from nsqext.protocol.identify import Negotiated
 from nsqext.types import Address, TopicMeta

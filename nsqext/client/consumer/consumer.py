@@ -11,8 +11,7 @@ import anyio
 
 from nsqext.arguments import check_handler_function, check_number, check_time
 from nsqext.client.consumer.handlers.batches import BatchHandler, BatchLimits, MessageBatch, MessageBatches
-from nsqext.client.consumer.handlers.dispatcher import MessageDispatcher
-from nsqext.client.consumer.handlers.iteration import ConsumerState, MessageIteration
+from nsqext.client.consumer.handlers.dispatcher import ConsumerState, MessageDispatcher, MessageIteration
 from nsqext.client.consumer.handlers.workers import MessageHandler
 from nsqext.client.consumer.options import ConsumerOptions, ConsumerSettings
 from nsqext.client.consumer.position import check_position

@@ -19,8 +19,7 @@ from attrs import evolve, field, mutable
 
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.position import Position
-from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
-from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
+from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader, SubscribeRequest
 from nsqext.client.producer.request import Known, SentTo
 from nsqext.errors import ConnectionLost, DataLoss, DeliveryUnknown, NsqError, PartitionUnavailable, RequestTimeout
 from nsqext.protocol.client.commands import fin

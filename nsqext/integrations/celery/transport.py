@@ -26,10 +26,16 @@ from nsqext.errors import (
     RequestTimeout,
     ServerError,
 )
-from nsqext.integrations.celery.envelope import due_time, encode_message
-from nsqext.integrations.celery.nsq_clients import NsqClients
-from nsqext.integrations.celery.queue_consumer import DEFAULT_PREFETCH, Deliveries, QueueConsumer
-from nsqext.integrations.celery.routing import Binding, Exchange, QueueSpec, nsq_name, topic_of
+from nsqext.integrations.celery.envelope import (
+    Binding,
+    Exchange,
+    QueueSpec,
+    due_time,
+    encode_message,
+    nsq_name,
+    topic_of,
+)
+from nsqext.integrations.celery.nsq_clients import DEFAULT_PREFETCH, Deliveries, NsqClients, QueueConsumer
 
 if TYPE_CHECKING:
     from nsqext.sync.message import Message

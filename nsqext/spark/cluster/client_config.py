@@ -14,8 +14,7 @@ from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.settings import consumer_settings, producer_settings, shared_settings
 from nsqext.errors import InvalidSetting
-from nsqext.errors.redaction import is_secret_name
-from nsqext.settings import build, parse
+from nsqext.settings import build, is_secret_name, parse
 
 if TYPE_CHECKING:
     from nsqext.settings import Setting

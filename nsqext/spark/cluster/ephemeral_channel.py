@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from nsqext.client.consumer.options import ConsumerOptions
-from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
-from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
+from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader, SubscribeRequest
 from nsqext.errors.server import ChannelNotRegistered
 from nsqext.protocol.names import MAX_NAME_LENGTH
 

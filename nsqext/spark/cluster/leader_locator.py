@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 import anyio
 
 from nsqext.errors import InvalidPartition, InvalidSetting, LookupFailed, NsqError, PartitionUnavailable, TopicNotFound
-from nsqext.lookup.http import LookupHttp
 from nsqext.lookup.metadata import MetadataCache
+from nsqext.lookup.responses import LookupHttp
 from nsqext.spark.cluster.node_http import Leader, Nodes
 from nsqext.waits import pause_after
 

@@ -16,7 +16,7 @@ from nsqext.lookup.responses import unwrap
 
 if TYPE_CHECKING:
     from nsqext.admin import PartitionStats
-    from nsqext.lookup.http import LookupHttp
+    from nsqext.lookup.responses import LookupHttp
     from nsqext.types import Address
 
 _SHOWN = 200

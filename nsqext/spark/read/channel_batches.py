@@ -19,8 +19,7 @@ from nsqext.protocol.messages import is_text_id
 from nsqext.spark.cluster.portal import readers_loop
 from nsqext.spark.read.arrow import RowFormat, to_batches
 from nsqext.spark.read.frames import from_messages
-from nsqext.sync.loop import BlockingClient
-from nsqext.sync.mirror import Method
+from nsqext.sync.loop import BlockingClient, Method
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,7 +16,7 @@ from nsqext import App, Consumer, Lookup, Message, Producer
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidSetting
 from nsqext.http import client as http_client
-from nsqext.lookup import http
+from nsqext.lookup.responses import LookupHttp
 from tests.support.consumers import depth, eventually, publish, quick, quick_sharing, take
 
 NODES = 2
@@ -50,9 +50,9 @@ class Asked:
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     """Start counting."""
     counted = Asked()
-    fetch, make, close = http.LookupHttp.fetch, http_client._make_transport, http.LookupHttp.aclose
+    fetch, make, close = LookupHttp.fetch, http_client._make_transport, LookupHttp.aclose
 
-    async def count(self: http.LookupHttp, address: Address, path: str, params: dict[str, Any], *rest: Any) -> Any:
+    async def count(self: LookupHttp, address: Address, path: str, params: dict[str, Any], *rest: Any) -> Any:
         counted.questions[path, params.get("topic", ""), params.get("access", "")] += 1
         return await fetch(self, address, path, params, *rest)
 
@@ -61,13 +61,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
         counted.open_pools += 1
         return make(*given)
 
-    async def count_close(self: http.LookupHttp) -> None:
+    async def count_close(self: LookupHttp) -> None:
         if self._client._transport is not None and not self._client._closed:
             counted.open_pools -= 1
         await close(self)
 
-    monkeypatch.setattr(http.LookupHttp, "fetch", count)
-    monkeypatch.setattr(http.LookupHttp, "aclose", count_close)
+    monkeypatch.setattr(LookupHttp, "fetch", count)
+    monkeypatch.setattr(LookupHttp, "aclose", count_close)
     monkeypatch.setattr(http_client, "_make_transport", count_pool)
     return counted
 

@@ -22,7 +22,7 @@ from nsqext.types import Address, Receipt, TopicMeta
 from tests.support.subscriptions import FakeConnection, delivered
 
 if TYPE_CHECKING:
-    from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
+    from nsqext.client.consumer.subscriptions.partition_reader import SubscribeRequest
     from nsqext.lookup.metadata import MetadataCache
     from nsqext.transport.connection import Connection
 

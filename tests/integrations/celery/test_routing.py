@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext.integrations.celery.routing import Binding, Exchange, channel_name, nsq_name, topic_of
+from nsqext.integrations.celery.envelope import Binding, Exchange, channel_name, nsq_name, topic_of
 from nsqext.protocol.names import check_channel, check_topic
 
 REPLIES = Exchange("reply.celery.pidbox", durable=False)

@@ -13,7 +13,7 @@ from math import inf
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from nsqext.client.consumer.handlers.in_flight import touch_due
+from nsqext.client.consumer.handlers.batches import touch_due
 from nsqext.client.consumer.handlers.partition_order import (
     KeyLaneOwner,
     PartitionOrder,

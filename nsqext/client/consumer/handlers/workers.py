@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from nsqext.client.consumer.handlers.batches import BatchLimits
+    from nsqext.client.consumer.handlers.batches import BatchLimits, HeldMessages
     from nsqext.client.consumer.handlers.failure_policy import FailurePolicy
-    from nsqext.client.consumer.handlers.in_flight import HeldMessages
     from nsqext.client.tasks import BackgroundTasks
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from nsqext.client.consumer.subscriptions.assignment import SubscriberContext
-    from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
+    from nsqext.client.consumer.subscriptions.partition_reader import SubscribeRequest
     from nsqext.types import Address
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")

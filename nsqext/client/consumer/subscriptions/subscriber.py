@@ -13,8 +13,8 @@ from attrs import evolve
 
 from nsqext.client.consumer.subscriptions.assignment import Assignment, ChannelSeeker, Key, SubscriberContext
 from nsqext.client.consumer.subscriptions.key_buckets import BucketWatch, KeyBuckets
+from nsqext.client.consumer.subscriptions.partition_reader import SubscribeRequest
 from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff
-from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
 from nsqext.client.consumer.subscriptions.subscription import Subscription
 from nsqext.dispatch.buckets import KeySharing, shared_tag
 from nsqext.errors import (

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.message import UnpackBudget
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
+    from nsqext.client.consumer.subscriptions.partition_reader import SubscribeRequest
     from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff
-    from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
     from nsqext.protocol.identify import Negotiated
     from nsqext.transport.connection import Connection
 

@@ -7,7 +7,7 @@ from math import inf
 import anyio
 import pytest
 
-from nsqext.client.consumer.handlers.in_flight import HeldMessages, touch_due
+from nsqext.client.consumer.handlers.batches import HeldMessages, touch_due
 from nsqext.errors import MessageNotInFlight
 from tests.support.messages import RecordingOwner, make_message
 

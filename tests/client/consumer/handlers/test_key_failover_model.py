@@ -21,7 +21,7 @@ from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.options import ChannelKind, PartitionOptions
 from nsqext.broker.engine.partition import Partition
 from nsqext.broker.engine.publish import NewMessage
-from nsqext.client.consumer.handlers.in_flight import touch_due
+from nsqext.client.consumer.handlers.batches import touch_due
 from nsqext.client.consumer.handlers.key_lanes import KeyLanes
 from nsqext.client.consumer.message import Message, key_reader
 from nsqext.client.consumer.options import DeliveryOptions

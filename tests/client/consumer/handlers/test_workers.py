@@ -10,9 +10,8 @@ import pytest
 from anyio import create_task_group
 
 from nsqext import Reject
-from nsqext.client.consumer.handlers.batches import BatchHandler, BatchLimits
+from nsqext.client.consumer.handlers.batches import BatchHandler, BatchLimits, HeldMessages, touch_due
 from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues, FailurePolicy
-from nsqext.client.consumer.handlers.in_flight import HeldMessages, touch_due
 from nsqext.client.consumer.handlers.workers import BatchCollector, MessageHandler, MessageQueue, StallWatch, Workers
 from nsqext.client.consumer.message import UnpackBudget
 from nsqext.client.consumer.options import FailureOptions

@@ -9,8 +9,7 @@ import pytest
 
 from nsqext import Consumer
 from nsqext.client.consumer.options import ConsumerOptions
-from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
-from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
+from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader, SubscribeRequest
 from nsqext.errors import ConnectionLost, ServerError
 from nsqext.errors.server import TopicNotExist
 from nsqext.protocol.messages import RawMessage

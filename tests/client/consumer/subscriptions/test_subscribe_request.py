@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsqext.client.consumer.options import ConsumerOptions
-from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
+from nsqext.client.consumer.subscriptions.partition_reader import SubscribeRequest
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address, TopicMeta
 

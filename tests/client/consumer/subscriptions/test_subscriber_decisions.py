@@ -32,7 +32,7 @@ from nsqext.types import Address, TopicMeta
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.subscriptions.assignment import SubscriberContext
-    from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
+    from nsqext.client.consumer.subscriptions.partition_reader import SubscribeRequest
 
 pytestmark = pytest.mark.anyio
 

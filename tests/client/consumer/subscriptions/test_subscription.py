@@ -11,7 +11,7 @@ import pytest
 
 from nsqext import Consumer, ConsumerSettings, Message
 from nsqext.client.consumer.options import ConsumerOptions
-from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
+from nsqext.client.consumer.subscriptions.partition_reader import SubscribeRequest
 from nsqext.protocol.client.body_compression import compress_body
 from nsqext.protocol.client.commands import CLS
 from nsqext.protocol.headers import encode_headers

@@ -64,10 +64,13 @@ class NodeChannels:
 
     async def exists(self, node: Address, topic: str, partition: int, channel: str) -> bool:
         """Return whether a node has a channel at a partition that it leads; raises PartitionUnavailable."""
-        return any(found.get("channel_name") == channel for found in await self._channels(node, topic, partition))
+        return bool(await self._channel(node, topic, partition, channel))
 
-    async def _channels(self, node: Address, topic: str, partition: int) -> list[dict[str, Any]]:
-        return [found for entry in await self._partitions(node, topic, partition) for found in entry["channels"]]
+    async def _channel(self, node: Address, topic: str, partition: int, channel: str) -> dict[str, Any]:
+        """Return the statistics of a channel; none if it does not exist."""
+        entries = await self._partitions(node, topic, partition)
+        found = (one for entry in entries for one in entry["channels"] if one.get("channel_name") == channel)
+        return next(found, {})
 
     async def _partitions(self, node: Address, topic: str, partition: int) -> list[dict[str, Any]]:
         body = await ask_node(self._http, "GET", node, "/stats", topic, partition, {"format": "json"})
@@ -86,26 +89,22 @@ class NodeChannels:
 
         0 if there is no such channel. Raises PartitionUnavailable.
         """
-        for found in await self._channels(node, topic, partition):
-            if found.get("channel_name") == channel:
-                return int(found.get("client_num") or found.get("client_count") or len(found.get("clients") or ()))
-        return 0
+        found = await self._channel(node, topic, partition, channel)
+        return int(found.get("client_num") or found.get("client_count") or len(found.get("clients") or ()))
 
     async def connections(self, node: Address, topic: str, partition: int, channel: str) -> ChannelConnections:
         """Return the connections of a channel; see `clients`."""
-        for found in await self._channels(node, topic, partition):
-            if found.get("channel_name") == channel:
-                deferred = int(found.get("deferred_count") or 0)
-                unread = max(0, int(found.get("backlogs") or 0) - deferred)
-                return ChannelConnections(
-                    tuple(map(_client, found.get("clients") or ())),
-                    int(found.get("depth") or 0),
-                    int(found.get("in_flight_count") or 0) + deferred,
-                    bool(found.get("paused")),
-                    unread,
-                    int(found.get("message_count") or 0) - unread,
-                )
-        return ChannelConnections()
+        found = await self._channel(node, topic, partition, channel)
+        deferred = int(found.get("deferred_count") or 0)
+        unread = max(0, int(found.get("backlogs") or 0) - deferred)
+        return ChannelConnections(
+            tuple(map(_client, found.get("clients") or ())),
+            int(found.get("depth") or 0),
+            int(found.get("in_flight_count") or 0) + deferred,
+            bool(found.get("paused")),
+            unread,
+            int(found.get("message_count") or 0) - unread,
+        )
 
     async def log_bounds(self, node: Address, topic: str, partition: int, channel: str = "") -> LogBounds:
         """Return where a partition's log begins and ends, and where a channel is, if it exists.

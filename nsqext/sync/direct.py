@@ -15,8 +15,7 @@ from nsqext.client.producer.sender import Counters
 from nsqext.errors import DeliveryUnknown, InvalidState, NsqError
 from nsqext.protocol.identify import IdentifyRequest
 from nsqext.sync.loop import call, call_now, shared_loop
-from nsqext.transport.blocking import BlockingConnection, thread_can_wait
-from nsqext.transport.handshake import open_connection
+from nsqext.transport.handshake import BlockingConnection, open_connection, thread_can_wait
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal

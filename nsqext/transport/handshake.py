@@ -1,8 +1,9 @@
-"""Open a connection: TCP, magic, IDENTIFY, TLS, compression, AUTH; then subscribe."""
+"""Open a connection: TCP, magic, IDENTIFY, TLS, compression, AUTH; then subscribe, or use it in one thread."""
 
 from __future__ import annotations
 
 import os
+import select
 import socket
 from typing import TYPE_CHECKING
 
@@ -25,9 +26,11 @@ from nsqext.protocol.layers import DeflateLayer, Layer, SnappyLayer
 from nsqext.transport.connection import Connection
 
 if TYPE_CHECKING:
+    from nsqext.protocol.client.commands import Command
     from nsqext.protocol.tls_layer import TlsLayer
     from nsqext.transport.options import ConnectionOptions
     from nsqext.types import Address
+
 
 make_socket = socket.socket
 """Makes sockets; the simulation of `nsqext.testing` replaces it by one of sockets in memory."""
@@ -239,3 +242,60 @@ async def _authenticate(connection: Connection, options: ConnectionOptions, nego
         raise AuthRequired(
             "E_AUTH_FIRST", "the node requires AUTH", node=str(connection.address), hint="set auth_secret"
         )
+
+
+_TICK = 250  # milliseconds after which a thread that waits for a response enforces the timeouts
+
+
+def thread_can_wait() -> bool:
+    """Return whether the system lets a thread wait for a socket by `select.poll`."""
+    return hasattr(select, "poll")
+
+
+class BlockingConnection:
+    """Requests of one thread at a time over a connection that the event loop does not read any more.
+
+    The protocol and the timeouts are those of the connection. The caller must hold a lock for each method.
+    """
+
+    __slots__ = ("_poll", "_writing", "connection")
+
+    def __init__(self, connection: Connection) -> None:
+        connection.detach()
+        # as `open_connection` returned it; this is called in its event loop
+        self.connection: Connection = connection
+        self._writing = False
+        self._poll = select.poll()
+        self._poll.register(connection.fileno(), select.POLLIN)
+
+    def request(self, data: Command, deadline: float) -> bytes:
+        """Send a command and return the data of its response; see `nsqext.transport.connection.Connection.request`.
+
+        Any exception that a signal raises in this thread, such as KeyboardInterrupt, closes the connection: bytes may
+        have been taken from the socket and not processed, so that later responses would belong to other commands.
+        """
+        connection = self.connection
+        complete = False
+        try:
+            reply = connection.post(data, deadline)
+            while reply.data is None and reply.error is None:
+                self._wait()
+            complete = True
+        finally:
+            if not complete:
+                connection.close()
+        if reply.error is not None:
+            raise reply.error
+        return reply.data or b""
+
+    def _wait(self) -> None:
+        """Wait until something can be received or sent, or a tick is due, and process it."""
+        connection = self.connection
+        writing = connection.sending
+        if writing != self._writing:
+            self._poll.modify(connection.fileno(), select.POLLIN | (select.POLLOUT if writing else 0))
+            self._writing = writing
+        if self._poll.poll(_TICK) and not writing:
+            connection.poll()
+        else:
+            connection.tick()

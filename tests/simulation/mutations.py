@@ -589,7 +589,7 @@ _ALL = (
     ),
     Mutation(
         "an inbox commits after the message is finished",
-        f"{_TRANSACTIONS}.handler_transaction:HandlerTransaction.handle",
+        f"{_TRANSACTIONS}.inbox:HandlerTransaction.handle",
         _always(_finish_before_the_commit),
         (BANK,),
     ),

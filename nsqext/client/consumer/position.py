@@ -103,16 +103,12 @@ def read_position(text: str) -> Position:
     Raises ValueError.
     """
     kind, _, number = text.partition(":")
-    if text == "earliest":
-        return Position.earliest()
-    if text == "latest":
-        return Position.latest()
+    if text in ("earliest", "latest"):
+        return Position.earliest() if text == "earliest" else Position.latest()
     if kind == "timestamp":
         return Position.at(float(number))
-    if kind == "offset":
-        return Position.offset(int(number))
-    if kind == "message":
-        return Position.message(int(number))
+    if kind in ("offset", "message"):
+        return (Position.offset if kind == "offset" else Position.message)(int(number))
     raise ValueError("write earliest, latest, timestamp:SECONDS, offset:BYTES or message:NUMBER")
 
 

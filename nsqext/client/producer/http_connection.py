@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from nsqext.types import Address
 
 _HEADERS = {"Accept": "application/vnd.nsq; version=1.0", "Content-Type": "application/octet-stream"}
+_HINTS = {"untrusted": "give the CA certificates of the node: tls=...", "invalid": "is its address right?"}
 _REQUESTS = 16  # requests to a node at the same time; further ones wait
 _MOST_BYTES = 65536  # largest response
 _clock = time.monotonic
@@ -198,13 +199,8 @@ async def open_http_connection(
 
 def _error(failure: HttpRequestFailed, node: str) -> NsqError:
     """Return the error of a publish without a usable response."""
-    if failure.reason in ("untrusted", "invalid"):
-        hint = (
-            "give the CA certificates of the node: tls=..."
-            if failure.reason == "untrusted"
-            else "is its address right?"
-        )
-        return NegotiationFailed(failure.text, node=node, hint=hint)
+    if failure.reason in _HINTS:
+        return NegotiationFailed(failure.text, node=node, hint=_HINTS[failure.reason])
     if failure.reason in ("compressed", "too long"):
         return DeliveryUnknown(f"the message may have been stored: {failure.text}", node=node)
     if not failure.sent:

@@ -146,7 +146,7 @@ class KeyBuckets:
                 self._node, request.topic, request.partition, request.channel
             )
         except NsqError as error:
-            self._log(logging.WARNING, f"the other consumers are not known: {error}")
+            self._log(f"the other consumers are not known: {error}")
             return None
         mine = request.client_id
         self._last_owners |= {client.tag: client for client in found.clients if client.client_id != mine}
@@ -189,7 +189,6 @@ class KeyBuckets:
             )
         elif self._blocked % _BLOCKED_AGAIN == _BLOCKED:
             self._log(
-                logging.WARNING,
                 f"no message is delivered, and {found.depth} wait: the next one has no tag of key_tags={count}; give "
                 "all producers of the topic this setting, and consume what is left of others without dispatch",
             )
@@ -197,15 +196,13 @@ class KeyBuckets:
         for other in others:
             watch.others.add(other)
             self._log(
-                logging.WARNING,
                 f"other consumers have key_tags={other}, and this one {count}: it receives what producers with "
                 f"key_tags={count} publish; give all producers and consumers the same number",
             )
 
-    def _log(self, level: int, text: str) -> None:
+    def _log(self, text: str) -> None:
         request = self._request
-        logger.log(
-            level,
+        logger.warning(
             "%s/%s partition %d: %s",
             request.topic,
             request.channel,
@@ -297,7 +294,6 @@ class KeyBuckets:
                 seen = delivery.looks
         if limit.cancelled_caught:
             self._log(
-                logging.WARNING,
                 f"for {_LONGEST_TAKEOVER:g} s, messages of other buckets have held back those of "
                 f"{subscription.request.tag}: its keys may be handled out of order",
             )

@@ -25,14 +25,14 @@ _EXAMPLES = "\n\n\b\nExamples:\n"
 def commands() -> Iterator[tuple[str, Any]]:
     """Yield every command with its full name."""
     for name, (path, _) in COMMANDS.items():
-        module = import_module(path)
-        app = getattr(module, "app", None)
-        if app is None:
+        module, _, member = path.partition(":")
+        found = getattr(import_module(module), member)
+        if not isinstance(found, typer.Typer):
             single = typer.Typer(add_completion=False)
-            single.command(name)(module.run)
+            single.command(name)(found)
             yield name, typer.main.get_command(single)
             continue
-        group: Any = typer.main.get_command(app)
+        group: Any = typer.main.get_command(found)
         for part, command in group.commands.items():
             yield f"{name} {part}", command
 

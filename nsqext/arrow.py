@@ -30,7 +30,7 @@ from nsqext.spark.options import SinkOptions, SourceOptions, names_by_keyword
 from nsqext.spark.read.batch_plan import Pruning, plan, read_within
 from nsqext.spark.read.channel_batches import ChannelReader, rows_of
 from nsqext.spark.write.publisher import publish_rows
-from nsqext.spark.write.row_id import Origin
+from nsqext.spark.write.row_mapper import Origin
 from nsqext.transport.options import ConnectionSettings
 
 __all__ = ("ConsumeOptions", "ReadOptions", "Topics", "WriteOptions", "consume", "read", "write")

@@ -1,7 +1,7 @@
 """The command line: ``nsqext COMMAND …`` or ``python -m nsqext COMMAND …``.
 
-Each command is a module, imported when the command is called: its ``run`` is a function with typer's annotations, or
-its ``app`` a group of commands. ``nsqd`` and ``nsqlookupd`` read the original programs' flags themselves and start
+The module of a command is imported when the command is called. It has a function with typer's annotations, or a group
+of commands. ``nsqd`` and ``nsqlookupd`` read the original programs' flags themselves and start
 without typer.
 
 Exit codes: 0 success; 1 a check failed or a program could not start; 2 any other error, with one line on standard
@@ -23,36 +23,51 @@ if TYPE_CHECKING:  # their import takes as long as the start of Python; a signal
 __all__ = ("COMMANDS", "PROGRAMS", "main")
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "pub": ("nsqext.cli.messages.pub", "Publish messages: arguments, lines, files, CSV or JSON lines."),
-    "tail": ("nsqext.cli.messages.tail", "Print the messages of a topic."),
-    "record": ("nsqext.cli.files.record", "Write the messages of a topic to files, at least once."),
-    "replay": ("nsqext.cli.files.replay", "Publish the messages of recorded files."),
-    "topic": ("nsqext.cli.admin.topic", "List, show, create, change and delete topics."),
-    "channel": ("nsqext.cli.admin.channel", "List, create, change, move and delete channels."),
-    "node": ("nsqext.cli.admin.node", "List nodes, remove one, disable writes, set log levels and options."),
-    "stats": ("nsqext.cli.admin.stats", "Show depth, lag, messages and consumers of topics and channels."),
-    "top": ("nsqext.cli.admin.top", "Watch channels in a table that is sorted by key press."),
-    "doctor": ("nsqext.cli.admin.doctor", "Diagnose a cluster: report problems and how to solve them."),
-    "check": ("nsqext.cli.admin.check", "Probe the health of a cluster, topic or channel: exit code 0 or 1."),
-    "lookup": ("nsqext.cli.admin.lookup", "Show lookup nodes, nsqd nodes and topics, or the partitions of a topic."),
-    "relay": ("nsqext.cli.messages.relay", "Publish the messages of a topic to another topic, or send them to a URL."),
-    "delay": ("nsqext.cli.messages.delay", "Publish delayed messages when they are due; list and cancel them."),
-    "outbox": ("nsqext.cli.messages.outbox", "Publish the messages of an outbox in a database; show what waits in it."),
-    "trace": ("nsqext.cli.messages.trace", "Find a message by its trace id or message id."),
-    "deadletters": ("nsqext.cli.messages.deadletters", "Publish dead letters to the topics where they were rejected."),
-    "config": ("nsqext.cli.config", "Manage contexts: named connection settings."),
-    "key-ranges": ("nsqext.cli.admin.key_ranges", "Show ranges, rates and the replay set of a key_failover channel."),
-    "bench": ("nsqext.cli.messages.bench", "Publish messages, then consume them, and report the rates."),
-    "demo": ("nsqext.cli.demo.demo", "Publish and consume a day of flights, and check what was received."),
-    "spark": ("nsqext.cli.admin.spark", "List and delete the anchor channels of Spark's streaming queries."),
+    "pub": ("nsqext.cli.messages.pub:run", "Publish messages: arguments, lines, files, CSV or JSON lines."),
+    "tail": ("nsqext.cli.messages.tail:run", "Print the messages of a topic."),
+    "record": ("nsqext.cli.files.record:run", "Write the messages of a topic to files, at least once."),
+    "replay": ("nsqext.cli.files.replay:run", "Publish the messages of recorded files."),
+    "topic": ("nsqext.cli.admin.topic:app", "List, show, create, change and delete topics."),
+    "channel": ("nsqext.cli.admin.channel:app", "List, create, change, move and delete channels."),
+    "node": ("nsqext.cli.admin.node:app", "List nodes, remove one, disable writes, set log levels and options."),
+    "stats": ("nsqext.cli.admin.stats:run", "Show depth, lag, messages and consumers of topics and channels."),
+    "top": ("nsqext.cli.admin.stats:top", "Watch channels in a table that is sorted by key press."),
+    "doctor": ("nsqext.cli.admin.doctor:run", "Diagnose a cluster: report problems and how to solve them."),
+    "check": ("nsqext.cli.admin.doctor:check", "Probe the health of a cluster, topic or channel: exit code 0 or 1."),
+    "lookup": (
+        "nsqext.cli.admin.topic:lookup",
+        "Show lookup nodes, nsqd nodes and topics, or the partitions of a topic.",
+    ),
+    "relay": (
+        "nsqext.cli.messages.relay:run",
+        "Publish the messages of a topic to another topic, or send them to a URL.",
+    ),
+    "delay": ("nsqext.cli.messages.delay:app", "Publish delayed messages when they are due; list and cancel them."),
+    "outbox": (
+        "nsqext.cli.messages.outbox:app",
+        "Publish the messages of an outbox in a database; show what waits in it.",
+    ),
+    "trace": ("nsqext.cli.messages.tail:trace", "Find a message by its trace id or message id."),
+    "deadletters": (
+        "nsqext.cli.messages.relay:deadletters",
+        "Publish dead letters to the topics where they were rejected.",
+    ),
+    "config": ("nsqext.cli.config:app", "Manage contexts: named connection settings."),
+    "key-ranges": (
+        "nsqext.cli.admin.key_ranges:run",
+        "Show ranges, rates and the replay set of a key_failover channel.",
+    ),
+    "bench": ("nsqext.cli.messages.bench:run", "Publish messages, then consume them, and report the rates."),
+    "demo": ("nsqext.cli.demo.demo:run", "Publish and consume a day of flights, and check what was received."),
+    "spark": ("nsqext.cli.admin.spark:run", "List and delete the anchor channels of Spark's streaming queries."),
     "broker": (
-        "nsqext.cli.servers.broker",
+        "nsqext.cli.servers.broker:run",
         "Run an NSQ cluster in one process, of either generation.",
     ),
-    "web": ("nsqext.cli.servers.web", "Serve pages of topics, channels, consumers and nodes."),
-    "run": ("nsqext.cli.workers.run", "Run an app in worker processes, restarted when they end."),
+    "web": ("nsqext.cli.servers.web:run", "Serve pages of topics, channels, consumers and nodes."),
+    "run": ("nsqext.cli.workers.run:run", "Run an app in worker processes, restarted when they end."),
 }
-"""Modules and one-line descriptions of the commands."""
+"""Function or group of commands, and one-line description, of each command."""
 
 PROGRAMS: dict[str, str] = {
     "nsqd": "nsqext.cli.servers.nsqd",
@@ -160,12 +175,12 @@ def _typer_app(chosen: str | None) -> Callable[..., object]:
             panel = _PANELS.get(path.split(".")[2], _LAST)
             app.command(name, help=summary, rich_help_panel=panel)(_described)
             continue
-        module = import_module(path)
-        group = getattr(module, "app", None)
-        if group is None:
-            app.command(name)(module.run)
+        module, _, member = path.partition(":")
+        found = getattr(import_module(module), member)
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=name, help=summary, no_args_is_help=True)
         else:
-            app.add_typer(group, name=name, help=summary, no_args_is_help=True)
+            app.command(name)(found)
     return app
 
 

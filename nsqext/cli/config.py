@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from nsqext.cli.command import examples
-from nsqext.cli.connection import Connection, Json, load_settings
-from nsqext.cli.contexts import Contexts, contexts_file, load_contexts, save_contexts
+from nsqext.cli.connection import Connection, Contexts, Json, contexts_file, load_contexts, load_settings, save_contexts
 from nsqext.client.settings import app_schema
 from nsqext.errors import InvalidSetting
 from nsqext.settings import redact_url

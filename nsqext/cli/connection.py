@@ -1,18 +1,28 @@
-"""Options shared by commands: addresses of the servers, and the output format."""
+"""Options shared by commands: addresses of the servers, contexts, and the output: text and tables, or JSON lines.
+
+Contexts are named connection settings in a file, one URL each: ``~/.config/nsqext/contexts.toml``, or the path in
+``NSQEXT_CONTEXTS_FILE``. It may contain secrets, so only its owner can read it.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import sys
+import tempfile
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Unpack
 
 import anyio
+import orjson
 import typer
-from attrs import define
+from attrs import define, field, frozen
 
-from nsqext.cli.output import make_table, print_record
+from nsqext.arguments import is_number
 from nsqext.errors import (
     ConnectionFailed,
     InvalidSetting,
@@ -31,6 +41,125 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.options import ConsumerOptions, ConsumerSettings
     from nsqext.client.producer.options import ProducerSettings
     from nsqext.settings import Given
+
+FILE_VARIABLE = "NSQEXT_CONTEXTS_FILE"
+
+
+@frozen
+class Contexts:
+    """Content of the contexts file."""
+
+    urls: dict[str, str] = field(factory=dict)
+    current: str | None = None  # name of the context to use if no address is given, or None
+
+    def url(self, name: str) -> str:
+        """Return the URL of a context."""
+        if name not in self.urls:
+            known = ", ".join(sorted(self.urls)) or "none"
+            raise InvalidSetting(
+                f"there is no context {name!r}", hint=f"known: {known}; `nsqext config set {name} URL` creates one"
+            )
+        return self.urls[name]
+
+
+def contexts_file() -> Path:
+    """Return the path of the file."""
+    chosen = os.environ.get(FILE_VARIABLE)
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(base) if base else Path.home() / ".config") / "nsqext" / "contexts.toml"
+
+
+def load_contexts() -> Contexts:
+    """Read the file; a missing file counts as empty."""
+    path = contexts_file()
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return Contexts()
+    except (OSError, ValueError) as error:
+        raise InvalidSetting(f"{path} cannot be read: {error}") from error
+    urls, current = data.get("contexts", {}), data.get("current")
+    sound = isinstance(urls, dict) and all(isinstance(url, str) for url in urls.values())
+    if not sound or not isinstance(current, (str, type(None))):
+        raise InvalidSetting(f"{path} is not a contexts file", hint='write NAME = "URL" below [contexts]')
+    return Contexts(urls, current)
+
+
+def save_contexts(contexts: Contexts) -> None:
+    """Replace the file atomically."""
+    # strings of JSON are strings of TOML
+    lines = [f"current = {json.dumps(contexts.current)}"] if contexts.current else []
+    lines += ["[contexts]", *(f"{json.dumps(name)} = {json.dumps(url)}" for name, url in contexts.urls.items()), ""]
+    path = contexts_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent)  # readable by its owner only
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write("\n".join(lines))
+    Path(temporary).replace(path)
+
+
+def print_record(record: Mapping[str, Any], text: str, *, json: bool) -> None:
+    """Print a result as a line of JSON, or as text with control characters escaped."""
+    if not json:
+        print("\n".join(map(printable, text.split("\n"))), flush=True)
+        return
+    line = orjson.dumps(record, default=str).decode()
+    if sys.stdout.isatty() and not line.isprintable():
+        line = "".join(one if one.isprintable() else _json_escape(one) for one in line)
+    print(line, flush=True)
+
+
+def _json_escape(character: str) -> str:
+    """Return the JSON escape of a control character."""
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[place : place + 2].hex()}" for place in range(0, len(units), 2))
+
+
+def printable(text: str) -> str:
+    r"""Replace control characters and separators by escapes such as \x1b, which terminals do not interpret."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape", "replace").decode() for one in text)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless the number is 1."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def make_table(columns: Sequence[str], records: Iterable[Mapping[str, Any]], title: str = "") -> Any:
+    """Return a table for a terminal; numbers are right-aligned."""
+    from rich.box import SIMPLE
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = [[record.get(column) for column in columns] for record in records]
+    table = Table(title=title or None, title_justify="left", box=SIMPLE, pad_edge=False)
+    for place, column in enumerate(columns):
+        number = any(is_number(row[place], -math.inf) for row in rows)
+        table.add_column(column.replace("_", " "), justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_cell(value)) for value in row))
+    return table
+
+
+def _cell(value: object) -> str:
+    if value is None or value is False:
+        return ""
+    if value is True:
+        return "yes"
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    if isinstance(value, (list, tuple)):
+        return printable(", ".join(map(str, value)))
+    return printable(str(value))
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask for confirmation at a terminal; elsewhere continue without a question."""
+    if not yes and sys.stdin.isatty():
+        typer.confirm(question, abort=True, err=True)
+
 
 T = TypeVar("T")
 
@@ -78,8 +207,6 @@ class Connection:
 
     def chosen_url(self) -> str | None:
         """Return the URL to use. Precedence: --url, --context, environment, current context."""
-        from nsqext.cli.contexts import load_contexts
-
         if self.context is not None:
             if self.url is not None:
                 raise InvalidSetting("both --url and --context are given", hint="give one of them")

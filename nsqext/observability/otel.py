@@ -20,7 +20,7 @@ except ModuleNotFoundError as _error:
 
 from nsqext._version import __version__
 from nsqext.errors import InvalidSetting
-from nsqext.observability.observer import Observer, failure
+from nsqext.observability import Observer, failure
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message

@@ -22,7 +22,7 @@ except ModuleNotFoundError as _error:
 from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.producer.producer import Producer
 from nsqext.errors import InvalidSetting, InvalidState
-from nsqext.observability.observer import Observer, failure
+from nsqext.observability import Observer, failure
 from nsqext.transactions.relay import OutboxRelay
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ from importlib import import_module as _import_module
 if _typing.TYPE_CHECKING:
     from nsqext.spark.registration import register, root_cause
     from nsqext.spark.source import NsqDataSource
-    from nsqext.spark.write.dedupe import dedupe
+    from nsqext.spark.write.sink import dedupe
 
 __all__ = ("NsqDataSource", "dedupe", "register", "root_cause")
 
 _HOME = {
     "NsqDataSource": "nsqext.spark.source",
-    "dedupe": "nsqext.spark.write.dedupe",
+    "dedupe": "nsqext.spark.write.sink",
     "register": "nsqext.spark.registration",
     "root_cause": "nsqext.spark.registration",
 }

@@ -1,13 +1,18 @@
-"""Columns of rows that are read, and of rows that can be written, in the types of Arrow."""
+"""Columns of rows that are read, and of rows that can be written, in the types of Arrow and of Spark."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cache
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from nsqext.errors import InvalidSetting
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 Columns = tuple[str, ...]  # names of columns, in the order of `ALL_COLUMNS`
 
@@ -29,7 +34,20 @@ ALL_COLUMNS: Columns = tuple(_TYPES)  # with `includeHeaders`
 BASE_COLUMNS: Columns = ALL_COLUMNS[: ALL_COLUMNS.index("headers")]
 _HEADER_ARRAY = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
-WRITABLE: Columns = ("value", "topic", "key", "partition", "headers", "trace_id", "tag")
+_TEXT, _WHOLE = ("binary", "string"), ("tinyint", "smallint", "int", "bigint")
+_WRITABLE: dict[str, tuple[str, ...]] = {
+    "value": _TEXT,
+    "topic": ("string",),
+    "key": _TEXT,
+    "partition": _WHOLE,
+    "headers": ("map<string,string>", "array<struct<key:string,value:binary>>"),
+    "trace_id": _WHOLE,
+    "tag": ("string",),
+}
+_CAST_TO = {"value": "binary or string", "key": "binary or string", "partition": "int", "trace_id": "bigint"}
+"""What to cast a column to; to the first type in `_WRITABLE` by default."""
+_COLLATION = re.compile(r" collate \w+")
+WRITABLE: Columns = tuple(_WRITABLE)
 """Columns that become a message."""
 ONLY_READ: Columns = tuple(name for name in ALL_COLUMNS if name not in WRITABLE)
 """Columns that a read has and a write ignores, so that rows can be written as they were read."""
@@ -56,3 +74,34 @@ def check_written(names: Sequence[str], topic: str | None) -> None:
         raise InvalidSetting("column value is missing", hint="it contains the bytes or the text of the message")
     if "topic" not in names and topic is None:
         raise InvalidSetting("no topic is given", hint="add a column topic, or use the option topic")
+
+
+def read_schema(columns: Columns = BASE_COLUMNS, headers_as_array: bool = False) -> StructType:
+    """Return the schema of rows that are read; every column is nullable."""
+    from pyspark.sql.pandas.types import from_arrow_schema  # nsqext.arrow has no Spark
+
+    return from_arrow_schema(arrow_schema(columns, headers_as_array))
+
+
+def chosen_columns(schema: StructType, columns: Columns, headers_as_array: bool = False) -> Columns:
+    """Return the columns that a query reads: those of its schema, which is the source's or that of ``schema()``."""
+    known = read_schema(ALL_COLUMNS if columns == BASE_COLUMNS else columns, headers_as_array)
+    types = {field.name: field.dataType for field in known}
+    for field in schema:
+        if types.get(field.name) != field.dataType:
+            raise InvalidSetting(
+                f"the schema has the column {field.name} {field.dataType.simpleString()}; "
+                f"columns that can be read are {known.simpleString()}",
+                hint="choose columns with the option columns, or call select()",
+            )
+    return tuple(field.name for field in schema)
+
+
+def check_write_schema(schema: StructType, topic: str | None) -> None:
+    """Check that rows with these columns can be published."""
+    for found in schema:
+        kind, allowed = found.dataType.simpleString(), _WRITABLE.get(found.name)
+        if allowed is not None and _COLLATION.sub("", kind) not in allowed:
+            hint = f"cast it to {_CAST_TO.get(found.name, allowed[0])}"
+            raise InvalidSetting(f"column {found.name} is {kind}", hint=hint)
+    check_written([found.name for found in schema], topic)

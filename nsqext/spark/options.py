@@ -17,8 +17,8 @@ from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import parse_lookup_addresses
 from nsqext.protocol.headers import IDENTITY_HEADER
 from nsqext.protocol.names import check_topic
+from nsqext.spark.cluster.admin import MARK
 from nsqext.spark.cluster.client_config import PREFIX, ClientConfig, client_settings, wrong_option
-from nsqext.spark.cluster.ephemeral_channel import MARK
 from nsqext.spark.columns import ALL_COLUMNS, BASE_COLUMNS, Columns
 from nsqext.spark.option_values import (
     kafka_hint,
@@ -35,8 +35,15 @@ from nsqext.spark.option_values import (
     read_text,
     read_topics,
 )
-from nsqext.spark.read.offsets import EARLIEST, LATEST
-from nsqext.spark.read.range_limits import RangeLimit, parse_ending, parse_starting, parse_time, parse_times
+from nsqext.spark.read.offsets import (
+    EARLIEST,
+    LATEST,
+    RangeLimit,
+    parse_ending,
+    parse_starting,
+    parse_time,
+    parse_times,
+)
 
 ID_HEADER = IDENTITY_HEADER  # default name of the header that carries the id of a row
 

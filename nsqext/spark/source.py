@@ -14,6 +14,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from pyspark.sql.types import StructField, StructType
 
 from nsqext.errors import InvalidSetting
+from nsqext.spark.columns import check_write_schema, chosen_columns, read_schema
 from nsqext.spark.options import (
     TABLE_OPTION,
     SinkOptions,
@@ -24,7 +25,6 @@ from nsqext.spark.options import (
     table_options,
 )
 from nsqext.spark.pyspark_features import SupportsTriggerAvailableNow, check_stream
-from nsqext.spark.schema import check_write_schema, chosen_columns, read_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -72,7 +72,7 @@ class NsqDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch."""
-        from nsqext.spark.read.batch import NsqPushdownReader, NsqReader
+        from nsqext.spark.read.readers import NsqPushdownReader, NsqReader
 
         options = self._read_options(schema)
         return NsqPushdownReader(options) if _is_pushing_down() else NsqReader(options)
@@ -86,7 +86,7 @@ class NsqDataSource(DataSource):
         Raises:
             PySparkNotImplementedError: ``readMode`` is ``channel``; Spark then calls `simpleStreamReader`.
         """
-        from nsqext.spark.read.stream import NsqStreamReader
+        from nsqext.spark.read.readers import NsqStreamReader
 
         try:
             options = self._read_options(schema, streaming=True)
@@ -100,7 +100,7 @@ class NsqDataSource(DataSource):
 
     def simpleStreamReader(self, schema: StructType) -> SimpleDataSourceStreamReader:
         """Return the reader of a stream that consumes a channel."""
-        from nsqext.spark.read.channel_stream import NsqChannelReader
+        from nsqext.spark.read.readers import NsqChannelReader
 
         return NsqChannelReader(self._read_options(schema, streaming=True))
 
@@ -135,7 +135,7 @@ class NsqDataSource(DataSource):
             raise InvalidSetting(
                 "a topic cannot be overwritten", hint='use mode("append"); streams: outputMode("append")'
             )
-        check_write_schema(schema, options)
+        check_write_schema(schema, options.topic)
         return options
 
 

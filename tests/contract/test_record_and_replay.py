@@ -25,8 +25,8 @@ from attrs import field, frozen
 from nsqext import Admin, OutgoingMessage
 from nsqext.broker import Cluster
 from nsqext.cli.demo.demo import Flight, read_flights
-from nsqext.cli.files.message_files import files_in, read_entries
 from nsqext.cli.files.replay import Progress
+from nsqext.cli.message_files import files_in, read_entries
 from nsqext.sync import Producer
 from tests.support.cluster import REAL
 from tests.support.command_line import lines, started

@@ -12,7 +12,7 @@ from tests.support.programs import ROOT
 
 pytest.importorskip("pyspark", exc_type=ImportError)
 
-from nsqext.spark import options, schema
+from nsqext.spark import columns, options
 from nsqext.spark.columns import ALL_COLUMNS
 
 _PAGE = (ROOT / "docs" / "reference" / "spark.md").read_text(encoding="utf-8")
@@ -67,12 +67,12 @@ def test_options_that_a_mode_ignores_are_listed() -> None:
 
 def test_columns_that_are_read() -> None:
     kinds = {name: cells[0] for name, cells in rows("Columns that are read").items()}
-    assert kinds == {found.name: found.dataType.simpleString() for found in schema.read_schema(ALL_COLUMNS)}
+    assert kinds == {found.name: found.dataType.simpleString() for found in columns.read_schema(ALL_COLUMNS)}
 
 
 def test_columns_that_are_written() -> None:
     kinds = {name: cells[0] for name, cells in rows("Columns that are written").items()}
-    assert kinds == {name: schema._CAST_TO.get(name, allowed[0]) for name, allowed in schema._WRITABLE.items()}
+    assert kinds == {name: columns._CAST_TO.get(name, allowed[0]) for name, allowed in columns._WRITABLE.items()}
 
 
 _TESTS = {

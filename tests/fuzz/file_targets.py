@@ -10,8 +10,7 @@ from pathlib import Path
 
 from nsqext.broker.coordinator.state_file import StateFile
 from nsqext.broker.engine.storage.files import with_checksum, without_checksum
-from nsqext.cli.files.message_files import read_entries
-from nsqext.cli.message_record import outgoing_message
+from nsqext.cli.message_files import outgoing_message, read_entries
 from nsqext.errors import InvalidInput, InvalidSetting
 from nsqext.protocol.frames import FrameType
 from tests.support.coordinators import make_coordinator

@@ -12,8 +12,7 @@ from nsqext.errors import InvalidSetting
 from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.spark.columns import ALL_COLUMNS, BASE_COLUMNS
 from nsqext.spark.options import SinkOptions, SourceOptions, columns_of
-from nsqext.spark.read.offsets import EARLIEST, LATEST
-from nsqext.spark.read.range_limits import RangeLimit
+from nsqext.spark.read.offsets import EARLIEST, LATEST, RangeLimit
 from nsqext.spark.source import NsqDataSource
 
 READ = {"lookupd": "a:4161, b:4161", "subscribe": "t"}

@@ -10,11 +10,18 @@ from pyspark.sql.types import IntegerType, MapType, StringType, StructType
 
 from nsqext.errors import InvalidSetting
 from nsqext.spark.cluster.client_config import ClientConfig
-from nsqext.spark.columns import ALL_COLUMNS, BASE_COLUMNS, Columns, arrow_schema
+from nsqext.spark.columns import (
+    ALL_COLUMNS,
+    BASE_COLUMNS,
+    Columns,
+    arrow_schema,
+    check_write_schema,
+    chosen_columns,
+    read_schema,
+)
 from nsqext.spark.options import SinkOptions
 from nsqext.spark.pyspark_features import HAS_READ_LIMITS
-from nsqext.spark.read.batch import NsqReader
-from nsqext.spark.schema import check_write_schema, chosen_columns, read_schema
+from nsqext.spark.read.readers import NsqReader
 from nsqext.spark.source import NsqDataSource
 from nsqext.spark.write.sink import NsqWriter
 
@@ -50,7 +57,7 @@ def test_a_schema_chooses_columns() -> None:
 
 @pytest.mark.parametrize("as_array", [False, True])
 def test_rows_can_be_written_as_they_were_read(as_array: bool) -> None:
-    check_write_schema(read_schema(ALL_COLUMNS, as_array), NOWHERE)
+    check_write_schema(read_schema(ALL_COLUMNS, as_array), NOWHERE.topic)
 
 
 @pytest.mark.parametrize("kind", ["binary", "string"])
@@ -59,9 +66,9 @@ def test_these_can_be_written(kind: str) -> None:
     for name, type_name in (("topic", "string"), ("value", kind), ("key", kind), ("partition", "long")):
         rows.add(name, type_name)
     rows.add("trace_id", "integer").add("tag", "string").add("headers", MapType(StringType(), StringType()))
-    check_write_schema(rows, NOWHERE)
-    check_write_schema(StructType().add("value", kind), SOMEWHERE)
-    check_write_schema(StructType().add("value", StringType("UNICODE")), SOMEWHERE)
+    check_write_schema(rows, NOWHERE.topic)
+    check_write_schema(StructType().add("value", kind), SOMEWHERE.topic)
+    check_write_schema(StructType().add("value", StringType("UNICODE")), SOMEWHERE.topic)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +97,7 @@ def test_these_can_be_written(kind: str) -> None:
 )
 def test_these_cannot_be_written(rows: StructType, expected: str) -> None:
     with pytest.raises(InvalidSetting) as caught:
-        check_write_schema(rows, NOWHERE)
+        check_write_schema(rows, NOWHERE.topic)
     assert expected in str(caught.value)
 
 

@@ -119,7 +119,7 @@ def end(code: int) -> None:
 
 def main() -> None:
     """Serve requests; in a forked process, run the command."""
-    for path in [*(path for path, _ in cli.COMMANDS.values()), *cli.PROGRAMS.values()]:
+    for path in [*(path.partition(":")[0] for path, _ in cli.COMMANDS.values()), *cli.PROGRAMS.values()]:
         if path not in _NOT_BEFORE:
             import_module(path)
     for name in (*_LAZY, *sys.argv[2:]):

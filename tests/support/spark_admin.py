@@ -9,7 +9,7 @@ from attrs import define, evolve, field
 
 from nsqext.errors import InvalidState, PartitionUnavailable, TopicNotFound
 from nsqext.spark.cluster.admin import Admin
-from nsqext.spark.cluster.node_http import MessagePosition
+from nsqext.spark.cluster.leader_locator import MessagePosition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,8 +14,8 @@ from nsqext.spark.read.range_reader import RangeReader
 
 if TYPE_CHECKING:
     from nsqext.spark.cluster.client_config import ClientConfig
+    from nsqext.spark.read.frames import Block
     from nsqext.spark.read.offsets import Range
-    from nsqext.spark.read.reassembly import Block
 
 __all__ = ("SingleReader", "bodies", "split")
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nsqext.cli.arguments import Channel, Topic, parse_message_id, parse_position
-from nsqext.cli.command import changes, command, examples
+from nsqext.cli.command import Channel, Topic, changes, command, examples, parse_message_id, parse_position
 from nsqext.cli.connection import Connection
 
 if TYPE_CHECKING:

@@ -14,10 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from nsqext.admin import Admin, KeyRange
-from nsqext.cli.arguments import Topic
-from nsqext.cli.command import command, examples
-from nsqext.cli.connection import Connection
-from nsqext.cli.output import printable
+from nsqext.cli.command import Topic, command, examples
+from nsqext.cli.connection import Connection, printable
 from nsqext.errors import ConnectionFailed, InvalidSetting, LookupFailed
 from nsqext.errors.server import BadChannel
 from nsqext.protocol.names import check_channel, check_topic

@@ -9,13 +9,11 @@ import typer
 
 from nsqext.admin import PartitionChannelStats
 from nsqext.cli.command import command, examples, perform
-from nsqext.cli.connection import Connection
-from nsqext.cli.output import confirm
+from nsqext.cli.connection import Connection, confirm
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.lookup.options import parse_lookup_addresses
-from nsqext.spark.cluster.admin import Admin
+from nsqext.spark.cluster.admin import MARK, Admin
 from nsqext.spark.cluster.client_config import ClientConfig
-from nsqext.spark.cluster.ephemeral_channel import MARK
 
 _TIMEOUT = 10.0
 

@@ -1,21 +1,31 @@
-"""``nsqext stats``: depth, lag, messages and consumers of topics and channels."""
+"""``nsqext stats`` and ``nsqext top``: depth, lag, messages and consumers of topics and channels."""
 
 from __future__ import annotations
 
+import os
+import sys
+import termios
 import time
+import tty
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 import typer
+from attrs import define
 
 from nsqext.cli.admin.channel import channel_record
 from nsqext.cli.command import command, examples
-from nsqext.cli.connection import Connection
-from nsqext.cli.output import make_table
+from nsqext.cli.connection import Connection, make_table, printable
+from nsqext.errors import InvalidSetting, NsqError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from rich.console import RenderableType
+    from rich.live import Live
 
     from nsqext.admin import Admin, TopicStats
 
@@ -101,3 +111,101 @@ async def run(
                 if number == count:
                     return
                 await anyio.sleep(interval)
+
+
+KEYS = {
+    "t": "topic",
+    "c": "channel",
+    "d": "depth",
+    "f": "in_flight",
+    "l": "lag",
+    "m": "messages",
+    "r": "per_second",
+    "n": "consumers",
+}
+
+
+@define
+class View:
+    """State of the table."""
+
+    records: list[dict[str, Any]]
+    column: str = "lag"  # to sort by: numbers in descending, text in ascending order
+    reverse: bool = False
+    error: str = ""  # error of the last sample; empty if it succeeded
+
+    def press(self, key: str) -> bool:
+        """Handle a key; return False if the key quits the program."""
+        if key in KEYS:
+            self.reverse = not self.reverse if self.column == KEYS[key] else False
+            self.column = KEYS[key]
+        return key not in ("q", "\x1b", "\x04")
+
+    def sorted(self) -> list[dict[str, Any]]:
+        """Return the sorted records."""
+        text = self.column in ("topic", "channel")
+        default: Any = "" if text else 0
+        return sorted(self.records, key=lambda record: record.get(self.column) or default, reverse=self.reverse is text)
+
+    def render(self, height: int) -> RenderableType:
+        """Return the table, cut to the height of the terminal."""
+        from rich.console import Group
+        from rich.text import Text
+
+        help_line = "  ".join(f"{key}: {column.replace('_', ' ')}" for key, column in KEYS.items())
+        found = make_table(COLUMNS, self.sorted()[: max(height - 6, 1)], f"sorted by {self.column.replace('_', ' ')}")
+        return Group(found, Text(printable(self.error), style="red"), Text(f"{help_line}  q: quit", style="dim"))
+
+
+@contextmanager
+def _single_keys(descriptor: int) -> Iterator[None]:
+    """Receive keys without waiting for Enter."""
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+@examples("nsqext top", "nsqext top orders --interval 0.5")
+@command
+async def top(
+    connection: Connection,
+    topic: Annotated[str | None, typer.Argument(help="The topic. (default: all)")] = None,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between refreshes.")] = 1.0,
+) -> None:
+    """Watch depth, lag, rates and consumers of channels in a table; q or ^C quits.
+
+    Keys select the column to sort by: t topic, c channel, d depth, f in flight, l lag, m messages, r rate, n consumers;
+    the same key again reverses the order. It needs a terminal; use `nsqext stats --watch` in pipes.
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise InvalidSetting("top needs a terminal", hint="use nsqext stats --watch")
+    from rich.live import Live
+
+    view = View([])
+    descriptor = sys.stdin.fileno()
+    async with connection.admin() as admin:
+        with _single_keys(descriptor), Live(auto_refresh=False, screen=True) as live:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_refresh, view, live, admin, topic, interval)
+                while True:
+                    await anyio.wait_readable(descriptor)
+                    key = os.read(descriptor, 1).decode(errors="replace")
+                    if not key or not view.press(key):
+                        break
+                    live.update(view.render(live.console.height), refresh=True)
+                tasks.cancel_scope.cancel()
+
+
+async def _refresh(view: View, live: Live, admin: Admin, topic: str | None, interval: float) -> None:
+    rates = Rates()
+    while True:
+        try:
+            view.records = stats_records(await look(admin, topic), rates)
+            view.error = ""
+        except NsqError as error:
+            view.error = str(error)
+        live.update(view.render(live.console.height), refresh=True)
+        await anyio.sleep(interval)

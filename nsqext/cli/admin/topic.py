@@ -1,20 +1,20 @@
-"""``nsqext topic``: list, show, create, change and delete topics."""
+"""``nsqext topic``: list, create, change and delete topics. ``nsqext lookup``: show what the lookup service reports."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
+import attrs
 import typer
 from attrs import asdict, frozen
 
-from nsqext.cli.arguments import Topic
-from nsqext.cli.command import changes, command, examples
-from nsqext.cli.connection import Connection
-from nsqext.cli.output import counted
+from nsqext.cli.command import Topic, changes, command, examples
+from nsqext.cli.connection import Connection, counted
 from nsqext.protocol.names import DEFAULT_CHANNEL
 
 if TYPE_CHECKING:
     from nsqext.admin import Admin, TopicInfo
+    from nsqext.lookup.partition_map import PartitionMap
     from nsqext.types import TopicMeta
 
 app: typer.Typer = typer.Typer()
@@ -242,3 +242,44 @@ def _add_switch(name: str, done: str, summary: str) -> None:
 _add_switch("upgrade", "upgraded", "Give a topic extend support: headers, tags and keys. It cannot be undone.")
 _add_switch("pause", "paused", "Stop a topic of the original NSQ from passing messages to its channels.")
 _add_switch("unpause", "unpaused", "Make a paused topic pass messages to its channels again.")
+
+
+def _show_map(connection: Connection, found: PartitionMap) -> None:
+    meta = found.meta
+    connection.show(
+        {"topic": found.topic, "meta": attrs.asdict(meta)},
+        f"{found.topic}: {', '.join(describe_meta(meta)) if meta.partition_num else 'original NSQ'}",
+    )
+    for partition, leader in found.leaders.items():
+        http = found.http.get(leader)
+        connection.show(
+            {"topic": found.topic, "partition": partition, "leader": str(leader), "http": http and str(http)},
+            f"  partition {partition}: {leader}",
+        )
+    for node in found.nodes:
+        connection.show({"topic": found.topic, "node": str(node)}, f"  node {node}")
+
+
+@examples("nsqext lookup --lookupd 127.0.0.1:4161", "nsqext lookup orders --access w")
+@command
+async def lookup(
+    connection: Connection,
+    topic: Annotated[str | None, typer.Argument(help="A topic; without it, all nodes and topics.")] = None,
+    access: Annotated[str, typer.Option(help="w: partitions for producers; r: partitions for consumers.")] = "r",
+) -> None:
+    """Show lookup nodes, nsqd nodes and topics, or the partitions of a topic."""
+    from nsqext.lookup.client import LookupClient
+    from nsqext.lookup.partition_map import merged
+
+    async with LookupClient(connection.lookup(), connection.options().lookup) as client:
+        if topic is not None:
+            _show_map(connection, merged(topic, access, await client.lookup(topic, access)))
+            return
+        for lookup in await client.lookup_nodes():
+            leader = " (leader)" if lookup.leader else ""
+            record = {"lookupd": str(lookup.address), "leader": lookup.leader}
+            connection.show(record, f"nsqlookupd {lookup.address}{leader}")
+        for node in await client.nodes():
+            connection.show({"nsqd": str(node.tcp), "version": node.version}, f"nsqd {node.tcp} {node.version}")
+        for name in await client.topics():
+            connection.show({"topic": name}, f"topic {name}")

@@ -12,12 +12,9 @@ import typer
 from anyio.to_thread import run_sync
 
 from nsqext import Position
-from nsqext.cli.arguments import Topic, UntilEnd
-from nsqext.cli.command import command, examples
-from nsqext.cli.connection import Connection
-from nsqext.cli.files.message_files import MessageFiles
-from nsqext.cli.message_record import message_record
-from nsqext.cli.output import counted
+from nsqext.cli.command import Topic, UntilEnd, command, examples
+from nsqext.cli.connection import Connection, counted
+from nsqext.cli.message_files import MessageFiles, message_record
 from nsqext.client.tasks import stop_on_signals
 from nsqext.errors import MessageNotInFlight
 

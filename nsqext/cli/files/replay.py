@@ -15,10 +15,8 @@ from anyio.to_thread import run_sync
 from attrs import define, field, frozen
 
 from nsqext.cli.command import command, examples
-from nsqext.cli.connection import Connection
-from nsqext.cli.files.message_files import Entry, files_in, read_entries
-from nsqext.cli.message_record import outgoing_message
-from nsqext.cli.output import counted
+from nsqext.cli.connection import Connection, counted
+from nsqext.cli.message_files import Entry, files_in, outgoing_message, read_entries
 from nsqext.errors import InvalidInput, InvalidSetting
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 
 from nsqext.cli.command import command, examples
-from nsqext.cli.connection import Connection
-from nsqext.cli.output import counted
+from nsqext.cli.connection import Connection, counted
 
 _STORE = "delayed.sqlite"
 

@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from nsqext.cli.command import command, examples
-from nsqext.cli.connection import Connection
-from nsqext.cli.output import counted
+from nsqext.cli.connection import Connection, counted
 
 Database = Annotated[
     str,

@@ -19,11 +19,9 @@ import orjson
 import typer
 
 from nsqext import BatchFailed, OutgoingMessage
-from nsqext.cli.arguments import Topic, parse_headers
-from nsqext.cli.command import command, examples
-from nsqext.cli.connection import Connection
-from nsqext.cli.message_record import outgoing_message
-from nsqext.cli.output import counted
+from nsqext.cli.command import Topic, command, examples, parse_headers
+from nsqext.cli.connection import Connection, counted
+from nsqext.cli.message_files import outgoing_message
 from nsqext.errors import InvalidInput, InvalidSetting
 from nsqext.protocol.names import topic_and_partition
 

@@ -1,4 +1,4 @@
-"""``nsqext relay``: publish the messages of a topic to another topic, cluster or generation, or send them to a URL."""
+"""``nsqext relay``, ``nsqext deadletters``: publish the messages of a topic again, elsewhere or where they failed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ import httpx
 import typer
 from attrs import frozen
 
-from nsqext.cli.arguments import UntilEnd
-from nsqext.cli.command import command, examples
-from nsqext.cli.connection import Connection
-from nsqext.cli.output import counted
+from nsqext.cli.command import UntilEnd, command, examples
+from nsqext.cli.connection import Connection, counted
 from nsqext.errors import InvalidSetting, PublishFailed, TopicNotReady
 from nsqext.protocol.headers import KEY_HEADER
 
@@ -173,3 +171,38 @@ async def _relay(connection: Connection, consumer: Consumer, send: Send, *, unti
     await connection.serve(consumer, until_end=until_end)
     text = f"{counted(count, 'message')} of {consumer.topics[0]} relayed"
     connection.show({"topic": consumer.topics[0], "relayed": count}, text)
+
+
+deadletters: typer.Typer = typer.Typer()
+
+
+@deadletters.callback()
+def _group() -> None:
+    """Make typer keep the name of a single command."""
+
+
+@deadletters.command("replay")
+@examples("nsqext deadletters replay orders_dead")
+@command
+async def replay(
+    connection: Connection,
+    topic: Annotated[str, typer.Argument(help="The dead letter topic.")],
+    channel: Annotated[str, typer.Option(help="Channel to consume; its position is the progress.")] = "replay",
+    idle: Annotated[
+        float, typer.Option(min=0.1, help="Seconds without a dead letter after which the replay ends.")
+    ] = 5.0,
+) -> None:
+    """Publish dead letters to the topics where they were rejected, with headers, tag, trace id and key.
+
+    All channels of these topics receive the messages. After an interruption the next replay continues, and may publish
+    one message twice.
+    """
+    from nsqext import Lookup, replay_dead_letters
+    from nsqext.client.settings import connection_settings, settings_for
+    from nsqext.lookup.lookup import lookup_schema
+
+    values = connection.load().values
+    lookup = Lookup(connection.lookup(), **settings_for(lookup_schema().own, values))
+    own = settings_for(connection_settings(), values)
+    count = await replay_dead_letters(topic, lookupd=lookup, channel=channel, idle=idle, **own)
+    connection.show({"topic": topic, "replayed": count}, f"{counted(count, 'dead letter')} of {topic} replayed")

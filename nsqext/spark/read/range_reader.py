@@ -25,18 +25,16 @@ from nsqext.errors import (
     RangeIncomplete,
     TopicNotFound,
 )
-from nsqext.spark.cluster.admin import Admin
-from nsqext.spark.cluster.ephemeral_channel import ephemeral_name, open_ephemeral
-from nsqext.spark.read.frames import decode_frames, finish_commands
+from nsqext.spark.cluster.admin import Admin, ephemeral_name, open_ephemeral
+from nsqext.spark.read.frames import Block, Blocks, Reassembler, decode_frames, finish_commands
 from nsqext.spark.read.offsets import Range
-from nsqext.spark.read.reassembly import Block, Blocks, Reassembler
 from nsqext.waits import Wakeup
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
-    from nsqext.spark.cluster.node_http import Leader
+    from nsqext.spark.cluster.leader_locator import Leader
     from nsqext.spark.options import SourceOptions
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")

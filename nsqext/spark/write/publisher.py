@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
     from nsqext.spark.cluster.client_config import ClientConfig
     from nsqext.spark.options import SinkOptions
-    from nsqext.spark.write.row_id import Origin
-    from nsqext.spark.write.row_mapper import Chunk, Target
+    from nsqext.spark.write.row_mapper import Chunk, Origin, Target
     from nsqext.types import Receipt, TopicMeta
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")

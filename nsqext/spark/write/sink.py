@@ -1,8 +1,8 @@
 """The sinks: publish the rows of a batch, or of the micro-batches of a stream.
 
 A task is complete when each of its messages is acknowledged. Commit and abort only log: a stored message cannot be
-removed, so a repeated task publishes its rows again. Rows carry an id, see `nsqext.spark.write.row_id`, by which
-`nsqext.spark.dedupe` removes duplicates.
+removed, so a repeated task publishes its rows again. Rows carry an id, see `nsqext.spark.write.row_mapper`, by which
+`dedupe` removes rows that were published more than once.
 """
 
 from __future__ import annotations
@@ -13,14 +13,19 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from attrs import frozen
+from pyspark.sql import functions as sf
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import ArrayType
 
+from nsqext.errors import InvalidInput
+from nsqext.spark.options import ID_HEADER
 from nsqext.spark.pyspark_features import DataSourceStreamArrowWriter
 from nsqext.spark.write.publisher import publish_rows
-from nsqext.spark.write.row_id import Origin
+from nsqext.spark.write.row_mapper import Origin
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
 
     from nsqext.spark.options import SinkOptions
 
@@ -77,3 +82,49 @@ class NsqStreamWriter(_TaskWriter, DataSourceStreamArrowWriter):
     """Publishes the rows of micro-batches."""
 
     _origin = staticmethod(Origin.of_query)
+
+
+_ID = "__nsqext_id"
+_WATERMARK = "spark.watermarkDelayMs"
+_NEEDED = ("topic", "partition", "offset", "trace_id")
+
+
+def dedupe(rows: DataFrame, *, header: str = ID_HEADER, trace_ids: bool | None = None) -> DataFrame:
+    """Return rows of topics without duplicates that a repeated task of the sink has published.
+
+    Duplicates have the same id: in a header on topics with extend headers, as a trace id on others. One row of each id
+    stays, and every row without an id.
+
+    A stream with a watermark drops ids that are older than it (``dropDuplicatesWithinWatermark``); without a watermark,
+    the state keeps all ids.
+
+    Args:
+        rows: rows that were read, with at least the columns ``topic``, ``partition``, ``offset`` and ``trace_id``, and
+            ``headers`` if the ids are in headers (option ``includeHeaders``).
+        header: header that carries the id: option ``idempotenceHeader`` of the sink.
+        trace_ids: use the trace id of rows without the header; None: only if there is no column ``headers``.
+            If a publisher uses one trace id for several messages, all but one of them are removed.
+
+    Raises:
+        InvalidInput: a column is missing.
+    """
+    missing = [name for name in _NEEDED if name not in rows.columns]
+    if missing:
+        raise InvalidInput(f"column {missing[0]} is missing", hint="call dedupe on the rows as they were read")
+    choices: list[Column] = []
+    if "headers" in rows.columns:
+        headers = sf.col("headers")
+        if isinstance(rows.schema["headers"].dataType, ArrayType):
+            headers = sf.map_from_entries(headers)
+        choices.append(sf.concat(sf.lit("header:"), headers.getItem(header).cast("string")))
+    if not choices if trace_ids is None else trace_ids:
+        trace = sf.concat(sf.lit("trace:"), sf.col("trace_id").cast("string"))
+        choices.append(sf.when(sf.col("trace_id") != 0, trace))
+    # the position of a row without an id, which is unique
+    place = sf.concat_ws(":", sf.lit("at"), sf.col("partition").cast("string"), sf.col("offset").cast("string"))
+    marked = rows.withColumn(_ID, sf.coalesce(*choices, place))
+    if rows.isStreaming and any(_WATERMARK in field.metadata for field in rows.schema):
+        single = marked.dropDuplicatesWithinWatermark(["topic", _ID])
+    else:
+        single = marked.dropDuplicates(["topic", _ID])
+    return single.drop(_ID)

@@ -11,7 +11,7 @@ import pytest
 
 from nsqext.broker import Cluster
 from nsqext.cli.admin.doctor import _examine_lookup
-from nsqext.cli.admin.top import View
+from nsqext.cli.admin.stats import View
 from nsqext.lookup.client import LookupClient
 from tests.support.command_line import Terminal, lines, run
 

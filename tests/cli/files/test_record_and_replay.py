@@ -15,10 +15,9 @@ import orjson
 import pytest
 
 from nsqext.broker import Cluster, ClusterOptions
-from nsqext.cli.files import message_files
-from nsqext.cli.files.message_files import MessageFiles, files_in, read_entries
+from nsqext.cli import message_files
 from nsqext.cli.files.replay import Progress
-from nsqext.cli.message_record import outgoing_message
+from nsqext.cli.message_files import MessageFiles, files_in, outgoing_message, read_entries
 from nsqext.errors import InvalidInput
 from nsqext.sync import Producer
 from tests.support.command_line import lines, run, started

@@ -12,11 +12,10 @@ import anyio
 import pytest
 
 from nsqext import Admin
-from nsqext.cli.arguments import parse_time
-from nsqext.cli.connection import Connection
+from nsqext.cli.command import parse_time
+from nsqext.cli.connection import Connection, printable
 from nsqext.cli.messages.pub import read_lines
 from nsqext.cli.messages.tail import Filter
-from nsqext.cli.output import printable
 from nsqext.errors import InvalidInput, InvalidSetting
 from tests.support.command_line import Terminal, lines, run
 from tests.support.consumers import eventually

@@ -28,16 +28,15 @@ from nsqext.errors import (
 from nsqext.errors.server import ChannelNotRegistered
 from nsqext.spark.cluster import admin as admin_module
 from nsqext.spark.cluster import leader_locator
-from nsqext.spark.cluster.admin import Admin
+from nsqext.spark.cluster.admin import Admin, ephemeral_name, setup_mark
 from nsqext.spark.cluster.client_config import ClientConfig
-from nsqext.spark.cluster.ephemeral_channel import ephemeral_name, setup_mark
-from nsqext.spark.cluster.node_http import Nodes
+from nsqext.spark.cluster.leader_locator import Nodes
 from tests.support.fake_nsqd import scripted_lookup, until
 from tests.support.messages import placed
 
 if TYPE_CHECKING:
     from nsqext.admin import PartitionStats
-    from nsqext.spark.cluster.node_http import Leader
+    from nsqext.spark.cluster.leader_locator import Leader
     from tests.support.spark_cluster import Servers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]  # a real cluster takes a while to make a topic

@@ -8,7 +8,7 @@ import respx
 from nsqext.errors import LookupFailed, NsqError, PartitionUnavailable
 from nsqext.errors.server import ChannelNotRegistered
 from nsqext.lookup.client import LookupClient
-from nsqext.spark.cluster.node_http import ChannelPosition, Leader, Nodes, read_position
+from nsqext.spark.cluster.leader_locator import ChannelPosition, Leader, Nodes, read_position
 from nsqext.types import Address
 from tests.support.fake_nsqd import scripted_lookup
 

@@ -21,7 +21,7 @@ from nsqext.sync import Producer
 from tests.support.spark_readers import SingleReader, bodies
 
 if TYPE_CHECKING:
-    from nsqext.spark.read.reassembly import Block
+    from nsqext.spark.read.frames import Block
 
 
 @pytest.fixture(scope="module")

@@ -25,15 +25,15 @@ from nsqext.spark.cluster.leader_locator import LeaderLocator
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.pyspark_features import HAS_PUSHDOWN
 from nsqext.spark.read import batch_plan, range_reader
-from nsqext.spark.read.batch import FilterPruning, NsqPushdownReader, NsqReader, TaskRanges
 from nsqext.spark.read.batch_plan import plan, read_ranges
 from nsqext.spark.read.offsets import Range
+from nsqext.spark.read.readers import FilterPruning, NsqPushdownReader, NsqReader, TaskRanges
 from nsqext.sync import Producer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from nsqext.spark.cluster.node_http import Leader
+    from nsqext.spark.cluster.leader_locator import Leader
     from nsqext.types import TopicMeta
     from tests.support.spark_cluster import Servers
 

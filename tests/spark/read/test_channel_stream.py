@@ -19,7 +19,7 @@ from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.pyspark_features import HAS_READ_LIMITS
 from nsqext.spark.read import channel_batches
-from nsqext.spark.read.channel_stream import NsqChannelReader
+from nsqext.spark.read.readers import NsqChannelReader
 from nsqext.sync import Producer
 from tests.support.spark_queries import run_to_end
 

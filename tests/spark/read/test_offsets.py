@@ -12,18 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.errors import InvalidInput, InvalidSetting
-from nsqext.spark.cluster.node_http import MessagePosition
+from nsqext.spark.cluster.leader_locator import MessagePosition
 from nsqext.spark.read.offsets import (
     EARLIEST,
     LATEST,
     Offsets,
     Range,
+    RangeLimit,
     dump,
     load,
+    parse_ending,
+    parse_starting,
+    parse_times,
     plan_tasks,
 )
-from nsqext.spark.read.range_limits import RangeLimit, parse_ending, parse_starting, parse_times
-from nsqext.spark.read.truncation import dump_last, load_last
+from nsqext.spark.read.stream_planner import dump_last, load_last
 
 counts = st.integers(min_value=0, max_value=2**63)
 keys = st.tuples(st.sampled_from(["a", "orders.x", "t_1"]), st.integers(min_value=0, max_value=254))

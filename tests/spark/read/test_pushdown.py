@@ -29,7 +29,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from nsqext.spark.read.batch import FilterPruning
+from nsqext.spark.read.readers import FilterPruning
 
 TOPIC, PARTITION, OFFSET, TIME = ("topic",), ("partition",), ("offset",), ("timestamp",)
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, 678900, tzinfo=UTC)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from nsqext.errors import ProtocolError, RangeIncomplete
 from nsqext.protocol.messages import RawMessage
-from nsqext.spark.read.frames import MessageColumns, from_messages
-from nsqext.spark.read.reassembly import Block, Blocks, Reassembler
+from nsqext.spark.read.frames import Block, Blocks, MessageColumns, Reassembler, from_messages
 
 
 def made(offset: int, size: int, number: int = 0) -> RawMessage:

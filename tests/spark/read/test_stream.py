@@ -11,7 +11,7 @@ import pytest
 from nsqext.errors import DataLoss, InvalidSetting, TopicNotFound
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.read.offsets import Offsets, Range, dump, load
-from nsqext.spark.read.stream import NsqStreamReader
+from nsqext.spark.read.readers import NsqStreamReader
 from nsqext.spark.read.stream_planner import StreamPlanner
 from tests.support.spark_admin import FakeAdmin, Log
 
@@ -357,7 +357,7 @@ def test_other_limits_are_refused() -> None:
 def servers(monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
     """Two partitions, which readers find."""
     servers = two()
-    monkeypatch.setattr("nsqext.spark.read.stream.Admin", lambda *_, **__: servers.admin)
+    monkeypatch.setattr("nsqext.spark.read.readers.Admin", lambda *_, **__: servers.admin)
     return servers
 
 

@@ -18,8 +18,8 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidSetting
+from nsqext.spark.columns import read_schema
 from nsqext.spark.pyspark_features import HAS_READ_LIMITS
-from nsqext.spark.schema import read_schema
 from nsqext.spark.source import NsqDataSource
 from nsqext.sync import Producer
 from tests.support.programs import ROOT

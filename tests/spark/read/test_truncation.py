@@ -14,7 +14,7 @@ from nsqext.spark.read.stream_planner import StreamPlanner
 from tests.support.spark_admin import FakeAdmin, Log
 
 if TYPE_CHECKING:
-    from nsqext.spark.read.truncation import LastMessages
+    from nsqext.spark.read.stream_planner import LastMessages
 
 pytestmark = pytest.mark.anyio
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from nsqext.errors import InvalidBody, InvalidInput, TopicNotFound
 from nsqext.spark.options import SinkOptions
 from nsqext.spark.write.publisher import publish_rows
-from nsqext.spark.write.row_id import Origin
-from nsqext.spark.write.row_mapper import describe_row
+from nsqext.spark.write.row_mapper import Origin, describe_row
 from tests.support.spark_cluster import collect
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from pyspark.sql import functions as sf
 
 from nsqext.errors import InvalidInput
 from nsqext.spark import dedupe
-from nsqext.spark.columns import ALL_COLUMNS, BASE_COLUMNS
-from nsqext.spark.schema import read_schema
+from nsqext.spark.columns import ALL_COLUMNS, BASE_COLUMNS, read_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from nsqext.spark.options import SinkOptions
 from nsqext.spark.write import publisher
 from nsqext.spark.write.publisher import paced, publish_rows
-from nsqext.spark.write.row_id import Origin
-from nsqext.spark.write.row_mapper import Chunk
+from nsqext.spark.write.row_mapper import Chunk, Origin
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

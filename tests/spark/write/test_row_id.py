@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pyspark
 
-from nsqext.spark.write.row_id import Origin
+from nsqext.spark.write.row_mapper import Origin
 
 if TYPE_CHECKING:
     import pytest

@@ -13,8 +13,7 @@ from nsqext.client.producer.batch import TracedBodies
 from nsqext.errors import InvalidHeader, InvalidInput
 from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.spark.options import SinkOptions
-from nsqext.spark.write.row_id import Origin
-from nsqext.spark.write.row_mapper import Chunk, RowMapper
+from nsqext.spark.write.row_mapper import Chunk, Origin, RowMapper
 from nsqext.types import TopicMeta
 
 ORIGIN = Origin("q", 4, 2)

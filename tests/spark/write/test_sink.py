@@ -14,7 +14,7 @@ from pyspark.sql import functions as sf
 
 from nsqext.spark import dedupe
 from nsqext.spark.pyspark_features import HAS_READ_LIMITS
-from nsqext.spark.write.row_id import Origin
+from nsqext.spark.write.row_mapper import Origin
 from tests.support.spark_cluster import collect
 from tests.support.spark_queries import run_to_end
 

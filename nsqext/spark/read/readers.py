@@ -1,0 +1,348 @@
+"""Topics as a batch, `spark.read`, and as streams, `spark.readStream`.
+
+Filters and options choose the ranges of a batch when the query is planned. For each query of a stream with
+``readMode=offset``, which can be read again, Spark asks one process for the next batch, and other processes read it.
+The reader therefore has no state that another process needs: everything is in the offsets, in the ranges of tasks, and
+in the anchor channels.
+
+``readMode=channel`` is for servers on which ranges cannot be read again: the original NSQ, and topics that accept
+registered channels only. The planning process of the query holds the messages of a batch in flight, and finishes them
+after Spark has completed the batch. Messages that are unfinished when the process ends are delivered again in another
+batch: at least once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from attrs import define
+from pyspark.sql import datasource as spark
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+    SimpleDataSourceStreamReader,
+)
+
+from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
+from nsqext.spark.cluster import portal
+from nsqext.spark.cluster.admin import Admin
+from nsqext.spark.cluster.leader_locator import FIRST_CONTACT
+from nsqext.spark.pyspark_features import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from nsqext.spark.read.batch_plan import Pruning, plan, read_ranges, read_within
+from nsqext.spark.read.channel_batches import ChannelReader, rows_of
+from nsqext.spark.read.offsets import Range, dump, load, plan_tasks
+from nsqext.spark.read.stream_planner import StreamPlanner, dump_last, load_last
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyarrow import RecordBatch
+
+    from nsqext.spark.options import SourceOptions
+    from nsqext.spark.read.offsets import Offsets
+
+_ALWAYS = (("topic",), ("partition",), ("offset",), ("timestamp",))  # columns that are never null
+
+
+class TaskRanges(InputPartition):
+    """The ranges that one task reads."""
+
+    def __init__(self, ranges: Iterable[Range]) -> None:
+        self.ranges: tuple[Range, ...] = tuple(ranges)
+        super().__init__(", ".join(map(str, self.ranges)))
+
+
+def tasks_of(options: SourceOptions, ranges: Iterable[Range]) -> list[TaskRanges]:
+    """Distribute ranges over tasks, as the options say."""
+    planned = plan_tasks(
+        ranges,
+        min_messages=options.min_messages_per_task,
+        max_tasks=options.max_tasks,
+        min_tasks=options.min_partitions,
+        max_records=options.max_records_per_partition,
+    )
+    return [TaskRanges(task) for task in planned]
+
+
+@define
+class FilterPruning(Pruning):
+    """A part of a batch that filters of Spark choose."""
+
+    def take(self, filters: Iterable[spark.Filter]) -> list[spark.Filter]:
+        """Apply filters, which all must match; returns those that Spark must evaluate as well."""
+        return [found for found in filters if not self._take(found)]
+
+    def _take(self, found: spark.Filter) -> bool:
+        """Apply one filter; returns whether Spark does not need to evaluate it."""
+        attribute: tuple[str, ...] = getattr(found, "attribute", ())
+        if isinstance(found, spark.IsNotNull) and attribute in _ALWAYS:
+            return True
+        if len(attribute) != 1:
+            return False
+        name, value = attribute[0].lower(), getattr(found, "value", None)
+        if name in ("topic", "partition"):
+            chosen, member = _chosen(found, value, str if name == "topic" else int), f"{name}s"
+            if chosen is not None:
+                known = getattr(self, member)
+                setattr(self, member, chosen if known is None else known & chosen)
+            return chosen is not None
+        if name == "offset" and type(value) is int and (bounds := _bounds(found, value)) is not None:
+            first, end = bounds
+            self.start: int = max(self.start, first or 0)
+            self.end: int | None = _least(self.end, end)
+            return True
+        if name == "timestamp" and isinstance(value, datetime) and value.tzinfo is not None:
+            # excludes times that cannot match; Spark evaluates the filter
+            moment = int(value.timestamp() * 1000)
+            first, end = _bounds(found, moment) or (None, None)
+            if first is not None:
+                self.since: int | None = max(self.since or 0, moment)
+            if end is not None:
+                self.until: int | None = _least(self.until, moment + 1)
+        return False
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    return min((number for number in (one, other) if number is not None), default=None)
+
+
+def _chosen(found: spark.Filter, value: Any, kind: type) -> frozenset[Any] | None:
+    """Return the values that a filter accepts; None for other kinds of filters."""
+    if isinstance(found, spark.EqualTo):
+        values = (value,)
+    elif isinstance(found, spark.In):
+        values = tuple(value)
+    else:
+        return None
+    found_values = frozenset(one for one in values if one is not None)  # null equals nothing
+    return found_values if all(type(one) is kind for one in found_values) else None
+
+
+def _bounds(found: spark.Filter, value: int) -> tuple[int | None, int | None] | None:
+    """Return the first accepted number and the number after the last one; None for other kinds of filters."""
+    if isinstance(found, spark.EqualTo):
+        return value, value + 1
+    if isinstance(found, spark.GreaterThan):
+        return value + 1, None
+    if isinstance(found, spark.GreaterThanOrEqual):
+        return value, None
+    if isinstance(found, spark.LessThan):
+        return None, value
+    if isinstance(found, spark.LessThanOrEqual):
+        return None, value + 1
+    return None
+
+
+class NsqReader(DataSourceReader):
+    """Reads topics as a batch."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._pruning = Pruning()
+
+    def partitions(self) -> list[TaskRanges]:
+        """Return the tasks of the batch."""
+        return tasks_of(self._options, portal.call(plan, self._options, self._pruning))
+
+    def read(self, partition: InputPartition | None) -> Iterator[RecordBatch]:
+        """Read the ranges of one task."""
+        if not isinstance(partition, TaskRanges):
+            return  # Spark replaces an empty list of partitions by one None
+        yield from read_within(self._options, partition.ranges)
+
+
+class NsqPushdownReader(NsqReader):
+    """The same, for processes in which Spark pushes filters down."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        super().__init__(options)
+        self._pruning: FilterPruning = FilterPruning()
+
+    def pushFilters(self, filters: list[spark.Filter]) -> Iterable[spark.Filter]:
+        """Exclude ranges that cannot match; returns the filters that Spark must evaluate as well."""
+        return self._pruning.take(filters)
+
+
+T = TypeVar("T")
+
+
+class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads topics batch by batch, each of which can be read again."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._planner: StreamPlanner | None = None
+        self._planned: dict[str, Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_options": self._options, "_planner": None, "_planned": None}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return the limit of a batch: ``maxOffsetsPerTrigger`` or ``maxBytesPerTrigger``."""
+        rows, size = self._options.max_offsets_per_trigger, self._options.max_bytes_per_trigger
+        if size is not None:
+            return ReadMaxBytes(size)
+        return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Exclude messages that are published from now on."""
+        self._call(lambda planner: planner.freeze())
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return the start of the query."""
+
+        async def initial(planner: StreamPlanner) -> dict[str, Any]:
+            return _with_last(await planner.initial(), planner)
+
+        return self._call(initial)
+
+    def latestOffset(self, start: Mapping[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
+        """Return the end of the next batch.
+
+        PySpark 4.0 and 4.1 pass no arguments. The next batch then begins at the end of the one that was planned last,
+        and has the limit of the options. In a restarted query Spark plans the last batch of the checkpoint first (an
+        empty range if it was completed); a query without a planned batch is new.
+        """
+        if limit is None:
+            limit = self.getDefaultReadLimit()
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
+        if rows is None and size is None and not isinstance(limit, ReadAllAvailable):
+            raise InvalidSetting(
+                f"the source does not support {type(limit).__name__}",
+                hint="use maxOffsetsPerTrigger or maxBytesPerTrigger",
+            )
+        if start is None:
+            start = self._planned = self._planned or self.initialOffset()
+        begin = load(start)
+        last = load_last(start, begin)
+
+        async def latest(planner: StreamPlanner) -> dict[str, Any]:
+            return _with_last(await planner.latest(begin, rows, size, last), planner)
+
+        return self._call(latest)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Return the ends of the partitions and metrics, for ``StreamingQueryProgress.sources[].latestOffset``."""
+        return self._planner.report() if self._planner is not None else None
+
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
+        """Return the tasks of a batch."""
+        begin, until = load(start), load(end)
+        self._planned = dict(end)
+        known, last = load_last(start, begin), load_last(end, until)
+        return tasks_of(self._options, self._call(lambda planner: planner.ranges(begin, until, known, last)))
+
+    def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
+        """Read the ranges of a task, in the process that runs it."""
+        if not isinstance(partition, TaskRanges):
+            raise InvalidState(f"{partition!r} was not planned by this source")
+        return read_ranges(self._options, partition.ranges)
+
+    def commit(self, end: Mapping[str, Any]) -> None:
+        """Move the anchor channels to the end of a completed batch."""
+        done = load(end)
+        self._call(lambda planner: planner.commit(done))
+
+    def stop(self) -> None:
+        """Close the connections."""
+        if self._planner is not None:
+            planner, self._planner = self._planner, None
+            portal.call(planner.aclose)
+
+    def _call(self, method: Callable[[StreamPlanner], Coroutine[Any, Any, T]]) -> T:
+        async def call() -> T:
+            if self._planner is None:
+                self._planner = StreamPlanner(self._options, Admin(self._options.client, first_contact=FIRST_CONTACT))
+            return await method(self._planner)
+
+        return portal.call(call)
+
+
+def _with_last(offsets: Offsets, planner: StreamPlanner) -> dict[str, Any]:
+    return {**dump(offsets), **dump_last(planner.last)}
+
+
+logger: logging.Logger = logging.getLogger("nsqext.spark")
+
+_VERSION = 1
+
+
+class NsqChannelReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Consumes topics batch by batch, at least once."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._channel: ChannelReader | None = None
+        self._ends = False
+        self._ended = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_options": self._options, "_channel": None, "_ends": False, "_ended": False}
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return the start of a new query: offsets count messages."""
+        return _dump(0)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Exclude messages that are published from now on."""
+        self._ends = True
+        self._opened().freeze()
+
+    def read(self, start: Mapping[str, Any]) -> tuple[Iterator[pa.RecordBatch], dict[str, Any]]:
+        """Return the next batch and its end; Spark calls this after it has completed the previous batch."""
+        number = _load(start)
+        messages = [] if self._ended else self._opened().take(number)
+        if self._ends and not messages:
+            # later messages belong to the next query, which may start before this process ends
+            self._ended = True
+            self.stop()
+        return iter(rows_of(self._options, messages)), _dump(number + len(messages))
+
+    def readBetweenOffsets(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
+        """Return nothing: the server delivers the messages of an incomplete batch again, in another batch."""
+        logger.warning(
+            "the batch from %d to %d was not completed when the query ended: its messages are delivered again",
+            _load(start),
+            _load(end),
+        )
+        return iter(())
+
+    def commit(self, end: Mapping[str, Any]) -> None:
+        """Finish the messages of a completed batch."""
+        if self._channel is not None:
+            self._channel.finish(_load(end))
+
+    def stop(self) -> None:
+        """Close the connections; unfinished messages are delivered again."""
+        if self._channel is not None:
+            channel, self._channel = self._channel, None
+            channel.close()
+
+    def _opened(self) -> ChannelReader:
+        if self._channel is None:
+            self._channel = ChannelReader(self._options)
+        return self._channel
+
+
+def _dump(number: int) -> dict[str, Any]:
+    return {"v": _VERSION, "consumed": number}
+
+
+def _load(offset: Mapping[str, Any]) -> int:
+    number = offset.get("consumed")
+    if offset.get("v") != _VERSION or not isinstance(number, int):
+        raise InvalidInput(
+            f"{offset!r} is not an offset of a consumed channel",
+            hint="a checkpoint belongs to one readMode: use that mode, or a new checkpoint",
+        )
+    return number

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nsqext.admin.base import AdminBase
-from nsqext.admin.requests import http_of
+from nsqext.admin.requests import AdminBase, ClusterRequests, http_of
 from nsqext.admin.stats import topic_stats
 from nsqext.arguments import check_number
 from nsqext.errors import InvalidInput, LookupFailed, OperationNotSupported, PartitionUnavailable
@@ -16,7 +15,6 @@ from nsqext.protocol.names import check_channel
 from nsqext.protocol.record import COUNTER_BITS
 
 if TYPE_CHECKING:
-    from nsqext.admin.requests import ClusterRequests
     from nsqext.client.consumer.position import Position
     from nsqext.lookup.partition_map import PartitionMap
     from nsqext.types import Address

@@ -8,21 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
-from nsqext.admin.base import AdminBase
-from nsqext.admin.requests import ask_all, cluster_generation, http_address
+from nsqext.admin.requests import AdminBase, ClusterRequests, ask_all, cluster_generation, http_address
 from nsqext.admin.stats import in_sync_replicas, node_statuses
-from nsqext.errors import (
-    ConnectionFailed,
-    InvalidInput,
-    LookupUnreachable,
-    OperationNotSupported,
-    PartitionUnavailable,
-)
+from nsqext.errors import ConnectionFailed, InvalidInput, LookupUnreachable, OperationNotSupported, PartitionUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nsqext.admin.requests import ClusterRequests
     from nsqext.admin.results import NodeStatus
     from nsqext.lookup.responses import NodeInfo
     from nsqext.types import Address

@@ -5,29 +5,31 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from math import inf
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 import anyio
+from anyio.lowlevel import current_token
 
+from nsqext.admin.options import AdminOptions, AdminSettings, admin_schema
 from nsqext.errors import (
     ConnectionFailed,
     InvalidInput,
+    InvalidState,
     LookupFailed,
     NsqError,
     OperationNotSupported,
     PartitionUnavailable,
     TopicNotFound,
 )
-from nsqext.lookup.partition_map import failure, merged
-from nsqext.lookup.responses import unwrap
+from nsqext.lookup.client import LookupClient
+from nsqext.lookup.partition_map import PartitionMap, failure, merged
+from nsqext.lookup.responses import NodeInfo, unwrap
 from nsqext.protocol.names import check_channel, check_topic
+from nsqext.settings import build
 from nsqext.waits import Doubling, gather
 
 if TYPE_CHECKING:
     from nsqext.admin.results import Generation
-    from nsqext.lookup.client import LookupClient
-    from nsqext.lookup.partition_map import PartitionMap
-    from nsqext.lookup.responses import NodeInfo
     from nsqext.types import Address
 
 K = TypeVar("K", bound=Hashable)
@@ -306,3 +308,51 @@ def cluster_generation(infos: Iterable[NodeInfo]) -> Generation:
 def unsupported(operation: str, reason: str, topic: str) -> NsqError:
     """Return the error of an operation that the topic's generation does not support."""
     return OperationNotSupported(f"{operation} is not supported: {reason}", topic=topic)
+
+
+_REQUEST_TIMEOUT = 15.0  # default of `lookup_request_timeout`, in seconds
+
+
+class AdminBase:
+    """What the groups of methods of `nsqext.Admin` share; its arguments are documented there."""
+
+    def __init__(
+        self, lookupd: str | Sequence[str] = (), *, env: str | None = None, **settings: Unpack[AdminSettings]
+    ) -> None:
+        schema = admin_schema()
+        given = schema.collect(lookupd, (), env, settings)
+        # nsqlookupd forwards a change to the nodes before it responds
+        values = {"lookup_request_timeout": _REQUEST_TIMEOUT, **given.values}
+        self._options = build(AdminOptions, schema.own, values)
+        self._requests = ClusterRequests(LookupClient(given.lookupd, self._options.lookup), self._options.timeout)
+        self._closed = False
+        self._loop: object = None  # the event loop of the first call, which has the connections
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """The values of all settings by name, defaults included; secrets are ``***``."""
+        return admin_schema().effective(self._options)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections. Closing twice does nothing."""
+        self._closed = True
+        await self._requests.client.aclose()
+
+    def _open(self) -> ClusterRequests:
+        if self._closed:
+            raise InvalidState("the admin client is closed", hint="create a new one")
+        loop = current_token().native_token
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise InvalidState(
+                "the admin client is used from another event loop than before",
+                hint="create one for each event loop; nsqext.sync.Admin serves threads",
+            )
+        return self._requests

@@ -12,25 +12,23 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from attrs import define, evolve, field
 
-from nsqext.broker.coordinator.topics import Member
+from nsqext.broker.coordinator.topics import Member, TopicSpec
+from nsqext.broker.engine.options import NodeOptions
 from nsqext.broker.engine.storage.files import locked
 from nsqext.broker.fault_injection import NodeFaults
 from nsqext.broker.listeners import Ports, listen, split_address
 from nsqext.broker.lookupd.classic import ClassicLookupd
 from nsqext.broker.lookupd.registry import LookupTcpServer
 from nsqext.broker.nsqd.node import Node
-from nsqext.broker.nsqd.options import NodeOptions
 from nsqext.broker.nsqd.server import NsqdServer
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
-from nsqext.http.guard import HttpGuard
-from nsqext.http.uvicorn_server import HttpServer
+from nsqext.http.uvicorn_server import HttpGuard, HttpServer
 from nsqext.types import Address
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
     from starlette.applications import Starlette
 
-    from nsqext.broker.coordinator.topics import TopicSpec
     from nsqext.broker.lookupd.lookupd import LookupNode
     from nsqext.broker.lookupd.registration_client import RegistrationClient
     from nsqext.broker.options import ClusterOptions, ClusterShape

@@ -16,14 +16,14 @@ from attrs import evolve, field, frozen
 from nsqext.broker.engine.storage.files import locked
 from nsqext.broker.listeners import split_address
 from nsqext.errors import InvalidSetting
-from nsqext.http.guard import HttpGuard
+from nsqext.http.uvicorn_server import HttpGuard
 from nsqext.protocol.server.go_format import build
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.types import Address
 
 if TYPE_CHECKING:
+    from nsqext.broker.engine.options import NodeOptions
     from nsqext.broker.nsqd.node import Node
-    from nsqext.broker.nsqd.options import NodeOptions
 
 _VERSIONS = {
     "ssl3.0": ssl.TLSVersion.MINIMUM_SUPPORTED,
@@ -105,7 +105,7 @@ class NsqdSettings:
     limits: Mapping[str, Any] = field(factory=dict)  # members of `ServerLimits` that differ from the generation's
     tls: TlsFiles | None = None  # certificates
     tls_required: str = "false"  # ``true``, ``false`` or ``tcp-https``
-    http_guard: bool = False  # refuse HTTP requests that a foreign web page caused; see `nsqext.http.guard`
+    http_guard: bool = False  # refuse HTTP requests that a foreign web page caused; see `nsqext.http.uvicorn_server`
     # host names that HTTP clients use, besides addresses, ``localhost`` and this machine's name
     http_hosts: tuple[str, ...] = ()
 

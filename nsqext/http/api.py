@@ -15,18 +15,18 @@ A string or bytes result is sent as it is in every form.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, quote
 
 import orjson
 from attrs import define
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -35,7 +35,6 @@ from nsqext.protocol.names import is_valid_channel, is_valid_topic
 from nsqext.protocol.server.go_format import parse_int
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 _MAX_BODY = 10 * 1024 * 1024  # what the real servers read of a form
@@ -357,3 +356,37 @@ def at_first_request(make: Callable[[], Starlette]) -> ASGIApp:
         await made[0](scope, receive, send)
 
     return app
+
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Content type of the format."""
+
+_LABEL_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+
+
+class Metric(NamedTuple):
+    """A metric and its samples.
+
+    Attributes:
+        name: its name.
+        kind: ``gauge`` or ``counter``.
+        text: what it counts; one line.
+        samples: labels and value.
+    """
+
+    name: str
+    kind: str
+    text: str
+    samples: Sequence[tuple[Mapping[str, str], float]]
+
+
+def render_metrics(metrics: Iterable[Metric]) -> str:
+    """Return the metrics as text; one without samples is left out."""
+    lines: list[str] = []
+    for metric in metrics:
+        if metric.samples:
+            lines += [f"# HELP {metric.name} {metric.text}", f"# TYPE {metric.name} {metric.kind}"]
+        for labels, value in metric.samples:
+            inner = ",".join(f'{name}="{text.translate(_LABEL_ESCAPES)}"' for name, text in labels.items())
+            lines.append(f"{metric.name}{{{inner}}} {value}" if inner else f"{metric.name} {value}")
+    return "\n".join([*lines, ""])

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import errno
+import re
+import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
-from socket import AF_INET, AF_INET6, create_server, socket
+from ipaddress import ip_address
+from socket import AF_INET, AF_INET6, create_server
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import anyio
 import uvicorn
@@ -21,8 +25,62 @@ from nsqext.http.go_protocol import MAX_HEAD, GoProtocol, closing_after_unread_b
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
-    from nsqext.http.guard import HttpGuard
     from nsqext.types import Address
+
+_HOST = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::[0-9]+)?")
+_READING = frozenset(("GET", "HEAD", "OPTIONS"))
+_OWN_SITES = frozenset(("", "same-origin", "none"))
+
+
+def _host_of(authority: str) -> str:
+    """Return the host of ``host:port``; empty for another form."""
+    found = _HOST.fullmatch(authority)
+    return found["host"].strip("[]").lower() if found else ""
+
+
+def _authority(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+class HttpGuard:
+    """Refuses requests that a web page of another site made a browser send.
+
+    A page whose host name resolves to this server after a DNS rebinding names its own host in ``Host``: only addresses,
+    ``localhost``, this machine's name and the given names are accepted. A page of another origin cannot hide its
+    ``Origin`` from a request that changes something. Programs send neither, and are not affected.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._names = {"localhost", socket.gethostname().lower(), *(name.lower() for name in names)}
+
+    def refusal(self, method: str, host: str, origin: str, site: str) -> str:
+        """Return why a request is refused; empty when it is accepted.
+
+        Args:
+            host: header ``Host``; empty without one (HTTP/1.0, which no browser speaks).
+            origin: header ``Origin``, empty without one.
+            site: header ``Sec-Fetch-Site``, empty without one.
+        """
+        name = _host_of(host)
+        if host and not (name in self._names or name.endswith(".localhost") or _is_address(name)):
+            return f"host {host!r} is not allowed: give the name with --http-host"
+        if origin and _authority(origin) != host.lower():
+            return f"cross-site request refused: origin {origin!r} is not {host!r}"
+        if method not in _READING and site.lower() not in _OWN_SITES:
+            return "cross-site request refused: Sec-Fetch-Site"
+        return ""
+
 
 _GRACE = 1.0
 _ACCEPT_AGAIN = 0.1  # seconds, after no file descriptor was left
@@ -40,17 +98,17 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self.stopping = stopping
         self.grace = _GRACE
-        self._listener: socket | None = None
+        self._listener: socket.socket | None = None
         self._loop: Any = None
 
-    async def startup(self, sockets: list[socket] | None = None) -> None:
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         [self._listener] = sockets or []
         self._loop = current_token().native_token
         self._loop.add_reader(self._listener, self._accept, self._listener)
         self.servers = []
         self.started = True
 
-    def _accept(self, listener: socket) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         try:
             sock, _ = listener.accept()
         except OSError as error:
@@ -63,11 +121,11 @@ class _Server(uvicorn.Server):
         self.server_state.tasks.add(task)
         task.add_done_callback(partial(self._accepted, sock))
 
-    def _accept_again(self, listener: socket) -> None:
+    def _accept_again(self, listener: socket.socket) -> None:
         if self._listener is listener:
             self._loop.add_reader(listener, self._accept, listener)
 
-    def _accepted(self, sock: socket, task: Any) -> None:
+    def _accepted(self, sock: socket.socket, task: Any) -> None:
         self.server_state.tasks.discard(task)
         if task.cancelled() or task.exception() is not None:  # the handshake of TLS failed, or the client disconnected
             sock.close()
@@ -93,7 +151,7 @@ class _Server(uvicorn.Server):
         for task in self.server_state.tasks:
             task.cancel()
 
-    async def shutdown(self, sockets: list[socket] | None = None) -> None:
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         state = self.server_state
         self.close_listener()
         for connection in list(state.connections):
@@ -163,7 +221,9 @@ class HttpServer:
         self._stopping = anyio.Event()
         self._server = _Server(config, self._stopping)
 
-    async def serve(self, listener: socket, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+    async def serve(
+        self, listener: socket.socket, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+    ) -> None:
         """Serve until `stop`, `kill` or cancellation; the socket and every connection are closed then.
 
         Args:
@@ -192,7 +252,7 @@ class HttpServer:
             self._server.abort()
 
 
-def listen(address: Address) -> socket:
+def listen(address: Address) -> socket.socket:
     """Return a non-blocking socket that listens on an address; port 0 chooses a free one. Raises InvalidSetting."""
     family = AF_INET6 if ":" in address.host else AF_INET
     try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import field, frozen
 
 from nsqext.errors import InvalidSetting
-from nsqext.http.guard import HttpGuard
+from nsqext.http.uvicorn_server import HttpGuard
 
 if TYPE_CHECKING:
     from starlette.datastructures import Headers

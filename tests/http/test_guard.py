@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsqext.http.guard import HttpGuard
+from nsqext.http.uvicorn_server import HttpGuard
 
 OWN = "127.0.0.1:4151"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsqext.errors import ProtocolError
+from nsqext.protocol.frames import RequestError
 from nsqext.protocol.lookupd_tcp import (
     MAGIC,
     NO_PARTITION,
@@ -18,7 +19,6 @@ from nsqext.protocol.lookupd_tcp import (
     response_size,
     unregister,
 )
-from nsqext.protocol.server.request_error import RequestError
 
 _PEER = PeerInfo("10.0.0.1", 4150, 4151, "1.3.0", "host", "zone", "region")
 _NEW_PEER = PeerInfo("10.0.0.1", 4150, 4151, "0.3.7-HA.1.9.9")

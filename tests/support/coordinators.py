@@ -10,9 +10,9 @@ import anyio
 
 from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
 from nsqext.broker.coordinator.topics import Member
+from nsqext.broker.engine.options import NodeOptions
 from nsqext.broker.engine.publish import NewMessage
 from nsqext.broker.nsqd.node import Hosted, Node
-from nsqext.broker.nsqd.options import NodeOptions
 from nsqext.types import Address
 
 QUICK = CoordinatorOptions(lease=0.05, join_pause=0.01)

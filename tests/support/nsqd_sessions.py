@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from struct import Struct
 
+from nsqext.broker.engine.options import NodeOptions
 from nsqext.broker.nsqd.node import Hosted, Node
-from nsqext.broker.nsqd.options import NodeOptions
 from nsqext.broker.nsqd.server import dialect_of
 from nsqext.broker.nsqd.session import Session
 from nsqext.protocol.client.client_protocol import FrameParser

@@ -10,7 +10,7 @@ from attrs import define, field
 
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.publish import Stored
-from nsqext.protocol.server.request_error import RequestError
+from nsqext.protocol.frames import RequestError
 from nsqext.waits import Waiters
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from nsqext.broker.coordinator.admin_ops import KEY_NOT_FOUND
 from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.options import ChannelKind, make_kind
-from nsqext.http.api import Call, HttpFault, valid_channel, valid_topic
-from nsqext.http.metrics import METRICS_TYPE, Metric, render_metrics
+from nsqext.http.api import METRICS_TYPE, Call, HttpFault, Metric, render_metrics, valid_channel, valid_topic
 from nsqext.protocol.server.go_format import parse_int
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from nsqext.protocol.go_structs import Schema, UnreadableFields, read_fields
 from nsqext.protocol.server.go_format import decode
 
 if TYPE_CHECKING:
-    from nsqext.broker.nsqd.options import NodeOptions
+    from nsqext.broker.engine.options import NodeOptions
 
 _TIMEOUT = 5.0  # seconds of a request
 _OK = 200

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import define, evolve, field, fields_dict
 
-from nsqext.broker.engine.options import PartitionOptions, QueueOptions
+from nsqext.broker.engine.options import NodeOptions, PartitionOptions, QueueOptions
 from nsqext.broker.engine.partition import Partition
 from nsqext.broker.engine.schedule import Schedule, Turn
 from nsqext.broker.engine.storage.log import MemoryBudget
 from nsqext.broker.engine.storage.partition_store import stored_partitions
 from nsqext.broker.fault_injection import NodeFaults
-from nsqext.broker.nsqd.options import NodeOptions
 from nsqext.protocol.names import is_ephemeral
 from nsqext.types import TopicMeta
 
@@ -29,10 +28,10 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.channel.channel import Channel
     from nsqext.broker.engine.publish import Stored
     from nsqext.broker.nsqd.auth_server import Authorizations
+    from nsqext.protocol.frames import RequestError
     from nsqext.protocol.layers import Layer
     from nsqext.protocol.server.command_parser import State
     from nsqext.protocol.server.negotiate import ClientSettings, ServerLimits
-    from nsqext.protocol.server.request_error import RequestError
 
 _BUCKETS = 16
 _HOUR = 3600 * 1_000_000_000

@@ -18,10 +18,9 @@ from attrs import frozen
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.publish import NewMessage, Stored
 from nsqext.broker.nsqd.validation import recheck_auth
-from nsqext.protocol.frames import OK, encode_trace_reply
+from nsqext.protocol.frames import OK, RequestError, encode_trace_reply
 from nsqext.protocol.record import raw_size
 from nsqext.protocol.server.publish_bodies import PublishItem, parse_publish
-from nsqext.protocol.server.request_error import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 from nsqext.broker.nsqd.auth_server import query_auth
 from nsqext.protocol.extjson import quote
+from nsqext.protocol.frames import RequestError
 from nsqext.protocol.server.command_parser import check_state
 from nsqext.protocol.server.go_format import decode, parse_int, word_lists
 from nsqext.protocol.server.publish_bodies import BATCH_VERBS, BatchReader, Target, check_publish_size, check_room
-from nsqext.protocol.server.request_error import RequestError
 from nsqext.protocol.tls_layer import TlsLayer
 
 if TYPE_CHECKING:

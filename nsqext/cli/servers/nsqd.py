@@ -161,8 +161,7 @@ def _chosen(flags: Mapping[str, Any], members: Mapping[str, str]) -> dict[str, A
 
 
 async def _serve(flags: dict[str, Any]) -> None:
-    from nsqext.broker.engine.options import ChannelRules
-    from nsqext.broker.nsqd.options import NodeOptions
+    from nsqext.broker.engine.options import ChannelRules, NodeOptions
     from nsqext.broker.standalone import NsqdSettings, TlsFiles, run_nsqd
 
     check_values(flags)

@@ -82,7 +82,7 @@ NODE_OPTIONS = {
     "allow-sub-ext-compatible": "allow_sub_ext_compatible",
     "max-pub-waiting-size": "max_pub_waiting",
 }
-"""Flags that set members of `nsqext.broker.nsqd.options.NodeOptions`."""
+"""Flags that set members of `nsqext.broker.engine.options.NodeOptions`."""
 CHANNEL_RULES = {
     "ack-old-than-time": "ignored_after",
     "ack-retry-cnt": "ignored_attempts",

@@ -12,8 +12,8 @@ from enum import Enum, auto
 from struct import Struct
 from typing import NamedTuple, Protocol
 
+from nsqext.protocol.frames import RequestError
 from nsqext.protocol.server.publish_bodies import PUBLISH_VERBS, BatchReader, PublishItem
-from nsqext.protocol.server.request_error import RequestError
 
 MAX_LINE = 4 * 1024
 """Longest command line of the redesigned server, in bytes with its newline.

@@ -13,13 +13,12 @@ from nsqext.broker.engine.storage.segments import DiskOptions
 from nsqext.broker.options import ClusterOptions, ClusterShape
 from nsqext.broker.runtime_ha import RuntimeHa
 from nsqext.errors import NsqError
-from nsqext.testing.simulation.network import current_host
+from nsqext.testing.simulation.network import Network, current_host
 from nsqext.testing.simulation.private_parts import run_by_anyio
 
 if TYPE_CHECKING:
-    from nsqext.broker.nsqd.options import NodeOptions
+    from nsqext.broker.engine.options import NodeOptions
     from nsqext.testing.simulation.disk import SimulatedDisk
-    from nsqext.testing.simulation.network import Network
 
 COORDINATOR = "coordinator"
 """Name of the coordinator in `SimulatedCluster.separate`."""

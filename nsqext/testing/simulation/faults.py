@@ -18,8 +18,8 @@ from nsqext.testing.simulation.cluster import COORDINATOR, SimulatedCluster, as_
 if TYPE_CHECKING:
     from nsqext.testing.simulation.disk import SimulatedDisk
     from nsqext.testing.simulation.network import Network
+    from nsqext.testing.simulation.private_parts import SimulatedSelector
     from nsqext.testing.simulation.seams import SimulatedClock
-    from nsqext.testing.simulation.selector import SimulatedSelector
 
 
 @frozen

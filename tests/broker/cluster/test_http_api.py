@@ -15,8 +15,7 @@ import pytest
 
 from nsqext.broker.listeners import listen
 from nsqext.http.api import Call, Form, HttpFault, HttpPanic, application, route
-from nsqext.http.guard import HttpGuard
-from nsqext.http.uvicorn_server import HttpServer
+from nsqext.http.uvicorn_server import HttpGuard, HttpServer
 
 V1 = {"Accept": "application/vnd.nsq; version=1.0"}
 

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from nsqext.broker.engine.options import NodeOptions
 from nsqext.broker.nsqd.auth_server import Authorizations, query_auth
-from nsqext.broker.nsqd.options import NodeOptions
 from nsqext.protocol.server.negotiate import ServerLimits
 
 pytestmark = pytest.mark.anyio

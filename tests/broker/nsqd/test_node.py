@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from nsqext.broker.engine.options import NodeOptions
 from nsqext.broker.nsqd.node import SHORTEST_TICK, Node
-from nsqext.broker.nsqd.options import NodeOptions
 from tests.support.nsqd_sessions import Client, Clock, make_node, sized
 
 

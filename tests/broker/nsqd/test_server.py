@@ -15,17 +15,16 @@ import httpx
 import pytest
 import trustme
 
+from nsqext.broker.engine.options import NodeOptions
 from nsqext.broker.fault_injection import NodeFaults, Rule
 from nsqext.broker.nsqd.auth_server import query_auth
 from nsqext.broker.nsqd.node import Node
-from nsqext.broker.nsqd.options import NodeOptions
 from nsqext.broker.nsqd.server import NsqdServer
 from nsqext.broker.nsqd.session import Session
 from nsqext.protocol.client.client_protocol import FrameParser
 from nsqext.protocol.client.commands import identify
-from nsqext.protocol.frames import HEARTBEAT
+from nsqext.protocol.frames import HEARTBEAT, RequestError
 from nsqext.protocol.server.negotiate import ServerLimits
-from nsqext.protocol.server.request_error import RequestError
 from nsqext.protocol.tls_layer import TlsLayer
 from tests.support.commands import multi_body
 from tests.support.nsqd_sessions import host, sized

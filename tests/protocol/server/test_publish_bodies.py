@@ -6,6 +6,7 @@ from struct import pack
 
 import pytest
 
+from nsqext.protocol.frames import RequestError
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.protocol.server.publish_bodies import (
     BatchReader,
@@ -15,7 +16,6 @@ from nsqext.protocol.server.publish_bodies import (
     check_room,
     parse_publish,
 )
-from nsqext.protocol.server.request_error import RequestError
 from tests.support.commands import ext_body, multi_body, trace_body
 
 _HA = ServerLimits()

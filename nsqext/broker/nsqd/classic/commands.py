@@ -13,11 +13,11 @@ from nsqext.broker.nsqd.publish_commands import put
 from nsqext.broker.nsqd.session import MESSAGE_HEAD, MESSAGE_TYPE, Dialect, SessionSubscriber
 from nsqext.broker.nsqd.validation import CommandValidator, auth, check_auth, recheck_auth, run_authorized
 from nsqext.protocol.extjson import quote
+from nsqext.protocol.frames import RequestError
 from nsqext.protocol.names import is_valid_topic
 from nsqext.protocol.server.command_parser import check_state
 from nsqext.protocol.server.go_format import MASK_64, base10, decode, wrap
 from nsqext.protocol.server.publish_bodies import BATCH_VERBS, BatchReader, Target
-from nsqext.protocol.server.request_error import RequestError
 
 if TYPE_CHECKING:
     from nsqext.broker.engine.channel.channel import Channel

@@ -14,8 +14,17 @@ import orjson
 from starlette.responses import Response
 
 from nsqext.broker.listeners import split_address
-from nsqext.http.api import Call, HttpFault, null, route, valid_channel, valid_topic
-from nsqext.http.metrics import METRICS_TYPE, Metric, render_metrics
+from nsqext.http.api import (
+    METRICS_TYPE,
+    Call,
+    HttpFault,
+    Metric,
+    null,
+    render_metrics,
+    route,
+    valid_channel,
+    valid_topic,
+)
 from nsqext.protocol.server.go_format import NANOSECONDS
 from nsqext.types import Address
 

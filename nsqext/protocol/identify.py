@@ -13,7 +13,7 @@ from attrs import field, frozen
 from nsqext._version import __version__
 from nsqext.arguments import is_number
 from nsqext.errors import InvalidSetting, ProtocolError
-from nsqext.protocol.go_structs import UnreadableFields, read_fields
+from nsqext.protocol.extjson import UnreadableFields, read_fields
 
 __all__ = (
     "DISPATCH_TYPES",

@@ -28,10 +28,9 @@ from nsqext.errors import InvalidInput, NsqError, TopicNotFound
 from nsqext.http.api import Call, HttpFault, first_values
 from nsqext.http.uvicorn_server import HttpServer, listen
 from nsqext.types import Address
-from nsqext.web import drawings
 from nsqext.web.actions import ACTIONS, Action, Form, Target, topic_page
 from nsqext.web.monitor import Monitor, Snapshot
-from nsqext.web.pages import Page, Pages
+from nsqext.web.pages import Page, Pages, age, count, key_ranges, moment, per_second, size, sparkline
 from nsqext.web.security import Refused, Security, WebOptions
 
 if TYPE_CHECKING:
@@ -82,8 +81,8 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {name: getattr(drawings, name) for name in ("age", "count", "moment", "per_second", "size")}
-    found.globals |= {"sparkline": drawings.sparkline, "key_ranges": drawings.key_ranges, "version": __version__}
+    found.filters |= {shown.__name__: shown for shown in (age, count, moment, per_second, size)}
+    found.globals |= {"sparkline": sparkline, "key_ranges": key_ranges, "version": __version__}
     found.globals["ui"] = found.get_template(
         "parts.html"
     ).module  # single blocks are rendered too, where imports of the template have no effect

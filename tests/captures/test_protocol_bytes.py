@@ -24,8 +24,8 @@ from nsqext.protocol.identify import Negotiated
 from nsqext.protocol.layers import DeflateLayer, SnappyLayer
 from nsqext.protocol.messages import RawMessage, decode_into, encode_message
 from nsqext.protocol.record import decode_record, encode_record, raw_size
+from nsqext.protocol.server.command_parser import PublishItem, Target, parse_publish
 from nsqext.protocol.server.negotiate import ClientSettings, ServerLimits, identify_reply, negotiate
-from nsqext.protocol.server.publish_bodies import PublishItem, Target, parse_publish
 from tests.captures import Conversation, Step, conversation, conversations, disk_records
 from tests.support.command_reader import OpenRules, read_commands, write_command
 

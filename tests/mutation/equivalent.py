@@ -201,7 +201,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "for prefix in (whole[:5], whole[:2]):  # ids that follow shortly, then all ids of the partition",
     ): "a search for less of the id finds the same, and takes longer",
     (
-        "broker/engine/channel/client.py",
+        "broker/engine/channel/in_flight.py",
         "Gt to GtE",
         "self.filtered = self.matches is not None or self.sample_rate > 0",
     ): "without a sample rate the filters let every message through",

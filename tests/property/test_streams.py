@@ -15,9 +15,8 @@ from nsqext.protocol.frames import HEARTBEAT, RequestError, encode_frame
 from nsqext.protocol.lookupd_tcp import LookupdCommandParser
 from nsqext.protocol.messages import RawMessage, decode_into
 from nsqext.protocol.record import decode_record
-from nsqext.protocol.server.command_parser import MAX_LINE
+from nsqext.protocol.server.command_parser import MAX_LINE, BatchReader, Target
 from nsqext.protocol.server.negotiate import ServerLimits
-from nsqext.protocol.server.publish_bodies import BatchReader, Target
 from tests.support.command_reader import OpenRules, read_commands, write_command
 from tests.support.strategies import (
     COMMANDS,

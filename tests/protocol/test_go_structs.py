@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nsqext.protocol.go_structs import UnreadableFields, read_fields
+from nsqext.protocol.extjson import UnreadableFields, read_fields
 
 _LISTS: dict[str, Any] = {"list": [{"key": str}], "names": [str]}
 _SCHEMA = {"name": str, "count": int, "rate": 127, "on": bool, "inner": {"key": str, "n": int}, **_LISTS}

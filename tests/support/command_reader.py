@@ -6,17 +6,18 @@ from collections.abc import Iterable
 
 from nsqext.protocol.client import commands as write
 from nsqext.protocol.frames import RequestError
-from nsqext.protocol.server.command_parser import Command, CommandParser
-from nsqext.protocol.server.negotiate import ServerLimits
-from nsqext.protocol.server.publish_bodies import (
+from nsqext.protocol.server.command_parser import (
     BATCH_VERBS,
     PUBLISH_VERBS,
     BatchReader,
+    Command,
+    CommandParser,
     PublishItem,
     Target,
     check_publish_size,
     check_room,
 )
+from nsqext.protocol.server.negotiate import ServerLimits
 from tests.support.commands import ext_body, internal_create_topic, multi_body, trace_body
 
 __all__ = ("OpenRules", "Reading", "read_commands", "write_command")

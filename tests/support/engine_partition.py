@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from nsqext.broker.engine.channel.client import Client
+from nsqext.broker.engine.channel.in_flight import Client
 from nsqext.broker.engine.options import PartitionOptions
 from nsqext.broker.engine.partition import Partition
 from nsqext.broker.engine.publish import NewMessage, Stored

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from struct import pack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import orjson
@@ -25,12 +25,9 @@ from anyio.abc import ByteStream, Listener, SocketAttribute, SocketStream
 
 from nsqext.errors.server import server_error
 from nsqext.protocol.frames import HEARTBEAT, MAGIC_V2, FrameType, encode_frame
-from nsqext.protocol.server.command_parser import Command, CommandParser
+from nsqext.protocol.server.command_parser import BatchReader, Command, CommandParser
 from nsqext.types import Address
 from tests.support.fake_lookupd import lookup_json
-
-if TYPE_CHECKING:
-    from nsqext.protocol.server.publish_bodies import BatchReader
 
 __all__ = (
     "PLAIN",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import re2
 
-from nsqext.protocol.go_structs import Members
+from nsqext.protocol.extjson import Members
 from nsqext.protocol.identify import FILTER_EQUAL, FILTER_GLOB, FILTER_MULTI, FILTER_REGEXP
 from nsqext.protocol.messages import EXT_JSON
 

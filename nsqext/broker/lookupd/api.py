@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.lookupd.lookupd import LiveView
-from nsqext.broker.lookupd.queries import (
+from nsqext.broker.lookupd.lookupd import (
     BAD_REPLICATOR,
     BAD_SYNC,
+    LiveView,
+    Lookupd,
+    TopicView,
     channels_of,
     check_log_level,
     lookup,
@@ -30,8 +32,6 @@ from nsqext.http.api import Call, Form, HttpFault, application, route, set_block
 if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.routing import Route
-
-    from nsqext.broker.lookupd.lookupd import Lookupd, TopicView
 
 _BASE_LOAD = 0.8
 _MEBIBYTE = 1024 * 1024

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 
-from nsqext.broker.lookupd.lookupd import LookupNode
-from nsqext.broker.lookupd.queries import (
+from nsqext.broker.lookupd.lookupd import (
     NO_CHANNEL,
+    LookupNode,
     check_log_level,
     read_channel,
     read_deletion,

@@ -1,4 +1,8 @@
-"""Lookup nodes without their sockets, and what they show: the cluster's present state, a snapshot, or nothing."""
+"""Lookup nodes without their sockets, and what they show: the cluster's present state, a snapshot, or nothing.
+
+Parameters of queries are checked in the real server's order, and refused with its texts. The real servers have no
+`/metrics` on this port: it is in the text format of Prometheus.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,21 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import anyio
-from attrs import define, field, frozen
+from attrs import asdict, define, field, frozen
+from starlette.responses import Response
 
+from nsqext.broker.coordinator import admin_ops as admin
+from nsqext.broker.coordinator.admin_ops import KEY_NOT_FOUND
+from nsqext.broker.coordinator.topics import Member, TopicSpec
+from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.options import ChannelKind, make_kind
+from nsqext.http.api import METRICS_TYPE, Call, Handler, HttpFault, Metric, render_metrics, valid_channel, valid_topic
+from nsqext.protocol.server.go_format import parse_int
 from nsqext.types import Address
 
 if TYPE_CHECKING:
     from nsqext.broker.coordinator.coordinator import Coordinator
-    from nsqext.broker.coordinator.topics import Member, TopicSpec
-    from nsqext.http.api import Call, Handler
+    from nsqext.broker.lookupd.registry import Registry
 
 _UNKNOWN = Address("127.0.0.1", 0)
 
@@ -189,3 +200,196 @@ class LookupdGroup:
 
     def shown(self) -> list[Lookupd]:
         return [node for node in self.nodes if node.alive and node.id not in self.hidden]
+
+
+BAD_REPLICATOR = "INVALID_ARG_TOPIC_REPLICATOR"
+BAD_SYNC = "INVALID_ARG_TOPIC_SYNC_DISK"
+NO_CHANNEL = "Topic has no channel, should init at least one for the new topic"
+
+
+def read_ranged(call: Call, name: str, low: int, high: int, fault: str, **given: str) -> int:
+    """Return an argument as a number within bounds, or raise the fault."""
+    value = call.number(name, fault, **given)
+    if not low <= value <= high:
+        raise HttpFault(400, fault)
+    return value
+
+
+def read_partition_num(call: Call) -> int:
+    """Return the number of partitions of a topic."""
+    missing = "MISSING_ARG_TOPIC_PARTITION_NUM"
+    return read_ranged(call, "partition_num", 1, 255, "INVALID_ARG_TOPIC_PARTITION_NUM", missing=missing)
+
+
+def read_topic(call: Call) -> tuple[str, TopicSpec]:
+    """Return name and specification of the topic to create."""
+    return valid_topic(call.arg("topic", "MISSING_ARG_TOPIC")), TopicSpec(
+        partition_num=read_partition_num(call),
+        replica=read_ranged(call, "replicator", 1, 5, BAD_REPLICATOR, missing="MISSING_ARG_TOPIC_REPLICATOR"),
+        suggest_load=read_ranged(call, "suggestload", 0, 10000, "INVALID_ARG_TOPIC_LOAD_FACTOR", default="0"),
+        sync_every=min(call.number("syncdisk", BAD_SYNC, default="0"), admin.MAX_SYNC_EVERY),
+        retention_days=call.number("retention", default="0"),
+        ordered=call.arg("orderedmulti") == "true",
+        multi_part=call.arg("multipart") == "true",
+        extend=call.arg("extend") == "true",
+        disable_channel_auto_create=call.arg("disable_channel_auto_create") == "true",
+    )
+
+
+def read_deletion(call: Call) -> str:
+    """Return the name of the topic to delete."""
+    name = call.arg("topic", "MISSING_ARG_TOPIC")
+    if call.arg("partition", "MISSING_ARG_TOPIC_PARTITION") != "**":
+        raise HttpFault(400, "REMOVE_SINGLE_PARTITION_NOT_ALLOWED")
+    return name
+
+
+def read_channel(call: Call) -> tuple[str, str]:
+    """Return the names of a topic and a channel."""
+    topic = valid_topic(call.arg("topic", "MISSING_ARG_TOPIC"))
+    return topic, valid_channel(call.arg("channel", "MISSING_ARG_CHANNEL"))
+
+
+def read_kind(call: Call) -> ChannelKind | None:
+    """Return the type of the channel to create, None for the default; an extension of this broker (key-failover)."""
+    try:
+        return make_kind(call.arg("dispatch"), call.arg("key_header"), fixed=True)
+    except Refusal as refusal:
+        raise HttpFault(400, refusal.text) from None
+
+
+def check_log_level(call: Call) -> None:
+    """Answer `/loglevel/set`; without effect."""
+    call.number("loglevel", "BAD_LEVEL_STRING", missing="MISSING_ARG_LEVEL")
+
+
+def meta_of(spec: TopicSpec) -> dict[str, Any]:
+    """Return the member ``meta`` of a response."""
+    return dict(sorted(asdict(spec.meta()).items()))
+
+
+_NO_META = meta_of(TopicSpec(partition_num=0, replica=0))
+
+
+def _selected(topic: TopicView | None, partition: str) -> list[int]:
+    if topic is None:
+        return []
+    return [number for number in topic.partitions if partition in ("", "*", str(number))]
+
+
+def channels_of(topic: TopicView | None, partition: str) -> list[str]:
+    """Return the channels of a topic, or of one of its partitions."""
+    if topic is None:
+        return []
+    found = [name for number in _selected(topic, partition) for name in topic.partitions[number].channels]
+    return list(dict.fromkeys(found))
+
+
+def _for_consumers(lookupd: Lookupd, topic: TopicView | None, partition: str) -> dict[str, str]:
+    if topic is None:
+        return {}
+    labels = {str(number): number for number in _selected(topic, partition)} or _unusual_spelling(topic, partition)
+    readers = {label: topic.partitions[number].reader for label, number in labels.items()}
+    return {label: reader for label, reader in readers.items() if reader is not None}
+
+
+def _unusual_spelling(topic: TopicView, partition: str) -> dict[str, int]:
+    """Return a partition that the consumer spells in another way than registrations (``00``), under this spelling."""
+    try:
+        number = parse_int(partition)
+    except ValueError:
+        return {}
+    return {partition: number} if number in topic.partitions else {}
+
+
+def _for_producers(lookupd: Lookupd, topic: TopicView | None, partition: str) -> dict[str, str]:
+    if topic is None:
+        raise HttpFault(404, KEY_NOT_FOUND)
+    hidden, peers = lookupd.hidden.get(topic.name, set()), lookupd.view.peers()
+    nodes: dict[str, str] = {}
+    without_channel = False
+    for number in _selected(topic, partition):
+        node = topic.partitions[number].registered
+        if node is None or node not in peers or peers[node].address in hidden:
+            continue
+        if topic.partitions[number].channels:
+            nodes[str(number)] = node
+        else:
+            without_channel = True
+    if without_channel and not nodes:
+        raise HttpFault(404, NO_CHANNEL)
+    return nodes
+
+
+def lookup(lookupd: Lookupd, call: Call) -> dict[str, Any]:
+    """Answer `/lookup` (captured: lookup_ok, lookup_no_channel, topic_tombstone).
+
+    access=w shows only partitions that accept writes and have a channel; access=r also those that accept no writes at
+    the moment. The response has ``meta`` if ``metainfo`` is given at all.
+    """
+    topic = lookupd.view.topic(call.arg("topic", "MISSING_ARG_TOPIC"))
+    partition, access, meta = call.arg("partition"), call.arg("access") or "r", call.arg("metainfo")
+    if access not in ("r", "w"):
+        raise HttpFault(400, "INVALID_ACCESS_MODE")
+    find = _for_producers if access == "w" else _for_consumers
+    nodes = find(lookupd, topic, partition)
+    peers = lookupd.view.peers()
+    entries = {label: peers[node].entry for label, node in nodes.items() if node in peers}
+    answer: dict[str, Any] = {"channels": channels_of(topic, partition)}
+    disabled = lookupd.write_disabled if access == "w" else ""
+    if meta or disabled == "ordered":
+        answer["meta"] = meta_of(topic.spec) if topic else _NO_META
+    if disabled == "all" or (disabled == "ordered" and topic and topic.spec.ordered):
+        return answer | {"partitions": None, "producers": None}
+    by_id = {entry["id"]: entry for entry in entries.values()}
+    return answer | {"partitions": entries, "producers": list(by_id.values())}
+
+
+def view_metrics(view: ClusterView, version: str, *, leads: bool) -> Response:
+    """Return the metrics of a lookup node of the redesigned generation."""
+    topics = {name: topic for name in view.names() if (topic := view.topic(name)) is not None}
+    partitions = {name: topic.partitions.values() for name, topic in topics.items()}
+    channels = {name: {each for one in found for each in one.channels} for name, found in partitions.items()}
+    led = {name: sum(one.registered is not None for one in found) for name, found in partitions.items()}
+    return _page(
+        _info(version, "ha"),
+        _one("leader", "1 on the leader of the lookup nodes.", int(leads)),
+        _one("nsqd", "Connected nsqd.", len(view.peers())),
+        _one("topics", "Topics.", len(topics)),
+        _each("partitions", "Partitions of a topic.", {name: one.spec.partition_num for name, one in topics.items()}),
+        _each("partitions_led", "Partitions with a leader that accepts publishes.", led),
+        _each("channels", "Channels of a topic.", {name: len(found) for name, found in channels.items()}),
+    )
+
+
+def registry_metrics(view: Registry, version: str, generation: str) -> Response:
+    """Return the metrics of a lookup node that nsqd register at."""
+    topics = sorted({one.key for one in view.find("topic", "*")})
+    shown = {name: [one for one in view.producers("topic", name) if view.is_active(one)] for name in topics}
+    hidden = {name: sum(map(view.is_hidden, producers)) for name, producers in shown.items()}
+    return _page(
+        _info(version, generation),
+        _one("nsqd", "Connected nsqd.", sum(view.is_active(one) for one in view.producers("client"))),
+        _one("topics", "Topics.", len(topics)),
+        _each("producers", "Nsqd that have a topic.", {name: len(producers) for name, producers in shown.items()}),
+        _each("tombstones", "Nsqd that are hidden for a topic.", hidden),
+        _each("channels", "Channels of a topic.", {name: len(view.find("channel", name, "*")) for name in topics}),
+    )
+
+
+def _page(*metrics: Metric) -> Response:
+    return Response(render_metrics(metrics), media_type=METRICS_TYPE)
+
+
+def _info(version: str, generation: str) -> Metric:
+    labels = {"version": version, "generation": generation}
+    return Metric("nsqlookupd_info", "gauge", "Version of the server.", [(labels, 1)])
+
+
+def _one(name: str, text: str, value: int) -> Metric:
+    return Metric(f"nsqlookupd_{name}", "gauge", text, [({}, value)])
+
+
+def _each(name: str, text: str, values: dict[str, int]) -> Metric:
+    samples = [({"topic": topic}, value) for topic, value in values.items()]
+    return Metric(f"nsqlookupd_topic_{name}", "gauge", text, samples)

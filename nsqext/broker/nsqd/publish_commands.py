@@ -7,7 +7,7 @@ meanwhile.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,14 +20,11 @@ from nsqext.broker.engine.publish import NewMessage, Stored
 from nsqext.broker.nsqd.validation import recheck_auth
 from nsqext.protocol.frames import OK, RequestError, encode_trace_reply
 from nsqext.protocol.record import raw_size
-from nsqext.protocol.server.publish_bodies import PublishItem, parse_publish
+from nsqext.protocol.server.command_parser import Command, PublishItem, parse_publish
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
     from nsqext.broker.nsqd.node import Hosted, Node
     from nsqext.broker.nsqd.session import Session
-    from nsqext.protocol.server.command_parser import Command
 
 T = TypeVar("T")
 _Store = Callable[["Node", "Hosted", Sequence[Any], str], Stored]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from attrs import evolve
 
-from nsqext.broker.engine.channel.client import Client
+from nsqext.broker.engine.channel.in_flight import Client
 from nsqext.broker.nsqd.output_buffer import OutputBuffer
 from nsqext.protocol.frames import HEARTBEAT, MAGIC_V2, OK, FrameType, RequestError, encode_frame
 from nsqext.protocol.server.command_parser import Command, CommandParser, State

@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, NoReturn
 
-from nsqext.broker.nsqd.auth_server import query_auth
+from nsqext.broker.nsqd.auth_server import Authorizations, query_auth
 from nsqext.protocol.extjson import quote
 from nsqext.protocol.frames import RequestError
-from nsqext.protocol.server.command_parser import check_state
+from nsqext.protocol.server.command_parser import (
+    BATCH_VERBS,
+    BatchReader,
+    Command,
+    Target,
+    check_publish_size,
+    check_room,
+    check_state,
+)
 from nsqext.protocol.server.go_format import decode, parse_int, word_lists
-from nsqext.protocol.server.publish_bodies import BATCH_VERBS, BatchReader, Target, check_publish_size, check_room
 from nsqext.protocol.tls_layer import TlsLayer
 
 if TYPE_CHECKING:
-    from nsqext.broker.nsqd.auth_server import Authorizations
     from nsqext.broker.nsqd.node import ConnectedClient, Hosted
-    from nsqext.protocol.server.command_parser import Command
 
 _SMALL = frozenset((b"IDENTIFY", b"AUTH"))  # commands whose body is not a message
 

@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 from attrs import define, field, frozen
 
+from nsqext.protocol.extjson import UnreadableFields, read_fields
 from nsqext.protocol.frames import RequestError
-from nsqext.protocol.go_structs import UnreadableFields, read_fields
 from nsqext.protocol.identify import DISPATCH_TYPES
 from nsqext.protocol.names import MAX_TAG_BYTES
 

@@ -40,6 +40,8 @@ class SimulationStuck(BaseException):
 class SimulatedSelector(selectors.BaseSelector):
     """Reports simulated sockets, and moves the time of the network forward instead of waiting.
 
+    The order of sockets that are ready at the same time, and which of them are reported, is drawn from the seed.
+
     Args:
         most_turns: turns after which `SimulationStuck` is raised.
     """

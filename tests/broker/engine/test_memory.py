@@ -12,7 +12,7 @@ from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.partition import Partition
 from nsqext.broker.engine.publish import NewMessage
 from nsqext.broker.engine.storage.log import MemoryBudget
-from nsqext.protocol.server.publish_bodies import PublishItem
+from nsqext.protocol.server.command_parser import PublishItem
 from tests.support.engine_partition import Bench, Consumer
 
 BODY = "x" * 1000

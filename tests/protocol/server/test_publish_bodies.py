@@ -7,8 +7,7 @@ from struct import pack
 import pytest
 
 from nsqext.protocol.frames import RequestError
-from nsqext.protocol.server.negotiate import ServerLimits
-from nsqext.protocol.server.publish_bodies import (
+from nsqext.protocol.server.command_parser import (
     BatchReader,
     PublishItem,
     Target,
@@ -16,6 +15,7 @@ from nsqext.protocol.server.publish_bodies import (
     check_room,
     parse_publish,
 )
+from nsqext.protocol.server.negotiate import ServerLimits
 from tests.support.commands import ext_body, multi_body, trace_body
 
 _HA = ServerLimits()

@@ -10,8 +10,8 @@ import logging
 from math import inf
 from typing import TYPE_CHECKING
 
-from nsqext.broker.engine.channel.client import Client, TagSelector
-from nsqext.broker.engine.channel.cursor import ChannelCounters, Cursor, Latencies
+from nsqext.broker.engine.channel.cursor import ChannelCounters, Cursor, Latencies, PartitionView
+from nsqext.broker.engine.channel.in_flight import AckTracker, Client, Delivery, TagSelector
 from nsqext.broker.engine.channel.rules import NOT_IN_FLIGHT, RateLimit, RequeueRules, not_owned, passes_filters
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.options import PLAIN
@@ -23,8 +23,6 @@ from nsqext.protocol.record import MAX_ATTEMPTS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from nsqext.broker.engine.channel.cursor import PartitionView
-    from nsqext.broker.engine.channel.in_flight import AckTracker, Delivery
     from nsqext.broker.engine.storage.delayed_queue import Delayed
 
 logger: logging.Logger = logging.getLogger(__name__)

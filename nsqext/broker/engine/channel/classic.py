@@ -6,13 +6,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nsqext.broker.engine.channel.channel import Channel
-from nsqext.broker.engine.channel.cursor import Cursor
-from nsqext.broker.engine.channel.in_flight import Delivery
+from nsqext.broker.engine.channel.cursor import ChannelCounters, Cursor, PartitionView
+from nsqext.broker.engine.channel.in_flight import Client, Delivery
 from nsqext.broker.engine.errors import Refusal
 
 if TYPE_CHECKING:
-    from nsqext.broker.engine.channel.client import Client
-    from nsqext.broker.engine.channel.cursor import ChannelCounters, PartitionView
     from nsqext.broker.engine.storage.delayed_queue import DelayedJournal
     from nsqext.broker.engine.storage.log import Entry, StartPosition
 

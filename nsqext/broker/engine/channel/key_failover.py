@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, field
 
 from nsqext.broker.engine.channel.channel import Channel
-from nsqext.broker.engine.channel.client import TagSelector
-from nsqext.broker.engine.channel.cursor import ChannelCounters, Cursor, KeyRangeStats
+from nsqext.broker.engine.channel.cursor import ChannelCounters, Cursor, KeyRangeStats, PartitionView
+from nsqext.broker.engine.channel.in_flight import Client, Delivery, TagSelector
 from nsqext.broker.engine.channel.rules import RequeueRules
 from nsqext.broker.engine.errors import Refusal
 from nsqext.dispatch import KeyRanges, position_of
@@ -27,9 +27,6 @@ from nsqext.protocol.messages import EXT_JSON
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nsqext.broker.engine.channel.client import Client
-    from nsqext.broker.engine.channel.cursor import PartitionView
-    from nsqext.broker.engine.channel.in_flight import Delivery
     from nsqext.broker.engine.options import ChannelKind
     from nsqext.broker.engine.storage.log import StartPosition
 

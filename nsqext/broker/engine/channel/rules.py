@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from nsqext.protocol.record import MAX_ATTEMPTS
 
 if TYPE_CHECKING:
-    from nsqext.broker.engine.channel.client import Client
     from nsqext.broker.engine.channel.cursor import Cursor, PartitionView
-    from nsqext.broker.engine.channel.in_flight import Delivery
+    from nsqext.broker.engine.channel.in_flight import Client, Delivery
     from nsqext.broker.engine.options import PartitionOptions
 
 _KIB = 1024

@@ -7,25 +7,21 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.engine.publish import NewMessage
+from nsqext.broker.engine.publish import NewMessage, Stored
 from nsqext.broker.nsqd.commands import check_sub, cls, identify, nop, rdy
 from nsqext.broker.nsqd.publish_commands import put
-from nsqext.broker.nsqd.session import MESSAGE_HEAD, MESSAGE_TYPE, Dialect, SessionSubscriber
+from nsqext.broker.nsqd.session import MESSAGE_HEAD, MESSAGE_TYPE, Dialect, Session, SessionSubscriber
 from nsqext.broker.nsqd.validation import CommandValidator, auth, check_auth, recheck_auth, run_authorized
 from nsqext.protocol.extjson import quote
 from nsqext.protocol.frames import RequestError
 from nsqext.protocol.names import is_valid_topic
-from nsqext.protocol.server.command_parser import check_state
+from nsqext.protocol.server.command_parser import BATCH_VERBS, BatchReader, Command, Target, check_state
 from nsqext.protocol.server.go_format import MASK_64, base10, decode, wrap
-from nsqext.protocol.server.publish_bodies import BATCH_VERBS, BatchReader, Target
 
 if TYPE_CHECKING:
     from nsqext.broker.engine.channel.channel import Channel
-    from nsqext.broker.engine.publish import Stored
     from nsqext.broker.nsqd.node import Hosted, Node
-    from nsqext.broker.nsqd.session import Session
     from nsqext.protocol.messages import RawMessage
-    from nsqext.protocol.server.command_parser import Command
 
 _ID_SIZE = 16
 _VERBS = frozenset((b"PUB", b"MPUB", b"DPUB"))

@@ -26,14 +26,14 @@ from nsqext.broker.nsqd.http.stats import (
 )
 from nsqext.broker.nsqd.publish_commands import store_in_parts
 from nsqext.http.api import Call, Form, HttpFault, HttpPanic, check_block_rate, route, valid_channel, valid_topic
+from nsqext.protocol.server.command_parser import PublishItem
 from nsqext.protocol.server.go_format import NANOSECONDS, wrap
-from nsqext.protocol.server.publish_bodies import PublishItem
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
     from nsqext.broker.engine.channel.channel import Channel
-    from nsqext.broker.engine.channel.client import Client
+    from nsqext.broker.engine.channel.in_flight import Client
     from nsqext.broker.engine.partition import Partition
     from nsqext.broker.engine.publish import Stored
     from nsqext.broker.nsqd.node import ConnectedClient, Hosted

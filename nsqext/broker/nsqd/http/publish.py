@@ -27,8 +27,8 @@ from nsqext.protocol.extjson import encodable
 from nsqext.protocol.frames import RequestError
 from nsqext.protocol.headers import TRACE_ID_HEADER
 from nsqext.protocol.messages import EXT_JSON
+from nsqext.protocol.server.command_parser import PublishItem, Target, parse_publish
 from nsqext.protocol.server.go_format import parse_unsigned
-from nsqext.protocol.server.publish_bodies import PublishItem, Target, parse_publish
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from starlette.routing import Route
 
     from nsqext.broker.engine.channel.channel import Channel
-    from nsqext.broker.engine.channel.client import Client
     from nsqext.broker.engine.channel.cursor import ChannelCounters
+    from nsqext.broker.engine.channel.in_flight import Client
     from nsqext.broker.engine.options import ChannelKind
     from nsqext.broker.nsqd.node import ConnectedClient, Hosted, Node, PublishStats
 

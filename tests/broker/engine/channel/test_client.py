@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsqext.broker.engine.channel.client import NO_LIMIT, Client
+from nsqext.broker.engine.channel.in_flight import NO_LIMIT, Client
 from tests.support.engine_partition import Consumer
 
 

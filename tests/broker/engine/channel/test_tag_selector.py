@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nsqext.broker.engine.channel.client import Client, TagSelector
+from nsqext.broker.engine.channel.in_flight import Client, TagSelector
 from tests.support.engine_partition import Consumer
 
 

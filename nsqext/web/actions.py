@@ -111,22 +111,17 @@ async def _create_topic(target: Target, form: Form) -> str:
     return topic_page(topic)
 
 
-async def _delete_topic(target: Target, form: Form) -> str:
-    await target.admin.delete_topic(form.needed("topic"))
-    return "/"
-
-
-def _on_topic(change: Callable[[Target, str, Form], Awaitable[object]]) -> Perform:
+def _on_topic(change: Callable[[Target, str, Form], Awaitable[object]], *, last: bool = False) -> Perform:
     async def perform(target: Target, form: Form) -> str:
         topic = form.needed("topic")
         await change(target, topic, form)
-        return topic_page(topic)
+        return "/" if last else topic_page(topic)
 
     return perform
 
 
-def _topic_change(method: Callable[[Admin, str], Awaitable[None]]) -> Perform:
-    return _on_topic(lambda target, topic, form: method(target.admin, topic))
+def _topic_change(method: Callable[[Admin, str], Awaitable[None]], *, last: bool = False) -> Perform:
+    return _on_topic(lambda target, topic, form: method(target.admin, topic), last=last)
 
 
 async def _set_topic(target: Target, topic: str, form: Form) -> None:
@@ -168,23 +163,17 @@ async def _publish(target: Target, topic: str, form: Form) -> None:
 # Channels
 
 
-def _on_channel(change: Callable[[Admin, str, str, Form], Awaitable[object]]) -> Perform:
+def _on_channel(change: Callable[[Admin, str, str, Form], Awaitable[object]], *, last: bool = False) -> Perform:
     async def perform(target: Target, form: Form) -> str:
         topic, channel = form.needed("topic"), form.needed("channel")
         await change(target.admin, topic, channel, form)
-        return f"{topic_page(topic)}/channels/{quote(channel, safe='')}"
+        return topic_page(topic) + ("" if last else f"/channels/{quote(channel, safe='')}")
 
     return perform
 
 
-def _channel_change(method: Callable[[Admin, str, str], Awaitable[None]]) -> Perform:
-    return _on_channel(lambda admin, topic, channel, form: method(admin, topic, channel))
-
-
-async def _delete_channel(target: Target, form: Form) -> str:
-    topic = form.needed("topic")
-    await target.admin.delete_channel(topic, form.needed("channel"))
-    return topic_page(topic)
+def _channel_change(method: Callable[[Admin, str, str], Awaitable[None]], *, last: bool = False) -> Perform:
+    return _on_channel(lambda admin, topic, channel, form: method(admin, topic, channel), last=last)
 
 
 def _position(form: Form) -> Position:
@@ -221,7 +210,7 @@ async def _move_leader(target: Target, topic: str, form: Form) -> None:
 ACTIONS: dict[str, Action] = {
     "create-topic": Action(_create_topic, "Create topic", "The topic was created."),
     "delete-topic": Action(
-        _delete_topic,
+        _topic_change(Admin.delete_topic, last=True),
         "Delete topic",
         "The topic was deleted.",
         "All its messages and channels are lost, and its consumers are disconnected.",
@@ -259,7 +248,7 @@ ACTIONS: dict[str, Action] = {
     "publish": Action(_on_topic(_publish), "Publish", "The message was stored."),
     "create-channel": Action(_channel_change(Admin.create_channel), "Create channel", "The channel was created."),
     "delete-channel": Action(
-        _delete_channel,
+        _channel_change(Admin.delete_channel, last=True),
         "Delete channel",
         "The channel was deleted.",
         "Its position and its waiting messages are lost, and its consumers are disconnected.",

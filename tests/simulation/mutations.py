@@ -517,17 +517,17 @@ _ALL = (
     ),
     Mutation(
         "nodes ignore the tags of messages",
-        f"{_BROKER}.engine.channel.client:TagSelector.pick",
+        f"{_BROKER}.engine.channel.in_flight:TagSelector.pick",
         _always(_ignore_tag),
     ),
     Mutation(
         "nodes ignore the tags of consumers",
-        f"{_BROKER}.engine.channel.client:TagSelector.add",
+        f"{_BROKER}.engine.channel.in_flight:TagSelector.add",
         _always(_forget_tag),
     ),
     Mutation(
         "messages wait for a tag whose consumers have left",
-        f"{_BROKER}.engine.channel.client:TagSelector.remove",
+        f"{_BROKER}.engine.channel.in_flight:TagSelector.remove",
         _always(_keep_queue_of_tag),
     ),
     Mutation(

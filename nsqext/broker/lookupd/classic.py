@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
@@ -249,20 +250,11 @@ class _StandaloneRoutes:
     def stats(self, call: Call) -> object:
         return {"stable": False, "node_stat_list": [], "topn_topics": []}
 
-    def refuse(self, call: Call) -> object:
-        raise HttpFault(500, "MISSING_COORDINATOR")
-
-    def create_topic(self, call: Call) -> object:
-        read_topic(call)
-        return self.refuse(call)
-
-    def delete_topic(self, call: Call) -> object:
-        read_deletion(call)
-        return self.refuse(call)
-
-    def change_channel(self, call: Call) -> object:
-        read_channel(call)
-        raise HttpFault(500, "INTERNAL_ERROR")
+    def refuse(self, call: Call, *, read: Handler | None = None, text: str = "MISSING_COORDINATOR") -> object:
+        """Refuse an operation that needs a cluster, after its arguments were checked."""
+        if read is not None:
+            read(call)
+        raise HttpFault(500, text)
 
     def hide_lookupd(self, call: Call) -> object:
         call.arg("node", "MISSING_ARG_NODE")
@@ -306,6 +298,8 @@ def standalone_app(lookupd: ClassicLookupd) -> Starlette:
         ("/channels", routes.channels),
         ("/nodes", routes.nodes),
     ]
+    create = partial(routes.refuse, read=read_topic)
+    change_channel = partial(routes.refuse, read=read_channel, text="INTERNAL_ERROR")
     needs_cluster = [
         "/topic/meta/update",
         "/topic/partition/expand",
@@ -320,12 +314,12 @@ def standalone_app(lookupd: ClassicLookupd) -> Starlette:
             route("GET", "/ping", lambda call: "OK", Form.TEXT),
             *(route("GET", path, handler, Form.NEGOTIATED) for path, handler in queries),
             route("GET", "/cluster/stats", routes.stats),
-            route("POST", "/topic/create", routes.create_topic),
-            route("PUT", "/topic/create", routes.create_topic),
-            route("POST", "/topic/delete", routes.delete_topic),
+            route("POST", "/topic/create", create),
+            route("PUT", "/topic/create", create),
+            route("POST", "/topic/delete", partial(routes.refuse, read=read_deletion)),
             route("POST", "/topic/tombstone", routes.tombstone),
-            route("POST", "/channel/create", routes.change_channel),
-            route("POST", "/channel/delete", routes.change_channel),
+            route("POST", "/channel/create", change_channel),
+            route("POST", "/channel/delete", change_channel),
             route("POST", "/cluster/lookupd/tombstone", routes.hide_lookupd),
             route("POST", "/loglevel/set", check_log_level),
             route("POST", "/disable/write", lambda call: None),  # without effect

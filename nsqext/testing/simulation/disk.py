@@ -240,32 +240,24 @@ class SimulatedDisk:
     def replacements(self) -> list[tuple[str, Callable[..., Any]]]:
         """Return stand-ins for the functions of `os` that take a path or descriptor."""
 
-        def of_descriptor(name: str, simulated: Callable[..., Any]) -> tuple[str, Callable[..., Any]]:
+        def stand_in(name: str, simulated: Callable[..., Any]) -> tuple[str, Callable[..., Any]]:
             real = getattr(os, name)
 
-            def function(fd: Any, *args: Any, **settings: Any) -> Any:
-                return simulated(fd, *args) if self.owns(fd) else real(fd, *args, **settings)
-
-            return name, function
-
-        def of_path(name: str, simulated: Callable[..., Any]) -> tuple[str, Callable[..., Any]]:
-            real = getattr(os, name)
-
-            def function(path: Any, *args: Any, **settings: Any) -> Any:
-                if isinstance(path, SimulatedPath):
-                    return simulated(path, *args)
-                return real(path, *args, **settings)
+            def function(file: Any, *args: Any, **settings: Any) -> Any:
+                if isinstance(file, SimulatedPath) or self.owns(file):
+                    return simulated(file, *args)
+                return real(file, *args, **settings)
 
             return name, function
 
         return [
-            of_path("open", lambda path, flags, mode=0: self.open(path, flags)),
-            of_path("truncate", lambda path, size: self.find(path).data.__delitem__(slice(size, None))),
-            of_descriptor("write", self.write),
-            of_descriptor("fsync", self.fsync),
-            of_descriptor("ftruncate", self.ftruncate),
-            of_descriptor("fstat", self.fstat),
-            of_descriptor("close", self.close),
+            stand_in("open", lambda path, flags, mode=0: self.open(path, flags)),
+            stand_in("truncate", lambda path, size: self.find(path).data.__delitem__(slice(size, None))),
+            stand_in("write", self.write),
+            stand_in("fsync", self.fsync),
+            stand_in("ftruncate", self.ftruncate),
+            stand_in("fstat", self.fstat),
+            stand_in("close", self.close),
         ]
 
 

@@ -67,7 +67,7 @@ class FaultOptions:
 
 
 End = Callable[[], Awaitable[None] | None] | None
-_Begin = Callable[["Injector", Fault], Awaitable[End]]
+_Begin = Callable[["Injector", Fault], Awaitable[End] | End]
 
 
 def _stop(how: Callable[[SimulatedCluster, str], Awaitable[None]]) -> _Begin:
@@ -79,7 +79,7 @@ def _stop(how: Callable[[SimulatedCluster, str], Awaitable[None]]) -> _Begin:
 
 
 def _disk(change: Callable[[SimulatedDisk, Fault], None]) -> _Begin:
-    async def begin(at: Injector, fault: Fault) -> End:
+    def begin(at: Injector, fault: Fault) -> End:
         disk = at.cluster.disk
         if disk is None:
             return None
@@ -89,9 +89,8 @@ def _disk(change: Callable[[SimulatedDisk, Fault], None]) -> _Begin:
     return begin
 
 
-async def _separate(at: Injector, fault: Fault) -> End:
-    """Cut the link between a node and another one."""
-    others = [name for name in at.cluster.nodes if name != fault.target]
+def _cut_off(at: Injector, fault: Fault, others: Sequence[str]) -> End:
+    """Cut the link between a node and another one, or the coordinator and with it all nodes."""
     if not others:
         return None
     other = others[int(fault.chance * len(others))]
@@ -99,13 +98,7 @@ async def _separate(at: Injector, fault: Fault) -> End:
     return lambda: at.cluster.connect(fault.target, other)
 
 
-async def _isolate(at: Injector, fault: Fault) -> End:
-    """Cut a node off from the coordinator and from other nodes."""
-    at.cluster.separate(fault.target, COORDINATOR)
-    return lambda: at.cluster.connect(fault.target, COORDINATOR)
-
-
-async def _stall(at: Injector, fault: Fault) -> End:
+def _stall(at: Injector, fault: Fault) -> End:
     """Let a client process neither read nor write, as when a handler blocks its event loop."""
     client = at.clients[int(fault.chance * len(at.clients))]
     at.network.stalled.add(client)
@@ -124,7 +117,7 @@ def _change(names_in: Callable[[SimulatedCluster], Sequence[str]], how: Callable
     return begin
 
 
-async def _freeze(at: Injector, fault: Fault) -> End:
+def _freeze(at: Injector, fault: Fault) -> End:
     at.cluster.freeze(fault.target)
     return lambda: at.cluster.thaw(fault.target) if fault.target not in at.cluster.down else None
 
@@ -157,19 +150,16 @@ def _block(at: Injector, links: Sequence[tuple[str, str]]) -> End:
 
 
 def _blocking(directions: str) -> _Begin:
-    async def begin(at: Injector, fault: Fault) -> End:
-        return _block(at, _links(at, fault.target, directions))
-
-    return begin
+    return lambda at, fault: _block(at, _links(at, fault.target, directions))
 
 
-async def _partition_one(at: Injector, fault: Fault) -> End:
+def _partition_one(at: Injector, fault: Fault) -> End:
     """Separate one client process from a node."""
     client = at.clients[int(fault.chance * len(at.clients))]
     return _block(at, [(client, fault.target), (fault.target, client)])
 
 
-async def _slow(at: Injector, fault: Fault) -> End:
+def _slow(at: Injector, fault: Fault) -> End:
     links = _links(at, fault.target, "io")
     for link in links:
         at.network.slow[link] = 5 + 200 * fault.chance
@@ -181,7 +171,7 @@ async def _slow(at: Injector, fault: Fault) -> End:
     return end
 
 
-async def _slow_node(at: Injector, fault: Fault) -> End:
+def _slow_node(at: Injector, fault: Fault) -> End:
     rules = [Rule("delay", direction, seconds=0.1 * fault.chance) for direction in ("in", "out")]
     faults = at.cluster.runtime.node(fault.target).member.node.faults
     for rule in rules:
@@ -189,7 +179,7 @@ async def _slow_node(at: Injector, fault: Fault) -> End:
     return lambda: faults.remove(rules)
 
 
-async def _cut(at: Injector, fault: Fault) -> End:
+def _cut(at: Injector, fault: Fault) -> End:
     """Cut connections of a node, several times."""
     network, random = at.network, at.random_of(fault)
 
@@ -203,7 +193,7 @@ async def _cut(at: Injector, fault: Fault) -> End:
     return None
 
 
-async def _half_open(at: Injector, fault: Fault) -> End:
+def _half_open(at: Injector, fault: Fault) -> End:
     random = at.random_of(fault)
     for sock in at.network.connections(fault.target):
         if sock.peer is not None and random.random() < 0.2 + fault.chance / 2:
@@ -212,24 +202,19 @@ async def _half_open(at: Injector, fault: Fault) -> End:
     return None
 
 
-async def _refuse(at: Injector, fault: Fault) -> End:
+def _refuse(at: Injector, fault: Fault) -> End:
     faults = at.cluster.runtime.node(fault.target).member.node.faults
     faults.refuse()
     return lambda: faults.refuse(False)
 
 
-async def _pause(at: Injector, fault: Fault) -> End:
-    at.selector.pause(fault.seconds)
-    return None
-
-
-async def _jump(at: Injector, fault: Fault) -> End:
+def _jump(at: Injector, fault: Fault) -> End:
     at.clock.jumped += 7200 * (fault.chance - 0.5)
     return None
 
 
 def _lookup(change: Callable[[Any, Fault], None]) -> _Begin:
-    async def begin(at: Injector, fault: Fault) -> End:
+    def begin(at: Injector, fault: Fault) -> End:
         for lookupd in at.cluster.runtime.lookupds_named(None if fault.chance < 0.5 else fault.target):
             change(lookupd, fault)
 
@@ -265,8 +250,8 @@ _NODE: dict[str, _Begin] = {
     "disk_full": _disk(lambda disk, fault: disk.full.add(fault.target)),
     "disk_failing": _disk(lambda disk, fault: disk.failing.add(fault.target)),
     "disk_slow": _disk(lambda disk, fault: disk.slow.update({fault.target: 0.05 * fault.chance})),
-    "separate": _separate,
-    "isolate": _isolate,
+    "separate": lambda at, fault: _cut_off(at, fault, [name for name in at.cluster.nodes if name != fault.target]),
+    "isolate": lambda at, fault: _cut_off(at, fault, [COORDINATOR]),
     "stall": _stall,
     "recreate": _change(lambda cluster: cluster.recreated, SimulatedCluster.recreate_topic),
     "upgrade": _change(lambda cluster: cluster.upgraded, SimulatedCluster.upgrade_topic),
@@ -282,7 +267,7 @@ _NODE: dict[str, _Begin] = {
     "cut": _cut,
     "half_open": _half_open,
     "refuse": _refuse,
-    "pause": _pause,
+    "pause": lambda at, fault: at.selector.pause(fault.seconds),
     "clock_jump": _jump,
 }
 _LOOKUP: dict[str, _Begin] = {
@@ -333,7 +318,8 @@ class Injector:
         self.network.note(f"fault {fault}")
         async with self._turn:
             with as_server():  # timers that a fault starts run in this context
-                end = await KINDS[fault.kind](self, fault)
+                begun = KINDS[fault.kind](self, fault)
+                end = await begun if inspect.isawaitable(begun) else begun
         if end is None:
             return
         await anyio.sleep(fault.seconds)

@@ -270,7 +270,6 @@ def test_the_walk_sees_imports() -> None:
 
 _CONSUMER_BASE = {f"client.consumer.{name}" for name in ("message", "options", "position")}
 _SERVER_TOOLS = {f"broker.{name}" for name in ("fault_injection", "listeners")}
-_ENGINE_BASE = {f"broker.engine.{name}" for name in ("errors", "options")}
 _ENGINE = {f"broker.engine{name}" for name in ("", ".channel", ".storage")}
 _NSQD = {"broker.nsqd", "broker.nsqd.classic", "broker.nsqd.http"}
 _COMMANDS = ("admin", "demo", "files", "messages", "servers", "workers")
@@ -304,9 +303,9 @@ INSIDE: dict[str, set[str]] = {
     "spark.read": _SPARK_BASE | {"spark.cluster"},
     "spark.write": _SPARK_BASE | {"spark.cluster"},
     "broker.engine.header_filter": set(),
-    "broker.engine.storage": {"broker.engine.errors"},
-    **dict.fromkeys(_ENGINE_BASE, _ENGINE_BASE | {"broker.engine.storage"}),
-    "broker.engine.channel": _ENGINE_BASE | {"broker.engine.header_filter", "broker.engine.storage"},
+    "broker.engine.storage": set(),
+    "broker.engine.options": {"broker.engine.storage"},
+    "broker.engine.channel": {"broker.engine.options", "broker.engine.header_filter", "broker.engine.storage"},
     "broker.engine": _ENGINE,
     **dict.fromkeys(_NSQD, _ENGINE | _NSQD | _SERVER_TOOLS),
     "broker.coordinator": _ENGINE | {"broker.nsqd"},

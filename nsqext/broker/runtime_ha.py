@@ -13,8 +13,8 @@ from nsqext.broker.coordinator import membership
 from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
 from nsqext.broker.coordinator.replication import ReplicaSet
 from nsqext.broker.coordinator.state_file import StateFile
-from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.options import make_kind
+from nsqext.broker.engine.storage.log import Refusal
 from nsqext.broker.lookupd.api import lookupd_app
 from nsqext.broker.lookupd.lookupd import Lookupd, LookupdGroup
 from nsqext.broker.runtime import ManagedLookupd, NodeChange, Runtime

@@ -13,19 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    Bundle,
-    RuleBasedStateMachine,
-    consumes,
-    initialize,
-    invariant,
-    multiple,
-    rule,
-)
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from nsqext.broker.engine.options import PartitionOptions
 from nsqext.broker.engine.partition import Partition
-from nsqext.broker.engine.publish import NewMessage
+from nsqext.broker.engine.storage.partition_store import NewMessage, Stored
 from nsqext.broker.engine.storage.segments import DiskOptions
 from nsqext.protocol.headers import TAG_HEADER, decode_headers
 from nsqext.protocol.server.negotiate import ServerLimits
@@ -33,7 +25,6 @@ from tests.support.engine_partition import Bench, Consumer, tagged
 
 if TYPE_CHECKING:
     from nsqext.broker.engine.channel.channel import Channel
-    from nsqext.broker.engine.publish import Stored
     from nsqext.protocol.messages import RawMessage
 
 __all__ = ("Schedule", "Watched")

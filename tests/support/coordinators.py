@@ -11,7 +11,7 @@ import anyio
 from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
 from nsqext.broker.coordinator.topics import Member
 from nsqext.broker.engine.options import NodeOptions
-from nsqext.broker.engine.publish import NewMessage
+from nsqext.broker.engine.storage.partition_store import NewMessage
 from nsqext.broker.nsqd.node import Hosted, Node
 from nsqext.types import Address
 

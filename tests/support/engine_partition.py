@@ -9,7 +9,7 @@ import orjson
 from nsqext.broker.engine.channel.in_flight import Client
 from nsqext.broker.engine.options import PartitionOptions
 from nsqext.broker.engine.partition import Partition
-from nsqext.broker.engine.publish import NewMessage, Stored
+from nsqext.broker.engine.storage.partition_store import NewMessage, Stored
 from nsqext.protocol.headers import TAG_HEADER
 from nsqext.protocol.messages import EXT_JSON, RawMessage
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from nsqext.broker.coordinator.topics import PartitionState, TopicSpec, TopicState
-from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.storage.log import Refusal
 from nsqext.errors import InvalidSetting
 from nsqext.protocol.names import is_valid_topic
 

@@ -15,7 +15,7 @@ import anyio
 from attrs import frozen
 
 from nsqext.broker.coordinator.replication import ReplicaSet, commit_all, copy_records, hand_over_channels
-from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.storage.log import Refusal
 from nsqext.errors import InvalidSetting
 
 if TYPE_CHECKING:

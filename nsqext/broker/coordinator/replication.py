@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
-from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.engine.publish import Stored
+from nsqext.broker.engine.storage.log import Refusal
+from nsqext.broker.engine.storage.partition_store import Stored
 from nsqext.protocol.frames import RequestError
 from nsqext.waits import Waiters
 

@@ -62,19 +62,16 @@ class StateFile:
 
     def _write(self) -> None:
         self._retry = False
-        try:
-            self._replace()
-        except OSError as error:
-            self._retry = True
-            logger.warning("%s cannot be written: %s", self._path, error.strerror)
-
-    def _replace(self) -> None:
         data = with_checksum(msgspec.json.encode({"topics": self._topics}))
         if data == self._written:
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._path, data, sync=False)
-        self._written = data
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._path, data, sync=False)
+            self._written = data
+        except OSError as error:
+            self._retry = True
+            logger.warning("%s cannot be written: %s", self._path, error.strerror)
 
     # Start
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
-from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.schedule import Turn
+from nsqext.broker.engine.storage.log import Refusal
 from nsqext.broker.engine.storage.segments import DiskOptions
 from nsqext.protocol.headers import KEY_HEADER
 from nsqext.protocol.identify import DISPATCH_TYPES, KEY_FAILOVER, SHARED

@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING
 from nsqext.broker.engine.channel.channel import Channel
 from nsqext.broker.engine.channel.classic import ClassicChannel
 from nsqext.broker.engine.channel.key_failover import KeyFailoverChannel
-from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.options import PLAIN, ChannelKind, PartitionOptions
-from nsqext.broker.engine.publish import NewMessage, Stored, as_entries, counter_of
 from nsqext.broker.engine.schedule import Schedule
-from nsqext.broker.engine.storage.log import FIRST_COUNTER, Entry, Log, MemoryBudget
-from nsqext.broker.engine.storage.partition_store import PartitionStore, StoredPartition
+from nsqext.broker.engine.storage.log import FIRST_COUNTER, Entry, Log, MemoryBudget, Refusal
+from nsqext.broker.engine.storage.partition_store import (
+    NewMessage,
+    PartitionStore,
+    Stored,
+    StoredPartition,
+    as_entries,
+    counter_of,
+)
 from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.protocol.names import is_ephemeral
 

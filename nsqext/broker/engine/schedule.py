@@ -21,10 +21,6 @@ class Scheduled(Protocol):
         """Process what is due; return the clock time of the next deadline, None for none."""
 
 
-def _nothing() -> None:
-    """Stand in for a callback that is not set."""
-
-
 @define(eq=False)
 class Schedule:
     """The deadlines of all partitions of a node.
@@ -33,7 +29,7 @@ class Schedule:
     ticked when its own next deadline passes.
     """
 
-    on_change: Callable[[], None] = _nothing  # called when the first item was added since the last `run`
+    on_change: Callable[[], None] = lambda: None  # called when the first item was added since the last `run`
     _changed: dict[Scheduled, None] = field(factory=dict)
     _deadlines: dict[Scheduled, float] = field(factory=dict)
     _heap: list[tuple[float, int, Scheduled]] = field(factory=list)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.coordinator import admin_ops as admin
-from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.storage.log import Refusal
 from nsqext.broker.lookupd.lookupd import (
     BAD_REPLICATOR,
     BAD_SYNC,

@@ -65,11 +65,11 @@ def _topic_and_channel(call: Call) -> tuple[str, str]:
     return topic, valid_channel(call.given("channel", "MISSING_ARG_CHANNEL"))
 
 
+@define(eq=False)
 class _Routes:
     """The handlers of one lookup node."""
 
-    def __init__(self, lookupd: ClassicLookupd) -> None:
-        self.lookupd = lookupd
+    lookupd: ClassicLookupd
 
     def info(self, call: Call) -> object:
         return {"version": self.lookupd.version}
@@ -171,15 +171,11 @@ def classic_app(lookupd: ClassicLookupd) -> Starlette:
     return application([ping, *delayed], original=True)
 
 
+@define(eq=False)
 class _StandaloneRoutes:
     """The handlers; captured on a real nsqlookupd without a cluster id and a registered standalone nsqd."""
 
-    def __init__(self, lookupd: ClassicLookupd) -> None:
-        self.lookupd = lookupd
-
-    def _entry(self, producer: Producer) -> dict[str, Any]:
-        members = {key: producer.node.members[key] for key in NODE_MEMBERS}
-        return {"id": producer.node.id, **members, "distributed_id": ""}
+    lookupd: ClassicLookupd
 
     def _partitions(self, topic: str) -> dict[str, list[Producer]]:
         view = self.lookupd.view
@@ -219,7 +215,8 @@ class _StandaloneRoutes:
             if access == "w" and not self._channels(topic, number):
                 silent = True
                 continue
-            nodes[number] = self._entry(held[-1])
+            node = held[-1].node
+            nodes[number] = {"id": node.id, **{key: node.members[key] for key in NODE_MEMBERS}, "distributed_id": ""}
         if silent and not nodes:
             raise HttpFault(404, NO_CHANNEL)
         by_id = {entry["id"]: entry for entry in nodes.values()}

@@ -17,8 +17,8 @@ from starlette.responses import Response
 from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.coordinator.admin_ops import KEY_NOT_FOUND
 from nsqext.broker.coordinator.topics import Member, TopicSpec
-from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.options import ChannelKind, make_kind
+from nsqext.broker.engine.storage.log import Refusal
 from nsqext.http.api import METRICS_TYPE, Call, Handler, HttpFault, Metric, render_metrics, valid_channel, valid_topic
 from nsqext.protocol.server.go_format import parse_int
 from nsqext.types import Address

@@ -6,9 +6,8 @@ from functools import partial
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.options import make_kind
-from nsqext.broker.engine.storage.log import StartPosition
+from nsqext.broker.engine.storage.log import Refusal, StartPosition
 from nsqext.broker.nsqd import publish_commands as publish
 from nsqext.broker.nsqd.session import Dialect, SessionSubscriber
 from nsqext.broker.nsqd.validation import CommandValidator, auth, check_auth, read_partition, run_authorized

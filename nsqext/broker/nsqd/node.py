@@ -17,7 +17,7 @@ from nsqext.broker.engine.options import NodeOptions, PartitionOptions, QueueOpt
 from nsqext.broker.engine.partition import Partition
 from nsqext.broker.engine.schedule import Schedule, Turn
 from nsqext.broker.engine.storage.log import MemoryBudget
-from nsqext.broker.engine.storage.partition_store import stored_partitions
+from nsqext.broker.engine.storage.partition_store import Stored, stored_partitions
 from nsqext.broker.fault_injection import NodeFaults
 from nsqext.protocol.names import is_ephemeral
 from nsqext.types import TopicMeta
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import anyio
 
     from nsqext.broker.engine.channel.channel import Channel
-    from nsqext.broker.engine.publish import Stored
     from nsqext.broker.nsqd.auth_server import Authorizations
     from nsqext.protocol.frames import RequestError
     from nsqext.protocol.layers import Layer

@@ -15,8 +15,8 @@ import anyio
 from anyio.lowlevel import checkpoint
 from attrs import frozen
 
-from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.engine.publish import NewMessage, Stored
+from nsqext.broker.engine.storage.log import Refusal
+from nsqext.broker.engine.storage.partition_store import NewMessage, Stored
 from nsqext.broker.nsqd.validation import recheck_auth
 from nsqext.protocol.frames import OK, RequestError, encode_trace_reply
 from nsqext.protocol.record import raw_size

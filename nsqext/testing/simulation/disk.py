@@ -324,8 +324,7 @@ class SimulatedPath(PosixPath):
         self.disk.move(self, str(target))
         return target
 
-    def rename(self, target: Any) -> Any:
-        return self.replace(target)
+    rename = replace
 
     def unlink(self, missing_ok: bool = False) -> None:
         if not missing_ok or self.disk.exists(self):

@@ -9,8 +9,8 @@ from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.coordinator import membership
 from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
 from nsqext.broker.coordinator.topics import TopicSpec
-from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.options import PLAIN, ChannelKind
+from nsqext.broker.engine.storage.log import Refusal
 from tests.support.coordinators import bodies, counted, hosted, make_coordinator, publish, running, until, wrong_roles
 from tests.support.engine_partition import Consumer
 

@@ -11,7 +11,7 @@ from attrs import evolve
 from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.coordinator import membership
 from nsqext.broker.coordinator.topics import TopicSpec
-from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.storage.log import Refusal
 from nsqext.broker.engine.storage.partition_store import stored_partitions
 from nsqext.broker.engine.storage.segments import DiskOptions
 from tests.support.coordinators import bodies, hosted, publish, running, until

@@ -13,7 +13,7 @@ from nsqext.broker.coordinator import membership
 from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
 from nsqext.broker.coordinator.replication import mirror_channels
 from nsqext.broker.coordinator.topics import TopicSpec
-from nsqext.broker.engine.publish import NewMessage
+from nsqext.broker.engine.storage.partition_store import NewMessage
 from nsqext.protocol.frames import RequestError
 from tests.support.coordinators import bodies, hosted, make_coordinator, publish, running, until, wrong_roles
 from tests.support.engine_partition import Consumer

@@ -11,7 +11,7 @@ from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.coordinator import membership
 from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
 from nsqext.broker.coordinator.topics import TopicSpec
-from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.storage.log import Refusal
 from nsqext.protocol.frames import RequestError
 from tests.support.coordinators import bodies, counted, hosted, publish, running, until, wrong_roles
 

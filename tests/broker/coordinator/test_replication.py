@@ -12,7 +12,7 @@ from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.coordinator import membership
 from nsqext.broker.coordinator.replication import commit_all, copy_records, cut_tail, mirror_channels
 from nsqext.broker.coordinator.topics import TopicSpec
-from nsqext.broker.engine.publish import NewMessage
+from nsqext.broker.engine.storage.partition_store import NewMessage
 from tests.support.coordinators import bodies, hosted, make_coordinator, wrong_roles
 from tests.support.engine_partition import Consumer
 

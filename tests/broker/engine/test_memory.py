@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.partition import Partition
-from nsqext.broker.engine.publish import NewMessage
-from nsqext.broker.engine.storage.log import MemoryBudget
+from nsqext.broker.engine.storage.log import MemoryBudget, Refusal
+from nsqext.broker.engine.storage.partition_store import NewMessage
 from nsqext.protocol.server.command_parser import PublishItem
 from tests.support.engine_partition import Bench, Consumer
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.engine.publish import NewMessage
+from nsqext.broker.engine.storage.log import Refusal
+from nsqext.broker.engine.storage.partition_store import NewMessage
 from nsqext.protocol.messages import EXT_JSON
 from tests.support.engine_partition import START, Bench, Consumer
 

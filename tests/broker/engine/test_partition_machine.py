@@ -20,10 +20,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from nsqext.broker.coordinator.replication import copy_records, cut_tail, hand_over_channels, mirror_channels
-from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.options import ChannelKind
-from nsqext.broker.engine.publish import NewMessage
-from nsqext.broker.engine.storage.log import StartPosition
+from nsqext.broker.engine.storage.log import Refusal, StartPosition
+from nsqext.broker.engine.storage.partition_store import NewMessage, Stored
 from tests.support.channel_schedule import Schedule, Watched
 from tests.support.engine_partition import Consumer
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nsqext.broker.engine.partition import Partition
-    from nsqext.broker.engine.publish import Stored
     from nsqext.protocol.messages import RawMessage
 
 # eight machines share most rules: half of the usual number of schedules each

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.engine.options import PartitionOptions
 from nsqext.broker.engine.partition import Partition
-from nsqext.broker.engine.publish import NewMessage
 from nsqext.broker.engine.schedule import Schedule
-from nsqext.broker.engine.storage.partition_store import ChannelState, stored_partitions
+from nsqext.broker.engine.storage.partition_store import ChannelState, NewMessage, stored_partitions
 from nsqext.broker.engine.storage.segments import DiskOptions
 from tests.support.engine_partition import Bench, Consumer
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.engine.storage.log import AT_END, Log, StartPosition
+from nsqext.broker.engine.storage.log import AT_END, Log, Refusal, StartPosition
 from tests.support.engine_partition import START, Bench
 
 

@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 from nsqext.broker import Cluster
-from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.engine.publish import NewMessage, Stored
+from nsqext.broker.engine.storage.log import Refusal
+from nsqext.broker.engine.storage.partition_store import NewMessage, Stored
 from nsqext.broker.nsqd import publish_commands
 from nsqext.broker.nsqd.node import Hosted
 from nsqext.broker.nsqd.publish_commands import is_large, store_in_parts

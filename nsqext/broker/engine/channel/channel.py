@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 from nsqext.broker.engine.channel.cursor import ChannelCounters, Cursor, Latencies, PartitionView
 from nsqext.broker.engine.channel.in_flight import AckTracker, Client, Delivery, TagSelector
 from nsqext.broker.engine.channel.rules import NOT_IN_FLIGHT, RateLimit, RequeueRules, not_owned, passes_filters
-from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.options import PLAIN
-from nsqext.broker.engine.storage.log import AT_END, StartPosition
+from nsqext.broker.engine.storage.log import AT_END, Refusal, StartPosition
 from nsqext.broker.engine.storage.partition_store import ChannelState
 from nsqext.protocol.names import is_ephemeral
 from nsqext.protocol.record import MAX_ATTEMPTS

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 from nsqext.broker.engine.channel.channel import Channel
 from nsqext.broker.engine.channel.cursor import ChannelCounters, Cursor, PartitionView
 from nsqext.broker.engine.channel.in_flight import Client, Delivery
-from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.storage.log import Entry, Refusal, StartPosition
 
 if TYPE_CHECKING:
     from nsqext.broker.engine.storage.delayed_queue import DelayedJournal
-    from nsqext.broker.engine.storage.log import Entry, StartPosition
 
 
 class ClassicCursor(Cursor):

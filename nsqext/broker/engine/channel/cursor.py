@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 from attrs import define, field
 
 from nsqext.broker.engine.channel.in_flight import AckTracker, Delivery, InFlight
-from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.storage.delayed_queue import Delayed, DelayedJournal, DelayedQueue
+from nsqext.broker.engine.storage.log import Entry, Log, Refusal
 from nsqext.protocol.names import is_ephemeral
 from nsqext.protocol.record import MAX_ATTEMPTS
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from nsqext.broker.engine.options import PartitionOptions
-    from nsqext.broker.engine.storage.log import Entry, Log
     from nsqext.broker.engine.storage.partition_store import ChannelState
 
 _BUCKETS = 12

@@ -18,7 +18,7 @@ from nsqext.broker.engine.channel.channel import Channel
 from nsqext.broker.engine.channel.cursor import ChannelCounters, Cursor, KeyRangeStats, PartitionView
 from nsqext.broker.engine.channel.in_flight import Client, Delivery, TagSelector
 from nsqext.broker.engine.channel.rules import RequeueRules
-from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.storage.log import Refusal, StartPosition
 from nsqext.dispatch import KeyRanges, position_of
 from nsqext.errors import ProtocolError
 from nsqext.protocol.headers import decode_headers, header_text, tag_of
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nsqext.broker.engine.options import ChannelKind
-    from nsqext.broker.engine.storage.log import StartPosition
 
 _BALANCE = 2.0
 """Seconds after a change of the ranges, or after the last look, until a consumer that is too busy gives keys away."""

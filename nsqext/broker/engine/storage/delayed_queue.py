@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import msgspec
 from attrs import define, field
 
-from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.storage.files import (
     Number,
     decode_checked,
@@ -21,7 +20,7 @@ from nsqext.broker.engine.storage.files import (
     with_checksum,
     write_atomically,
 )
-from nsqext.broker.engine.storage.log import Entry
+from nsqext.broker.engine.storage.log import Entry, Refusal
 from nsqext.errors import ProtocolError
 from nsqext.protocol.record import decode_record, encode_record
 

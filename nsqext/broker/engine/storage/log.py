@@ -14,13 +14,21 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 from attrs import define, field, frozen
 
-from nsqext.broker.engine.errors import Refusal
 from nsqext.protocol.server.go_format import parse_int
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nsqext.protocol.record import Record
+
+
+class Refusal(Exception):
+    """Engine or coordinator refuse a request."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text  # the real server's text, without an error code; the caller adds the code of its command
+
 
 FIRST_COUNTER = 2
 """Counter in the internal id of the first message of a partition (captured in partition_ids)."""

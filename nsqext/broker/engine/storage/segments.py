@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.storage.files import SegmentFile, SegmentFolder, usable
-from nsqext.broker.engine.storage.log import Entry
+from nsqext.broker.engine.storage.log import Entry, Refusal
 from nsqext.broker.engine.storage.recovery import Recovery, SegmentRecovery
 from nsqext.errors import ProtocolError
 from nsqext.protocol.record import decode_record, encode_record

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.engine.publish import NewMessage, Stored
+from nsqext.broker.engine.storage.log import Refusal
+from nsqext.broker.engine.storage.partition_store import NewMessage, Stored
 from nsqext.broker.nsqd.commands import check_sub, cls, identify, nop, rdy
 from nsqext.broker.nsqd.publish_commands import put
 from nsqext.broker.nsqd.session import MESSAGE_HEAD, MESSAGE_TYPE, Dialect, Session, SessionSubscriber

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import Response
 from starlette.routing import Route
 
-from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.engine.publish import NewMessage
+from nsqext.broker.engine.storage.log import Refusal
+from nsqext.broker.engine.storage.partition_store import NewMessage, Stored
 from nsqext.broker.listeners import split_address
 from nsqext.broker.nsqd.http.common import RequestArgs
 from nsqext.broker.nsqd.http.publish import read_batch
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.channel.channel import Channel
     from nsqext.broker.engine.channel.in_flight import Client
     from nsqext.broker.engine.partition import Partition
-    from nsqext.broker.engine.publish import Stored
     from nsqext.broker.nsqd.node import ConnectedClient, Hosted
 
 _MS = 1_000_000

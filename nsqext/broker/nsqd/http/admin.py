@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.options import make_kind
-from nsqext.broker.engine.storage.log import StartPosition
+from nsqext.broker.engine.storage.log import Entry, Refusal, StartPosition
 from nsqext.broker.nsqd.http.common import RequestArgs
 from nsqext.http.api import Call, Form, HttpFault, HttpPanic, route, set_block_rate
 from nsqext.protocol.record import COUNTER_BITS
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
     from nsqext.broker.engine.channel.channel import Channel
     from nsqext.broker.engine.partition import Partition
-    from nsqext.broker.engine.storage.log import Entry
 
 _HOUR = 3600.0
 

@@ -293,8 +293,16 @@ class CommonRoutes(RequestArgs):
         yield Metric("nsqd_clients", "gauge", "Connected clients.", [({}, len(node.sessions))])
         yield Metric("nsqd_publish_failed_total", "counter", "Refused publishes.", [({}, node.publish_failed)])
         hosted = [found for _, found in sorted(node.hosted.items(), key=lambda item: item[0])]
-        yield self._per_topic("depth", "gauge", "Messages kept for channels.", hosted, self._depth)
-        yield self._per_topic("messages_total", "counter", "Messages published.", hosted, self._published)
+
+        def depth(found: Hosted) -> int:
+            log = found.partition.log
+            return found.partition.depth if node.options.original else log.end_count - log.start_count
+
+        def published(found: Hosted) -> int:
+            return found.partition.message_count if node.options.original else found.partition.log.end_count
+
+        yield self._per_topic("depth", "gauge", "Messages kept for channels.", hosted, depth)
+        yield self._per_topic("messages_total", "counter", "Messages published.", hosted, published)
         yield self._per_topic("leader", "gauge", "1 on the leader.", hosted, lambda found: int(found.leader))
         channels = [
             (_labels(found) | {"channel": name}, channel, channel.stats())
@@ -307,14 +315,6 @@ class CommonRoutes(RequestArgs):
 
     def _per_topic(self, name: str, kind: str, text: str, hosted: list[Hosted], value: Any) -> Metric:
         return Metric(f"nsqd_topic_{name}", kind, text, [(_labels(found), value(found)) for found in hosted])
-
-    def _depth(self, hosted: Hosted) -> int:
-        if self.node.options.original:
-            return hosted.partition.depth
-        return hosted.partition.log.end_count - hosted.partition.log.start_count
-
-    def _published(self, hosted: Hosted) -> int:
-        return hosted.partition.message_count if self.node.options.original else hosted.partition.log.end_count
 
     def table(self) -> list[Route]:
         return [

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from starlette.routing import Route
 
-    from nsqext.broker.engine.publish import Stored
+    from nsqext.broker.engine.storage.partition_store import Stored
     from nsqext.broker.nsqd.node import Hosted
     from nsqext.protocol.server.negotiate import ServerLimits
 

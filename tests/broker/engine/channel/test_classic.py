@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from nsqext.broker.engine.channel.classic import ClassicChannel
-from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.engine.publish import NewMessage
+from nsqext.broker.engine.storage.log import Refusal
+from nsqext.broker.engine.storage.partition_store import NewMessage
 from nsqext.protocol.server.negotiate import ServerLimits
 from tests.support.engine_partition import Bench
 

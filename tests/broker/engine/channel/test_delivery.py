@@ -9,9 +9,8 @@ from random import Random
 import orjson
 import pytest
 
-from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.engine.publish import NewMessage
-from nsqext.broker.engine.storage.log import StartPosition
+from nsqext.broker.engine.storage.log import Refusal, StartPosition
+from nsqext.broker.engine.storage.partition_store import NewMessage
 from nsqext.protocol.messages import EXT_JSON, EXT_TAG
 from tests.support.engine_partition import Bench, Consumer, tagged
 

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from nsqext.broker.engine.options import ChannelKind
-from nsqext.broker.engine.publish import NewMessage
+from nsqext.broker.engine.storage.partition_store import NewMessage
 from nsqext.dispatch import position_of
 from nsqext.protocol.headers import KEY_HEADER
 from nsqext.protocol.messages import EXT_JSON

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsqext.broker.coordinator.replication import hand_over_channels
-from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.engine.storage.log import StartPosition
+from nsqext.broker.engine.storage.log import Refusal, StartPosition
 from tests.support.engine_partition import Bench
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.options import ChannelRules
+from nsqext.broker.engine.storage.log import Refusal
 from tests.support.engine_partition import Bench, Consumer
 
 

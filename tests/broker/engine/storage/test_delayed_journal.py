@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.storage.delayed_queue import Delayed, DelayedJournal, DelayedQueue
-from nsqext.broker.engine.storage.log import Entry
+from nsqext.broker.engine.storage.log import Entry, Refusal
 from nsqext.protocol.messages import EXT_JSON
 from nsqext.protocol.record import Record
 

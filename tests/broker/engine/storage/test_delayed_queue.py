@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.options import ChannelRules
 from nsqext.broker.engine.storage.delayed_queue import Delayed, DelayedQueue
-from nsqext.broker.engine.storage.log import AT_END, Entry
+from nsqext.broker.engine.storage.log import AT_END, Entry, Refusal
 from nsqext.protocol.record import Record
 from tests.support.engine_partition import START, Bench
 

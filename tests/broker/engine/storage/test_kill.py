@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from nsqext.broker.engine.storage.segments import DiskOptions
 from nsqext.broker.engine.options import PartitionOptions
-from nsqext.broker.engine.publish import NewMessage
+from nsqext.broker.engine.storage.partition_store import NewMessage
 from nsqext.broker.engine.partition import Partition
 
 options = PartitionOptions(data_path=Path(sys.argv[1]), disk=DiskOptions(max_file_bytes=200_000, sync_interval=0.001))

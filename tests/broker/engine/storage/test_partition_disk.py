@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.storage.log import Refusal
 from nsqext.broker.engine.storage.partition_store import stored_partitions
 from nsqext.broker.engine.storage.segments import DiskOptions
 from tests.support.engine_partition import Bench, tagged

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from nsqext.broker.engine.publish import NewMessage
-from nsqext.broker.engine.storage.partition_store import stored_partitions
+from nsqext.broker.engine.storage.partition_store import NewMessage, stored_partitions
 from nsqext.broker.engine.storage.segments import DiskOptions
 from nsqext.protocol.record import RECORD_OVERHEAD, Record, encode_record, raw_size
 from nsqext.protocol.server.negotiate import ServerLimits

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
-from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.storage.log import Log, Refusal
 from nsqext.broker.engine.storage.segments import DiskOptions, SegmentStore
 from nsqext.errors import InvalidSetting
 from nsqext.protocol.record import decode_record
 from tests.support.engine_partition import Bench
 
 if TYPE_CHECKING:
-    from nsqext.broker.engine.storage.log import Log
     from nsqext.broker.engine.storage.recovery import Recovery
 
 SMALL = DiskOptions(max_file_bytes=60)

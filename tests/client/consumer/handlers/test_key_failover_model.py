@@ -17,10 +17,10 @@ import orjson
 import pytest
 
 from nsqext.broker.coordinator.replication import hand_over_channels, mirror_channels
-from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.options import ChannelKind, PartitionOptions
 from nsqext.broker.engine.partition import Partition
-from nsqext.broker.engine.publish import NewMessage
+from nsqext.broker.engine.storage.log import Refusal
+from nsqext.broker.engine.storage.partition_store import NewMessage
 from nsqext.client.consumer.handlers.batches import touch_due
 from nsqext.client.consumer.handlers.key_lanes import KeyLanes
 from nsqext.client.consumer.message import Message, key_reader

@@ -102,13 +102,10 @@ class Cluster:
 
     async def _create_runtime(self) -> Runtime:
         try:
-            if self._shape.generation == "nsq":
-                from nsqext.broker.runtime_classic import RuntimeClassic
+            from nsqext.broker.runtimes import RuntimeClassic, RuntimeHa
 
-                return RuntimeClassic(self._shape, self._options)
-            from nsqext.broker.runtime_ha import RuntimeHa
-
-            return RuntimeHa(self._shape, self._options)
+            kind = RuntimeClassic if self._shape.generation == "nsq" else RuntimeHa
+            return kind(self._shape, self._options)
         except ModuleNotFoundError as error:
             if error.name not in ("starlette", "uvicorn", "re2"):
                 raise

@@ -13,7 +13,7 @@ from nsqext.protocol.frames import RequestError
 if TYPE_CHECKING:
     from nsqext.broker.lookupd.lookupd import LookupNode
     from nsqext.broker.runtime import Runtime
-    from nsqext.broker.runtime_ha import RuntimeHa
+    from nsqext.broker.runtimes import RuntimeHa
 
 _Run = Callable[[Callable[["Runtime"], Any]], Any]
 
@@ -24,7 +24,7 @@ def coordinated(runtime: Runtime) -> RuntimeHa:
     Raises:
         InvalidState: it is of the original generation.
     """
-    from nsqext.broker.runtime_ha import RuntimeHa
+    from nsqext.broker.runtimes import RuntimeHa
 
     if not isinstance(runtime, RuntimeHa):
         raise InvalidState("the original NSQ has no partition leaders", hint='use generation="ha"')

@@ -11,7 +11,7 @@ from attrs import evolve
 from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.broker.engine.storage.segments import DiskOptions
 from nsqext.broker.options import ClusterOptions, ClusterShape
-from nsqext.broker.runtime_ha import RuntimeHa
+from nsqext.broker.runtimes import RuntimeHa
 from nsqext.errors import NsqError
 from nsqext.testing.simulation.network import Network, current_host
 from nsqext.testing.simulation.private_parts import run_by_anyio

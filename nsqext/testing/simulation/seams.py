@@ -34,11 +34,12 @@ EPOCH = 1_700_000_000.0
 _PRODUCT = (
     "nsqext",
     "nsqext.admin",
-    "nsqext.broker.runtime_ha",
+    "nsqext.broker.runtimes",
     "nsqext.client.producer.http_connection",
     "nsqext.http.client",
     "httpx",
 )
+_SOCKET_USERS = ("nsqext.transport.handshake", "nsqext.broker.listeners")
 
 
 class SimulatedClock:
@@ -103,7 +104,7 @@ def simulated_machine(
         with ExitStack() as stack:
             for replacements in (
                 _functions_of_the_machine(clock, random.Random(f"entropy {seed}")),
-                _sockets(network),
+                ((import_module(user), "make_socket", network.socket) for user in _SOCKET_USERS),
                 private_parts(),
                 () if disk is None else _files(disk),
             ):
@@ -138,11 +139,6 @@ def _functions_of_the_machine(clock: SimulatedClock, entropy: random.Random) -> 
         yield module, name, chosen
         for user, attribute in captured[real]:
             yield user, attribute, chosen
-
-
-def _sockets(network: Network) -> Iterator[Replacement]:
-    for user in ("nsqext.transport.handshake", "nsqext.broker.listeners"):
-        yield import_module(user), "make_socket", network.socket
 
 
 def _files(disk: SimulatedDisk) -> Iterator[Replacement]:

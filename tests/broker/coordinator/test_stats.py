@@ -6,7 +6,7 @@ import pytest
 
 from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.coordinator.topics import TopicSpec
-from nsqext.broker.runtime_ha import coordinator_stats
+from nsqext.broker.runtimes import coordinator_stats
 from tests.support.coordinators import make_coordinator
 
 

@@ -16,7 +16,6 @@ from attrs import evolve, field, frozen
 from nsqext.broker.engine.storage.files import locked
 from nsqext.broker.listeners import split_address
 from nsqext.errors import InvalidSetting
-from nsqext.http.uvicorn_server import HttpGuard
 from nsqext.protocol.server.go_format import build
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.types import Address
@@ -24,6 +23,7 @@ from nsqext.types import Address
 if TYPE_CHECKING:
     from nsqext.broker.engine.options import NodeOptions
     from nsqext.broker.nsqd.node import Node
+    from nsqext.http.uvicorn_server import HttpGuard
 
 _VERSIONS = {
     "ssl3.0": ssl.TLSVersion.MINIMUM_SUPPORTED,
@@ -127,6 +127,8 @@ class NsqdSettings:
 
 
 def _guard(broadcast_address: str, settings: NsqdSettings | LookupdSettings) -> HttpGuard | None:
+    from nsqext.http.uvicorn_server import HttpGuard
+
     return HttpGuard((broadcast_address, *settings.http_hosts)) if settings.http_guard else None
 
 

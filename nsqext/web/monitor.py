@@ -67,7 +67,10 @@ class Snapshot:
     @property
     def total_rate(self) -> Rate:
         """The rate at which all topics receive messages."""
-        return _added([rate.points for rate in self.published.values()])
+        series = [rate.points for rate in self.published.values()]
+        length = max(map(len, series), default=0)
+        padded = [(0.0,) * (length - len(points)) + points for points in series]
+        return Rate(tuple(sum(column) for column in zip(*padded, strict=True)))
 
     @property
     def total_lag(self) -> int:
@@ -82,12 +85,6 @@ def _agrees(info: TopicInfo | None, stats: TopicStats) -> bool:
     if info.generation == "nsq":
         return set(info.nodes) == {part.node for part in stats.partitions}
     return info.leaders == {part.partition: part.node for part in stats.partitions}
-
-
-def _added(series: Sequence[Sequence[float]]) -> Rate:
-    length = max((len(points) for points in series), default=0)
-    padded = [(0.0,) * (length - len(points)) + tuple(points) for points in series]
-    return Rate(tuple(sum(column) for column in zip(*padded, strict=True)))
 
 
 @define
@@ -115,10 +112,6 @@ class _Counter:
             grown += max(count - old, 0)
         if known and elapsed > 0:
             self.points.append(grown / elapsed)
-
-    @property
-    def rate(self) -> Rate:
-        return Rate(tuple(self.points))
 
 
 class Monitor:
@@ -224,8 +217,8 @@ class Monitor:
             topics=topics,
             stats=stats,
             nodes=nodes,
-            published={name: counter.rate for name, counter in self._published.items()},
-            finished={key: counter.rate for key, counter in self._finished.items()},
+            published={name: Rate(tuple(counter.points)) for name, counter in self._published.items()},
+            finished={key: Rate(tuple(counter.points)) for key, counter in self._finished.items()},
         )
 
     def _changed_topics(self, stats: Mapping[str, TopicStats]) -> list[str]:

@@ -6,7 +6,7 @@ import socket
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from attrs import define, field
+from attrs import Factory, define, field
 
 from nsqext.broker.lookupd.lookupd import (
     NO_CHANNEL,
@@ -34,11 +34,8 @@ class ClassicLookupd(LookupNode):
     registry: Registry  # the registrations
     version: str  # version that it reports
     broadcast_address: str = "127.0.0.1"  # its host in the response to IDENTIFY
-    view: Registry = field(init=False)  # the registrations that it shows; another registry while a fault is injected
-
-    @view.default
-    def _all(self) -> Registry:
-        return self.registry
+    # the registrations that it shows; another registry while a fault is injected
+    view: Registry = field(init=False, default=Factory(lambda self: self.registry, takes_self=True))
 
     def session(self, remote: str, *, partitions: bool = False) -> LookupSession:
         """Return the session of an nsqd's connection; with ``partitions``, its registrations name partitions."""

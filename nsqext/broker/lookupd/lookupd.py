@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import anyio
-from attrs import asdict, define, field, frozen
+from attrs import Factory, asdict, define, field, frozen
 from starlette.responses import Response
 
 from nsqext.broker.coordinator import admin_ops as admin
@@ -140,14 +140,11 @@ class Lookupd(LookupNode):
 
     coordinator: Coordinator  # coordinator of its cluster
     group: LookupdGroup  # the lookup nodes of the cluster
-    view: ClusterView = field(init=False)  # what it shows of the cluster
+    # what it shows of the cluster
+    view: ClusterView = field(init=False, default=Factory(lambda self: LiveView(self.coordinator), takes_self=True))
     # for each topic, the nodes that access=w does not show (tombstones), as ``host:http_port``
     hidden: dict[str, set[str]] = field(factory=dict, init=False)
     write_disabled: str = field(default="", init=False)  # ``all``, ``ordered`` or empty (`/disable/write`)
-
-    @view.default
-    def _live(self) -> ClusterView:
-        return LiveView(self.coordinator)
 
     @property
     def is_leader(self) -> bool:

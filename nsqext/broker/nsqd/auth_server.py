@@ -91,13 +91,6 @@ def _grant(members: Mapping[str, Any]) -> _Grant:
     return _Grant(compile_regexp(members.get("topic", "")), channels, frozenset(members.get("permissions", ())))
 
 
-def _post_body(values: dict[str, str]) -> bytes:
-    """Return JSON with a list for each value, the original server's form of a POST."""
-    return dump(
-        {name: [text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")] for name, text in values.items()}
-    )
-
-
 async def _request(client: HttpClient, method: str, url: str, content: bytes = b"") -> HttpReply:
     """Send a request and follow redirects as Go's client does."""
     for _ in range(_MOST_REQUESTS):
@@ -132,7 +125,10 @@ async def query_auth(
             url = address if "://" in address else f"http://{address}/auth"
             try:
                 if options.auth_method == "post":
-                    reply = await _request(client, "POST", url, _post_body(values))
+                    # a list for each value, the original server's form of a POST
+                    texts = {name: text.encode("utf-8", "surrogateescape") for name, text in values.items()}
+                    body = dump({name: [text.decode("utf-8", "replace")] for name, text in texts.items()})
+                    reply = await _request(client, "POST", url, body)
                 else:
                     reply = await _request(client, "GET", f"{url}?{urlencode(values, errors='surrogateescape')}")
                 if reply.status == _OK:

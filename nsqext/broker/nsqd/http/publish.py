@@ -171,10 +171,6 @@ def _trace_id(text: object) -> int:
     return number
 
 
-def _plain_item(_: Call, body: bytes, __: Target) -> tuple[PublishItem, None]:
-    return PublishItem(body), None
-
-
 def _traced_item(call: Call, body: bytes, _: Target) -> tuple[PublishItem, str]:
     trace = call.arg("trace_id")
     return PublishItem(body, _trace_id(trace)), trace
@@ -260,7 +256,7 @@ class PublishRoutes(RequestArgs):
 
     def table(self) -> list[Route]:
         return [
-            route("POST", "/pub", partial(self.pub, _plain_item), Form.NEGOTIATED),
+            route("POST", "/pub", partial(self.pub, lambda _, body, __: (PublishItem(body), None)), Form.NEGOTIATED),
             route("POST", "/pub_ext", partial(self.pub, _ext_item), Form.NEGOTIATED),
             route("POST", "/pubtrace", partial(self.pub, _traced_item), Form.V1),
             route("POST", "/mpub", self.mpub, Form.NEGOTIATED),

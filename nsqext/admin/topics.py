@@ -188,11 +188,7 @@ class TopicAdmin(ChannelAdmin):
 
         await requests.at_leaders(topic, channel, change)
 
-    async def set_topic(
-        self,
-        topic: str,
-        **settings: Unpack[TopicSettings],
-    ) -> None:
+    async def set_topic(self, topic: str, **settings: Unpack[TopicSettings]) -> None:
         """Change settings of a topic of the redesigned NSQ; None leaves a setting as it is.
 
         Returns once lookup reports those that it shows: the number of replicas and whether channels are registered.

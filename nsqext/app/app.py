@@ -21,13 +21,7 @@ from nsqext.client.middleware import Middleware, check_middleware, surround_batc
 from nsqext.client.producer.options import ProducerSettings
 from nsqext.client.producer.producer import Producer
 from nsqext.client.producer.request import OutgoingMessage, PublishOptions
-from nsqext.client.settings import (
-    app_schema,
-    consumer_schema,
-    consumer_settings,
-    producer_settings,
-    settings_for,
-)
+from nsqext.client.settings import app_schema, consumer_schema, consumer_settings, producer_settings, settings_for
 from nsqext.client.tasks import BackgroundTasks, Runnable, first_error, stop_on_signals, takes_signals
 from nsqext.errors import InvalidSetting, InvalidState, NsqError, TopicNotFound, TopicNotReady
 from nsqext.lookup.lookup import Lookup, share_lookup

@@ -60,19 +60,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("nsqext.cli.messages.bench:run", "Publish messages, then consume them, and report the rates."),
     "demo": ("nsqext.cli.demo.demo:run", "Publish and consume a day of flights, and check what was received."),
     "spark": ("nsqext.cli.admin.spark:run", "List and delete the anchor channels of Spark's streaming queries."),
-    "broker": (
-        "nsqext.cli.servers.broker:run",
-        "Run an NSQ cluster in one process, of either generation.",
-    ),
+    "broker": ("nsqext.cli.servers.broker:run", "Run an NSQ cluster in one process, of either generation."),
     "web": ("nsqext.cli.servers.web:run", "Serve pages of topics, channels, consumers and nodes."),
     "run": ("nsqext.cli.workers.run:run", "Run an app in worker processes, restarted when they end."),
 }
 """Function or group of commands, and one-line description, of each command."""
 
-PROGRAMS: dict[str, str] = {
-    "nsqd": "nsqext.cli.servers.nsqd",
-    "nsqlookupd": "nsqext.cli.servers.nsqlookupd",
-}
+PROGRAMS: dict[str, str] = {"nsqd": "nsqext.cli.servers.nsqd", "nsqlookupd": "nsqext.cli.servers.nsqlookupd"}
 """Replacements of the original programs; ``main(arguments)`` of these modules parses the arguments itself."""
 
 _PANELS = {

@@ -22,10 +22,7 @@ def _shown(url: str) -> str:
 
 
 @app.command("set")
-@examples(
-    "nsqext config set prod 'nsq://lookup1:4161,lookup2:4161?tls=true'",
-    "nsqext topic list --context prod",
-)
+@examples("nsqext config set prod 'nsq://lookup1:4161,lookup2:4161?tls=true'", "nsqext topic list --context prod")
 def set_context(
     name: Name, url: Annotated[str, typer.Argument(help="nsq://HOST:PORT,…?SETTING=VALUE&…, any setting of a client.")]
 ) -> None:

@@ -345,11 +345,7 @@ class Runnable:
         raise NotImplementedError
 
     def run(
-        self,
-        *,
-        signals: bool | None = None,
-        backend: str = "asyncio",
-        backend_options: dict[str, Any] | None = None,
+        self, *, signals: bool | None = None, backend: str = "asyncio", backend_options: dict[str, Any] | None = None
     ) -> None:
         """Run `serve` in a new event loop; return when it has drained and closed.
 

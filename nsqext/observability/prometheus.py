@@ -71,11 +71,7 @@ _count = partial(_Series, kind="counter")
 
 
 def _outcomes(statistics: ProducerStatistics) -> dict[tuple[str, ...], float | None]:
-    return {
-        ("stored",): statistics.stored,
-        ("failed",): statistics.failed,
-        ("unknown",): statistics.unknown,
-    }
+    return {("stored",): statistics.stored, ("failed",): statistics.failed, ("unknown",): statistics.unknown}
 
 
 def _backoff(statistics: ConsumerStatistics) -> float:
@@ -206,11 +202,7 @@ class Prometheus(Observer):
     _first: ClassVar[WeakKeyDictionary[CollectorRegistry, dict[str, Prometheus]]] = WeakKeyDictionary()
 
     def __init__(
-        self,
-        registry: CollectorRegistry = REGISTRY,
-        *,
-        namespace: str = "nsqext",
-        buckets: Sequence[float] = _BUCKETS,
+        self, registry: CollectorRegistry = REGISTRY, *, namespace: str = "nsqext", buckets: Sequence[float] = _BUCKETS
     ) -> None:
         first = self._first.setdefault(registry, {}).setdefault(namespace, self)
         self._buckets: tuple[float, ...] = tuple(buckets)

@@ -317,11 +317,7 @@ _STARTS = {
     "starting_timestamp": parse_time,
     "starting_offsets_by_timestamp": parse_times,
 }
-_ENDS = {
-    "ending_offsets": parse_ending,
-    "ending_timestamp": parse_time,
-    "ending_offsets_by_timestamp": parse_times,
-}
+_ENDS = {"ending_offsets": parse_ending, "ending_timestamp": parse_time, "ending_offsets_by_timestamp": parse_times}
 _LOOKUPD = _Option(lambda value: parse_lookup_addresses(read_text(value)))
 _SOURCE = _options_of(
     SourceOptions,

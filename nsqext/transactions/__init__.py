@@ -8,13 +8,4 @@ from nsqext.transactions.relay import OutboxRelay
 from nsqext.transactions.schema import create_tables, drop_tables, schema_sql
 from nsqext.transactions.store import Outbox, OutboxStore
 
-__all__ = (
-    "Inbox",
-    "Outbox",
-    "OutboxRelay",
-    "OutboxStore",
-    "Positions",
-    "create_tables",
-    "drop_tables",
-    "schema_sql",
-)
+__all__ = ("Inbox", "Outbox", "OutboxRelay", "OutboxStore", "Positions", "create_tables", "drop_tables", "schema_sql")

@@ -294,11 +294,7 @@ class Inbox(HandlerTransaction[S]):
     """
 
     def __init__(
-        self,
-        begin: Begin[S],
-        *,
-        keep: float = 14 * 86_400.0,
-        identity: Callable[[Message], str | None] | None = None,
+        self, begin: Begin[S], *, keep: float = 14 * 86_400.0, identity: Callable[[Message], str | None] | None = None
     ) -> None:
         super().__init__(begin)
         check_time("keep", keep, zero=False)

@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 from attrs import evolve
 
-from nsqext.errors import (
-    ConnectionFailed,
-    ConnectionLost,
-    NegotiationFailed,
-    NsqError,
-    ProtocolError,
-    RequestTimeout,
-)
+from nsqext.errors import ConnectionFailed, ConnectionLost, NegotiationFailed, NsqError, ProtocolError, RequestTimeout
 from nsqext.errors.server import AuthRequired
 from nsqext.protocol.client.commands import auth, identify
 from nsqext.protocol.frames import MAGIC_V2, OK
@@ -67,8 +60,7 @@ def _failed(address: Address, error: UnicodeError | OSError, timeout: float) -> 
 
 
 async def _first(
-    found: list[tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[str, int]]],
-    local_host: str | None,
+    found: list[tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[str, int]]], local_host: str | None
 ) -> socket.socket:
     last: OSError = OSError("the name has no address")
     for tried, (family, kind, number, _, sockaddr) in enumerate(found):
@@ -229,9 +221,7 @@ def _check_granted(connection: Connection, request: IdentifyRequest, negotiated:
     ):
         if requested and not granted:
             raise NegotiationFailed(
-                f"the node does not offer {name}",
-                node=node,
-                hint=f"enable {name} at the node, or disable it",
+                f"the node does not offer {name}", node=node, hint=f"enable {name} at the node, or disable it"
             )
 
 

@@ -76,10 +76,7 @@ async def examine(connection: Connection) -> list[Finding]:
         findings += await _examine_address("lookup", address)
     if all(finding.status == "error" for finding in findings):
         return findings
-    async with (
-        LookupClient(connection.lookup(), connection.options().lookup) as client,
-        connection.admin() as admin,
-    ):
+    async with LookupClient(connection.lookup(), connection.options().lookup) as client, connection.admin() as admin:
         await _collect(findings, "lookup", lambda: _examine_lookup(client))
         nodes = await _collect(findings, "nodes", admin.nodes)
         findings += _examine_versions(nodes or ())

@@ -29,18 +29,7 @@ if TYPE_CHECKING:
 
     from nsqext.admin import Admin, TopicStats
 
-COLUMNS = (
-    "topic",
-    "channel",
-    "depth",
-    "in_flight",
-    "deferred",
-    "lag",
-    "messages",
-    "per_second",
-    "consumers",
-    "paused",
-)
+COLUMNS = ("topic", "channel", "depth", "in_flight", "deferred", "lag", "messages", "per_second", "consumers", "paused")
 
 
 def stats_records(found: Mapping[str, TopicStats], rates: Rates) -> list[dict[str, Any]]:
@@ -84,9 +73,7 @@ async def look(admin: Admin, topic: str | None, channel: str | None = None) -> d
 
 
 @examples(
-    "nsqext stats",
-    "nsqext stats orders billing --watch",
-    "nsqext stats --json | jq 'select(.lag > 1000) | .channel'",
+    "nsqext stats", "nsqext stats orders billing --watch", "nsqext stats --json | jq 'select(.lag > 1000) | .channel'"
 )
 @command
 async def run(

@@ -46,10 +46,7 @@ async def list_topics(connection: Connection) -> None:
     """List every topic with its partitions and channels."""
     async with connection.admin() as admin:
         records = [topic_record(info) for info in (await admin.topics()).values()]
-    connection.table(
-        ("topic", "generation", "partitions", "replicas", "extend", "ordered", "channels"),
-        records,
-    )
+    connection.table(("topic", "generation", "partitions", "replicas", "extend", "ordered", "channels"), records)
 
 
 @app.command("show")
@@ -103,8 +100,7 @@ class TopicOptions:
 
 @app.command("create")
 @examples(
-    "nsqext topic create orders --partitions 4 --extend --channel billing",
-    "nsqext topic create orders --if-not-exists",
+    "nsqext topic create orders --partitions 4 --extend --channel billing", "nsqext topic create orders --if-not-exists"
 )
 @command
 async def create(
@@ -147,9 +143,7 @@ async def delete(
 @examples("nsqext topic expand orders --partitions 8")
 @changes("expanded")
 async def expand(
-    admin: Admin,
-    topic: Topic,
-    partitions: Annotated[int, typer.Option(help="The new number of partitions.")],
+    admin: Admin, topic: Topic, partitions: Annotated[int, typer.Option(help="The new number of partitions.")]
 ) -> None:
     """Raise the number of partitions of a topic."""
     await admin.expand_topic(topic, partitions)

@@ -37,8 +37,7 @@ _IDLE_TIMEOUT = 20.0  # seconds without a received message after which the missi
 _DUPLICATES_WAIT = 0.5  # seconds to wait for duplicates after every flight was received
 
 _Lookupd = Annotated[
-    str | None,
-    typer.Option(help="HOST:PORT of nsqlookupd (HTTP), or several with commas. (default: start a cluster)"),
+    str | None, typer.Option(help="HOST:PORT of nsqlookupd (HTTP), or several with commas. (default: start a cluster)")
 ]
 _Partitions = Annotated[int, typer.Option(min=1, max=254, help="Partitions of the topic.")]
 _Nodes = Annotated[int | None, typer.Option(min=1, max=32, help="Nodes of the started cluster. (default: 3)")]

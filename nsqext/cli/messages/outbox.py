@@ -11,10 +11,7 @@ import typer
 from nsqext.cli.command import command, examples
 from nsqext.cli.connection import Connection, counted
 
-Database = Annotated[
-    str,
-    typer.Option(envvar="NSQEXT_OUTBOX", help="postgresql://user@host/name, or sqlite:///path."),
-]
+Database = Annotated[str, typer.Option(envvar="NSQEXT_OUTBOX", help="postgresql://user@host/name, or sqlite:///path.")]
 
 app: typer.Typer = typer.Typer()
 

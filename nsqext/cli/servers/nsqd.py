@@ -86,10 +86,7 @@ FLAGS = {name: kind for name, (kind, *_) in _FLAGS.items()}
 ``-generation``, ``-http-guard`` and ``-http-host`` exist only in this program.
 """
 
-_NAMES = {
-    "node-id": "id",
-    "e2e-processing-latency-percentile": "e2e_processing_latency_percentiles",
-}
+_NAMES = {"node-id": "id", "e2e-processing-latency-percentile": "e2e_processing_latency_percentiles"}
 _TLS_REQUIRED = {"false": 0, "tcp-https": 1, "true": 2}
 _TLS_VERSIONS = {"tls1.0": 769, "tls1.1": 770, "tls1.2": 771, "tls1.3": 772}
 _FLUSHES_EVERY = 4  # the redesigned nsqd flushes every fourth `-sync-timeout`

@@ -108,10 +108,7 @@ class Consumer(Runnable):
         self.backoff: Backoff = Backoff(self._options.backoff)
         """The backoff of the consumer, read-only: its level increases while handlers fail."""
         self._flow: RdyDistributor[Subscription] = RdyDistributor(
-            self._options.max_in_flight,
-            self.backoff,
-            self._options.max_in_flight_bytes,
-            self._options.initial_ready,
+            self._options.max_in_flight, self.backoff, self._options.max_in_flight_bytes, self._options.initial_ready
         )
         self._dispatcher = MessageDispatcher(self._options, self._flow, self._fail)
         self._group = SubscriptionGroup(

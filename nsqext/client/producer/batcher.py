@@ -13,14 +13,7 @@ from attrs import define, frozen
 from nsqext.arguments import check_counts, check_time
 from nsqext.client.producer.batch_publisher import BatchCall, Outcome
 from nsqext.client.producer.request import TRACE_SIZE, OutgoingMessage, TopicKey, encode_message, key_bytes
-from nsqext.errors import (
-    BatchFailed,
-    DeliveryUnknown,
-    InvalidInput,
-    InvalidState,
-    NsqError,
-    PublishFailed,
-)
+from nsqext.errors import BatchFailed, DeliveryUnknown, InvalidInput, InvalidState, NsqError, PublishFailed
 from nsqext.protocol.names import check_topic
 from nsqext.types import Receipt, TopicMeta
 from nsqext.waits import Waiters

@@ -34,14 +34,7 @@ from nsqext.client.producer.sender import ProducerStatistics, PublishAttempt, Se
 from nsqext.client.settings import producer_schema
 from nsqext.client.tasks import BackgroundTasks
 from nsqext.client.trace_log import trace_log
-from nsqext.errors import (
-    InvalidBody,
-    InvalidSetting,
-    InvalidState,
-    NsqError,
-    PartitionUnavailable,
-    ProtocolError,
-)
+from nsqext.errors import InvalidBody, InvalidSetting, InvalidState, NsqError, PartitionUnavailable, ProtocolError
 from nsqext.lookup.lookup import Lookup, metadata_cache, values_of
 from nsqext.protocol.client.body_compression import compresses
 from nsqext.settings import build

@@ -60,12 +60,7 @@ class LogSearch:
     """
 
     def __init__(
-        self,
-        metadata: MetadataCache,
-        connection: ConnectionOptions,
-        topic: str,
-        partition: int,
-        since: Receipt | None,
+        self, metadata: MetadataCache, connection: ConnectionOptions, topic: str, partition: int, since: Receipt | None
     ) -> None:
         self.found: dict[int, Receipt] = {}  # receipts of the messages with trace id, by trace id
         self.node: str = ""  # the leader that responded last; empty before

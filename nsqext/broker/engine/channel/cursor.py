@@ -108,11 +108,7 @@ class Cursor:
     """The messages of one channel, from its read position: an offset, and the number of messages before it."""
 
     def __init__(
-        self,
-        partition: PartitionView,
-        channel: str,
-        position: tuple[int, int],
-        on_dropped: Callable[[Delivery], None],
+        self, partition: PartitionView, channel: str, position: tuple[int, int], on_dropped: Callable[[Delivery], None]
     ) -> None:
         self.channel: str = channel
         self.offset: int = position[0]  # offset of the next record to read

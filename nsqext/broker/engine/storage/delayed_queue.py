@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from attrs import define, field
 
-from nsqext.broker.engine.storage.files import (
-    Number,
-    decode_checked,
-    keep_aside,
-    with_checksum,
-    write_atomically,
-)
+from nsqext.broker.engine.storage.files import Number, decode_checked, keep_aside, with_checksum, write_atomically
 from nsqext.broker.engine.storage.log import Entry, Refusal
 from nsqext.errors import ProtocolError
 from nsqext.protocol.record import decode_record, encode_record

@@ -11,14 +11,7 @@ from attrs import define, field
 
 from nsqext.client.consumer.handlers.failure_policy import text_of
 from nsqext.client.settings import connection_settings, settings_for
-from nsqext.errors import (
-    ExtendNotSupported,
-    InvalidHeader,
-    InvalidState,
-    NsqError,
-    TopicNotFound,
-    TopicNotReady,
-)
+from nsqext.errors import ExtendNotSupported, InvalidHeader, InvalidState, NsqError, TopicNotFound, TopicNotReady
 from nsqext.errors.server import ExtendRefused
 
 if TYPE_CHECKING:

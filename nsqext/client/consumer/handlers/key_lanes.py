@@ -52,11 +52,7 @@ class KeyLanes:
     """Queues of messages, one for each worker; the messages of a key are always in the same one."""
 
     def __init__(
-        self,
-        count: int,
-        key: Callable[[Message], bytes],
-        clock: Callable[[], float],
-        delivery: DeliveryOptions,
+        self, count: int, key: Callable[[Message], bytes], clock: Callable[[], float], delivery: DeliveryOptions
     ) -> None:
         self.lanes: list[MessageQueue] = [MessageQueue() for _ in range(count)]
         self.key: Callable[[Message], bytes] = key  # reads the key of a message

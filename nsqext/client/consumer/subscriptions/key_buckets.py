@@ -190,14 +190,14 @@ class KeyBuckets:
         elif self._blocked % _BLOCKED_AGAIN == _BLOCKED:
             self._log(
                 f"no message is delivered, and {found.depth} wait: the next one has no tag of key_tags={count}; give "
-                "all producers of the topic this setting, and consume what is left of others without dispatch",
+                "all producers of the topic this setting, and consume what is left of others without dispatch"
             )
         others = {count_of_tag(client.tag) for client in found.clients} - {0, count} - watch.others
         for other in others:
             watch.others.add(other)
             self._log(
                 f"other consumers have key_tags={other}, and this one {count}: it receives what producers with "
-                f"key_tags={count} publish; give all producers and consumers the same number",
+                f"key_tags={count} publish; give all producers and consumers the same number"
             )
 
     def _log(self, text: str) -> None:
@@ -295,7 +295,7 @@ class KeyBuckets:
         if limit.cancelled_caught:
             self._log(
                 f"for {_LONGEST_TAKEOVER:g} s, messages of other buckets have held back those of "
-                f"{subscription.request.tag}: its keys may be handled out of order",
+                f"{subscription.request.tag}: its keys may be handled out of order"
             )
         subscription.taking_over = False
 

@@ -84,12 +84,7 @@ class Subscriber:
     """The subscriptions of a consumer to the partitions of one topic."""
 
     def __init__(
-        self,
-        topic: str,
-        context: SubscriberContext,
-        fail: Callable[[NsqError], None],
-        *,
-        discovered: bool = False,
+        self, topic: str, context: SubscriberContext, fail: Callable[[NsqError], None], *, discovered: bool = False
     ) -> None:
         self._topic = topic
         self._context = context  # what all subscribers of the consumer share

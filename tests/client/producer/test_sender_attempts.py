@@ -43,6 +43,7 @@ from nsqext.lookup.partition_map import PartitionMap
 from nsqext.protocol.frames import encode_trace_reply
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address, TopicMeta
+from tests.support.sleeps import recorded_sleeps
 
 if TYPE_CHECKING:
     from nsqext.client.producer.connection_pool import PooledConnection, PooledNode
@@ -459,13 +460,7 @@ async def test_an_attempt_that_failed_before_counts_with_the_others() -> None:
 async def test_pauses_are_short_where_lookup_has_some_of_its_own(
     error: NsqError, lookup: bool, pause: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pauses: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        await anyio.lowlevel.checkpoint()
-
-    monkeypatch.setattr(anyio, "sleep", sleep)
+    pauses = recorded_sleeps(monkeypatch)
     bench = Bench(error, b"OK", retry_wait=wait_fixed(5), max_retry_wait=1.0)
     bench.routes.asks_lookup = lookup
     await bench.publish(Batch("t", 1, [b"x"], 1))

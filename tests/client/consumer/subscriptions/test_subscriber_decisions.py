@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import pytest
+from anyio.lowlevel import checkpoint
 
 from nsqext import Position
 from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions, FailureOptions
@@ -29,6 +30,7 @@ from nsqext.errors import (
 from nsqext.errors.server import AuthFailed, BadTopic, ExtendRequired, NotLeader, OrderRequired
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.types import Address, TopicMeta
+from tests.support.sleeps import recorded_sleeps
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.subscriptions.assignment import SubscriberContext
@@ -333,24 +335,17 @@ async def test_lookup_is_asked_for_the_partition_that_a_node_does_not_lead(
 
 
 async def test_a_topic_that_has_changed_is_subscribed_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses: list[float] = []
-    real = anyio.sleep
-
-    async def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        await real(0)
-
+    pauses = recorded_sleeps(monkeypatch)
     stale = ExtendRequired("E_SUB_EXTEND_NEED")
-    monkeypatch.setattr(anyio, "sleep", sleep)
     async with _scene(monkeypatch, _view(_N), stale) as scene:
         while not scene.opened:
-            await real(0)
+            await checkpoint()
         assert pauses == []
         assert scene.opened[0].request.meta.extend_support
     pauses.clear()
     async with _scene(monkeypatch, _view(_N), stale, stale, stale) as scene:
         while not scene.opened:
-            await real(0)
+            await checkpoint()
         assert len(pauses) == 2
 
 

@@ -299,7 +299,11 @@ class SegmentRecovery:
         data = file.path.read_bytes()
         self._scanned = file.path.name
         runs, end = scan(data, (file.offset, file.count), self._folder.partition)
-        if runs and following is not None and self._is_contradicted(runs[-1], following):
+        if (
+            following is not None
+            and following.offset >= file.offset + end  # otherwise it overlaps, and has the same records
+            and self._is_contradicted(runs, following)
+        ):
             end -= runs[-1].entries.pop().size
             runs = [run for run in runs if run.entries]
         torn = len(data) - end
@@ -317,12 +321,14 @@ class SegmentRecovery:
         self.files.append(file)
         return runs
 
-    def _is_contradicted(self, run: Run, following: SegmentFile) -> bool:
+    def _is_contradicted(self, runs: list[Run], following: SegmentFile) -> bool:
         """Return whether the id of the last record of a file is too large, beside the one before and the next file."""
+        if not runs:
+            return False
         with following.path.open("rb") as opened:
             first_id = int.from_bytes(opened.read(RECORD_OVERHEAD)[_ID_AT : _ID_AT + 8], "big")
-        ids = [entry.record.internal_id for entry in run.entries[-2:]]
-        before = ids[0] if len(ids) > 1 else _id_before(run, self._folder.partition)
+        ids = [entry.record.internal_id for entry in runs[-1].entries[-2:]]
+        before = ids[0] if len(ids) > 1 else _id_before(runs[-1], self._folder.partition)
         return before < first_id <= ids[-1]
 
     def _note_damage(self, file: SegmentFile, data: bytes, runs: list[Run]) -> None:

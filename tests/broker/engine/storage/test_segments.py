@@ -234,14 +234,15 @@ def test_a_kill_while_a_damaged_file_is_split(tmp_path: Path, monkeypatch: pytes
     assert (recovery.messages, recovery.lost_messages, log.end_offset) == (5, 1, 192)
 
 
-def test_a_file_that_overlaps_with_another_one_is_kept_aside(tmp_path: Path) -> None:
-    _stored(tmp_path, 6)
+@pytest.mark.parametrize(("count", "number"), [(6, 1), (1, 0)])
+def test_a_file_that_overlaps_with_another_one_is_kept_aside(tmp_path: Path, count: int, number: int) -> None:
+    _stored(tmp_path, count)
     for kind in ("dat", "base.json"):
-        file = tmp_path / f"orders/orders-0.diskqueue.000001.{kind}"
+        file = tmp_path / f"orders/orders-0.diskqueue.{number:06d}.{kind}"
         file.with_name(f"orders-0.diskqueue.000007.{kind}").write_bytes(file.read_bytes())
     log, recovery = _recovered(tmp_path)
     assert recovery.damaged_files == ["orders-0.diskqueue.000007.dat.lost"]
-    assert (recovery.messages, log.end_count) == (6, 6)
+    assert (recovery.messages, log.end_count) == (count, count)
     assert not (tmp_path / "orders/orders-0.diskqueue.000007.dat").exists()
 
 

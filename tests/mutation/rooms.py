@@ -77,8 +77,8 @@ NAMED = (
     Named(
         "with fsync=interval, full files are not synced",
         "broker/engine/storage/segments.py",
-        'if self._options.fsync != "never":\n                    os.fsync',
-        'if self._options.fsync == "always":\n                    os.fsync',
+        'if self._out is not None and self._options.fsync != "never":',
+        'if self._out is not None and self._options.fsync == "always":',
         ("tests/broker/engine/storage/test_partition_disk.py",),
     ),
 )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import anyio.lowlevel
@@ -17,10 +15,8 @@ from nsqext.client.producer import route as route_module
 from nsqext.client.producer import sender as sender_module
 from nsqext.client.producer.batch import Batch
 from nsqext.client.producer.connection_pool import ConnectionPool
-from nsqext.client.producer.options import ProducerOptions
-from nsqext.client.producer.request import MessageRequest, OutgoingMessage, PublishRequest
+from nsqext.client.producer.request import MessageRequest, OutgoingMessage
 from nsqext.client.producer.route import Route
-from nsqext.client.producer.sender import Sender
 from nsqext.client.trace_log import trace_log
 from nsqext.errors import (
     ConnectionFailed,
@@ -29,150 +25,21 @@ from nsqext.errors import (
     ExtendNotSupported,
     InvalidInput,
     InvalidPartition,
-    LookupFailed,
     LookupUnreachable,
-    NotLookupd,
     NotSent,
     NsqError,
     PartitionUnavailable,
     PublishFailed,
-    TopicNotFound,
 )
 from nsqext.errors.server import BadMessage, NotLeader, PubFailed, PubRefused, TooMuchWaiting
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.protocol.frames import encode_trace_reply
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address, TopicMeta
+from tests.support.publish_bench import Bench, batch_of
 from tests.support.sleeps import recorded_sleeps
 
-if TYPE_CHECKING:
-    from nsqext.client.producer.connection_pool import PooledConnection, PooledNode
-    from nsqext.client.producer.route import RouteTable
-    from nsqext.client.producer.settling import Settler
-    from nsqext.types import Receipt
-
 pytestmark = pytest.mark.anyio
-
-Outcome = bytes | NsqError
-
-
-class Connections:
-    """The connections to all nodes: each request has the next outcome; the last one is repeated."""
-
-    def __init__(self, outcomes: list[Outcome]) -> None:
-        self.outcomes = outcomes
-        self.commands: list[tuple[str, bytes, float]] = []
-        self.failures: list[NsqError] = []
-        self.unreachable: list[NsqError] = []
-        self.failed: list[NsqError] = []
-        self.doubts: list[bool] = []
-        self.request: PublishRequest | None = None
-
-    async def connection(self, node: PooledNode) -> PooledConnection:
-        if self.unreachable:
-            raise self.unreachable.pop(0)
-        node.connection = cast("PooledConnection", _Connection(self, node.node))
-        return node.connection
-
-
-class _Connection:
-    def __init__(self, connections: Connections, node: str) -> None:
-        self._connections, self._node = connections, node
-        self.usable, self.local_address, self.in_flight = True, "127.0.0.1:9", 0
-
-    def request(self, command: bytes, deadline: float, *, breaks: bool) -> Awaitable[bytes]:
-        return self._send(bytes(command), deadline)
-
-    async def _send(self, command: bytes, deadline: float) -> bytes:
-        made, outcomes = self._connections, self._connections.outcomes
-        made.commands.append((self._node, command, deadline))
-        if made.request is not None:
-            made.doubts.append(made.request.in_doubt)
-        outcome = outcomes.pop(0) if len(outcomes) > 1 else outcomes[0]
-        if isinstance(outcome, NsqError):
-            raise outcome
-        return outcome
-
-    def fail(self, error: NsqError) -> None:
-        self._connections.failed.append(error)
-
-
-class Routes:
-    """The routes of one topic; what is asked of lookup is recorded."""
-
-    def __init__(self, partitions: int, meta: TopicMeta | None = None) -> None:
-        self.leaders = {number: Address(f"n{number}", 1) for number in range(partitions)}
-        self.meta = meta or TopicMeta(partition_num=partitions)
-        self.key_hash = lambda key, count: int(key) % count
-        self.asks_lookup = True
-        self.asked: list[tuple[object, ...]] = []
-        self.answers: list[Any] = []
-        self.upgrades: list[bool] = []
-        self.waits = True
-        self.lacks = False
-        self.known = True
-        self.made = self.renewed()
-
-    def renewed(self) -> Route:
-        pool = ConnectionPool(ConnectionOptions(), ClientEvents())
-        view = PartitionMap("t", meta=self.meta, leaders=self.leaders)
-        self.made = Route("t", view, pool)
-        return self.made
-
-    def current(self, topic: str) -> Route | None:
-        return self.made if self.known else None
-
-    async def find(self, topic: str) -> Route:
-        if self.answers:
-            answer = self.answers.pop(0)
-            if isinstance(answer, NsqError):
-                raise answer
-        return self.made
-
-    async def refresh(self, topic: str, view: PartitionMap | None, partition: int | None) -> None:
-        self.asked.append(("refresh", view is self.made.view, partition))
-
-    def refresh_soon(self, topic: str, view: PartitionMap, partition: int | None) -> None:
-        self.asked.append(("soon", view is self.made.view, partition))
-
-    async def upgraded(self, topic: str, partitions: int = 0) -> bool:
-        self.asked.append(("upgraded", partitions))
-        return self.upgrades.pop(0)
-
-    def waits_for_lookup(self, error: LookupFailed) -> bool:
-        return self.waits
-
-    async def lacks_channel(self, topic: str, partition: int | None) -> bool:
-        self.asked.append(("lacks", partition))
-        return self.lacks
-
-
-class Bench:
-    """A sender, and what surrounds it."""
-
-    def __init__(self, *outcomes: Outcome, partitions: int = 2, meta: TopicMeta | None = None, **settings: Any) -> None:
-        self.routes = Routes(partitions, meta)
-        self.connections = Connections(list(outcomes) or [b"OK"])
-        given = {"timeout": 30.0, "retry_wait": 0.0001, "max_retry_wait": 0.001, **settings}
-        self.options = ProducerOptions(**given)
-        self.sender = Sender(self.options, cast("RouteTable", self.routes), cast("ConnectionPool", self.connections))
-
-    def request(self, **choice: Any) -> MessageRequest:
-        return MessageRequest(self.options, "t", OutgoingMessage(b"x"), **choice)
-
-    async def publish(self, request: PublishRequest | None = None, **choice: Any) -> list[Receipt]:
-        self.connections.request = request = request or self.request(**choice)
-        with anyio.fail_after(20):
-            return await self.sender.publish(request)
-
-    @property
-    def counts(self) -> tuple[int, int, int, int]:
-        found = self.sender.counters
-        return found.stored, found.failed, found.unknown, found.retries
-
-
-def _batch(count: int) -> Batch:
-    return Batch("t", None, [b"x"] * count, 1)
 
 
 async def test_what_is_stored_is_counted() -> None:
@@ -180,7 +47,7 @@ async def test_what_is_stored_is_counted() -> None:
     sender = bench.sender
     started = 1000.0
     (receipt,) = await sender.publish(bench.request(), started)
-    assert (receipt.topic, len(await bench.publish(_batch(3)))) == ("t", 3)
+    assert (receipt.topic, len(await bench.publish(batch_of(3)))) == ("t", 3)
     assert bench.counts == (4, 0, 0, 0)
     commands = bench.connections.commands
     assert sender.counters.bytes_sent == sum(len(command) for _, command, _ in commands)
@@ -205,7 +72,7 @@ async def test_a_closed_producer_sends_nothing() -> None:
     bench = Bench()
     bench.sender.close()
     with pytest.raises(PublishFailed, match="not sent: the producer was closed"):
-        await bench.publish(_batch(3))
+        await bench.publish(batch_of(3))
     assert (bench.counts, bench.connections.commands) == ((0, 3, 0, 0), [])
 
 
@@ -242,7 +109,7 @@ async def test_a_publish_that_waits_ends_when_the_producer_closes() -> None:
 async def test_what_was_not_stored_is_counted_by_its_error(error: NsqError, counts: tuple[int, ...]) -> None:
     bench = Bench(error, on_unknown="raise")
     with pytest.raises(NsqError) as caught:
-        await bench.publish(_batch(3))
+        await bench.publish(batch_of(3))
     assert bench.counts == counts
     assert caught.value.topic == "t"
     assert not bench.sender.attempts
@@ -289,7 +156,7 @@ async def test_only_while_topics_are_traced_receipts_are_logged(
 
 async def test_a_message_for_any_partition_moves_at_once_and_asks_lookup_meanwhile() -> None:
     bench = Bench(PubRefused("E_PUB_FAILED"), NotLeader("E_FAILED_ON_NOT_LEADER"), b"OK", partitions=3)
-    request = _batch(1)
+    request = batch_of(1)
     (receipt,) = await bench.publish(request)
     nodes = [node for node, _, _ in bench.connections.commands]
     assert len(set(nodes)) == 3
@@ -302,14 +169,14 @@ async def test_a_message_for_any_partition_moves_at_once_and_asks_lookup_meanwhi
 
 async def test_a_message_that_has_tried_all_partitions_waits_for_lookup() -> None:
     bench = Bench(*[NotLeader("E_FAILED_ON_NOT_LEADER")] * 5, b"OK", partitions=2)
-    await bench.publish(_batch(1))
+    await bench.publish(batch_of(1))
     assert [one[0] for one in bench.routes.asked] == ["soon", "refresh", "refresh", "refresh", "refresh"]
     assert bench.counts == (1, 0, 0, 5)
 
 
 async def test_a_message_that_may_move_waits_after_some_failures() -> None:
     bench = Bench(*[NotLeader("E_FAILED_ON_NOT_LEADER")] * 5, b"OK", partitions=9)
-    await bench.publish(_batch(1))
+    await bench.publish(batch_of(1))
     assert [one[0] for one in bench.routes.asked] == ["soon", "soon", "soon", "refresh", "refresh"]
 
 
@@ -355,7 +222,7 @@ async def test_a_node_that_refused_is_avoided_and_one_that_cannot_be_reached_is_
     for error, rests in ((PubRefused("E_PUB_FAILED"), True), (BadMessage("E_BAD"), False), (NotSent("x"), False)):
         bench = Bench(error, b"OK")
         with suppress(BadMessage):
-            await bench.publish(_batch(1))
+            await bench.publish(batch_of(1))
         assert any(target.rest_until for target in bench.routes.made.targets) is rests
 
 
@@ -425,7 +292,7 @@ async def test_a_topic_that_lookup_does_not_answer_for_is_awaited_while_that_mak
 async def test_a_publish_fails_when_its_time_is_over() -> None:
     bench = Bench(NotLeader("E_FAILED_ON_NOT_LEADER"), timeout=0.05)
     with pytest.raises(PublishFailed, match=r"not stored within 0\.05 s; last error: ") as caught:
-        await bench.publish(_batch(2))
+        await bench.publish(batch_of(2))
     assert len(caught.value.attempts) > 1
     assert bench.counts[:3] == (0, 2, 0)
 
@@ -434,7 +301,7 @@ async def test_the_time_of_a_publish_begins_with_its_call(monkeypatch: pytest.Mo
     monkeypatch.setattr(sender_module, "_clock", lambda: 1000.0)
     bench = Bench(NotLeader("E_FAILED_ON_NOT_LEADER"), timeout=5.0)
     with anyio.fail_after(2), pytest.raises(PublishFailed, match="not stored within 5 s"):
-        await bench.sender.publish(_batch(2), 994.9)
+        await bench.sender.publish(batch_of(2), 994.9)
 
 
 async def test_an_attempt_that_failed_before_counts_with_the_others() -> None:
@@ -465,143 +332,3 @@ async def test_pauses_are_short_where_lookup_has_some_of_its_own(
     bench.routes.asks_lookup = lookup
     await bench.publish(Batch("t", 1, [b"x"], 1))
     assert pauses == [pause]
-    errors: list[NsqError] = [PartitionUnavailable("no leader")]
-    await bench.sender.wait_for_lookup(lambda: _no(errors))
-    assert pauses == [pause, 5.0]
-
-
-# Waiting for lookup
-
-
-async def _no(errors: list[NsqError]) -> str:
-    if errors:
-        raise errors.pop(0)
-    return "found"
-
-
-async def test_lookup_is_asked_until_it_answers() -> None:
-    sender = Bench().sender
-    errors: list[NsqError] = [PartitionUnavailable("x"), LookupUnreachable("x")]
-    with anyio.fail_after(5):
-        assert await sender.wait_for_lookup(lambda: _no(errors)) == "found"
-    assert not sender.attempts
-
-
-@pytest.mark.parametrize("retry", [True, False])
-async def test_the_first_error_of_lookup_is_raised_without_a_retry(retry: bool) -> None:
-    sender = Bench().sender
-    errors: list[NsqError] = [PartitionUnavailable("first"), NotLookupd("second")]
-    cast("Routes", sender.routes).waits = False
-    with anyio.fail_after(5), pytest.raises(NsqError) as caught:
-        await sender.wait_for_lookup(lambda: _no(errors), retry=retry)
-    assert type(caught.value) is (NotLookupd if retry else PartitionUnavailable)
-    assert not sender.attempts
-
-
-async def test_other_errors_than_those_of_lookup_are_raised_at_once() -> None:
-    sender = Bench().sender
-    with anyio.fail_after(5), pytest.raises(TopicNotFound):
-        cast("Routes", sender.routes).answers = [TopicNotFound("x")]
-        cast("Routes", sender.routes).waits = False
-        await sender.wait_for_route("t", sender_module._clock())
-
-
-async def test_the_wait_for_lookup_ends_when_the_producer_closes() -> None:
-    sender = Bench().sender
-    errors: list[NsqError] = [PartitionUnavailable("no leader")] * 100_000
-    ended: list[str] = []
-
-    async def wait() -> None:
-        with pytest.raises(PublishFailed, match="before the producer was closed"):
-            await sender.wait_for_lookup(lambda: _no(errors))
-        ended.append("closed")
-
-    with anyio.fail_after(5):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(wait)
-            while len(errors) > 99_990:
-                await anyio.lowlevel.checkpoint()
-            sender.close()
-    assert ended == ["closed"]
-
-
-async def test_the_wait_for_lookup_ends_with_the_time_of_the_publish() -> None:
-    bench = Bench(timeout=0.05)
-    endless: list[NsqError] = [PartitionUnavailable("no leader")] * 100_000
-    for started in (None, sender_module._clock() - 0.04):
-        with anyio.fail_after(5), pytest.raises(PublishFailed, match=r"within 0\.05 s; last error: no leader"):
-            await bench.sender.wait_for_lookup(lambda: _no(endless), started)
-    bench = Bench(timeout=1000.0)
-    with anyio.fail_after(5), pytest.raises(PublishFailed, match="within 1000 s"):
-        await bench.sender.wait_for_lookup(lambda: _no(endless), sender_module._clock() - 1000.1)
-
-
-# Settling
-
-
-class Settling:
-    """Answers what became of publishes of unknown outcome."""
-
-    def __init__(self, *answers: list[Any] | None) -> None:
-        self.answers = list(answers)
-        self.sent: list[int] = []
-        self.acknowledged = 0
-
-    def sending(self, request: PublishRequest, target: Any, connection: Any) -> None:
-        self.sent.append(target.partition)
-
-    def stored(self, receipts: list[Any]) -> None:
-        self.acknowledged += len(receipts)
-
-    async def settle(self, request: PublishRequest, unknown: DeliveryUnknown) -> list[Any] | None:
-        await anyio.lowlevel.checkpoint()
-        return self.answers.pop(0)
-
-
-def _settling(bench: Bench, *answers: list[Any] | None) -> Settling:
-    settling = Settling(*answers)
-    bench.sender.settler = cast("Settler", settling)
-    return settling
-
-
-async def test_what_the_log_contains_is_not_sent_again() -> None:
-    bench = Bench(ConnectionLost("lost"), on_unknown="raise")
-    found = [bench.routes.made.partitions[0].receipt] * 2
-    settling = _settling(bench, found)
-    assert await bench.publish(_batch(2)) == found
-    assert (bench.counts, len(bench.connections.commands), settling.acknowledged) == ((2, 0, 0, 0), 1, 0)
-
-
-async def test_what_the_log_does_not_contain_is_sent_again() -> None:
-    bench = Bench(ConnectionLost("lost"), b"OK", on_unknown="raise")
-    settling = _settling(bench, None)
-    assert len(await bench.publish(_batch(2))) == 2
-    assert (bench.counts[:3], len(bench.connections.commands), settling.acknowledged) == ((2, 0, 0), 2, 2)
-    assert bench.routes.asked[-1] == ("refresh", True, None)
-    assert len(settling.sent) == 2
-
-
-async def test_what_is_not_stored_in_time_was_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(ConnectionLost("lost"), on_unknown="raise", timeout=5.0)
-    _settling(bench, None)
-    started = sender_module._clock()
-    times = iter([started])
-    monkeypatch.setattr(sender_module, "_clock", lambda: next(times, started + 5.0))
-    with pytest.raises(PublishFailed, match="its log does not contain it"):
-        await bench.publish(_batch(2))
-    assert bench.counts == (0, 2, 0, 0)
-
-
-async def test_a_closed_producer_does_not_search_the_log() -> None:
-    bench = Bench(ConnectionLost("lost"), on_unknown="raise")
-    settling = _settling(bench, [])
-    request = _batch(2)
-
-    def sending(request: PublishRequest, target: Any, connection: Any) -> None:
-        bench.sender.closed = True
-
-    settling.sending = sending  # type: ignore[method-assign]
-    with pytest.raises(DeliveryUnknown):
-        await bench.publish(request)
-    assert settling.answers == [[]]
-    assert not bench.sender.attempts

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import sys
+import threading
 from collections import Counter
 from pathlib import PurePath
+from types import FrameType
+from typing import Any
 
-from attrs import field, frozen
+from attrs import define, field, frozen
 
-__all__ = ("Reach",)
+__all__ = ("LineTrace", "Reach")
 
 _FAST = 0.3
 """Seconds; the tests of all files that take less are run before those that take longer."""
@@ -59,6 +63,38 @@ class Reach:
             return slow, PurePath(file).name != own, -best[file], file, -kills[test], self.seconds[test]
 
         return sorted(found - self.failed, key=rank)
+
+
+@define
+class LineTrace:
+    """Records the lines of some modules that run, in all threads that begin later.
+
+    A coroutine that a cancellation continues runs on without a call event. Its frame keeps its own trace function, as
+    tools that count calls and returns do not.
+
+    Attributes:
+        folder: path that the files of the modules begin with.
+        ran: file and line of what ran since this was last replaced.
+    """
+
+    folder: str
+    ran: set[tuple[str, int]] = field(factory=set)
+
+    def __enter__(self) -> None:
+        sys.settrace(self._call)
+        threading.settrace(self._call)
+
+    def __exit__(self, *error: object) -> None:
+        sys.settrace(None)
+        threading.settrace(None)
+
+    def _call(self, frame: FrameType, event: str, value: object) -> Any:
+        return self._line if frame.f_code.co_filename.startswith(self.folder) else None
+
+    def _line(self, frame: FrameType, event: str, value: object) -> Any:
+        if event == "line":
+            self.ran.add((frame.f_code.co_filename, frame.f_lineno))
+        return self._line
 
 
 def _statement(tree: ast.AST, line: int) -> range:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.mutation.reach import Reach
+import anyio
+import anyio.lowlevel
+
+from tests.mutation.reach import LineTrace, Reach
 
 SOURCE = """def double(number):
     return sum(
@@ -33,3 +36,24 @@ def test_reaches_of_several_files_are_added() -> None:
     assert both.tests["double.py"][2] == {"own", "slow", "new"}
     assert (both.seconds["new"], both.failed) == (0.2, {"broken"})
     assert both.of("none.py", SOURCE, 2, FILES, Counter()) == []
+
+
+async def _cancelled() -> None:
+    with anyio.move_on_after(0.001):
+        await anyio.sleep_forever()
+    await anyio.lowlevel.checkpoint()
+
+
+async def _caller() -> None:
+    await _cancelled()
+    await anyio.lowlevel.checkpoint()
+
+
+def test_lines_behind_a_cancellation_are_seen() -> None:
+    trace = LineTrace(__file__)
+    with trace:
+        anyio.run(_caller)
+    for function, last in ((_cancelled, 3), (_caller, 2)):
+        first = function.__code__.co_firstlineno
+        lines = {line for _, line in trace.ran if first < line <= first + last}
+        assert lines == set(range(first + 1, first + last + 1))

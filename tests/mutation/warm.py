@@ -27,11 +27,10 @@ from typing import Any
 
 import pytest
 from attrs import frozen
-from coverage import Coverage
 
 from tests.mutation.code_swap import functions_by_file, swap
 from tests.mutation.operators import Mutant, tree_of
-from tests.mutation.reach import Reach
+from tests.mutation.reach import LineTrace, Reach
 
 __all__ = ("Result", "Room", "Warm")
 
@@ -183,29 +182,19 @@ class Warm:
 
     def _measure(self, room: Room, file: str, tests: list[str]) -> tuple[Reach, str]:
         """Run the tests of a file without a bug."""
-        reach = Reach()
-        coverage = Coverage(None, config_file=False, include=[str(ROOT / "nsqext" / room.name / "*")], messages=False)
-        coverage.set_option("run:disable_warnings", ["no-data-collected"])  # a file may run nothing of the room
-        coverage.start()
-
-        def begin(test: str) -> None:
-            coverage.switch_context(test)
-
-        begun = 0.0
-        for event, test in self._events(tests, begin, stop=False):
-            if event == "begin":
-                begun = time.monotonic()
-            elif event == "failed":
-                reach.failed.add(test)
-            else:
-                reach.seconds[test] = time.monotonic() - begun
-        coverage.stop()
-        data = coverage.get_data()
-        for path in data.measured_files():
-            lines = data.contexts_by_lineno(path)
-            reach.tests[str(Path(path).relative_to(ROOT / "nsqext"))] = {
-                line: set(contexts) - {""} for line, contexts in lines.items()
-            }
+        reach, begun = Reach(), 0.0
+        trace = LineTrace(f"{ROOT}/nsqext/{room.name}/")
+        with trace:
+            for event, test in self._events(tests, lambda test: trace.ran.clear(), stop=False):
+                if event == "begin":
+                    begun = time.monotonic()
+                elif event == "failed":
+                    reach.failed.add(test)
+                else:
+                    reach.seconds[test] = time.monotonic() - begun
+                    for path, line in tuple(trace.ran):  # other threads add to it
+                        module = str(Path(path).relative_to(ROOT / "nsqext"))
+                        reach.tests.setdefault(module, {}).setdefault(line, set()).add(test)
         return reach, file
 
     def _try(
@@ -296,8 +285,8 @@ class Warm:
 
 @cache
 def _sources() -> str:
-    """Return a hash of the package, and of what tests share."""
-    content = hashlib.sha256()
+    """Return a hash of the package, of what tests share, and of this measurement."""
+    content = hashlib.sha256(Path(__file__).with_name("reach.py").read_bytes())
     shared = ROOT.glob("tests/**/conftest.py"), ROOT.glob("tests/support/*.py")
     for path in (*sorted((ROOT / "nsqext").rglob("*.py")), *sorted(shared[0]), *sorted(shared[1])):
         content.update(path.read_bytes())

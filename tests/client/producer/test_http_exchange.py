@@ -180,6 +180,7 @@ async def test_a_request_that_is_cut_off_has_an_unknown_outcome() -> None:
         (_failure("failed"), ConnectionFailed, "a text"),
         (_failure("untrusted"), NegotiationFailed, "a text"),
         (_reply(b"<html>", 404), ProtocolError, "HTTP status 404: <html>"),
+        (_reply(b"x" * 90, 404), ProtocolError, f"HTTP status 404: {'x' * 80} .node"),
         (_reply(b"[]"), ProtocolError, "HTTP status 200"),
         (_reply(b'{"a": 1}'), ProtocolError, "HTTP status 200"),
         (_reply(b"down", 500), ConnectionFailed, "HTTP status 500: down"),

@@ -19,6 +19,7 @@ from nsqext.lookup.partition_map import PartitionMap
 from nsqext.protocol.identify import Negotiated
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address, Receipt, TopicMeta
+from tests.support.sleeps import recorded_sleeps
 from tests.support.subscriptions import FakeConnection, delivered
 
 if TYPE_CHECKING:
@@ -221,6 +222,29 @@ async def test_a_new_log_with_another_record_in_the_known_place_is_searched_from
     assert search.error is not None
     assert "another record is at byte 300" in search.error.message
     assert (search.error.topic, search.error.partition, log.refreshed) == ("t", 0, [0])
+
+
+async def test_a_new_log_is_noticed_when_it_is_as_long_as_the_known_one_was() -> None:
+    log = _log(4)
+    since = log.receipt(4)
+    log.ids = 1000
+    search = LogSearch(cast("MetadataCache", log), ConnectionOptions(), "t", 0, since)
+    with anyio.fail_after(10), pytest.raises(DataLoss, match="the log was replaced"):
+        await search.run([90])
+    assert log.moves[:2] == ["virtual_queue:300", "virtual_queue:0"]
+
+
+async def test_pauses_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses = recorded_sleeps(monkeypatch)
+    await _log(4).search(3, 4)
+    assert pauses == []
+    await _log(4).search(3, 9)
+    assert pauses == [module._GRACE], "commands of connections that have ended may be executed until then"
+    pauses.clear()
+    log = _log(4)
+    log.views = [PartitionMap("t", meta=TopicMeta(1), leaders={})] * 6 + log.views
+    assert set((await log.search(3, 4)).found) == {40}
+    assert [round(pause, 6) for pause in pauses] == [0.05, 0.1, 0.2, 0.4, 0.5, 0.5]
 
 
 async def test_records_of_the_position_before_a_move_are_passed_over() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
@@ -157,6 +158,34 @@ async def test_a_pool_is_quiet_when_nothing_was_received_for_a_while(monkeypatch
     assert not pool._quiet()
 
 
+@pytest.mark.parametrize("quiet", [True, False])
+async def test_connections_in_use_are_looked_at_four_times_a_second(
+    quiet: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, rests, ticks = 1000.0, list[float](), list[bool]()
+
+    async def wait(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        if len(ticks) == 30:
+            raise InvalidState("it has seen enough")
+
+    async def rest(longest: float) -> None:
+        rests.append(longest)
+        await wait(longest)
+
+    pool = Pool()
+    monkeypatch.setattr(module, "_clock", lambda: now)
+    monkeypatch.setattr(anyio, "sleep", wait)
+    monkeypatch.setattr(pool, "_quiet", lambda: quiet)
+    monkeypatch.setattr(pool, "_rest", rest)
+    monkeypatch.setattr(pool, "tick", lambda *, idle: ticks.append(idle))
+    with pytest.raises(InvalidState):
+        await pool.run()
+    assert ticks == ([True] * 30 if quiet else ([False] * 14 + [True]) * 2), "all of them every 3.75 s"
+    assert rests == [3.75] * 31 * quiet
+
+
 @pytest.mark.parametrize("wake", ["request", "connection", None])
 async def test_a_pool_rests_until_it_is_used(wake: str | None) -> None:
     pool = Pool()
@@ -195,13 +224,41 @@ async def test_a_node_that_cannot_be_reached_is_avoided_until_it_can(monkeypatch
     await pool.connection(node)
     assert node.rest_until == 0.0
     assert pool.node(node.address).failure is None
+    assert node.rests.next() == 0.2, "the next failure is the first one again"
 
 
-async def test_a_closed_pool_has_no_connections() -> None:
+async def test_ends_of_connections_are_logged_once_a_minute(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(module, "_clock", lambda: now)
+    caplog.set_level(logging.INFO, "nsqext.producer")
+    pool = Pool()
+    for seconds in (0.0, 59.0, 1.0):
+        now += seconds
+        (*_, connection) = await pool.opened("n")
+        connection.error = ConnectionLost("lost")
+        pool.tick()
+        now += 0.5 * (seconds == 0.0)
+    await pool.opened("n")
+    pool.keep_only([])
+    pool.tick()
+    assert [record.getMessage() for record in caplog.records] == [
+        "connected to n:1",
+        "connection to n:1 ended: lost",
+        "connected to n:1: back after 59.5 s",
+        "connection to n:1 ended: lost",
+        "connected to n:1: back after 0.0 s",
+    ], "a connection that no topic needs ends without a log record"
+
+
+async def test_a_closed_pool_has_no_connections(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "nsqext.producer")
     pool = Pool()
     one, two = await pool.opened("n", "m")
     two.error = ConnectionLost("lost")
     await pool.aclose()
+    assert [record.getMessage() for record in caplog.records] == ["connected to n:1", "connected to m:1"]
     assert [connection.calls for connection in (one, two)] == [["drain", "close"]] * 2
     assert [event.detail for event in pool.seen if event.kind == "disconnected"] == ["closed", "lost"]
     with pytest.raises(InvalidState, match="the producer is closed"):

@@ -16,6 +16,7 @@ from nsqext.client.producer.request import Known
 from nsqext.client.producer.settling import Settler
 from nsqext.errors import ConnectionLost, DataLoss, DeliveryUnknown, NsqError, RequestTimeout
 from nsqext.types import Receipt
+from tests.support.sleeps import recorded_sleeps
 
 if TYPE_CHECKING:
     from nsqext.client.producer.connection_pool import PooledConnection
@@ -164,10 +165,42 @@ async def test_what_may_be_executed_during_the_search_is_searched_for_again(log:
     assert len(log.searches) == 2
 
 
+async def test_what_has_no_place_or_no_trace_id_cannot_be_looked_for(log: Log) -> None:
+    settler, unknown = _settler(), _unknown(ConnectionLost("lost"))
+    unsent = Batch("t", None, [b"x"], 1, trace_ids=[5])
+    for request in (unsent, _sent(settler, 0), _sent(settler, 5, 0)):
+        with pytest.raises(DeliveryUnknown) as caught:
+            await settler.settle(request, unknown)
+        assert caught.value is unknown
+    assert log.searches == []
+
+
+async def test_a_batch_of_which_a_part_is_found_stays_unknown(log: Log) -> None:
+    settler = _settler()
+    log.stored = {5}
+    with pytest.raises(DeliveryUnknown, match="still unknown"):
+        await settler.settle(_sent(settler, 5, 6), _unknown(ConnectionLost("lost")))
+    log.stored = {5, 6}
+    found = await settler.settle(_sent(settler, 6, 5), _unknown(ConnectionLost("lost")))
+    assert found == [_receipt(6), _receipt(5)]
+
+
+async def test_a_connection_to_a_former_leader_ends_before_the_log_decides(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = recorded_sleeps(monkeypatch)
+    settler, connection = _settler(5.0), Connection()
+    log.node = "m:1"
+    assert await settler.settle(_sent(settler, 5, connection=connection), _unknown(RequestTimeout("late"))) is None
+    (failure,) = connection.failures
+    assert "the leader has changed" in failure.message
+    assert (len(log.searches), pauses) == (2, [settling._PAUSE])
+
+
 async def test_records_that_were_removed_leave_the_outcome_unknown(log: Log) -> None:
     settler = _settler()
-    log.loss = DataLoss("its records were removed")
-    with pytest.raises(DeliveryUnknown, match="; its records were removed"):
+    log.loss, log.error = DataLoss("its records were removed"), ConnectionLost("reset")
+    with pytest.raises(DeliveryUnknown, match="; its records were removed; last error of the search: reset"):
         await settler.settle(_sent(settler, 5), _unknown(ConnectionLost("lost")))
     log.loss, log.stored = None, {5, 6}
     assert await settler.settle(_sent(settler, 6), _unknown(ConnectionLost("lost"))) == [_receipt(6)]

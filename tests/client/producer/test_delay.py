@@ -1,0 +1,117 @@
+"""Messages for a relay: what is published instead of them, and what is refused before anything is."""
+
+from __future__ import annotations
+
+import time
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from nsqext import OutgoingMessage
+from nsqext.client.middleware import Publishing
+from nsqext.client.producer.delay import cancellation, check_for_topic, check_way, delayed_body
+from nsqext.client.producer.options import ProducerOptions
+from nsqext.errors import ExtendNotSupported, InvalidBody, InvalidInput, InvalidName, InvalidPartition
+from nsqext.protocol.delay_record import DelayCancel, DelayedMessage, decode_delay
+from nsqext.types import TopicMeta
+
+
+def _publishing(topic: str = "t", partition: int | None = None, identity: str | None = None, **members: Any) -> Any:
+    message = OutgoingMessage(**{"body": b"x", **members})
+    return Publishing(topic, [message], batch=False, partition=partition, identity=identity)
+
+
+@pytest.mark.parametrize(
+    ("way", "delay", "identity", "text"),
+    [
+        ("consumer", 5.0, None, None),
+        ("relay", None, None, None),
+        ("relay", 5.0, "a", None),
+        ("postman", 5.0, None, "neither 'consumer' nor 'relay'"),
+        ("consumer", 5.0, "a", "identity= is for messages that a relay delays"),
+        ("relay", None, "a", "identity= is for messages that a relay delays"),
+    ],
+)
+def test_an_argument_that_would_be_ignored_is_refused(
+    way: str, delay: float | None, identity: str | None, text: str | None
+) -> None:
+    if text is None:
+        check_way(way, delay, identity)
+        return
+    with pytest.raises(InvalidInput, match=text):
+        check_way(way, delay, identity)
+
+
+def test_a_record_has_all_parts_of_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    headers = MappingProxyType({"a": "b"})
+    whole = _publishing(partition=3, identity="i" * 200, headers=headers, tag="red", trace_id=0, key="k")
+    record, body = decode_delay(delayed_body(whole, 1.5))
+    assert (record, body) == (
+        DelayedMessage(
+            identity="i" * 200,
+            topic="t",
+            due=1_001_500,
+            headers={"a": "b"},
+            tag="red",
+            trace_id=0,
+            key=b"k",
+            partition=3,
+        ),
+        b"x",
+    )
+    plain = [decode_delay(delayed_body(_publishing(), 1.5))[0] for _ in range(2)]
+    assert len({record.identity for record in plain}) == 2
+    assert plain == [DelayedMessage(identity=record.identity, topic="t", due=1_001_500) for record in plain]
+
+
+@pytest.mark.parametrize(
+    ("publishing", "delay", "kind"),
+    [
+        (_publishing(identity=""), 1.0, InvalidInput),
+        (_publishing(identity="i" * 201), 1.0, InvalidInput),
+        (Publishing("t", [OutgoingMessage(b"x")], batch=False, identity=5), 1.0, InvalidInput),  # type: ignore[arg-type]
+        (_publishing("a b"), 1.0, InvalidName),
+        (_publishing(), -1.0, InvalidInput),
+        (_publishing(key=""), 1.0, InvalidInput),
+    ],
+)
+def test_what_no_relay_could_publish_is_refused(publishing: Publishing, delay: float, kind: type[InvalidInput]) -> None:
+    with pytest.raises(kind):
+        delayed_body(publishing, delay)
+
+
+_PLAIN, _EXTEND, _ORDERED = TopicMeta(2), TopicMeta(2, extend_support=True), TopicMeta(2, ordered=True)
+
+
+@pytest.mark.parametrize(
+    ("meta", "publishing", "kind"),
+    [
+        (_PLAIN, _publishing(), None),
+        (_PLAIN, _publishing(headers={}), None),
+        (_PLAIN, _publishing(headers={"a": "b"}), ExtendNotSupported),
+        (_PLAIN, _publishing(tag="red"), ExtendNotSupported),
+        (_EXTEND, _publishing(headers={"a": "b"}, tag="red"), None),
+        (_EXTEND, _publishing(body=b""), InvalidBody),
+        (_PLAIN, _publishing(key="k"), None),
+        (_ORDERED, _publishing(), InvalidPartition),
+        (_ORDERED, _publishing(key="k"), None),
+        (_ORDERED, _publishing(partition=0), None),
+    ],
+)
+def test_a_topic_refuses_what_it_would_refuse_later(
+    meta: TopicMeta, publishing: Publishing, kind: type[InvalidInput] | None
+) -> None:
+    if kind is None:
+        check_for_topic(ProducerOptions(), meta, publishing)
+        return
+    with pytest.raises(kind):
+        check_for_topic(ProducerOptions(), meta, publishing)
+
+
+def test_a_cancellation_says_when_it_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    assert decode_delay(cancellation("a")) == (DelayCancel(identity="a", time=1_000_000), b"")
+    with pytest.raises(InvalidInput):
+        cancellation("")

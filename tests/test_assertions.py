@@ -97,15 +97,19 @@ def _always_true(test: ast.expr) -> bool:
         case ast.Constant(value):
             return bool(value)
         case ast.Tuple() | ast.List() | ast.Set() as found:
-            return bool(found.elts)
+            return not all(isinstance(element, ast.Starred) for element in found.elts)
         case ast.Dict(keys):
             return bool(keys)
         case ast.GeneratorExp() | ast.Lambda() | ast.JoinedStr():
             return True
         case ast.Call(ast.Name(name)):
             return name in _ITERATORS
+        case ast.ListComp(generators=[one]) | ast.SetComp(generators=[one]) | ast.DictComp(generators=[one]):
+            return not one.ifs and isinstance(one.iter, (ast.Tuple, ast.List, ast.Set)) and _always_true(one.iter)
         case ast.BoolOp(ast.Or(), values):
             return any(map(_always_true, values))
+        case ast.IfExp(_, body, orelse):
+            return _always_true(body) or _always_true(orelse)
         case ast.Compare(ast.Name() | ast.Attribute() as left, [ast.Eq() | ast.Is() | ast.LtE() | ast.GtE()], [right]):
             return ast.dump(left) == ast.dump(right)
         case ast.Compare(ast.Call(ast.Name(name)), [ast.IsNot()], [ast.Constant(None)]):
@@ -119,13 +123,12 @@ def _always_true(test: ast.expr) -> bool:
 
 def _accepts_any_error(call: ast.expr) -> bool:
     """Return whether a call is ``pytest.raises`` of an error of any class with any text."""
-    return (
-        isinstance(call, ast.Call)
-        and _name(call.func) == "raises"
-        and bool(call.args)
-        and _name(call.args[0]) in ("BaseException", "Exception")
-        and not any(keyword.arg in ("check", "match") for keyword in call.keywords)
-    )
+    match call:
+        case ast.Call(func, [expected, *_], keywords) if _name(func) == "raises":
+            kinds = expected.elts if isinstance(expected, ast.Tuple) else [expected]
+            is_any = any(_name(kind) in ("BaseException", "Exception") for kind in kinds)
+            return is_any and not any(keyword.arg in ("check", "match") for keyword in keywords)
+    return False
 
 
 def vain_assertions(tree: ast.Module) -> list[str]:
@@ -173,9 +176,12 @@ def test_every_test_and_every_assertion_can_fail() -> None:
         "assert value or 'text'",
         "assert value.name == value.name",
         "assert str(error) is not None",
+        "assert [call(item) for item in (1, 2)]",
+        "assert value == 1 if flag else [2]",
         "assert len(items) >= 0",
         "assert 0 <= len(items)",
         "with pytest.raises(Exception):",
+        "with pytest.raises((ValueError, Exception)):",
         "for item in ():",
         "pytest.mark.parametrize('name', [])",
     ],

@@ -73,8 +73,7 @@ class RelayedConnections:
 
     def cut(self, rng: random.Random) -> None:
         """Cut the connections to one node."""
-        if self._relays:
-            rng.choice(list(self._relays.values())).cut()
+        rng.choice(list(self._relays.values())).cut()
 
 
 @asynccontextmanager
@@ -159,6 +158,7 @@ class LossyConsumers:
                     await eventually(lambda done=done: len(set(self.done)) >= done, PATIENCE)  # type: ignore[misc]
                     faults.cut(self._rng)
                 await eventually(lambda: len(set(self.done)) == wanted, PATIENCE)
+            assert sum(consumer.statistics().reconnects for consumer in self._consumers), "no connection was lost"
             for consumer in self._consumers:
                 consumer.stop()
 

@@ -30,6 +30,8 @@ def test_a_topic_is_led_at_once() -> None:
     leader = coordinator.replica_sets["t", 0].state.leader
     assert hosted(coordinator, leader).replicate is not None
     assert wrong_roles(coordinator) == []
+    hosted(coordinator, leader).writable = False
+    assert wrong_roles(coordinator) == [("t", 0, leader)]
 
 
 def test_a_leader_without_followers_does_not_replicate() -> None:

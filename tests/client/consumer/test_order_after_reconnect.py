@@ -24,6 +24,10 @@ def topic_of(cluster: Cluster, *, partitions: int = 2, extend: bool = True, orde
     return name
 
 
+def test_a_step_backward_is_found() -> None:
+    assert backward_steps([("a", 1), ("b", 0), ("a", 1), ("a", 3), ("a", 2), ("b", 1)]) == [("a", 2, 3)]
+
+
 @pytest.mark.parametrize("seed", range(2))
 async def test_lanes_never_repeat_an_earlier_message(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, seed: int

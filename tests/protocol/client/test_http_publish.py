@@ -189,8 +189,8 @@ def test_refusals_are_those_of_tcp(status: int, content: bytes, kind: type[NsqEr
     with pytest.raises(NsqError) as caught:
         reply(PLAIN, content, status)
     assert type(caught.value) is kind
-    if kind is ProtocolError or b"message" not in content:
-        assert str(status) in str(caught.value) or b"status_txt" in content
+    if kind is ProtocolError or not content.startswith(b"{"):
+        assert str(status) in str(caught.value)
 
 
 @pytest.mark.parametrize("code", ["E_TOPIC_NOT_EXIST", "E_FAILED_ON_NOT_LEADER", "E_FAILED_ON_NOT_WRITABLE"])

@@ -282,6 +282,21 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "the part of the bounds is chosen",
     (
         "broker/engine/storage/log.py",
+        "GtE to Gt",
+        "if held is None or len(held) >= _SEGMENT_ENTRIES or segment.cost >= self._segment_bytes:",
+    ): "the size from which on a segment is full is chosen",
+    (
+        "broker/engine/storage/log.py",
+        "Gt to GtE",
+        "if len(entries) > 1 and not stored:",
+    ): "a publish of one message is found without its first and last number",
+    (
+        "broker/engine/storage/log.py",
+        "number + 1",
+        "middle = high - (high - low) // 2",
+    ): "a third of the way leads to the same message",
+    (
+        "broker/engine/storage/log.py",
         "plus and minus",
         'if self.kind == "timestamp" and (nanoseconds + (1 << 63)) % (1 << 64) < 1 << 63:',
     ): "both are half of the numbers of 64 bits away",

@@ -374,8 +374,7 @@ class Partition:
 
     def empty(self) -> None:
         """Discard messages that were not passed to channels; channels keep theirs."""
-        for count in [count for count in self._delays if count <= self.committed]:
-            del self._delays[count]
+        self._delays.clear()
         first, self.readable = self.readable, self.committed
         self.readable_offset = self.log.find_count(self.committed)
         for channel in self._all_channels():

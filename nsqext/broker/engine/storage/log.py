@@ -198,7 +198,7 @@ class Log:
             if stop == len(entries) or entries[stop].offset != entries[stop - 1].offset + entries[stop - 1].size:
                 if entries[first].offset != self.end_offset:
                     self.append_gap(entries[first].offset, entries[first].count - 1)
-                self.append(entries[first:stop] if stop - first < len(entries) else entries)
+                self.append(entries[first:stop])
                 first = stop
 
     # Reading
@@ -240,10 +240,7 @@ class Log:
         """Return the first record at or behind an offset; None at the end."""
         if offset >= self.end_offset:
             return None
-        index = max(bisect_right(self._segments, offset, key=_first_offset) - 1, 0)
-        while self._segments[index].end_offset <= offset:
-            index += 1
-        segment = self._segments[index]
+        segment = self._segments[max(bisect_right(self._segments, offset, key=_first_offset) - 1, 0)]
         if segment.is_gap:
             return self.at(segment.end_count + 1)
         entries = segment.entries if segment.entries is not None else self._load(segment)
@@ -287,7 +284,7 @@ class Log:
             return None
         low, high = self.start_count + 1, self.end_count
         while low < high:
-            middle = (low + high + 1) // 2
+            middle = high - (high - low) // 2
             entry = self._at_or_after(middle)
             if entry is not None and entry.record.internal_id > internal_id:
                 high = middle - 1
@@ -315,7 +312,7 @@ class Log:
         """Remove records before an offset, in whole segments; the log then begins at `start_offset`."""
         index = 0
         while index < len(self._segments) - 1 and (
-            self._segments[index].end_offset <= offset or (index and self._segments[index].is_gap)
+            self._segments[index].end_offset <= offset or self._segments[index].is_gap
         ):
             if self._segments[index].entries is not None:
                 self._hold(-self._segments[index].cost)

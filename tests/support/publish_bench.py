@@ -6,6 +6,7 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
+import anyio.lowlevel
 
 from nsqext.client.events import ClientEvents
 from nsqext.client.producer.batch import Batch
@@ -14,7 +15,7 @@ from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.request import MessageRequest, OutgoingMessage, PublishRequest
 from nsqext.client.producer.route import Route
 from nsqext.client.producer.sender import Sender
-from nsqext.errors import LookupFailed, NsqError
+from nsqext.errors import DeliveryUnknown, LookupFailed, NsqError
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address, TopicMeta
@@ -38,6 +39,7 @@ class Connections:
         self.failed: list[NsqError] = []
         self.doubts: list[bool] = []
         self.request: PublishRequest | None = None
+        self.hold: anyio.Event | None = None
 
     async def connection(self, node: PooledNode) -> PooledConnection:
         if self.unreachable:
@@ -57,6 +59,8 @@ class _Connection:
     async def _send(self, command: bytes, deadline: float) -> bytes:
         made, outcomes = self._connections, self._connections.outcomes
         made.commands.append((self._node, command, deadline))
+        if made.hold is not None:
+            await made.hold.wait()
         if made.request is not None:
             made.doubts.append(made.request.in_doubt)
         outcome = outcomes.pop(0) if len(outcomes) > 1 else outcomes[0]
@@ -145,3 +149,22 @@ class Bench:
 def batch_of(count: int) -> Batch:
     """Return a batch of messages for any partition."""
     return Batch("t", None, [b"x"] * count, 1)
+
+
+class Settling:
+    """Answers what became of publishes of unknown outcome."""
+
+    def __init__(self, *answers: list[Any] | None) -> None:
+        self.answers = list(answers)
+        self.sent: list[int] = []
+        self.acknowledged = 0
+
+    def sending(self, request: PublishRequest, target: Any, connection: Any) -> None:
+        self.sent.append(target.partition)
+
+    def stored(self, receipts: list[Any]) -> None:
+        self.acknowledged += len(receipts)
+
+    async def settle(self, request: PublishRequest, unknown: DeliveryUnknown) -> list[Any] | None:
+        await anyio.lowlevel.checkpoint()
+        return self.answers.pop(0)

@@ -70,11 +70,11 @@ class KeyLock:
     def take_behind(self, key: TopicKey, joins: Callable[[Place], bool]) -> list[Place]:
         """Remove the places that wait for a key, from the next one to the first that does not join, and return them.
 
-        They wait for nothing any more; `Place.wake` continues them.
+        A place of several keys must not join. One that joins waits for nothing any more; `Place.wake` continues it.
         """
         taken: list[Place] = []
         row = self._rows[key]
-        while row and len(row[0].missing) == 1 and not row[0].held and joins(row[0]):
+        while row and joins(row[0]):
             place = row.popleft()
             place.missing.clear()
             taken.append(place)

@@ -20,7 +20,7 @@ from nsqext.errors import (
     PublishFailed,
     TopicNotFound,
 )
-from tests.support.publish_bench import Bench, Routes, batch_of
+from tests.support.publish_bench import Bench, Routes, Settling, batch_of
 from tests.support.sleeps import recorded_sleeps
 
 if TYPE_CHECKING:
@@ -101,25 +101,6 @@ async def test_the_wait_for_lookup_ends_with_the_time_of_the_publish() -> None:
 
 
 # Settling
-
-
-class Settling:
-    """Answers what became of publishes of unknown outcome."""
-
-    def __init__(self, *answers: list[Any] | None) -> None:
-        self.answers = list(answers)
-        self.sent: list[int] = []
-        self.acknowledged = 0
-
-    def sending(self, request: PublishRequest, target: Any, connection: Any) -> None:
-        self.sent.append(target.partition)
-
-    def stored(self, receipts: list[Any]) -> None:
-        self.acknowledged += len(receipts)
-
-    async def settle(self, request: PublishRequest, unknown: DeliveryUnknown) -> list[Any] | None:
-        await anyio.lowlevel.checkpoint()
-        return self.answers.pop(0)
 
 
 def _settling(bench: Bench, *answers: list[Any] | None) -> Settling:

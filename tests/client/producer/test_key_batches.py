@@ -1,0 +1,210 @@
+"""Which waiting publishes of a key are sent as one batch, and what becomes of them, without servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import anyio
+import pytest
+
+from nsqext import DeliveryUnknown, OutgoingMessage, PublishFailed, Receipt
+from nsqext.client.producer import keys as module
+from nsqext.client.producer.keys import KeyGroups, KeyLock
+from nsqext.client.producer.request import MessageRequest
+from nsqext.errors import ConnectionLost, InvalidBody, InvalidState, NsqError
+from nsqext.errors.server import BadMessage, PubRefused
+from tests.support.publish_bench import Bench, Settling
+
+pytestmark = pytest.mark.anyio
+
+_KEY = ("t", b"1")
+_OK = b"OK"
+
+
+class Groups:
+    """Publishes of a key that wait for an earlier one, which ends when all of them have begun."""
+
+    def __init__(self, *outcomes: bytes | NsqError, **settings: Any) -> None:
+        self.bench = Bench(*outcomes, **settings)
+        self.target = self.bench.routes.made.partitions[1]
+        self.lock = KeyLock()
+        self.outcomes: dict[bytes, object] = {}
+        self.closed = False
+
+    async def connect(self) -> Any:
+        """Connect to the node of the key; return the connection."""
+        return await self.bench.connections.connection(self.target.node)
+
+    async def publish(self, *messages: OutgoingMessage, ago: float = 0.0) -> list[str]:
+        """Publish messages that began some seconds ago; return the verbs of the commands."""
+        connections = self.bench.connections
+        before = len(connections.commands)
+        assert self.lock.try_enter(_KEY)
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as tasks:
+                groups = KeyGroups(self.bench.sender, self.lock, self._start(tasks.start_soon))
+                for message in messages:
+                    tasks.start_soon(self._publish, groups, message, module._clock() - ago)
+                    await anyio.wait_all_tasks_blocked()
+                self.lock.leave(_KEY)
+        assert len(self.lock) == 0
+        return [command.split(b" ")[0].decode() for _, command, _ in connections.commands[before:]]
+
+    def _start(self, start_soon: Callable[..., None]) -> Callable[..., None]:
+        def start(*task: Any) -> None:
+            if self.closed:
+                raise InvalidState("the producer is closed")
+            start_soon(*task)
+
+        return start
+
+    async def _publish(self, groups: KeyGroups, message: OutgoingMessage, started: float) -> None:
+        request = MessageRequest(self.bench.options, "t", message, key=_KEY[1])
+        try:
+            self.outcomes[message.body] = await groups.publish(request, _KEY, started)
+        except NsqError as error:
+            self.outcomes[message.body] = error
+
+    def kinds(self) -> list[type]:
+        """Return the types of the outcomes, in the order of the bodies."""
+        return [type(self.outcomes[body]) for body in sorted(self.outcomes)]
+
+
+def _messages(*bodies: bytes) -> list[OutgoingMessage]:
+    return [OutgoingMessage(body) for body in bodies]
+
+
+async def test_a_publish_without_others_behind_it_is_no_batch() -> None:
+    groups = Groups()
+    await groups.connect()
+    assert await groups.publish(*_messages(b"a")) == ["PUB"]
+    assert await groups.publish(*_messages(b"a", b"b", b"c")) == ["MPUB"]
+    receipts = cast("dict[bytes, Receipt]", groups.outcomes)
+    assert {receipt.partition for receipt in receipts.values()} == {1}
+    assert groups.bench.counts == (4, 0, 0, 0)
+
+
+@pytest.mark.parametrize(("ago", "verbs"), [(14.0, ["MPUB"]), (16.0, ["PUB", "PUB"])])
+async def test_a_publish_with_little_time_left_is_sent_alone(ago: float, verbs: list[str]) -> None:
+    groups = Groups(timeout=30.0)
+    await groups.connect()
+    assert await groups.publish(*_messages(b"a", b"b"), ago=ago) == verbs
+
+
+@pytest.mark.parametrize("hindrance", ["route", "no connection", "unusable", "rests", "traced", "no leader"])
+async def test_without_a_ready_connection_each_is_sent_alone(hindrance: str) -> None:
+    groups = Groups(timeout=0.2)
+    messages = _messages(b"a", b"b")
+    if hindrance != "no connection":
+        connection = await groups.connect()
+        connection.usable = hindrance != "unusable"
+    if hindrance == "route":
+        groups.bench.routes.known = False
+    elif hindrance == "rests":
+        groups.target.rest_until = module._clock() + 100.0
+    elif hindrance == "traced":
+        messages[0] = OutgoingMessage(b"a", trace_id=5)
+    elif hindrance == "no leader":
+        del groups.bench.routes.leaders[1]
+        groups.bench.routes.renewed()
+    verbs = await groups.publish(*messages)
+    if hindrance == "no leader":
+        assert (verbs, groups.kinds()) == ([], [PublishFailed] * 2)
+    elif hindrance == "traced":
+        assert verbs == ["PUB_TRACE", "PUB"]
+        assert groups.kinds() == [DeliveryUnknown, Receipt], "the connection of the test responds without a trace"
+    else:
+        assert (verbs, groups.kinds()) == (["PUB", "PUB"], [Receipt] * 2)
+
+
+async def test_a_batch_ends_before_a_publish_that_cannot_join_it() -> None:
+    groups = Groups(max_message_size=1000)
+    await groups.connect()
+    invalid = OutgoingMessage(b"c" * 1001)
+    assert await groups.publish(*_messages(b"a", b"b"), invalid, *_messages(b"d")) == ["MPUB", "PUB"]
+    assert groups.kinds() == [Receipt, Receipt, InvalidBody, Receipt]
+    groups.outcomes.clear()
+    assert await groups.publish(invalid, *_messages(b"d", b"e")) == ["MPUB"]
+    assert groups.kinds() == [InvalidBody, Receipt, Receipt]
+
+
+@pytest.mark.parametrize(
+    ("failure", "verbs", "kinds", "counts"),
+    [
+        (PubRefused("E_PUB_FAILED"), ["MPUB", "PUB", "PUB"], [Receipt] * 2, (2, 0, 0, 2)),
+        (ConnectionLost("lost"), ["MPUB"], [DeliveryUnknown] * 2, (0, 0, 2, 0)),
+        (BadMessage("E_BAD_MESSAGE"), ["MPUB", "PUB", "PUB"], [Receipt] * 2, (2, 0, 0, 0)),
+    ],
+)
+async def test_a_failure_of_a_batch_counts_as_an_attempt_of_each_unless_it_is_about_the_batch(
+    failure: NsqError, verbs: list[str], kinds: list[type], counts: tuple[int, ...]
+) -> None:
+    groups = Groups(failure, _OK, on_unknown="raise")
+    await groups.connect()
+    assert await groups.publish(*_messages(b"a", b"b")) == verbs
+    assert (groups.kinds(), groups.bench.counts) == (kinds, counts)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+async def test_a_batch_of_unknown_outcome_is_settled_as_one(stored: bool) -> None:
+    groups = Groups(ConnectionLost("lost"), _OK, on_unknown="raise")
+    receipt = groups.target.receipt
+    settling = Settling([receipt] * 2 if stored else None)
+    groups.bench.sender.settler = cast("Any", settling)
+    await groups.connect()
+    assert await groups.publish(*_messages(b"a", b"b")) == ["MPUB"] * (1 if stored else 2)
+    assert (groups.kinds(), settling.answers) == ([Receipt] * 2, [])
+    assert groups.bench.counts[:3] == (2, 0, 0)
+
+
+async def test_a_refusal_of_a_batch_that_could_be_settled_is_certain() -> None:
+    groups = Groups(PubRefused("E_PUB_FAILED"), _OK, on_unknown="raise")
+    settling = Settling()
+    groups.bench.sender.settler = cast("Any", settling)
+    await groups.connect()
+    assert await groups.publish(*_messages(b"a", b"b")) == ["MPUB", "PUB", "PUB"]
+    assert groups.kinds() == [Receipt] * 2
+
+
+async def test_the_outcomes_of_a_batch_are_errors_of_their_own() -> None:
+    groups = Groups(ConnectionLost("lost"), on_unknown="raise")
+    unknown = DeliveryUnknown("it stays unknown")
+    settling = Settling()
+    groups.bench.sender.settler = cast("Any", settling)
+
+    async def settle(request: Any, error: DeliveryUnknown) -> None:
+        raise unknown
+
+    settling.settle = settle  # type: ignore[method-assign]
+    await groups.connect()
+    await groups.publish(*_messages(b"a", b"b"))
+    assert [str(error) for error in groups.outcomes.values()] == [str(unknown)] * 2
+    assert len({id(error) for error in groups.outcomes.values()}) == 2
+
+
+async def test_a_producer_that_closes_sends_no_batch() -> None:
+    groups = Groups()
+    await groups.connect()
+    groups.closed = True
+    assert await groups.publish(*_messages(b"a", b"b", b"c")) == []
+    assert groups.kinds() == [InvalidState, PublishFailed, PublishFailed]
+    assert "not sent: the producer was closed" in str(groups.outcomes[b"b"])
+
+
+async def test_a_batch_that_is_cut_off_is_unknown_for_each() -> None:
+    groups = Groups()
+    await groups.connect()
+    assert groups.lock.try_enter(_KEY)
+    async with anyio.create_task_group() as callers, anyio.create_task_group() as producer:
+        held = anyio.Event()
+        groups.bench.connections.hold = held
+        keyed = KeyGroups(groups.bench.sender, groups.lock, producer.start_soon)
+        for message in _messages(b"a", b"b"):
+            callers.start_soon(groups._publish, keyed, message, module._clock())
+            await anyio.wait_all_tasks_blocked()
+        groups.lock.leave(_KEY)
+        await anyio.wait_all_tasks_blocked()
+        producer.cancel_scope.cancel()
+    assert groups.kinds() == [DeliveryUnknown] * 2
+    assert len(groups.lock) == 0

@@ -525,6 +525,31 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "number + 1",
         "found.size = max(mean, found.size + (mean - found.size) / 16)",
     ): "the weight of a message in the average is chosen",
+    (
+        "client/producer/settling.py",
+        "number + 1",
+        "self._next = 0",
+    ): "it is set before it is read",
+    (
+        "client/producer/settling.py",
+        "number + 1",
+        "self._end = 0",
+    ): "it is set before it is read",
+    (
+        "client/producer/settling.py",
+        "Lt to LtE",
+        "if self._end < self._next:",
+    ): "at the end the search is complete, and its error is dropped",
+    (
+        "client/producer/http_connection.py",
+        "left out",
+        "del breaks",
+    ): "the name is not used",
+    (
+        "client/producer/delay.py",
+        "number + 1",
+        "identity=os.urandom(16).hex() if identity is None else check_identity(identity),",
+    ): "the length of a random identity is chosen",
 }
 """Module, operator and line of code -> why nothing differs."""
 

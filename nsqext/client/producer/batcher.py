@@ -124,7 +124,6 @@ class Batcher:
         Cancellation ends the wait, not the publishing.
         """
         self._open = False
-        self._work.wake()
         await self._settled(self._taken)
 
     # Adding messages
@@ -247,7 +246,6 @@ class Batcher:
         limits = self._limits
         return bool(self._queue) and (
             self._flushing > 0
-            or not self._open
             or len(self._queue) >= limits.max_count
             or self._bytes >= limits.max_bytes
         )

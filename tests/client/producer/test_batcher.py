@@ -196,6 +196,41 @@ async def test_failures_that_are_not_read_stop_add() -> None:
         assert len(batcher.take_failed()) == 3
 
 
+async def test_failures_that_are_read_make_room() -> None:
+    publisher = _Publisher()
+    publisher.failing = PublishFailed("no leader")
+    async with _batcher(publisher, BatcherLimits(linger=0, max_count=1, max_pending=3)) as batcher:
+        for _ in range(2):
+            await batcher.add(b"failed")
+        await until(lambda: batcher.pending == 0)
+        publisher.gate = anyio.Event()
+        await batcher.add(b"flying")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(batcher.add, b"waits")
+            await anyio.wait_all_tasks_blocked()
+            assert batcher.pending == 1
+            assert len(batcher.take_failed()) == 2
+        assert batcher.pending == 2
+        publisher.failing = None
+        publisher.gate.set()
+
+
+async def test_a_batcher_accepts_messages_while_it_is_open() -> None:
+    publisher, lock = _Publisher(), KeyLock()
+    async with anyio.create_task_group() as tasks:
+        batcher = Batcher(publisher.publish, lock, ProducerOptions(), tasks.start_soon, "t", BatcherLimits(linger=0))
+        with pytest.raises(InvalidState, match="the batcher is not open"):
+            await batcher.add(b"early")
+        async with batcher:
+            await batcher.add(OutgoingMessage(b"x", key="k"))
+        for publish in (batcher.add, batcher.publish):
+            with pytest.raises(InvalidState, match="the batcher is not open"):
+                await publish(b"late")
+        with pytest.raises(InvalidState, match="opened once"):
+            await batcher.__aenter__()
+    assert (publisher.batches, batcher._turns, lock._rows) == ([[b"x"]], {}, {}), "its keys take no memory"
+
+
 async def test_an_invalid_message_is_refused_alone() -> None:
     publisher = _Publisher()
     async with _batcher(publisher, BatcherLimits(linger=0)) as batcher:
@@ -242,6 +277,7 @@ async def test_publishes_cut_off_by_closing_are_reported() -> None:
             users.start_soon(publish)
             await until(lambda: batcher.pending == 2 and publisher.batches)
             tasks.cancel_scope.cancel()
+        assert batcher.pending == 0
         with pytest.raises(InvalidState):
             await batcher.add(b"x")
         with pytest.raises(InvalidState):
@@ -326,6 +362,11 @@ async def test_a_message_whose_key_stays_in_use_fails_alone() -> None:
         with pytest.raises(BatchFailed, match="earlier publishes"):
             await batcher.flush()
         assert [message for message, _ in batcher.take_failed()] == [OutgoingMessage(b"x" * 90, key="k")]
+        for body in (b"1", b"2"):
+            await batcher.add(OutgoingMessage(body, key="k"))
+        with pytest.raises(BatchFailed):
+            await batcher.flush()
+        assert len(batcher.take_failed()) == 2
         await batcher.add(b"y" * 90)
         await anyio.wait_all_tasks_blocked()
         assert publisher.batches == [], "the size of the message that failed does not count any more"
@@ -390,6 +431,17 @@ async def test_a_message_that_another_check_refuses_fails_without_the_others() -
         assert batcher.take_failed() == [(b"2", refused)]
         assert batcher.pending == 0
     assert publisher.batches == [[b"1", b"3"]]
+
+
+async def test_a_refusal_that_names_no_message_is_one_of_all() -> None:
+    publisher, refused = _Publisher(), InvalidBody("no such topic")
+    publisher.failing = refused
+    async with _batcher(publisher, BatcherLimits(linger=60)) as batcher:
+        for body in (b"1", b"2"):
+            await batcher.add(body)
+        with pytest.raises(BatchFailed):
+            await batcher.flush()
+        assert batcher.take_failed() == [(b"1", refused), (b"2", refused)]
 
 
 def test_a_batcher_needs_an_open_producer() -> None:

@@ -51,7 +51,7 @@ class Groups:
         assert len(self.lock) == 0
         return [command.split(b" ")[0].decode() for _, command, _ in connections.commands[before:]]
 
-    def _start(self, start_soon: Callable[..., None]) -> Callable[..., None]:
+    def _start(self, start_soon: Callable[..., object]) -> Callable[..., None]:
         def start(*task: Any) -> None:
             if self.closed:
                 raise InvalidState("the producer is closed")
@@ -176,7 +176,7 @@ async def test_the_outcomes_of_a_batch_are_errors_of_their_own() -> None:
     async def settle(request: Any, error: DeliveryUnknown) -> None:
         raise unknown
 
-    settling.settle = settle  # type: ignore[method-assign]
+    settling.settle = settle  # type: ignore[assignment, method-assign]
     await groups.connect()
     await groups.publish(*_messages(b"a", b"b"))
     assert [str(error) for error in groups.outcomes.values()] == [str(unknown)] * 2

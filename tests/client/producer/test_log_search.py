@@ -122,7 +122,8 @@ class Reading(FakeConnection):
         while frames and not self.ended:
             self.on_messages(frames[:2])
             del frames[:2]
-            await anyio.lowlevel.checkpoint()
+            if frames:
+                await anyio.lowlevel.checkpoint()
         if self._log.endings and not self.ended:
             ending = self._log.endings.pop(0)
             if isinstance(ending, NsqError):
@@ -151,7 +152,8 @@ def _log(records: int, begin: int = 0) -> Log:
     return log
 
 
-async def test_messages_are_found_behind_the_last_known_record() -> None:
+async def test_messages_are_found_behind_the_last_known_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_TICK", 3600.0)
     log = _log(7)
     search = await log.search(3, 4, 6)
     assert search.found == {40: log.receipt(4), 60: log.receipt(6)}
@@ -286,7 +288,10 @@ async def test_a_channel_that_stands_still_is_opened_again() -> None:
 
 
 @pytest.mark.parametrize("ending", [ConnectionLost("lost"), b"no message"])
-async def test_a_connection_that_ends_too_early_is_replaced(ending: NsqError | bytes) -> None:
+async def test_a_connection_that_ends_too_early_is_replaced_at_once(
+    ending: NsqError | bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_TICK", 3600.0)
     log = _log(4)
     log.numbers.remove(4)
     log.endings = [ending]

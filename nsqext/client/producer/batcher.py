@@ -245,9 +245,7 @@ class Batcher:
     def _due(self) -> bool:
         limits = self._limits
         return bool(self._queue) and (
-            self._flushing > 0
-            or len(self._queue) >= limits.max_count
-            or self._bytes >= limits.max_bytes
+            self._flushing > 0 or len(self._queue) >= limits.max_count or self._bytes >= limits.max_bytes
         )
 
     async def _run(self) -> None:

@@ -1,0 +1,197 @@
+"""The state of a partition on disk, beside its queue."""
+
+from __future__ import annotations
+
+import errno
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nsqext.broker.engine.storage.partition_store import ChannelState, PartitionStore, StoredPartition
+from nsqext.broker.engine.storage.segments import DiskOptions
+from tests.broker.engine.storage.test_log import gapped
+from tests.support.engine_partition import Bench
+
+if TYPE_CHECKING:
+    from nsqext.broker.engine.storage.delayed_queue import Delayed
+    from nsqext.broker.engine.storage.log import Log
+
+STATE, COPY, JOURNAL = "orders-0.channels.json", "orders-0.channels.json.copy", "orders-0.delayed.jsonl"
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def opened(path: Path) -> tuple[PartitionStore, StoredPartition | None, Log]:
+    store = PartitionStore(path, "orders", 0, DiskOptions())
+    state = store.load()
+    return store, state, store.open_log(state, 1 << 20, 1 << 20)
+
+
+def stored(path: Path, *delayed: int) -> Path:
+    """Store three messages and two channels, one of which has delayed messages; return the folder."""
+    bench = Bench(data_path=path)
+    bench.channel("other")
+    consumer = bench.consume(ready=5)
+    bench.publish("m0", "m1", "m2")
+    for number in delayed:
+        bench.channel().requeue(consumer, number, 1200)
+    bench.partition.close()
+    return path / "orders"
+
+
+@pytest.mark.parametrize("name", [STATE, COPY])
+@pytest.mark.parametrize("damage", [None, b"{"])
+def test_one_of_two_files_is_lost(
+    tmp_path: Path, name: str, damage: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = stored(tmp_path) / name
+    path.unlink()
+    if damage:
+        path.write_bytes(damage)
+    store, state, log = opened(tmp_path)
+    kept = f"{name}.damaged" if damage else name
+    assert state is not None
+    assert [channel.name for channel in state.channels] == ["other", "ch"]
+    assert (store.store.recovery.damaged_files, store.dirty, log.end_count) == ([kept], True, 3)
+    assert "channels are read from its copy" in caplog.text
+    assert not path.exists()
+    assert (path.parent / kept).exists() == bool(damage)
+    store.save(state)
+    assert (path.exists(), store.dirty) == (True, False)
+    store.close()
+    store, _, _ = opened(tmp_path)
+    assert (store.store.recovery.is_damaged, store.dirty) == (False, False)
+    store.close()
+
+
+def test_two_lost_files_are_reported_if_there_are_messages(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store, state, log = opened(tmp_path)
+    assert (state, log.end_count, store.store.recovery.is_damaged, caplog.text) == (None, 0, False, "")
+    store.close()
+    folder = stored(tmp_path)
+    for name in (STATE, COPY):
+        (folder / name).unlink()
+    store, state, log = opened(tmp_path)
+    assert (state, log.end_count, store.store.recovery.damaged_files) == (None, 3, [STATE, COPY])
+    assert "the channels of 3 messages are unknown" in caplog.text
+    store.close()
+
+
+def test_positions_of_channels_are_numbered_again(caplog: pytest.LogCaptureFixture) -> None:
+    log = gapped()
+    before, behind = log.find_count(5), log.find_count(9)
+    log.trim(log.find_count(2))
+    channels = [ChannelState("a", 0, 0), ChannelState("b", before - 1, 9), ChannelState("c", log.end_offset, 99)]
+    channels[1].intervals = [(behind - 30, behind, 77), (log.end_offset - 1, log.end_offset, 78)]
+    StoredPartition("orders", 0, channels=channels).renumber(log)
+    assert [(channel.offset, channel.count) for channel in channels] == [
+        (log.start_offset, 2),
+        (before, 7),
+        (log.end_offset, 14),
+    ]
+    assert channels[1].intervals == [(behind - 30, behind, 10), (log.end_offset - 1, log.end_offset, 14)]
+    assert f"{log.start_offset} bytes of unfinished messages are lost" in caplog.text
+    assert "channel b" not in caplog.text
+
+
+@pytest.mark.parametrize(("torn", "left"), [(b"", 0), (b"{torn", 5)])
+def test_a_torn_line_of_the_journal_is_no_damage(tmp_path: Path, torn: bytes, left: int) -> None:
+    folder = stored(tmp_path, 2, 3)
+    with (folder / JOURNAL).open("ab") as journal:
+        journal.write(torn)
+    recovery = Bench(data_path=tmp_path).partition.recovery
+    assert recovery is not None
+    assert (recovery.torn_file, recovery.torn_bytes, recovery.is_damaged) == (JOURNAL if torn else "", left, False)
+
+
+def test_the_torn_file_of_messages_is_named_first(tmp_path: Path) -> None:
+    folder = stored(tmp_path, 2)
+    for name, torn in ((JOURNAL, b"{torn"), ("orders-0.diskqueue.000000.dat", b"xyz")):
+        with (folder / name).open("ab") as file:
+            file.write(torn)
+    recovery = Bench(data_path=tmp_path).partition.recovery
+    assert recovery is not None
+    assert (recovery.torn_file, recovery.torn_bytes) == ("orders-0.diskqueue.000000.dat", 3)
+
+
+@pytest.mark.parametrize(("delayed", "lost"), [((), []), ((2, 3), [JOURNAL])])
+def test_a_missing_journal_is_a_loss_if_it_had_messages(
+    tmp_path: Path, delayed: tuple[int, ...], lost: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    (stored(tmp_path, *delayed) / JOURNAL).unlink(missing_ok=True)
+    recovery = Bench(data_path=tmp_path).partition.recovery
+    assert recovery is not None
+    assert (recovery.damaged_files, recovery.lost_messages) == (lost, len(delayed))
+    assert ("by channel: {'ch': 2}" in caplog.text) == bool(lost)
+
+
+def test_a_damaged_journal_is_named(tmp_path: Path) -> None:
+    journal = stored(tmp_path, 2, 3) / JOURNAL
+    journal.write_bytes(b"x" + journal.read_bytes())
+    recovery = Bench(data_path=tmp_path).partition.recovery
+    assert recovery is not None
+    assert recovery.damaged_files == [f"{JOURNAL}.damaged"]
+    again = Bench(data_path=tmp_path).partition.recovery
+    assert again is not None
+    assert not again.is_damaged
+
+
+def test_a_journal_that_cannot_be_compacted_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = stored(tmp_path, 2) / JOURNAL
+    data = journal.read_bytes()
+    store, state, _ = opened(tmp_path)
+    assert state is not None
+    store.load_delayed(state)
+    asked: list[str] = []
+
+    def held() -> list[tuple[str, list[Delayed]]]:
+        asked.append("ch")
+        return []
+
+    with monkeypatch.context() as patch:
+        patch.setattr("nsqext.broker.engine.storage.delayed_queue.write_atomically", refuse)
+        store.compact(held)
+        assert asked == []
+        patch.setattr("nsqext.broker.engine.storage.delayed_queue._OVERGROWN", 0)
+        for _ in range(5):
+            store.journal.put("ch", store.journal.load()["ch"][2])
+        store.compact(held)
+    assert (asked, "the journal cannot be compacted" in caplog.text) == (["ch"], True)
+    assert journal.read_bytes().startswith(data)
+    store.close()
+
+
+def test_the_state_is_written_with_each_interval_if_it_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored(tmp_path)
+    store, state, _ = opened(tmp_path)
+    assert state is not None
+    assert (store.begin_interval(100.0), store.next_deadline) == (False, inf)
+    store.dirty = True
+    assert (store.begin_interval(100.4), store.next_deadline) == (False, 100.5)
+    assert (store.begin_interval(100.5), store.next_deadline) == (True, 101.0)
+    with monkeypatch.context() as patch:
+        patch.setattr("nsqext.broker.engine.storage.partition_store.write_atomically", refuse)
+        store.save(state)
+    assert (store.dirty, "No space left" in caplog.text) == (True, True)
+    store.save(state)
+    assert (store.dirty, store.next_deadline) == (False, inf)
+    store.close()
+
+
+def test_only_the_files_of_a_partition_are_removed(tmp_path: Path) -> None:
+    folder = stored(tmp_path, 2)
+    other = Bench(data_path=tmp_path, number=1).partition
+    store, _, _ = opened(tmp_path)
+    store.destroy()
+    assert {path.name.split(".")[0] for path in folder.iterdir()} == {"orders-1"}
+    other.close(destroy=True)
+    assert not folder.exists()
+    store.destroy()

@@ -20,6 +20,7 @@ ROOMS = {
         "tests/client/test_trace_log.py",
         "tests/app/test_typed.py",
         "tests/contract/test_key_tags.py",
+        "tests/contract/test_order_after_reconnect.py",
         "tests/observability/test_observers.py",
         "tests/property/test_bodies.py",
         "tests/test_settings.py",

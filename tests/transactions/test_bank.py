@@ -61,4 +61,9 @@ async def test_every_transfer_is_applied_once_although_processes_and_leaders_are
             tasks.cancel_scope.cancel()
     assert await run.faults() == []
     assert run.deaths.total() > _KILLS // 2
+    run.made += 1
+    assert [fault.partition(" once")[0] for fault in await run.faults()] == [
+        "1 transfers are not applied",
+        "1 transfers are not confirmed",
+    ], "a transfer that is missing is found"
     await run.close()

@@ -116,13 +116,11 @@ class Producer:
         self._batch_calls = 0
         self._batchers: WeakSet[Batcher] = WeakSet()
         self._joined = False
-        self._plain_size = min(
-            0 if settles else self._options.max_message_size - 1,
-            self._options.compression_min - 1 if compresses(self._options.compression) else 1 << 62,
-        )
-        """Largest body that is never compressed and fits into any topic: logs of extend topics need one more byte; 0
-        where every message needs a trace id.
-        """
+        largest = self._options.max_message_size - 1  # logs of extend topics need one more byte
+        if compresses(self._options.compression):
+            largest = min(largest, self._options.compression_min - 1)
+        self._plain_size = 0 if settles else largest
+        """Largest body that is never compressed and fits into any topic; 0 where every message needs a trace id."""
         around = check_middleware(middleware)
         self._around = send_with(around, self._send)  # publishes through the middleware; None without any
         for one in around:

@@ -6,6 +6,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -302,7 +303,6 @@ class RouteTable:
             self._provisional[topic] = (provisional, _clock() + _PROVISIONAL)
             return provisional
         self._answered = True
-        self._provisional.pop(topic, None)
         return found
 
     async def _any_nodes(self, topic: str) -> PartitionMap | None:
@@ -383,10 +383,8 @@ class RouteTable:
         """Look the topic up in the background, unless a lookup is running."""
         if topic not in self._refreshing and self.tasks is not None:
             self._refreshing.add(topic)
-            try:
+            with suppress(InvalidState):  # the producer has closed: the caller reports its own outcome
                 self.tasks.start_soon(self._refresh, topic, view, partition)
-            except InvalidState:
-                self._refreshing.discard(topic)  # the producer has closed: the caller reports its own outcome
 
     async def _refresh(self, topic: str, view: PartitionMap, partition: int | None) -> None:
         try:

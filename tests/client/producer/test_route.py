@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -15,6 +16,7 @@ from nsqext.client.producer import route as module
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.route import Route, RouteTable, Target
+from nsqext.client.tasks import BackgroundTasks
 from nsqext.errors import ConnectionFailed, InvalidPartition, InvalidSetting, PartitionUnavailable
 from nsqext.lookup.metadata import MetadataCache
 from nsqext.lookup.partition_map import PartitionMap
@@ -22,7 +24,7 @@ from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address, TopicMeta
 
 if TYPE_CHECKING:
-    from nsqext.client.tasks import BackgroundTasks
+    from nsqext.transport.connection import Connection
 
 
 def _node(number: int) -> Address:
@@ -74,6 +76,23 @@ def test_another_partition_of_the_node_is_tried_next() -> None:
         assert sorted(target.partition for target in tried) == [0, 1, 2]
 
 
+def test_a_partition_that_was_tried_is_tried_again_after_the_others_of_its_node() -> None:
+    route = _route({0: 1, 1: 1, 2: 1})
+    for partition in range(3):
+        found = {route.any([route.at(partition)]).partition for _ in range(6)}
+        assert found == {0, 1, 2} - {partition}
+
+
+@pytest.mark.parametrize("least_pending", [False, True])
+def test_requests_that_are_pending_matter_where_that_is_chosen(least_pending: bool) -> None:
+    leaders = {0: _node(1), 1: _node(2)}
+    view = PartitionMap("t", meta=TopicMeta(partition_num=2), leaders=leaders)
+    pool = ConnectionPool(ConnectionOptions(), ClientEvents())
+    route = Route("t", view, pool, least_pending=least_pending)
+    route.at(0).node.connection = cast("Connection", SimpleNamespace(in_flight=5))
+    assert {route.next().partition for _ in range(4)} == ({1} if least_pending else {0, 1})
+
+
 class Started:
     """Background tasks that a test runs."""
 
@@ -83,6 +102,9 @@ class Started:
     def start_soon(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
         """Record a task."""
         self.tasks.append(partial(function, *args))
+
+    async def nothing(self) -> None:
+        """Close nothing."""
 
 
 @pytest.mark.anyio
@@ -98,6 +120,11 @@ async def test_lookup_is_asked_in_the_background_once_at_a_time() -> None:
         table.refresh_soon("t", view, None)
         assert len(started.tasks) == count
         await started.tasks[-1]()
+    table.tasks = None
+    table.refresh_soon("t", view, None)  # the producer is not open
+    table.tasks = BackgroundTasks("producer", started.nothing)
+    table.refresh_soon("t", view, None)
+    assert len(started.tasks) == 3
 
 
 @pytest.fixture
@@ -141,6 +168,7 @@ def test_a_target_that_refused_is_avoided_for_a_while(monkeypatch: pytest.Monkey
     route = _route({0: 1, 1: 2})
     route.at(0).refused()
     assert {route.any().partition for _ in range(6)} == {1}
+    assert route.at(0).rest_until == 100.5
     now = 101.0
     assert {route.any().partition for _ in range(6)} == {0, 1}
     assert route.at(0).rest_until == 0.0
@@ -189,6 +217,8 @@ def test_a_partition_without_leader_exists() -> None:
         route.at(2)
     with pytest.raises(PartitionUnavailable):
         _route({}, 2).any()
+    with pytest.raises(PartitionUnavailable):
+        _route({}, 1).at(0)
 
 
 def test_keys_choose_among_all_partitions() -> None:

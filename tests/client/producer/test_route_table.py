@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
+import anyio
 import pytest
 
 from nsqext.client.events import ClientEvent, ClientEvents
@@ -14,7 +15,15 @@ from nsqext.client.producer import route as module
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.route import Route, RouteTable
-from nsqext.errors import LookupFailed, NotLookupd, NsqError, PartitionUnavailable, TopicNotFound, TopicNotReady
+from nsqext.errors import (
+    InvalidState,
+    LookupFailed,
+    NotLookupd,
+    NsqError,
+    PartitionUnavailable,
+    TopicNotFound,
+    TopicNotReady,
+)
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.lookup.responses import NodeInfo
 from nsqext.transport.options import ConnectionOptions
@@ -95,11 +104,12 @@ class Metadata:
 class Table:
     """A route table, its lookup, its connections and its events."""
 
-    def __init__(self, **options: float) -> None:
+    def __init__(self, *, has_lookup: bool = True, **options: float) -> None:
         self.events: list[ClientEvent] = []
         events = ClientEvents()
         events.add(self.events.append)
         self.metadata = Metadata()
+        self.metadata.has_lookup = has_lookup
         self.pool = ConnectionPool(ConnectionOptions(), events)
         settings = ProducerOptions(**options)  # type: ignore[arg-type]
         self.table = RouteTable(settings, cast("MetadataCache", self.metadata), self.pool, events)
@@ -148,7 +158,7 @@ async def test_nodes_are_used_for_half_a_second_for_a_topic_that_lookup_does_not
     assert {str(target.node.address) for target in route.targets} == {"n:1", "n:2"}
     clock.now += 0.49
     assert await tested.table.find("t") is route
-    assert tested.metadata.asked == ["t w", "nodes"]
+    assert (tested.metadata.asked, tested.metadata.watched) == (["t w", "nodes"], {})
     clock.now += 0.01
     await tested.table.find("t")
     assert tested.metadata.asked == ["t w", "nodes", "t w", "nodes"]
@@ -263,9 +273,9 @@ async def test_a_partition_lacks_a_channel_only_if_lookup_says_so() -> None:
 async def test_a_topic_without_a_map_and_fixed_nodes_were_not_upgraded() -> None:
     tested = Table()
     assert not await tested.table.upgraded("t")
-    tested.metadata.has_lookup = False
-    tested.metadata.views["t"] = view(extend=True)
-    assert not await tested.table.upgraded("t")
+    fixed = Table(has_lookup=False)
+    fixed.metadata.views["t"] = view(extend=True)
+    assert not await fixed.table.upgraded("t")
     assert tested.metadata.asked == []
 
 
@@ -287,6 +297,7 @@ async def test_topics_that_are_not_used_are_forgotten_with_their_nodes(
     use(tested.table.by_topic["a"])
     tested.table.forget_idle()
     assert (set(tested.table.by_topic), set(tested.metadata.watched), wanted()) == ({"a"}, {"a"}, {1})
+    assert set(tested.table._leaders) == {"a"}
     await tested.table.find("b")  # its map is still known
     assert wanted() == {1, 2}
     assert set(tested.metadata.watched) == {"a", "b"}
@@ -295,6 +306,23 @@ async def test_topics_that_are_not_used_are_forgotten_with_their_nodes(
     tested.table.forget_idle()
     tested.table.forget_idle()
     assert tested.table.by_topic == {}
+
+
+async def test_idle_topics_are_looked_for_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            raise InvalidState("it has seen enough")
+
+    tested = Table(forget_after=7.0)
+    tested.metadata.answers.append(view())
+    await tested.table.find("t")
+    monkeypatch.setattr(anyio, "sleep", sleep)
+    with pytest.raises(InvalidState):
+        await tested.table.run()
+    assert (pauses, tested.table.by_topic) == ([7.0] * 3, {})
 
 
 async def test_answers_that_are_out_of_date_are_not_kept(clock: Clock) -> None:

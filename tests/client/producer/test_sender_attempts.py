@@ -182,15 +182,20 @@ async def test_a_message_that_may_move_waits_after_some_failures() -> None:
 
 @pytest.mark.parametrize(
     ("error", "partition"),
-    [(NotLeader("E_FAILED_ON_NOT_LEADER"), 1), (ConnectionFailed("down"), 1), (TooMuchWaiting("E_PUB_TOO"), None)],
+    [
+        (NotLeader("E_FAILED_ON_NOT_LEADER"), 1),
+        (NotLeader("E_FAILED_ON_NOT_LEADER"), 0),
+        (ConnectionFailed("down"), 1),
+        (TooMuchWaiting("E_PUB_TOO"), None),
+    ],
 )
 async def test_a_chosen_partition_waits_for_lookup(error: NsqError, partition: int | None) -> None:
     bench = Bench(error, b"OK")
-    request = Batch("t", 1, [b"x"], 1)
-    await bench.publish(request)
+    number = partition or 0
+    await bench.publish(Batch("t", number, [b"x"], 1))
     asked = [one for one in bench.routes.asked if one[0] == "refresh"]
     assert asked == ([("refresh", True, partition)] if error.refresh_lookup else [])
-    assert [node for node, _, _ in bench.connections.commands] == ["n1:1", "n1:1"]
+    assert [node for node, _, _ in bench.connections.commands] == [f"n{number}:1"] * 2
     assert bench.counts == (1, 0, 0, 1)
 
 
@@ -266,7 +271,9 @@ async def test_a_partition_without_leader_says_that_it_has_no_channel() -> None:
     with pytest.raises(PublishFailed, match="the partition has no channel") as caught:
         await bench.publish(partition=1)
     assert caught.value.partition == 1
-    assert isinstance(caught.value.attempts[0], PartitionUnavailable)
+    assert [type(error) for error in caught.value.attempts[:2]] == [PartitionUnavailable] * 2
+    assert ["no channel" in error.message for error in caught.value.attempts[:2]] == [False, True]
+    assert bench.routes.asked[1] == ("lacks", 1), "lookup is asked after the first failure"
     looked = [number for number, one in enumerate(bench.routes.asked) if one == ("lacks", 1)]
     refreshed = [one for one in bench.routes.asked if one[0] == "refresh"]
     assert 1 <= len(looked) <= 1 + len(refreshed) // 6
@@ -302,6 +309,13 @@ async def test_the_time_of_a_publish_begins_with_its_call(monkeypatch: pytest.Mo
     bench = Bench(NotLeader("E_FAILED_ON_NOT_LEADER"), timeout=5.0)
     with anyio.fail_after(2), pytest.raises(PublishFailed, match="not stored within 5 s"):
         await bench.sender.publish(batch_of(2), 994.9)
+
+
+async def test_the_first_attempt_uses_the_partition_whose_turn_it_is() -> None:
+    bench = Bench(partitions=3)
+    route = bench.routes.made
+    turns = [route.next().partition for _ in range(3)]
+    assert [(await bench.publish())[0].partition for _ in range(3)] == turns
 
 
 async def test_an_attempt_that_failed_before_counts_with_the_others() -> None:

@@ -1,0 +1,176 @@
+"""What a connected producer sends at once, and what it must not: an argument that would be ignored, for example."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+from nsqext import DeliveryUnknown, Producer, Receipt
+from nsqext.errors import InvalidBody, InvalidHeader, InvalidInput, InvalidPartition, InvalidState
+from nsqext.middleware import Middleware, Publishing, SendNext
+from nsqext.protocol.frames import encode_trace_reply
+from tests.support.fake_nsqd import ScriptedNode, ok, until
+from tests.support.producers import bodies, producing
+
+pytestmark = pytest.mark.anyio
+
+
+def verbs(node: ScriptedNode) -> list[str]:
+    """Return the verbs of the commands that a node received."""
+    return [command.words[0].decode() for command in node.commands]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [
+        ({"via": "postman"}, InvalidInput),
+        ({"identity": "a"}, InvalidInput),
+        ({"delay": -1.0}, InvalidInput),
+        ({"body": bytearray(b"x")}, InvalidBody),
+        ({"body": "x"}, InvalidBody),
+        ({"body": b""}, InvalidBody),
+        ({"headers": {"a b": "c"}}, InvalidHeader),
+        ({"tag": "no tag!"}, InvalidInput),
+        ({"trace_id": -1}, InvalidInput),
+        ({"key": ""}, InvalidInput),
+        ({"key": 1.5}, InvalidInput),
+        ({"key": "k", "partition": 0}, InvalidPartition),
+    ],
+)
+async def test_an_argument_that_is_not_valid_is_refused(arguments: dict[str, Any], kind: type[InvalidInput]) -> None:
+    async with producing({}, extend=True) as (producer, (node,), _):
+        await producer.publish("t", b"x")
+        with pytest.raises(kind):
+            await producer.publish(**{"topic": "t", "body": b"y", **arguments})
+        assert bodies(node) == [b"x"]
+        assert len(producer._key_lock) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "header"),
+    [
+        ({"headers": {"a": "b"}}, '{"a":"b"}'),
+        ({"tag": "red"}, '{"##client_dispatch_tag":"red"}'),
+        ({"key": "k"}, '{"##key":"k"}'),
+        ({"delay": 0.0}, None),
+    ],
+)
+async def test_each_argument_has_its_effect(arguments: dict[str, Any], header: str | None) -> None:
+    async with producing({}, extend=True) as (producer, (node,), _):
+        for _ in range(2):
+            await producer.publish("t", b"x", **arguments)
+    expected = b"x" if header is None else len(header).to_bytes(2, "big") + header.encode() + b"x"
+    assert bodies(node, "PUB" if header is None else "PUB_EXT") == [expected] * 2
+
+
+async def test_a_trace_id_alone_is_sent() -> None:
+    reply = ok(encode_trace_reply(7, 5, 100, 31))
+    async with producing({"PUB_TRACE": reply}, extend=True) as (producer, (node,), _):
+        for _ in range(2):
+            assert (await producer.publish("t", b"x", trace_id=5)).message_id == 7
+    assert verbs(node) == ["PUB_TRACE"] * 2
+
+
+async def test_tags_of_keys_are_sent_without_a_key_as_well() -> None:
+    async with producing({}, extend=True, key_tags=16) as (producer, (node,), _):
+        for _ in range(2):
+            await producer.publish("t", b"x")
+    first, second = bodies(node, "PUB_EXT")
+    assert first == second
+
+
+async def test_middleware_is_not_passed_over() -> None:
+    seen: list[bytes] = []
+
+    class Recorder(Middleware):
+        async def publish(self, publishing: Publishing, send_next: SendNext) -> Any:
+            assert not publishing.batch
+            seen.append(publishing.messages[0].body)
+            return await send_next(publishing)
+
+    async with producing({}) as (_, (node,), lookup):
+        lookup.set_leaders({0: node}, num=1)
+        async with Producer(str(lookup), middleware=[Recorder()]) as producer:
+            for body in (b"1", b"2"):
+                assert isinstance(await producer.publish("t", body), Receipt)
+    assert seen == bodies(node) == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("body", [b"y" * 100, b"y" * 101])
+async def test_bodies_from_the_smallest_on_are_compressed(body: bytes) -> None:
+    async with producing({}, extend=True, compression="snappy", compression_min=100) as (producer, (node,), _):
+        for one in (body[:99], body[:99], body, body):
+            await producer.publish("t", one)
+    assert verbs(node) == ["PUB", "PUB", "PUB_EXT", "PUB_EXT"]
+
+
+async def test_every_message_that_may_be_looked_for_has_a_trace_id() -> None:
+    async with producing({"PUB": ok(), "PUB_TRACE": ok()}, on_unknown="settle", settle_timeout=0.01) as setup:
+        producer, (node,), _ = setup
+        for _ in range(2):
+            with pytest.raises(DeliveryUnknown):  # the response has no trace, which ends the connection
+                await producer.publish("t", b"x")
+            await producer._pool.connection(producer._pool.node(node.address))
+    assert verbs(node) == ["PUB_TRACE"] * 2
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_a_response_to_another_command_is_an_unknown_outcome(key: str | None) -> None:
+    async with producing({"PUB": [ok(), ok(b"NO")]}, on_unknown="raise") as (producer, _, _):
+        await producer.publish("t", b"x", key=key)
+        with pytest.raises(DeliveryUnknown, match="do not match"):
+            await producer.publish("t", b"y", key=key)
+        statistics = producer.statistics()
+        assert (statistics.stored, statistics.unknown, statistics.failed) == (1, 1, 0)
+        assert len(producer._key_lock) == 0
+
+
+async def test_stored_messages_and_their_bytes_are_counted() -> None:
+    async with producing({}) as (producer, (node,), _):
+        for _ in range(3):
+            await producer.publish("t", b"x")
+        assert producer.statistics().stored == 3
+        assert producer.statistics().bytes_sent == 3 * len(b"PUB t 0\n\0\0\0\1x")
+        assert len(node.commands) == 3
+
+
+@pytest.mark.parametrize("choice", ["partition", "key"])
+async def test_a_chosen_partition_does_not_take_the_turn_of_another_one(choice: str) -> None:
+    async with producing({}, {}) as (producer, _, _):
+        first = (await producer.publish("t", b"x")).partition
+        other = 1 - first
+        route = producer._routes.by_topic["t"]
+        key = next(f"k{number}" for number in range(99) if producer._partition_of(route, f"k{number}") == other)
+        arguments: dict[str, Any] = {"partition": other} if choice == "partition" else {"key": key}
+        assert (await producer.publish("t", b"x", **arguments)).partition == other, "it connects to the other node"
+        assert [(await producer.publish("t", b"x")).partition for _ in range(4)] == [other, first] * 2
+
+
+@pytest.mark.parametrize("arguments", [{}, {"key": "k"}, {"partition": 0}])
+async def test_a_topic_that_is_published_to_is_not_forgotten(arguments: dict[str, Any]) -> None:
+    async with producing({}) as (producer, _, _):
+        await producer.publish("t", b"x", **arguments)
+        producer._routes.forget_idle()
+        await producer.publish("t", b"x", **arguments)
+        producer._routes.forget_idle()
+        assert list(producer._routes.by_topic) == ["t"]
+
+
+async def test_a_producer_that_closes_accepts_no_more() -> None:
+    async with producing({"PUB": [ok(), None]}, close_timeout=0.2) as (producer, (node,), _):
+        await producer.publish("t", b"x")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_unknown, producer, b"pending")
+            await until(lambda: len(node.commands) == 2)
+            tasks.start_soon(producer.aclose)
+            await until(lambda: not producer._open)
+            with pytest.raises(InvalidState, match="closed"):
+                await producer.publish("t", b"late")
+    assert bodies(node) == [b"x", b"pending"]
+
+
+async def _unknown(producer: Producer, body: bytes) -> None:
+    with pytest.raises(DeliveryUnknown):
+        await producer.publish("t", body)

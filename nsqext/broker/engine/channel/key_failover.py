@@ -219,9 +219,8 @@ class KeySelector(TagSelector):
             if queue.queued is not client:
                 continue  # queued again meanwhile
             queue.queued = None
-            if not queue.is_deliverable or self.client_for(queue.pending[0], queue) is not client:
-                self._enqueue(queue)  # an earlier message was requeued, maybe for another client
-                continue
+            if not queue.is_deliverable:
+                continue  # an earlier message of the key was requeued with a delay; `release` queues it again
             delivery = queue.pending.popleft()
             self.waiting -= 1
             queue.in_flight.add(delivery)
@@ -230,7 +229,7 @@ class KeySelector(TagSelector):
         return None
 
     def delivered(self, delivery: Delivery) -> None:
-        """Queue the next message of the key of one that was sent."""
+        """Queue the next message of the key of one that was sent, or finished instead."""
         queue = self._queue_of(delivery)
         if queue is not None:
             self._settle(queue)
@@ -393,10 +392,7 @@ class KeyFailoverChannel(Channel):
         keys = self.keys
         while client.in_flight < client.window and (delivery := keys.next_for(client)) is not None:
             self._deliver(client, delivery)
-            if delivery.owner is client:
-                keys.delivered(delivery)
-            else:
-                keys.release(delivery)
+            keys.delivered(delivery)
             if client.stalled:  # the topic was upgraded: the keys of this client go to others
                 keys.remove(client)
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from nsqext.protocol.record import Record
 
 _MAX_NESTING = 1000
+_MAX_HEADER = 0xFFFF
+_STARS = re.compile(r"\*+")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 _OPTIONS = re2.Options()
@@ -72,7 +74,13 @@ def compile_glob(pattern: str) -> Matcher:
 
 @lru_cache(256)
 def compile_wildcard(pattern: str) -> Callable[[str], bool]:
-    """Return a function that tells whether a name with ``*`` and ``?`` matches a whole text; ``?`` is one byte."""
+    """Return a function that tells whether a name with ``*`` and ``?`` matches a whole text; ``?`` is one byte.
+
+    A pattern that needs more bytes than a header has matches no text; RE2 would refuse the largest of them.
+    """
+    pattern = _STARS.sub("*", pattern)
+    if len(_bytes(pattern)) - pattern.count("*") > _MAX_HEADER:
+        return lambda text: False
     source = "".join({"*": ".*", "?": "."}.get(char) or re2.escape(char) for char in pattern)
     expression = re2.compile(b"(?s)" + _bytes(source), _BYTES_OPTIONS)
     return lambda text: expression.fullmatch(_bytes(text)) is not None
@@ -202,12 +210,12 @@ def _several(relation: str, pairs: list[Mapping[str, Any]]) -> _Test | None:
 
 
 def text_at(path: str, header: bytes) -> str | None:
-    """Return the text at a path in a header; None if the value is missing or not a text."""
+    """Return the text at a path in a header; None if the value is missing, nested too deeply or not a text."""
     try:
         document = json.loads(header.decode("utf-8", "surrogateescape"), object_pairs_hook=Members, strict=False)
+        found = _find([document], path[2:]) if path.startswith("..") else _find(document, path)
     except (ValueError, RecursionError):
         return None
-    found = _find([document], path[2:]) if path.startswith("..") else _find(document, path)
     return found if isinstance(found, str) else None
 
 

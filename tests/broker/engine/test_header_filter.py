@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from nsqext.broker.engine.header_filter import compile_filter
+from nsqext.broker.engine.header_filter import compile_filter, text_at
 from nsqext.protocol.messages import EXT_JSON
 from nsqext.protocol.record import Record
 
@@ -84,3 +84,22 @@ def test_an_unreadable_header_matches_like_an_empty_one() -> None:
     test = compile_filter({"type": 2, "filter_ext_key": "k1", "filter_data": "^$"})
     assert test is not None
     assert test(Record(0, 0, 0, b"", EXT_JSON, b"{"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [("?" * 0x10000, None), ("é" * 0x8000 + "?", None), ("*" * 0x80000, "v"), ("k" * 0xFFFF + "*", "w")],
+    ids=["characters", "bytes", "stars", "longest"],
+)
+def test_a_name_with_wildcards_that_is_longer_than_any_header_matches_none(pattern: str, found: str | None) -> None:
+    """RE2 refuses very long ones, which was raised while a message was delivered."""
+    header = b'{"k":"v","%s":"w","%s":"x"}' % (b"k" * 0xFFFF, b"k" * 0x10000)
+    assert text_at(pattern, header) == found
+
+
+def test_values_nested_too_deeply_are_not_found() -> None:
+    """The search for a path needs more of the stack than reading the header, and raised an error at some depths."""
+    for depth in range(999, 0, -1):
+        if text_at(".".join("*" * depth), b'{"a":' * depth + b'"x"' + b"}" * depth) is not None:
+            break
+    assert depth > 500

@@ -205,8 +205,7 @@ class Cursor:
 
         A new leader starts so. The real server does the same: finished messages are redelivered.
         """
-        waits_for_finish = self.in_flight.table or self.requeued or self._overflow
-        if waits_for_finish or self.count != self.acked.count or not self.acked.starts:
+        if self.count != self.acked.count or not self.acked.starts:
             return False
         logger.warning("%s: too many messages are finished out of order; they are delivered again", self.channel)
         self.acked.clear()

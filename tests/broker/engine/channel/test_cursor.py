@@ -62,6 +62,13 @@ def test_the_read_position_is_behind_the_message_read_ahead() -> None:
     assert (cursor.offset, cursor.count, stats.depth_timestamp, stats.in_flight_count) == (96, 3, 0, 1)
 
 
+def test_a_new_channel_is_at_the_end_of_the_queue() -> None:
+    bench = Bench()
+    bench.publish("m0", "m1")
+    cursor = bench.channel().cursor
+    assert (cursor.offset, cursor.count) == (64, 2)
+
+
 def test_a_subscription_reads_a_message_ahead() -> None:
     bench = Bench()
     bench.channel()
@@ -79,6 +86,30 @@ def test_a_move_discards_requeued_messages() -> None:
     bench.channel().set_ready(consumer, 10)
     bench.publish("new")
     assert consumer.bodies() == ["m0", "new"], "m0 was read ahead"
+
+
+@pytest.mark.parametrize("channel", ["ch", "ch#ephemeral"])
+def test_a_move_to_the_start_discards_requeued_messages(channel: str) -> None:
+    bench = Bench(random=Reversing())
+    consumer = bench.consume(ready=10, channel=channel)
+    bench.publish(*"0123456789")
+    bench.channel(channel).set_ready(consumer, 0)
+    for message in consumer.take():
+        bench.channel(channel).requeue(consumer, message.internal_id, 0)
+    bench.channel(channel).set_offset(StartPosition("virtual_queue", 0))
+    bench.channel(channel).set_ready(consumer, 10)
+    assert consumer.attempts() == [("0", 2), *((body, 1) for body in "123456789")], "0 was read ahead"
+    assert bench.channel(channel).stats().depth == 10
+
+
+def test_a_message_at_its_client_stays_there_while_the_queue_is_skipped() -> None:
+    bench = Bench()
+    consumer = bench.consume(ready=0)
+    bench.publish("read ahead", "behind")
+    bench.channel().set_skipped(True)
+    for ready in (2, 3):
+        bench.channel().set_ready(consumer, ready)
+        assert bench.channel().stats().in_flight_count == 1
 
 
 @pytest.mark.parametrize(
@@ -162,6 +193,52 @@ def test_delayed_messages_behind_the_end_of_a_cut_queue_are_lost() -> None:
     assert sorted(bench.channel().cursor.delayed.messages) == [2]
 
 
+@pytest.mark.parametrize("read_ahead", [True, False])
+def test_a_message_of_the_delayed_queue_that_was_read_ahead_is_delivered_once(read_ahead: bool) -> None:
+    bench, consumer = _filled(2, ready=1, rules=ChannelRules(delayed_threshold=10.0))
+    channel = bench.channel()
+    channel.requeue(consumer, 2, 20)
+    bench.finish(consumer, [3])
+    consumer.take()
+    channel.set_ready(consumer, 0)
+    if not read_ahead:
+        bench.publish("m2")
+    bench.wait(20)
+    channel.set_offset(StartPosition("special", -1))
+    assert channel.stats().deferred_from_delay_count == read_ahead
+    bench.wait(1)
+    channel.set_ready(consumer, 1)
+    assert consumer.attempts() == ([("m0", 2)] if read_ahead else [("m2", 1)])
+    bench.finish(consumer, [2 if read_ahead else 4])
+    assert consumer.attempts() == ([] if read_ahead else [("m0", 2)])
+
+
+def test_a_message_at_its_client_that_is_read_again_is_finished_once() -> None:
+    bench, consumer = _filled(3, ready=1)
+    channel = bench.channel()
+    channel.set_offset(StartPosition("virtual_queue", 0))
+    channel.set_ready(consumer, 9)
+    assert consumer.bodies() == ["m1", "m0", "m2"]
+    bench.finish(consumer, [2])
+    assert channel.stats().depth == 2, "m1 is at the client"
+    bench.finish(consumer, [3, 4])
+    assert channel.stats().depth == 0
+
+
+def test_a_message_that_left_the_delayed_queue_is_finished_in_the_queue_too() -> None:
+    bench, consumer = _filled(2, rules=ChannelRules(delayed_threshold=10.0))
+    channel = bench.channel()
+    channel.requeue(consumer, 2, 20)
+    channel.set_ready(consumer, 0)
+    bench.wait(20)
+    channel.empty()
+    channel.set_offset(StartPosition("virtual_queue", 0))
+    channel.set_ready(consumer, 9)
+    assert consumer.attempts() == [("m0", 2), ("m1", 1)], "m0 was read ahead"
+    bench.finish(consumer, [2, 3])
+    assert channel.stats().depth == 0
+
+
 def test_empty_removes_delayed_messages() -> None:
     bench, consumer = _filled(2, rules=ChannelRules(delayed_threshold=10.0))
     bench.channel().requeue(consumer, 2, 20)
@@ -183,6 +260,16 @@ def test_a_channel_that_becomes_ordered_delivers_again_what_was_finished_out_of_
     bench.channel().set_ordered(True)
     for counter, body in ((2, "m0"), (3, "m1"), (4, "m2")):
         assert body in consumer.bodies()
+        bench.finish(consumer, [counter])
+
+
+def test_an_ordered_channel_reads_again_if_another_message_than_the_next_is_requeued() -> None:
+    bench, consumer = _filled(4)
+    bench.finish(consumer, [3])
+    bench.channel().cursor.ordered = True
+    bench.channel().requeue(consumer, 4, 0)
+    for counter, body in ((2, "m0"), (3, "m1"), (4, "m2"), (5, "m3")):
+        assert consumer.attempts() == [(body, 1)]
         bench.finish(consumer, [counter])
 
 

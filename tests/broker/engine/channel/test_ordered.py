@@ -188,8 +188,10 @@ def test_an_acknowledged_position_inside_a_message_moves_to_a_message(caplog: py
     cursor = bench.channel().cursor
     cursor.acked.reset(7, 1)  # the log was another one when m0 was finished
     cursor.rewind(forget=True)
+    before = bench.partition.changes
     consumer = bench.consume(ready=1, ordered=True)
     assert consumer.attempts()[-1] == ("m1", 1)
+    assert bench.partition.changes == before + 2, "m0 is finished, and the position moves"
     assert [record.message for record in caplog.records] == [
         "ch: the acknowledged position 7 is not the start of a message; it moves to 32"
     ]

@@ -550,6 +550,56 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "number + 1",
         "identity=os.urandom(16).hex() if identity is None else check_identity(identity),",
     ): "the length of a random identity is chosen",
+    (
+        "client/producer/options.py",
+        "number + 1",
+        "check_key_tags(self.key_tags or 0)",
+    ): "1 is not refused either",
+    (
+        "client/producer/route.py",
+        "number + 1",
+        "self._next: int = previous._next if previous is not None else random.getrandbits(20)",
+    ): "the range of the first turn is chosen",
+    (
+        "client/producer/route.py",
+        "Gt to GtE",
+        "if self._least_pending and count > 1:",
+    ): "one target is not less busy than itself",
+    (
+        "client/producer/batch.py",
+        "number + 1",
+        "index = 0",
+    ): "it is set before it is read",
+    (
+        "client/producer/producer.py",
+        "Lt to LtE",
+        "while turns < _IDLE_TURNS:",
+    ): "the number of turns of the event loop before a producer closes is chosen",
+    (
+        "client/producer/producer.py",
+        "number + 1",
+        "turns += 1",
+    ): "the number of turns of the event loop before a producer closes is chosen",
+    (
+        "client/producer/producer.py",
+        "number + 1",
+        "largest = self._options.max_message_size - 1  # logs of extend topics need one more byte",
+    ): "speed only: a body of this size is published on the slow path",
+    (
+        "client/producer/producer.py",
+        "number + 1",
+        "largest = min(largest, self._options.compression_min - 1)",
+    ): "speed only: a body of this size is published on the slow path",
+    (
+        "client/producer/producer.py",
+        "number + 1",
+        "or not 0 < len(body) <= self._plain_size",
+    ): "speed only: a body of one byte is published on the slow path",
+    (
+        "client/producer/producer.py",
+        "number + 1",
+        "return -1",
+    ): "no partition is negative",
 }
 """Module, operator and line of code -> why nothing differs."""
 

@@ -11,7 +11,7 @@ import anyio.lowlevel
 from nsqext.client.events import ClientEvents
 from nsqext.client.producer.batch import Batch
 from nsqext.client.producer.connection_pool import ConnectionPool
-from nsqext.client.producer.options import ProducerOptions
+from nsqext.client.producer.options import ProducerOptions, TopicOptions
 from nsqext.client.producer.request import MessageRequest, OutgoingMessage, PublishRequest
 from nsqext.client.producer.route import Route
 from nsqext.client.producer.sender import Sender
@@ -75,6 +75,8 @@ class _Connection:
 class Routes:
     """The routes of one topic; what is asked of lookup is recorded."""
 
+    topic_options: TopicOptions
+
     def __init__(self, partitions: int, meta: TopicMeta | None = None) -> None:
         self.leaders = {number: Address(f"n{number}", 1) for number in range(partitions)}
         self.meta = meta or TopicMeta(partition_num=partitions)
@@ -130,6 +132,7 @@ class Bench:
         self.connections = Connections(list(outcomes) or [b"OK"])
         given = {"timeout": 30.0, "retry_wait": 0.0001, "max_retry_wait": 0.001, **settings}
         self.options = ProducerOptions(**given)
+        self.routes.topic_options = TopicOptions(self.options)
         self.sender = Sender(self.options, cast("RouteTable", self.routes), cast("ConnectionPool", self.connections))
 
     def request(self, **choice: Any) -> MessageRequest:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import example, given
@@ -14,8 +14,8 @@ from nsqext.client.producer.batch import Batch, BatchPlanner, TracedBodies, plai
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.request import encode_message
-from nsqext.client.producer.route import Route
-from nsqext.errors import InvalidInput, ProtocolError
+from nsqext.client.producer.route import Route, Target
+from nsqext.errors import ExtendNotSupported, InvalidInput, ProtocolError
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.protocol.client.commands import LARGE, LargeCommand, multi, multi_ext, multi_trace, sized
 from nsqext.protocol.frames import encode_trace_reply
@@ -52,6 +52,7 @@ def test_a_batch_command_is_line_size_and_body(items: list[bytes]) -> None:
 @example([245] * 4)  # 1000 bytes
 @example([1] * 8)
 @example([1] * 9)
+@example([200] * 8)
 def test_only_values_that_servers_accept_use_the_fast_path(sizes: list[int]) -> None:
     bodies = [b"x" * size for size in sizes]
     target = _route().at(0)
@@ -116,6 +117,12 @@ def test_messages_stored_together_have_consecutive_places() -> None:
     assert receipts[1].offset != 500 + first
 
 
+def test_two_bodies_that_are_too_large_for_one_batch_are_two() -> None:
+    batches = plain_batches(_route(), None, [b"x" * 200] * 2, ProducerOptions(max_batch_size=300))
+    assert batches is not None
+    assert [list(batch.indexes) for batch in batches] == [[0], [1]]
+
+
 def test_a_body_larger_than_a_batch_fails_alone() -> None:
     assert plain_batches(_route(), None, [b"x" * 300], ProducerOptions(max_batch_size=300)) is None
 
@@ -173,6 +180,7 @@ def test_large_bodies_of_a_batch_are_not_copied(sizes: tuple[int, ...]) -> None:
 
 
 @given(traced_lists)
+@example([(b"x", 0), (b"y", 2**64 - 1)])
 def test_columns_of_bodies_and_trace_ids_are_published_as_the_messages_are(items: list[tuple[bytes, int]]) -> None:
     messages = TracedBodies([body for body, _ in items], [trace for _, trace in items])
     assert list(messages) == [OutgoingMessage(body, trace_id=trace) for body, trace in items]
@@ -209,6 +217,87 @@ def test_a_batch_may_be_as_large_as_its_limits(spare: int, count: int, has_room:
     batch = Batch("t", 0)
     batch.add(0, b"x" * 10, b"", None)
     assert batch.has_room(b"x" * 10, b"", 5, options) is has_room
+
+
+_PLAIN, _HEADED, _TRACED = (b"", None), (b'{"a":"b"}', None), (b"", 5)
+
+
+@pytest.mark.parametrize("before", [_PLAIN, _HEADED, _TRACED])
+@pytest.mark.parametrize("after", [_PLAIN, _HEADED, _TRACED])
+@pytest.mark.parametrize("transport", ["tcp", "http"])
+def test_batches_over_http_have_bodies_only(
+    before: tuple[bytes, int | None], after: tuple[bytes, int | None], transport: Literal["tcp", "http"]
+) -> None:
+    options, batch = ProducerOptions(transport=transport), Batch("t", 0)
+    assert batch.has_room(b"x", *before, options)
+    batch.add(0, b"x", *before)
+    assert batch.has_room(b"x", *after, options) is (transport == "tcp" or before == after == _PLAIN)
+
+
+def test_columns_of_bodies_and_trace_ids_need_tcp_and_a_redesigned_server() -> None:
+    messages = TracedBodies([b"x", b"y"], [1, 2])
+    assert plain_batches(_route(), None, messages, _OPTIONS) is not None
+    assert plain_batches(_route(), None, messages, ProducerOptions(transport="http")) is None
+    original = Route(
+        "t", PartitionMap("t", nodes=(Address("n", 1),)), ConnectionPool(ConnectionOptions(), ClientEvents())
+    )
+    assert plain_batches(original, None, messages, _OPTIONS) is None
+
+
+def test_the_command_and_the_receipts_of_messages_with_and_without_a_trace_id() -> None:
+    target, batch = _route(extend=True).at(0), Batch("t", 0)
+    batch.add(0, b"a", b"", None)
+    assert batch.command(target) == multi(b"MPUB t 0\n", [b"a"])
+    batch.add(1, b"b", b"", 5)
+    assert batch.command(target) == multi_trace(b"MPUB_TRACE t 0\n", [0, 5], [b"a", b"b"])
+    plain, traced = batch.receipts(target, b"OK")
+    assert (plain, traced.trace_id) == (target.receipt, 5)
+    size = raw_size(1, 0, extend=True)
+    stored = batch.receipts(target, encode_trace_reply(9, 0, 500, 2 * size))
+    assert [(one.trace_id, one.offset) for one in stored] == [(0, 500), (5, 500 + size)]
+    odd = batch.receipts(target, encode_trace_reply(9, 0, 500, 7))
+    assert [(one.trace_id, one.offset) for one in odd] == [(0, 500), (5, None)]
+    batch.add(2, b"c", b'{"a":"b"}', None)
+    headers = [b"", b'{"##trace_id":"5"}', b'{"a":"b"}']
+    assert batch.command(target) == multi_ext(b"MPUB_EXT t 0\n", headers, [b"a", b"b", b"c"])
+    with pytest.raises(ProtocolError):
+        batch.receipts(target, encode_trace_reply(9, 0, 500, 3 * size))
+
+
+@pytest.mark.parametrize(("header", "what"), [(b'{"a":"b"}', "headers and tags"), (b"", "trace ids")])
+def test_a_batch_that_the_original_nsq_does_not_understand_is_not_sent(header: bytes, what: str) -> None:
+    node = ConnectionPool(ConnectionOptions(), ClientEvents()).node(Address("n", 1))
+    batch = Batch("t", None)
+    batch.add(0, b"a", header, 5)
+    with pytest.raises(ExtendNotSupported, match=what):
+        batch.command(Target("t", -1, node, TopicMeta()))
+
+
+@pytest.mark.parametrize(
+    ("extend", "key", "options", "verb"),
+    [
+        (False, b"k", _OPTIONS, b"MPUB"),
+        (True, b"k", _OPTIONS, b"MPUB_EXT"),
+        (True, None, _OPTIONS, b"MPUB"),
+        (True, None, ProducerOptions(key_tags=16), b"MPUB_EXT"),
+    ],
+)
+def test_keys_and_their_tags_are_in_headers(
+    extend: bool, key: bytes | None, options: ProducerOptions, verb: bytes
+) -> None:
+    route = _route(extend=extend)
+    planner = BatchPlanner(route, options, lambda key, partitions: 0, key, None)
+    planner.add([b"a", b"b"])
+    ((batch,),) = planner.rows
+    assert bytes(batch.command(route.at(0))).startswith(verb + b" t 0\n")
+
+
+@pytest.mark.parametrize("member", [{"headers": {"a": "b"}}, {"tag": "red"}])
+def test_a_topic_without_headers_names_the_message_that_has_some(member: dict[str, Any]) -> None:
+    planner = BatchPlanner(_route(), _OPTIONS, lambda key, partitions: 0, None, None)
+    with pytest.raises(ExtendNotSupported, match="message 2: the topic does not accept headers") as caught:
+        planner.add([b"a", OutgoingMessage(b"b", trace_id=5), OutgoingMessage(b"c", **member)])
+    assert (caught.value.index, caught.value.topic) == (2, "t")
 
 
 @pytest.mark.parametrize(("key", "partition", "expected"), [(b"k", None, 1), (None, 0, 0), (None, None, None)])

@@ -22,9 +22,11 @@ from nsqext.client.producer.request import (
     default_trace_id,
     encode_message,
     key_bytes,
+    keys_of,
 )
 from nsqext.client.producer.route import Route, Target
 from nsqext.client.trace_log import trace_log
+from nsqext.dispatch.buckets import bucket_tag, shared_tag
 from nsqext.errors import (
     DelayNotSupported,
     ExtendNotSupported,
@@ -36,8 +38,9 @@ from nsqext.errors import (
     OperationNotSupported,
     ProtocolError,
 )
-from nsqext.errors.server import PubRefused, RecordTooLarge
+from nsqext.errors.server import LeaderLost, NotLeader, PubRefused, RecordTooLarge
 from nsqext.lookup.partition_map import PartitionMap
+from nsqext.protocol.client.body_compression import COMPRESS_HEADER
 from nsqext.protocol.frames import encode_trace_reply
 from nsqext.protocol.hashing import key_hash
 from nsqext.protocol.headers import decode_headers
@@ -245,9 +248,10 @@ def test_keys_and_partitions() -> None:
         with pytest.raises(InvalidInput, match="the key is empty"):
             key_bytes(empty)
     check_choice(None, 3)
-    for partition in (-1, 1024, True, "0"):
+    check_choice("k", None)
+    for key, partition in ((None, -1), (None, 1024), (None, True), (None, "0"), ("k", 0)):
         with pytest.raises(InvalidPartition):
-            check_choice(None, partition)
+            check_choice(key, partition)
 
 
 def test_plain_bodies_make_one_batch() -> None:
@@ -292,6 +296,15 @@ def test_batches_split_by_partition_count_and_size() -> None:
         {"on_unknown": "x"},
         {"compression": "zstd"},
         {"close_timeout": -1},
+        {"lookup_timeout": -1},
+        {"max_delay": -1},
+        {"retry_wait": 0},
+        {"max_batch_size": 0},
+        {"compression_min": -1},
+        {"key_hash": "crc32"},
+        {"key_tags": -1},
+        {"key_tags": 1025},
+        {"settle_timeout": 5.0},
         {"lookup": {"poll_interval": 5}},
     ],
 )
@@ -300,12 +313,20 @@ def test_invalid_settings_are_refused(members: dict[str, object]) -> None:
         ProducerOptions(**members)  # type: ignore[arg-type]
 
 
+def test_settings_at_their_limits_are_accepted() -> None:
+    ProducerOptions(key_tags=0, lookup_timeout=0, close_timeout=0, max_delay=0, compression_min=0)
+    assert ProducerOptions(on_unknown="settle", settle_timeout=5.0).settle_timeout == 5.0
+
+
 @pytest.mark.parametrize(("size", "own"), [(1, True), (1 + 29, True), (1 + 30, False)])
 def test_a_record_that_is_larger_than_the_message_is_one_of_another_client(size: int, own: bool) -> None:
     error = RecordTooLarge("E_PUB_FAILED", f"invalid message write size ({size}) maxMsgSize=1")
     assert error.size == size
     refined = _request().refined(error)
     assert (refined is error, type(refined)) == (own, RecordTooLarge if own else PubRefused)
+    header = len(b'{"##client_dispatch_tag":"a"}')
+    larger = RecordTooLarge("E_PUB_FAILED", f"invalid message write size ({size + header}) maxMsgSize=1")
+    assert (_request(tag="a").refined(larger) is larger) is own
 
 
 @pytest.mark.parametrize(
@@ -349,9 +370,103 @@ def test_consumers_delay_messages_of_unordered_topics_with_headers(meta: TopicMe
         request.command(target)
 
 
-def test_each_message_that_may_be_looked_for_has_a_trace_id_of_its_own() -> None:
+def test_each_message_that_may_be_looked_for_has_a_trace_id_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     options = ProducerOptions(on_unknown="settle")
-    found = {default_trace_id(options, "t", TopicMeta(1)) for _ in range(100)}
+    found = {default_trace_id(options, "t", TopicMeta(1)) or 0 for _ in range(100)}
     assert len(found) == 100
+    assert all(0 < trace < 1 << 64 for trace in found)
+    monkeypatch.setattr("os.urandom", bytes)
+    assert default_trace_id(options, "t", TopicMeta(1)) == 1, "0 is no trace id"
     with pytest.raises(OperationNotSupported):
         default_trace_id(options, "t", TopicMeta())
+    delayed = MessageRequest(options, "t", OutgoingMessage(b"x"), delay=5.0)
+    with pytest.raises(OperationNotSupported):
+        delayed.command(_target(TopicMeta()))
+
+
+def _target(meta: TopicMeta, version: str = "1.3.0") -> Target:
+    partition = 0 if meta.partition_num else -1
+    target = Target("t", partition, ConnectionPool(ConnectionOptions(), ClientEvents()).node(Address("n", 1)), meta)
+    target.node.negotiated = Negotiated(version=version)
+    return target
+
+
+@pytest.mark.parametrize(
+    ("delay", "members", "meta", "version", "expected"),
+    [
+        (0, {}, TopicMeta(), "1.3.0", b"PUB t\n"),
+        (3600, {}, TopicMeta(), "1.3.0", b"DPUB t 3600000\n"),
+        (3600.1, {}, TopicMeta(), "1.3.0", "3600 s at most"),
+        (5, {"headers": {"a": "b"}}, TopicMeta(), "1.3.0", "neither headers nor tag nor trace id"),
+        (5, {"tag": "red"}, TopicMeta(), "1.3.0", "neither headers nor tag nor trace id"),
+        (5, {"trace_id": 0}, TopicMeta(), "1.3.0", "neither headers nor tag nor trace id"),
+        (5, {}, TopicMeta(), "0.3.7-HA.1.9.7", "does not support extend headers"),
+        (5, {}, TopicMeta(1), "1.3.0", "does not support extend headers"),
+    ],
+)
+def test_who_delays_a_message(
+    delay: float, members: dict[str, Any], meta: TopicMeta, version: str, expected: bytes | str
+) -> None:
+    request = MessageRequest(_OPTIONS, "t", OutgoingMessage(b"x", **members), delay=delay)
+    if isinstance(expected, bytes):
+        assert bytes(request.command(_target(meta, version))).startswith(expected)
+        return
+    with pytest.raises(DelayNotSupported, match=expected):
+        request.command(_target(meta, version))
+
+
+@pytest.mark.parametrize(
+    ("key", "partition", "keys"),
+    [(None, None, {b"a"}), ("k", None, {b"a", b"k"}), (None, 0, set()), ("k", 0, set())],
+)
+def test_the_keys_of_a_call(key: str | None, partition: int | None, keys: set[bytes]) -> None:
+    assert keys_of([b"x", OutgoingMessage(b"x"), OutgoingMessage(b"x", key="a")], key, partition) == keys
+    if partition is None:
+        assert keys_of([OutgoingMessage(b"x", key="a")], key, None) == {b"a"}, "it goes before the key of the call"
+
+
+@pytest.mark.parametrize(
+    ("members", "delay", "joins"), [({}, None, True), ({}, 5, False), ({"trace_id": 0}, None, False)]
+)
+def test_what_a_batch_can_replace(members: dict[str, Any], delay: float | None, joins: bool) -> None:
+    request = MessageRequest(_OPTIONS, "t", OutgoingMessage(b"x", **members), delay=delay)
+    assert request.joinable(TopicMeta(1, extend_support=True)) is joins
+
+
+def test_what_a_batch_cannot_replace_while_a_topic_is_traced(tracing: None) -> None:
+    assert not _request().joinable(TopicMeta(1))
+    assert _request().joinable(TopicMeta()), "the original NSQ has no traces"
+
+
+@pytest.mark.parametrize(("choice", "any_partition"), [({}, True), ({"key": b"k"}, False), ({"partition": 0}, False)])
+def test_which_requests_any_partition_can_store(choice: dict[str, Any], any_partition: bool) -> None:
+    request = MessageRequest(_OPTIONS, "t", OutgoingMessage(b"x"), **choice)
+    assert (request.any_partition, request.count) == (any_partition, 1)
+
+
+def test_key_tags_are_those_of_all_producers() -> None:
+    options, meta = ProducerOptions(key_tags=16), TopicMeta(1, extend_support=True)
+    for key, tag in ((b"k", bucket_tag(b"k", 16)), (None, shared_tag(16))):
+        header = encode_message(options, meta, b"x", key)[1]
+        assert decode_headers(header)["##client_dispatch_tag"] == tag
+    with pytest.raises(InvalidInput, match="contradict each other"):
+        encode_message(options, meta, OutgoingMessage(b"x", tag="red"))
+
+
+def test_a_body_that_is_compressed_already_is_sent_as_it_is() -> None:
+    options, meta = ProducerOptions(compression="gzip", compression_min=10), TopicMeta(1, extend_support=True)
+    headers = {COMPRESS_HEADER: "2"}
+    body, header, _ = encode_message(options, meta, OutgoingMessage(b"x" * 100, headers=headers))
+    assert (body, decode_headers(header)) == (b"x" * 100, headers)
+    body, header, _ = encode_message(options, meta, OutgoingMessage(b"x" * 100, headers={"a": "b"}))
+    assert (len(body) < 100, decode_headers(header)["a"]) == (True, "b")
+    body, header, _ = encode_message(options, meta, OutgoingMessage(bytes(range(100)), headers={"a": "b"}))
+    assert (body, decode_headers(header)) == (bytes(range(100)), {"a": "b"}), "it would not be smaller"
+
+
+def test_a_leader_that_refuses_a_single_message_may_have_written_it() -> None:
+    refused = NotLeader("E_FAILED_ON_NOT_LEADER", "moved", node="n:1")
+    refined = _request().refined(refused)
+    assert (type(refined), str(refined)) == (LeaderLost, str(refused))
+    other = PubRefused("E_PUB_FAILED")
+    assert _request().refined(other) is other

@@ -30,19 +30,24 @@ class Owner:
 
     def finish(self, message: Message) -> None:
         """Record a FIN."""
+        self._check(message)
         self.commands.append(("FIN", message.body))
 
     def requeue(self, message: Message, delay: float, *, backoff: bool) -> None:
         """Record a REQ."""
+        self._check(message)
         self.commands.append(("REQ", message.body))
         self.delays[message.body] = delay
 
     def touch(self, message: Message) -> None:
         """Record a TOUCH."""
-        if message.received < self.horizon:
-            raise MessageNotInFlight("gone")
+        self._check(message)
         self.commands.append(("TOUCH", message.body))
         message.received = self.clock.now
+
+    def _check(self, message: Message) -> None:
+        if message.received < self.horizon:
+            raise MessageNotInFlight("gone")
 
     def record_outcome(self, failed: bool) -> None:
         """Record the outcome."""

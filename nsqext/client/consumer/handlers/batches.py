@@ -229,11 +229,11 @@ class MessageBatch(MessageSequence[Message]):
             MessageNotInFlight: as for `finish`.
         """
         check_delay(delay)
-        for message in self._messages[:1]:
+        chosen = self.unanswered if messages is None else list(messages)
+        for message in chosen:
             check_requeue_delay(message, delay)
         if messages is not None:
-            messages = list(messages)
-            for message in messages:
+            for message in chosen:
                 self._index(message)
                 if message.answered:
                     raise InvalidState(
@@ -241,7 +241,6 @@ class MessageBatch(MessageSequence[Message]):
                         topic=message.topic,
                         partition=message.partition,
                     )
-        chosen = self._messages if messages is None else messages
         _answer(chosen, delay, backoff=backoff)
 
     def finish_now(self) -> None:

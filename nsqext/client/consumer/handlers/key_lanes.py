@@ -194,7 +194,6 @@ class KeyLanes:
         if order is not None:
             self._owners.pop(order, None)
             self._forget_lost(order)
-            order.early.clear()
 
     # Waiting
 

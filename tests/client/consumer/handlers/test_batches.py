@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gc import collect
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from anyio import create_task_group
 
 from nsqext import Consumer, MessageBatch, Position, Producer
 from nsqext.broker import Cluster
-from nsqext.client.consumer.handlers.batches import BatchLimits
+from nsqext.client.consumer.handlers.batches import BatchLimits, MessageBatches
 from nsqext.client.consumer.handlers.workers import BatchCollector, MessageQueue
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, MessageNotInFlight
 from tests.support.consumers import QUICK, depth, eventually, in_batches, publish
@@ -87,6 +88,17 @@ async def test_servers_would_ignore_the_delay_of_ordered_messages() -> None:
     assert owner.commands == ["REQ 1 0", "REQ 2 0"]
 
 
+async def test_the_delay_of_a_batch_from_several_topics_is_checked_for_each_message_that_is_requeued() -> None:
+    plain, ordered = RecordingOwner(), RecordingOwner(in_order=True)
+    batch = MessageBatch([make_message(plain, 1), make_message(plain, 2), make_message(ordered, 3)])
+    with pytest.raises(InvalidInput, match="ordered channel"):
+        await batch.requeue(delay=5)
+    await batch.requeue([batch[0]], delay=5)
+    await batch[2].finish()
+    await batch.requeue(delay=6)
+    assert (plain.commands, ordered.commands) == (["REQ 1 5", "REQ 2 6"], ["FIN 3"])
+
+
 async def test_requeue_of_an_empty_batch_checks_the_delay() -> None:
     batch = MessageBatch([])
     await batch.requeue(delay=5)
@@ -115,6 +127,27 @@ async def test_expired_messages_are_reported_once_after_the_others_were_finished
     assert batch.unanswered == []
 
 
+async def test_one_expired_message_is_reported() -> None:
+    lost = RecordingOwner()
+    lost.refusal = MessageNotInFlight("its timeout has passed")
+    batch = MessageBatch([make_message(lost)])
+    with pytest.raises(MessageNotInFlight, match="1 of 1 messages of a batch"):
+        await batch.finish()
+
+
+async def test_after_its_handler_a_batch_is_finished_and_what_is_lost_of_it_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    batch, owner = batch_of(2)
+    batch.finish_now()
+    assert (owner.commands, batch.unanswered, caplog.text) == (["FIN 1", "FIN 2"], [], "")
+    batch, owner = batch_of(2)
+    owner.refusal = MessageNotInFlight("its timeout has passed")
+    batch.finish_now()
+    assert batch.unanswered == [], "a redelivery is finished without the handler"
+    assert "2 of 2 messages of a batch were not answered" in caplog.text
+
+
 @pytest.mark.parametrize("limits", [{"max_count": 0}, {"max_count": True}, {"max_wait": -1}, {"max_wait": "x"}])
 async def test_invalid_limits_are_refused(limits: dict[str, Any]) -> None:
     consumer = Consumer("t", "ch", nsqd="127.0.0.1:4150")
@@ -131,6 +164,29 @@ async def test_loops_over_batches_do_not_promise_the_order_of_keys(keys: dict[st
         consumer.batches()
     with pytest.raises(InvalidSetting, match="order of keys"):
         await consumer.fetch(1)
+
+
+async def test_what_a_loop_over_batches_leaves_is_requeued_once_and_in_its_event_loop_only() -> None:
+    owner, running = RecordingOwner(), [True]
+
+    async def take() -> MessageBatch:
+        return MessageBatch([make_message(owner, 1), make_message(owner, 2)])
+
+    for leave in ("aclose", "reference", "other loop", "before the first batch"):
+        owner.commands.clear()
+        batches = MessageBatches(take, lambda: running[0])
+        if leave != "before the first batch":
+            batch = await anext(batches)
+            await batch[0].finish()
+        if leave == "aclose":
+            await batches.aclose()
+            assert owner.commands == ["FIN 1", "REQ 2 0"]
+            await batches.aclose()
+        running[0] = leave != "other loop"
+        del batches
+        collect()
+        expected = {"aclose": ["FIN 1", "REQ 2 0"], "reference": ["FIN 1", "REQ 2 0"], "other loop": ["FIN 1"]}
+        assert owner.commands == expected.get(leave, []), leave
 
 
 async def test_a_cancelled_collect_leaves_the_messages_in_the_queue() -> None:

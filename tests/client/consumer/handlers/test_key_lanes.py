@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import pytest
+from anyio import create_task_group
 
 from nsqext.client.consumer.handlers.dispatcher import LaneBatches
 from nsqext.client.consumer.handlers.key_lanes import KeyLanes, lane_number
@@ -40,7 +41,7 @@ async def test_a_requeue_blocks_its_key_only() -> None:
     await first.requeue(5.0, backoff=True)
     bench.put("a3", "b2")
     assert bench.rows() == {"b": ["b1", "b2"]}
-    assert bench.lanes.waiting == 3
+    assert (bench.lanes.waiting, bench.lanes.count_in_flight()) == (3, 5)
     bench.wait(4.9)
     assert bench.rows() == {"b": ["b1", "b2"]}
     bench.wait(0.2)
@@ -111,6 +112,8 @@ async def test_waiting_for_a_redelivery_ends(caplog: pytest.LogCaptureFixture) -
     bench.wait(61.0)
     assert bench.rows() == {"a": ["a2"]}
     assert "1 messages of a key were not redelivered within 60 s" in caplog.text
+    bench.put("a1", owner=again)
+    assert bench.rows() == {"a": ["a2", "a1"]}, "it is handled late, but it is handled"
 
 
 @pytest.mark.anyio
@@ -241,8 +244,24 @@ def test_a_key_function_that_fails_is_an_error() -> None:
     bench = Bench()
     bench.lanes = KeyLanes(2, key_reader(lambda message: {b"good": "k"}[message.body]), bench.clock, DeliveryOptions())
     with pytest.raises(InvalidInput, match="must return str, bytes or None"):
-        bench.put("good", "bad", "good")
+        bench.put("good", "bad", "good", "good")
     assert [message.body for message in bench.lanes.queued()] == [b"good"]
+    bench.lanes.stop()
+    bench.lanes.requeue_remaining(lambda message: True)
+    assert bench.owner.commands == [("REQ", body) for body in (b"bad", b"good", b"good", b"good")]
+
+
+def test_a_key_function_that_fails_for_a_message_that_was_sorted_is_an_error() -> None:
+    bench = Bench()
+    bench.lanes = KeyLanes(
+        2, key_reader(lambda message: {b"a1": "k", b"a3": "k"}[message.body]), bench.clock, DeliveryOptions()
+    )
+    bench.put_at(3, 2, 1)
+    with pytest.raises(InvalidInput, match="must return str, bytes or None"):
+        bench.wait(0.3)
+    bench.lanes.stop()
+    bench.lanes.requeue_remaining(lambda message: True)
+    assert sorted(bench.owner.commands) == [("REQ", b"a1"), ("REQ", b"a2"), ("REQ", b"a3")]
 
 
 def test_a_bucket_is_sorted_until_it_is_taken_over() -> None:
@@ -261,24 +280,36 @@ def test_a_bucket_is_sorted_until_it_is_taken_over() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_waiting_worker_wakes_when_its_key_is_free() -> None:
+async def test_a_waiting_worker_wakes_when_a_message_is_received_or_sorted_or_its_key_is_free() -> None:
     bench = Bench(1)
+    (lane,) = bench.lanes.lanes
     (first,) = bench.put("a1")
+    bench.put_at(2)
     bench.take(first)
-    await first.requeue(0.0)
-    woken = anyio.Event()
+    await first.requeue(1.0)
 
-    async def work() -> None:
-        while not bench.lanes.lanes[0].messages:
-            await bench.lanes.lanes[0].wait()
-        woken.set()
+    async def work(taken: list[bytes]) -> None:
+        while not lane.messages:
+            await lane.wait()
+        taken.append(lane.messages.popleft().body)
 
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(work)
-        await anyio.wait_all_tasks_blocked()
-        bench.wait(0.1)
+    for cause, body in ((lambda: bench.put("b1"), b"b1"), (lambda: bench.wait(1.1), b"a1"), (lambda: None, b"a2")):
+        taken: list[bytes] = []
         with anyio.fail_after(25):
-            await woken.wait()
+            async with create_task_group() as tasks:
+                tasks.start_soon(work, taken)
+                await anyio.wait_all_tasks_blocked()
+                cause()
+        assert taken == [body]
+    other = Bench(1)
+    lane = other.lanes.lanes[0]
+    other.put_at(1)
+    with anyio.fail_after(25):
+        async with create_task_group() as tasks:
+            tasks.start_soon(work, taken)
+            await anyio.wait_all_tasks_blocked()
+            other.wait(0.3)
+    assert taken[1:] == [b"a1"]
 
 
 def _batches(bench: Bench) -> LaneBatches:
@@ -343,6 +374,20 @@ def test_a_requeued_message_of_a_bucket_that_has_another_owner_is_forgotten() ->
         batches.end()
         bench.wait(100.0)
         assert (bench.rows(), bench.lanes.waiting, dict(bench.lanes._waits)) == ({}, 0, {})
+
+
+def test_the_messages_of_a_bucket_are_handled_again_by_its_owner_and_forgotten_with_its_connection() -> None:
+    bench = Bench()
+    bench.owner.key_sharing = KeySharing.TAGS
+    first, _ = bench.put("a1", "a2")
+    bench.take(first).requeue_now(1.0, backoff=False)
+    bench.wait(1.1)
+    assert bench.rows() == {"a": ["a1", "a2"]}
+    owner = bench.owner
+    cut(bench)
+    bench.lanes.forget(owner)
+    assert (bench.rows(), bench.lanes.waiting) == ({}, 0)
+    bench.lanes.forget(owner)
 
 
 def test_messages_of_one_key_in_two_partitions_that_are_requeued_one_after_the_other_are_kept() -> None:

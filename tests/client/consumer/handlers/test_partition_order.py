@@ -30,6 +30,62 @@ async def test_unseen_messages_are_waited_for() -> None:
     assert bench.rows() == {"a": ["a1", "a2", "a3", "a4", "a6"]}, "a gap that stays"
 
 
+def test_the_wait_for_an_unseen_message_begins_with_the_first_early_one() -> None:
+    bench = Bench(1)
+    bench.put_at(1)
+    bench.wait(0.3)
+    cut(bench)
+    bench.put_at(2)
+    bench.clock.now += 4.0  # nothing is early, nothing is waited for
+    bench.put_at(5)
+    bench.wait(4.9)
+    assert bench.rows() == {"a": ["a1", "a2"]}
+    bench.put_at(7)
+    bench.wait(0.2)
+    assert bench.rows() == {"a": ["a1", "a2", "a5", "a7"]}
+
+
+def test_the_wait_for_an_unseen_message_passes_only_while_the_server_can_deliver() -> None:
+    bench = Bench(1)
+    bench.put_at(1)
+    bench.wait(0.3)
+    again = cut(bench)
+    bench.put_at(3)
+    again.ready = 0
+    bench.wait(5.1)
+    again.ready = 20
+    bench.wait(4.9)
+    assert bench.rows() == {"a": ["a1"]}
+    bench.wait(0.2)
+    assert bench.rows() == {"a": ["a1", "a3"]}
+
+
+@pytest.mark.parametrize(("ready", "others", "ends"), [(2, 1, True), (3, 2, False), (4, 2, True)])
+def test_the_wait_for_a_lost_message_passes_unless_other_keys_use_up_rdy(ready: int, others: int, ends: bool) -> None:
+    bench = Bench(1)
+    (first,) = bench.put("a1")
+    again = cut(bench)
+    again.ready = ready
+    bench.put("a2", *(f"b{number}" for number in range(others)))
+    bench.expire(first)
+    bench.wait(61.0)
+    assert ("a" in bench.rows()) is ends
+
+
+def test_finished_messages_are_remembered_for_as_long_as_the_server_may_redeliver_them() -> None:
+    bench = Bench(1)
+    for message in bench.put("a1", "a2"):
+        bench.take(message).finish_now()
+    again = cut(bench)
+    bench.put("b1")
+    bench.wait(59.0)
+    bench.put("a1")
+    assert again.commands[-1] == ("FIN", b"a1")
+    bench.wait(2.0)
+    bench.put("a2")
+    assert bench.rows() == {"a": ["a2"], "b": ["b1"]}
+
+
 @given(ready=st.integers(1, 4), data=st.data())
 def test_unseen_messages_may_return_in_any_order(ready: int, data: st.DataObject) -> None:
     """As many as RDY allowed may be unseen when a connection ends; new ones are received between them."""
@@ -70,6 +126,8 @@ async def test_the_first_messages_are_sorted_even_when_their_connection_is_lost_
     bench = Bench(1)
     bench.put_at(3, 1)
     assert bench.rows() == {}
+    bench.owner.horizon = float("inf")
+    bench.wait(0.3)
     cut(bench)
     bench.put_at(4, 3)
     bench.wait(0.3)
@@ -90,6 +148,7 @@ async def test_messages_that_use_up_rdy_while_they_wait_are_requeued() -> None:
     assert again.commands == []
     bench.wait(1.1)
     assert again.commands == [("REQ", b"a4"), ("REQ", b"a5")]
+    assert again.delays == {b"a4": 0.0, b"a5": 0.0}, "the redesigned NSQ redelivers the lost one first"
     bench.put("a5", "a1", owner=again)
     assert bench.rows() == {"a": ["a1", "a2", "a3", "a4", "a5"]}
     assert [is_lost(message) for message in bench.lanes.queued()] == [False, False, False, True, False]
@@ -110,8 +169,9 @@ async def test_a_message_that_made_room_has_the_attempts_that_it_was_handled() -
         delivery.attempts = attempts
         bench.lanes.put([delivery])
     assert again.commands == [("REQ", b"a2")] * 8
+    bench.put("b1", owner=again)
     bench.put("a1", owner=again)
-    assert {message.body: message.attempts for message in bench.lanes.queued()} == {b"a1": 1, b"a2": 1}
+    assert {message.body: message.attempts for message in bench.lanes.queued()} == {b"a1": 1, b"a2": 1, b"b1": 1}
 
 
 @pytest.mark.anyio

@@ -27,6 +27,30 @@ def test_a_handler_that_took_as_long_as_the_delay_is_named(caplog: pytest.LogCap
     assert record.__dict__["seconds"] == 3.0
 
 
+@pytest.mark.parametrize(
+    ("limit", "took", "late", "named"),
+    [(1.0, 0.6, 1.0, True), (1.0, 0.6, 0.9, None), (1.0, 1.5, 3.0, False), (1.0, 1.2, 3.0, False), (1.0, 1.6, 3.0, True)],
+)
+def test_a_delay_from_the_limit_on_is_reported_with_the_handlers_that_took_more_than_half_of_it(
+    caplog: pytest.LogCaptureFixture, limit: float, took: float, late: float, named: bool | None
+) -> None:
+    watch = StallWatch(limit, "it")
+    watch.took([make_message(RecordingOwner())], took)
+    watch.tick(late, [])
+    assert ("blocked" in caplog.text) is (named is not None)
+    assert ("it was handling <Message" in caplog.text) is (named is True)
+    caplog.clear()
+    watch.tick(60.0, [])
+    assert "no handler of this consumer was running" in caplog.text, "it is named once"
+
+
+@pytest.mark.parametrize(("count", "further"), [(1, ""), (3, ""), (5, " and 2 further messages")])
+def test_the_first_messages_of_a_batch_are_named(caplog: pytest.LogCaptureFixture, count: int, further: str) -> None:
+    messages = [make_message(RecordingOwner(), number) for number in range(1, count + 1)]
+    StallWatch(1.0, "it").tick(3.0, messages)
+    assert f"{', '.join(map(repr, messages[:3]))}{further}; heartbeats" in caplog.text
+
+
 def test_a_running_handler_is_named(caplog: pytest.LogCaptureFixture) -> None:
     StallWatch(1.0, "the handler work").tick(3.0, [make_message(RecordingOwner(), 3)])
     assert "the handler work was handling <Message t[3] id=0000000000000003" in caplog.text

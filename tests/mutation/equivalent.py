@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tests.mutation.equivalent_consumer import CONSUMER
+
 if TYPE_CHECKING:
     from tests.mutation.operators import Mutant
 
@@ -216,21 +218,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "_OPTIONS.never_capture = True",
     ): "no group is read: it only saves time",
     (
-        "client/consumer/subscriptions/early_messages.py",
-        "Lt to LtE",
-        "if message.header.find(DELAYED_MARK) < 0:",
-    ): "a header begins with a brace",
-    (
-        "client/consumer/message.py",
-        "number + 1",
-        "return int(size) if size.isascii() and size.isdigit() and len(size) < 20 else MAX_UNPACKED",
-    ): "a number of 20 digits is above the bound as well",
-    (
-        "client/consumer/handlers/failure_policy.py",
-        "number + 1",
-        "self._added += 1",
-    ): "the numbers only have to rise",
-    (
         "client/producer/route.py",
         "Lt to LtE",
         "if other.node.in_flight < target.node.in_flight:",
@@ -361,16 +348,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if not 0 < self.first_due <= now:",
     ): "due times are nanoseconds since 1970, and 0 is none: none is 1",
     (
-        "client/consumer/handlers/workers.py",
-        "LtE to Lt",
-        "if pause <= 0:",
-    ): "a wait of no seconds ends at once",
-    (
-        "client/consumer/subscriptions/subscription.py",
-        "Gt to GtE",
-        "if len(counts) > 2 * self.in_flight + _SPARE_COUNTS:",
-    ): "counts of answered messages are dropped one message sooner",
-    (
         "client/producer/batch.py",
         "number + 1",
         "sizes = [raw_size(len(body), 0, target.meta.extend_support) for body in self._bodies]",
@@ -436,95 +413,10 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if until is not None and start < end:",
     ): "an empty range stays empty",
     (
-        "client/consumer/subscriptions/subscription.py",
-        "plus and minus",
-        "if len(counts) > 2 * self.in_flight + _SPARE_COUNTS:",
-    ): "how many counts of answered messages are kept is chosen",
-    (
-        "client/consumer/subscriptions/subscription.py",
-        "number + 1",
-        "if len(counts) > 2 * self.in_flight + _SPARE_COUNTS:",
-    ): "how many counts of answered messages are kept is chosen",
-    (
-        "client/consumer/subscriptions/subscription.py",
-        "Gt to GtE",
-        "if len(pending) > _MANY:",
-    ): "how many answers are sent without waiting is chosen",
-    (
-        "client/consumer/subscriptions/subscription.py",
-        "GtE to Gt",
-        "if unpack and message.header.find(_COMPRESSED) >= 0:",
-    ): "a header begins with a brace",
-    (
-        "client/consumer/subscriptions/subscription.py",
-        "number + 1",
-        "if unpack and message.header.find(_COMPRESSED) >= 0:",
-    ): "a header begins with a brace",
-    (
-        "client/consumer/subscriptions/subscription.py",
-        "GtE to Gt",
-        "if extend and message.header.find(DELAYED_MARK) >= 0:",
-    ): "a header begins with a brace",
-    (
-        "client/consumer/subscriptions/subscription.py",
-        "number + 1",
-        "if extend and message.header.find(DELAYED_MARK) >= 0:",
-    ): "a header begins with a brace",
-    (
-        "client/consumer/subscriptions/partition_reader.py",
-        "number + 1",
-        "self._largest = 0",
-    ): "the first RDY count that is set is 1 or more",
-    (
         "client/producer/sender.py",
         "number + 1",
         "_MOVES = 3  # failures after which even a publish that can use another partition waits before it is retried",
     ): "the number of attempts without a pause is chosen",
-    (
-        "client/consumer/handlers/dispatcher.py",
-        "number + 1",
-        "_SPARE_READS = 4",
-    ): "the number is chosen",
-    (
-        "client/consumer/handlers/workers.py",
-        "number + 1",
-        "_MOST_NAMED = 3  # messages that a report of a blocked event loop names, at most",
-    ): "the number is chosen",
-    (
-        "client/consumer/subscriptions/key_buckets.py",
-        "number + 1",
-        "_TAKEOVER_LOOKS = 5",
-    ): "the number of looks is chosen",
-    (
-        "client/consumer/subscriptions/key_buckets.py",
-        "number + 1",
-        "_BLOCKED = 5  # looks in a row at a partition that delivers nothing, before that is an error, or is logged",
-    ): "the number of looks is chosen",
-    (
-        "client/consumer/subscriptions/subscription_group.py",
-        "number + 1",
-        "_LIST_FROM = 4  # topics of a service from which on the list of all topics is read, if it is not long",
-    ): "the number of topics is chosen",
-    (
-        "client/consumer/subscriptions/subscription.py",
-        "number + 1",
-        "_id: int = -1",
-    ): "no id is negative",
-    (
-        "client/consumer/subscriptions/subscription.py",
-        "number + 1",
-        "_offset: int = -1",
-    ): "no offset of an ordered subscription is negative",
-    (
-        "client/consumer/subscriptions/rdy_distributor.py",
-        "number + 1",
-        "self._turns += 1",
-    ): "the numbers only have to rise",
-    (
-        "client/consumer/subscriptions/rdy_distributor.py",
-        "number + 1",
-        "found.size = max(mean, found.size + (mean - found.size) / 16)",
-    ): "the weight of a message in the average is chosen",
     (
         "client/producer/settling.py",
         "number + 1",
@@ -600,7 +492,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "number + 1",
         "return -1",
     ): "no partition is negative",
-}
+} | CONSUMER
 """Module, operator and line of code -> why nothing differs."""
 
 

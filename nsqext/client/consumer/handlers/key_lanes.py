@@ -328,7 +328,6 @@ class KeyLanes:
             extra={} if owner is None else {"topic": owner.topic, "partition": owner.partition},
         )
         self._forget_lost(order)
-        order.forget_returned()
 
     def _bound_lost(self, order: PartitionOrder) -> None:
         """End the connection when more messages were lost to other consumers than could be in flight."""
@@ -381,7 +380,6 @@ class KeyLanes:
         offset = min(known.offset, message.offset)
         order.forget_behind(offset)
         self._forget_lost(order, offset)
-        order.unfinished.pop(known.id, None)  # its handler may run
 
     def _forget_lost(self, order: PartitionOrder, offset: int = -1) -> None:
         """Remove the lost messages of a partition behind an offset, except for those whose handlers run."""

@@ -144,14 +144,29 @@ async def test_messages_that_use_up_rdy_while_they_wait_are_requeued() -> None:
     again.ready = 4
     bench.put("a2", "a3", "a4", "a5", owner=again)
     bench.expire(first)
-    bench.wait(0.5)
-    assert again.commands == []
-    bench.wait(1.1)
+    for seconds in (0.5, 0.9):
+        bench.wait(seconds)
+        assert again.commands == []
+    bench.wait(0.2)
     assert again.commands == [("REQ", b"a4"), ("REQ", b"a5")]
     assert again.delays == {b"a4": 0.0, b"a5": 0.0}, "the redesigned NSQ redelivers the lost one first"
     bench.put("a5", "a1", owner=again)
     assert bench.rows() == {"a": ["a1", "a2", "a3", "a4", "a5"]}
     assert [is_lost(message) for message in bench.lanes.queued()] == [False, False, False, True, False]
+
+
+def test_early_messages_that_use_up_rdy_make_room_for_those_before_them() -> None:
+    bench = Bench(1)
+    bench.put_at(1)
+    bench.wait(0.3)
+    again = cut(bench)
+    again.ready = 3
+    bench.put_at(5, 4, 3)
+    bench.wait(0.1)
+    bench.wait(1.1)
+    assert sorted(again.commands) == [("REQ", b"a4"), ("REQ", b"a5")]
+    bench.put_at(2, 4)
+    assert bench.rows() == {"a": ["a1", "a2", "a3", "a4"]}
 
 
 @pytest.mark.anyio
@@ -211,6 +226,28 @@ async def test_the_order_is_given_up_when_too_many_messages_wait(
     assert "3 messages of t wait for a redelivery of earlier ones" in caplog.text
     bench.put("a3", "a1", owner=again)
     assert bench.rows() == {"b": ["b1"], "a": ["a3", "a1"]}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("most", "most_bytes", "given_up"), [(2, 100, False), (100, 4, False), (100, 3, True)])
+async def test_only_messages_that_wait_now_count_against_the_order(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, most: int, most_bytes: int, given_up: bool
+) -> None:
+    monkeypatch.setattr(key_lanes, "_MOST_RETURNED", most)
+    monkeypatch.setattr(key_lanes, "_MOST_RETURNED_BYTES", most_bytes)
+    bench = Bench(1)
+    for number in range(4):
+        bench.owner.partition = -1
+        (lost,) = bench.put(f"a{number}")
+        cut(bench).partition = -1
+        bench.put("b1")
+        bench.expire(lost)
+        bench.put("a8", "a9")
+        bench.wait(0.1)
+        bench.put(f"a{number}", "a8", "a9")
+        for message in list(bench.lanes.queued()):
+            bench.take(message).finish_now()
+    assert ("that order is given up" in caplog.text) is given_up
 
 
 @pytest.mark.anyio
@@ -303,3 +340,19 @@ def test_messages_lost_to_other_consumers_are_bounded() -> None:
         bench.lanes.expired(message)
         bench.wait(0.0)
         assert (("reset", b"") in bench.owner.commands) == (number == 6)
+
+
+def test_messages_behind_lost_ones_count_against_the_bound() -> None:
+    bench = Bench(1, ordered_by_server=True)
+    bench.owner.ready = 3
+    for key in "abc":
+        (message,) = bench.put(f"{key}1")
+        bench.take(message)
+        bench.clock.now += 0.1
+        bench.owner.horizon = bench.clock.now
+        bench.lanes.expired(message)
+        bench.wait(0.0)
+        assert (("reset", b"") in bench.owner.commands) == (key == "c")
+        bench.put(f"{key}2", f"{key}3")
+        bench.wait(0.0)
+        assert (("reset", b"") in bench.owner.commands) == (key == "c")

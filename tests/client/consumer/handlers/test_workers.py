@@ -8,11 +8,20 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 from anyio import create_task_group
+from anyio.lowlevel import checkpoint
 
 from nsqext import Reject
+from nsqext.client.consumer.handlers import workers as module
 from nsqext.client.consumer.handlers.batches import BatchHandler, BatchLimits, HeldMessages, touch_due
 from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues, FailurePolicy
-from nsqext.client.consumer.handlers.workers import BatchCollector, MessageHandler, MessageQueue, StallWatch, Workers
+from nsqext.client.consumer.handlers.workers import (
+    BatchCollector,
+    Handler,
+    MessageHandler,
+    MessageQueue,
+    StallWatch,
+    Workers,
+)
 from nsqext.client.consumer.message import UnpackBudget
 from nsqext.client.consumer.options import FailureOptions
 from tests.support.messages import RecordingOwner, make_message
@@ -205,6 +214,81 @@ async def test_messages_of_a_failed_batch_are_touched_while_their_dead_letters_a
     begun.close()
     letters.close()
     assert sorted(command for command in owner.commands if "FIN" in command) == ["FIN 1", "FIN 2", "FIN 3"]
+
+
+async def _handled(subject: Workers, handle: Handler, *messages: Message) -> None:
+    """Run a worker until it has handled some messages."""
+    queue = MessageQueue()
+    queue.put(list(messages))
+    with anyio.fail_after(25):
+        async with create_task_group() as tasks:
+            subject.start(tasks, MessageHandler(handle), [queue])
+            while queue.messages or subject.running:
+                await checkpoint()
+            queue.stop()
+            await subject.wait()
+
+
+async def test_expired_messages_and_those_without_attempts_are_not_handled() -> None:
+    owner, handled = RecordingOwner(), list["Message"]()
+
+    async def handle(message: Message) -> None:
+        handled.append(message)
+
+    expired: list[Message] = []
+    subject, _, _ = workers(max_attempts=1)
+    subject._expired = expired.append
+    lost, used_up, first = (make_message(owner, number, attempts=attempts) for number, attempts in enumerate((1, 2, 1)))
+    owner.horizon, used_up.received, first.received = 1.0, 2.0, 2.0
+    await _handled(subject, handle, lost, used_up, first)
+    assert (expired, handled, owner.commands) == ([lost], [first], ["FIN 1", "FIN 2"])
+
+
+@pytest.mark.parametrize("expires", [False, True])
+async def test_a_message_waits_for_the_budget_until_it_expires(expires: bool) -> None:
+    owner, budget, handled = RecordingOwner(), UnpackBudget(4), list["Message"]()
+
+    async def handle(message: Message) -> None:
+        handled.append(message)
+
+    other, waiting = make_message(owner, 1), make_message(owner, 2)
+    waiting.budget = other.budget = budget
+    assert other.try_unpack()
+    expired: list[Message] = []
+    subject, _, flushes = workers()
+    subject._expired = expired.append
+    queue = MessageQueue()
+    queue.put([waiting])
+    with anyio.fail_after(25):
+        async with create_task_group() as tasks:
+            subject.start(tasks, MessageHandler(handle), [queue])
+            while not flushes:
+                await checkpoint()
+            assert (subject.running, handled) == ([waiting], [])
+            waiting.received = -1.0
+            owner.horizon = 0.0 if expires else -2.0
+            other.finish_now()
+            while subject.running:
+                await checkpoint()
+            queue.stop()
+    assert (handled, expired) == (([], [waiting]) if expires else ([waiting], []))
+    assert owner.commands == ["FIN 1"] + ["FIN 2"] * (not expires)
+
+
+async def test_a_worker_whose_handlers_never_wait_yields_and_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, now = RecordingOwner(), [100.0]
+    monkeypatch.setattr(module, "_clock", lambda: now[0])
+    subject, _, flushes = workers()
+    subject._stall = StallWatch(0.04, "it")
+    flushed: list[int] = []
+
+    async def handle(message: Message) -> None:
+        flushed.append(len(flushes))
+        now[0] += 0.011 if message.internal_id < 6 else 0.03
+
+    await _handled(subject, handle, *(make_message(owner, number) for number in range(8)))
+    assert flushed == [0, 0, 1, 1, 2, 2, 3, 4], "after more than 0.02 s"
+    assert [round(seconds, 3) for seconds, _ in subject._stall._slow] == [0.022, 0.022, 0.022, 0.03, 0.03]
 
 
 async def test_a_stopped_queue_hands_out_nothing() -> None:

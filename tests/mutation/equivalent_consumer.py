@@ -1,0 +1,169 @@
+"""The mutants of the consumer that change nothing that a caller could observe, each with the reason."""
+
+from __future__ import annotations
+
+__all__ = ("CONSUMER",)
+
+CONSUMER: dict[tuple[str, str, str], str] = {
+    (
+        "client/consumer/subscriptions/early_messages.py",
+        "Lt to LtE",
+        "if message.header.find(DELAYED_MARK) < 0:",
+    ): "a header begins with a brace",
+    (
+        "client/consumer/message.py",
+        "number + 1",
+        "return int(size) if size.isascii() and size.isdigit() and len(size) < 20 else MAX_UNPACKED",
+    ): "a number of 20 digits is above the bound as well",
+    (
+        "client/consumer/handlers/failure_policy.py",
+        "number + 1",
+        "self._added += 1",
+    ): "the numbers only have to rise",
+    (
+        "client/consumer/handlers/workers.py",
+        "LtE to Lt",
+        "if pause <= 0:",
+    ): "a wait of no seconds ends at once",
+    (
+        "client/consumer/subscriptions/subscription.py",
+        "Gt to GtE",
+        "if len(counts) > 2 * self.in_flight + _SPARE_COUNTS:",
+    ): "counts of answered messages are dropped one message sooner",
+    (
+        "client/consumer/subscriptions/subscription.py",
+        "plus and minus",
+        "if len(counts) > 2 * self.in_flight + _SPARE_COUNTS:",
+    ): "how many counts of answered messages are kept is chosen",
+    (
+        "client/consumer/subscriptions/subscription.py",
+        "number + 1",
+        "if len(counts) > 2 * self.in_flight + _SPARE_COUNTS:",
+    ): "how many counts of answered messages are kept is chosen",
+    (
+        "client/consumer/subscriptions/subscription.py",
+        "Gt to GtE",
+        "if len(pending) > _MANY:",
+    ): "how many answers are sent without waiting is chosen",
+    (
+        "client/consumer/subscriptions/subscription.py",
+        "GtE to Gt",
+        "if unpack and message.header.find(_COMPRESSED) >= 0:",
+    ): "a header begins with a brace",
+    (
+        "client/consumer/subscriptions/subscription.py",
+        "number + 1",
+        "if unpack and message.header.find(_COMPRESSED) >= 0:",
+    ): "a header begins with a brace",
+    (
+        "client/consumer/subscriptions/subscription.py",
+        "GtE to Gt",
+        "if extend and message.header.find(DELAYED_MARK) >= 0:",
+    ): "a header begins with a brace",
+    (
+        "client/consumer/subscriptions/subscription.py",
+        "number + 1",
+        "if extend and message.header.find(DELAYED_MARK) >= 0:",
+    ): "a header begins with a brace",
+    (
+        "client/consumer/subscriptions/partition_reader.py",
+        "number + 1",
+        "self._largest = 0",
+    ): "the first RDY count that is set is 1 or more",
+    (
+        "client/consumer/handlers/dispatcher.py",
+        "number + 1",
+        "_SPARE_READS = 4",
+    ): "the number is chosen",
+    (
+        "client/consumer/handlers/workers.py",
+        "number + 1",
+        "_MOST_NAMED = 3  # messages that a report of a blocked event loop names, at most",
+    ): "the number is chosen",
+    (
+        "client/consumer/subscriptions/key_buckets.py",
+        "number + 1",
+        "_TAKEOVER_LOOKS = 5",
+    ): "the number of looks is chosen",
+    (
+        "client/consumer/subscriptions/key_buckets.py",
+        "number + 1",
+        "_BLOCKED = 5  # looks in a row at a partition that delivers nothing, before that is an error, or is logged",
+    ): "the number of looks is chosen",
+    (
+        "client/consumer/subscriptions/subscription_group.py",
+        "number + 1",
+        "_LIST_FROM = 4  # topics of a service from which on the list of all topics is read, if it is not long",
+    ): "the number of topics is chosen",
+    (
+        "client/consumer/subscriptions/subscription.py",
+        "number + 1",
+        "_id: int = -1",
+    ): "no id is negative",
+    (
+        "client/consumer/subscriptions/subscription.py",
+        "number + 1",
+        "_offset: int = -1",
+    ): "no offset of an ordered subscription is negative",
+    (
+        "client/consumer/subscriptions/rdy_distributor.py",
+        "number + 1",
+        "self._turns += 1",
+    ): "the numbers only have to rise",
+    (
+        "client/consumer/subscriptions/rdy_distributor.py",
+        "number + 1",
+        "found.size = max(mean, found.size + (mean - found.size) / 16)",
+    ): "the weight of a message in the average is chosen",
+    (
+        "client/consumer/handlers/key_lanes.py",
+        "number + 1",
+        "return (crc32(key) * 0x9E3779B1 >> 8) % count",
+    ): "which lane a key has is chosen",
+    (
+        "client/consumer/handlers/key_lanes.py",
+        "Gt to GtE",
+        "if len(order.returned) > _MOST_RETURNED or order.returned_bytes > _MOST_RETURNED_BYTES:",
+    ): "the bounds are chosen",
+    (
+        "client/consumer/handlers/batches.py",
+        "Gt to GtE",
+        "if len(self._holdings) > self._limit:",
+    ): "how many answered messages are kept is chosen",
+    (
+        "client/consumer/handlers/batches.py",
+        "plus and minus",
+        "self._limit = 2 * len(self._holdings) + _SPARE_HOLDINGS",
+    ): "speed only: when answered messages are forgotten",
+    (
+        "client/consumer/handlers/batches.py",
+        "number + 1",
+        "self._limit = 2 * len(self._holdings) + _SPARE_HOLDINGS",
+    ): "how many answered messages are kept is chosen",
+    (
+        "client/consumer/handlers/workers.py",
+        "and to or",
+        "if self._limit and seconds > self._limit / 2:",
+    ): "speed only: the report leaves out what took too short",
+    (
+        "client/consumer/handlers/workers.py",
+        "Gt to GtE",
+        "if self._limit and seconds > self._limit / 2:",
+    ): "speed only: the report leaves out what took too short",
+    (
+        "client/consumer/handlers/workers.py",
+        "number + 1",
+        "if self._limit and seconds > self._limit / 2:",
+    ): "speed only: the report leaves out what took too short",
+    (
+        "client/consumer/handlers/workers.py",
+        "Gt to GtE",
+        "if message.attempts > 1 and attempts_exhausted(message):",
+    ): "speed only: a first attempt exhausts nothing",
+    (
+        "client/consumer/handlers/workers.py",
+        "Gt to GtE",
+        "used_up = message.attempts > 1 and self._policy.attempts_exhausted(message)",
+    ): "speed only: a first attempt exhausts nothing",
+}
+"""Module, operator and line of code -> why nothing differs."""

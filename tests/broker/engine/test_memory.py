@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from nsqext.broker.engine.partition import Partition
 from nsqext.broker.engine.storage.log import MemoryBudget, Refusal
 from nsqext.broker.engine.storage.partition_store import NewMessage
-from nsqext.protocol.server.command_parser import PublishItem
 from tests.support.engine_partition import Bench, Consumer
 
 BODY = "x" * 1000
@@ -158,13 +156,3 @@ def test_a_node_with_a_disk_never_refuses_for_memory(tmp_path: Path) -> None:
     assert bench.budget.held < 60_000
     bodies = bench.consume(ready=2500).bodies()
     assert [body.split()[0] for body in bodies] == [str(number) for number in range(200)]
-
-
-def test_stored_messages_cost_the_garbage_collector_nothing() -> None:
-    """A collection of millions of messages would stop all clients for a quarter of a second."""
-    bench = Bench()
-    bench.publish("a")
-    entry = bench.partition.log.at(1)
-    assert entry is not None
-    for one in (entry, entry.record, NewMessage(b"a"), PublishItem(b"a")):
-        assert not gc.is_tracked(one)

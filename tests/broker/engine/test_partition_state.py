@@ -225,6 +225,26 @@ def test_changes_of_a_topic_are_stored_at_once(tmp_path: Path) -> None:
     assert [(channel.name, channel.offset) for channel in state.channels] == [("one", 0), ("two", 0)]
 
 
+@pytest.mark.parametrize(("before", "after"), [(True, False), (False, True)])
+def test_a_topic_that_took_headers_once_takes_them(tmp_path: Path, before: bool, after: bool) -> None:
+    Bench(data_path=tmp_path, extend=before)
+    assert Bench(data_path=tmp_path, extend=after).partition.extend
+
+
+def test_a_channel_behind_lost_messages_continues_with_new_ones(tmp_path: Path) -> None:
+    bench = Bench(data_path=tmp_path)
+    consumer = bench.consume(ready=5)
+    bench.publish("m0", "m1", "m2", "m3")
+    bench.finish(consumer, range(2, 6))
+    bench.partition.close()
+    file = tmp_path / "orders/orders-0.diskqueue.000000.dat"
+    file.write_bytes(file.read_bytes()[:64])
+    again = Bench(data_path=tmp_path)
+    assert (again.channel().acked.count, again.partition.log.end_count) == (2, 2)
+    again.publish("new")
+    assert again.consume(ready=5).bodies() == ["new"]
+
+
 def test_channels_receive_what_was_published_after_the_state_was_stored(tmp_path: Path) -> None:
     bench = original(data_path=tmp_path)
     bench.channel()

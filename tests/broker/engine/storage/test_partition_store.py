@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import errno
+import gc
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqext.broker.engine.storage.partition_store import ChannelState, PartitionStore, StoredPartition
+from nsqext.broker.engine.storage.log import Log
+from nsqext.broker.engine.storage.partition_store import (
+    ChannelState,
+    NewMessage,
+    PartitionStore,
+    StoredPartition,
+    as_entries,
+    counter_of,
+)
 from nsqext.broker.engine.storage.segments import DiskOptions
+from nsqext.protocol.record import Record
+from nsqext.protocol.server.command_parser import PublishItem
 from tests.broker.engine.storage.test_log import gapped
 from tests.support.engine_partition import Bench
 
 if TYPE_CHECKING:
     from nsqext.broker.engine.storage.delayed_queue import Delayed
-    from nsqext.broker.engine.storage.log import Log
 
 STATE, COPY, JOURNAL = "orders-0.channels.json", "orders-0.channels.json.copy", "orders-0.delayed.jsonl"
 
@@ -41,6 +51,31 @@ def stored(path: Path, *delayed: int) -> Path:
         bench.channel().requeue(consumer, number, 1200)
     bench.partition.close()
     return path / "orders"
+
+
+def test_stored_messages_cost_the_garbage_collector_nothing() -> None:
+    """A collection of millions of messages would stop all clients for a quarter of a second."""
+    message = NewMessage(b"a")
+    (entry,) = as_entries([message], Log(), (0, 2, 7), False)
+    for one in (entry, entry.record, message, PublishItem(b"a")):
+        assert not gc.is_tracked(one)
+
+
+@pytest.mark.parametrize("extend", [False, True])
+def test_messages_are_numbered_from_the_end_of_the_queue(extend: bool) -> None:
+    log = Log(None, 1000, 20)
+    header = NewMessage(b"m1", 9, b"{}", 4)
+    first, second = as_entries([NewMessage(b"m0"), header], log, (5, 1022, 7), extend)
+    assert first.record == Record(7, (5 << 50) + 1022, 0, b"m0", 0, b"", 0, extend)
+    kept = (4, b"{}") if extend else (0, b"")
+    assert second.record == Record(8, (5 << 50) + 1023, 9, b"m1", *kept, 0, extend)
+    size = 32 + extend
+    assert [(one.offset, one.size, one.count) for one in (first, second)] == [
+        (1000, size, 21),
+        (1000 + size, size + 4 * extend, 22),
+    ]
+    assert [counter_of(one) for one in (first, second)] == [1022, 1023]
+    assert (log.end_offset, log.end_count) == (1000, 20)
 
 
 @pytest.mark.parametrize("name", [STATE, COPY])

@@ -214,20 +214,6 @@ def test_missing_files_of_messages_are_reported(tmp_path: Path, caplog: pytest.L
     assert received(again, "none") == received(again, "half") == ["new"]
 
 
-def test_a_missing_journal_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench(data_path=tmp_path)
-    consumer = bench.consume(ready=2)
-    bench.publish("a", "b")
-    bench.channel().requeue(consumer, 2, 1200)
-    bench.channel().requeue(consumer, 3, 1200)
-    bench.partition.close()
-    (tmp_path / "orders/orders-0.delayed.jsonl").unlink()
-    again = Bench(data_path=tmp_path)
-    assert "delayed messages are lost, by channel: {'ch': 2}" in caplog.text
-    assert again.partition.recovery is not None
-    assert again.partition.recovery.lost_messages == 2
-
-
 @pytest.mark.parametrize("damage", [b"{}", b"{", b"[]", b'{"channel":"ch","record":"AAAA"}', b"\xff"])
 def test_a_damaged_line_of_the_journal_loses_only_that_line(
     tmp_path: Path, damage: bytes, caplog: pytest.LogCaptureFixture

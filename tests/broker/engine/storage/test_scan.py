@@ -45,7 +45,7 @@ def found(data: bytes, start: tuple[int, int] = (0, 0), partition: int = PARTITI
 @pytest.mark.parametrize(
     ("parts", "runs"),
     [
-        pytest.param([2, 3, 4], [(0, 0, [2, 3, 4])], id="whole"),
+        pytest.param([1, 2, 4], [(0, 0, [1, 2, 4])], id="whole"),
         pytest.param([JUNK, 3, 4], [(SIZE, 1, [3, 4])], id="the first one is damaged"),
         pytest.param([JUNK, JUNK, JUNK, 5, 6], [(3 * SIZE, 3, [5, 6])], id="the first three are damaged"),
         pytest.param([2, JUNK, 4], [(0, 0, [2]), (2 * SIZE, 2, [4])], id="one is damaged"),

@@ -413,6 +413,71 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if until is not None and start < end:",
     ): "an empty range stays empty",
     (
+        "spark/read/planning.py",
+        "Lt to LtE",
+        "if limit < len(behind):",
+    ): "with as many messages as partitions, each gets one either way",
+    (
+        "spark/read/planning.py",
+        "GtE to Gt",
+        "if steps_back or begin >= state.end:",
+    ): "an empty range stays empty",
+    (
+        "spark/read/frames.py",
+        "number + 1",
+        "frames = None if parts[0]._frames is None else [frame for part in parts for frame in part._frames or ()]",
+    ): "all deliveries of a reader have bodies, or none has",
+    (
+        "spark/read/arrow.py",
+        "Gt to GtE",
+        "while count and int(ends[-1]) - before > _BATCH_BYTES:",
+    ): "a batch without rows is dropped",
+    (
+        "spark/read/arrow.py",
+        "GtE to Gt",
+        'return header.find(_TAG) >= 0 or header.find(_COMPRESS) >= 0 or header.find(b"\\\\u") >= 0',
+    ): "a header begins with its version",
+    (
+        "spark/read/arrow.py",
+        "number + 1",
+        'return header.find(_TAG) >= 0 or header.find(_COMPRESS) >= 0 or header.find(b"\\\\u") >= 0',
+    ): "a header begins with its version",
+    (
+        "spark/read/anchor.py",
+        "number + 1",
+        "and ((moved := self._moved_to.get(key, -1)) < count or (moved == count and key in self._unmoved))",
+    ): "no offset is negative",
+    (
+        "spark/read/range_reader.py",
+        "number + 1",
+        "_READ_AHEAD = 1  # blocks that are received while the caller processes one",
+    ): "the number is chosen",
+    (
+        "spark/read/range_reader.py",
+        "number + 1",
+        "_OPEN_RANGES = 4  # ranges of a task that are read at the same time: opening one takes several round trips",
+    ): "the number is chosen",
+    (
+        "spark/read/stream_planner.py",
+        "number + 1",
+        "_PAUSE_FACTOR = 3",
+    ): "the length of a pause is chosen",
+    (
+        "spark/read/stream_planner.py",
+        "Gt to GtE",
+        "if lag.count > 1 and stop < (await admin.message(*key, last)).offset:",
+    ): "a single message is read in any case; saves a request",
+    (
+        "spark/read/stream_planner.py",
+        "number + 1",
+        "if lag.count > 1 and stop < (await admin.message(*key, last)).offset:",
+    ): "of two messages the first one is read in any case, and the second one is not",
+    (
+        "spark/read/stream_planner.py",
+        "Lt to LtE",
+        "if lag.count > 1 and stop < (await admin.message(*key, last)).offset:",
+    ): "a batch that ends where the last message begins does not contain it",
+    (
         "client/producer/sender.py",
         "number + 1",
         "_MOVES = 3  # failures after which even a publish that can use another partition waits before it is retried",

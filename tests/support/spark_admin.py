@@ -55,6 +55,7 @@ class FakeAdmin:
         times: number of the first message of a time, in milliseconds.
         asked: number of requests for the state of a partition.
         moves: positions of anchors, in the order of the moves.
+        move_requests: number of requests to move an anchor, also of those that move nothing.
         broken: partitions without a leader.
     """
 
@@ -62,6 +63,7 @@ class FakeAdmin:
     times: dict[int, int] = field(factory=dict)
     asked: int = 0
     moves: list[tuple[str, int, int]] = field(factory=list)
+    move_requests: int = 0
     broken: set[Key] = field(factory=set)
     closed: bool = False
 
@@ -134,6 +136,7 @@ class FakeAdmin:
     async def move_anchor(
         self, topic: str, partition: int, channel: str, count: int, *, backwards: bool = False
     ) -> None:
+        self.move_requests += 1
         log = self.log(topic, partition)
         if log.anchor is None:
             raise InvalidState("the channel is gone", topic=topic, partition=partition)

@@ -81,10 +81,11 @@ async def _plan_one(options: SourceOptions, pruning: Pruning, admin: Admin, key:
     since = max((time for time in (first, pruning.since) if time is not None), default=None)
     until = min((time for time in (last, pruning.until) if time is not None), default=None)
     if since is not None and start < end:
-        start = max(start, await admin.count_at(topic, partition, max(since - _SKEW_MS, 0)))
+        start = max(start, await admin.count_at(topic, partition, since - _SKEW_MS))
     if until is not None and start < end:
         end = min(end, await admin.count_at(topic, partition, until + _SKEW_MS))
-    return Range(topic, partition, min(start, max(end, 0)), max(end, 0))
+    end = max(end, 0)
+    return Range(topic, partition, min(start, end), end)
 
 
 def read_ranges(options: SourceOptions, ranges: Iterable[Range]) -> Iterator[RecordBatch]:

@@ -163,7 +163,7 @@ def plan_tasks(
         tasks = max(tasks, min(min_tasks, total))
     if max_records is not None:
         tasks = max(tasks, -(-total // max_records))
-    edges = [total * number // tasks for number in range(1, tasks + 1)]
+    edges = [total * (number + 1) // tasks for number in range(tasks)]
     planned: list[list[Range]] = [[]]
     position = 0
     for found in wanted:

@@ -154,7 +154,7 @@ class StreamPlanner:
         if self._frozen is not None:
             # freeze() was called before the anchors existed
             for key, count in begun.items():
-                limit = self._frozen.get(key, PartitionState(0, 0))
+                limit = self._frozen.get(key, PartitionState(count, count))
                 self._frozen[key] = evolve(limit, end=max(limit.end, count))
         bounds = await self._admin.survey(begun, _PAUSE)
         states = {key: PartitionState(found.start, found.end) for key, found in bounds.items()}
@@ -179,7 +179,7 @@ class StreamPlanner:
             size: approximate number of bytes of the partitions' logs, see `within_bytes`; None for no limit.
             last: the last messages before ``start``, as far as they are known.
         """
-        await anyio.sleep(max(self._next - anyio.current_time(), 0))
+        await anyio.sleep_until(self._next)
         began = anyio.current_time()
         options = self._options
         begin = self._only(start)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import anyio
 import pytest
 
 from nsqext.errors import DataLoss, InvalidPartition, InvalidSetting, InvalidState, PartitionUnavailable, TopicNotFound
@@ -9,6 +12,11 @@ from nsqext.spark.options import SourceOptions
 from nsqext.spark.read.anchor import Anchors
 from nsqext.spark.read.planning import PartitionState
 from tests.support.spark_admin import FakeAdmin, Log
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nsqext.spark.read.offsets import Key
 
 pytestmark = pytest.mark.anyio
 
@@ -162,6 +170,7 @@ async def test_an_anchor_that_could_not_be_moved_is_moved_by_the_next_call(end: 
     for _ in range(2):
         await anchors.advance({("orders", 0): end, ("orders", 1): 10})
     assert servers.moves == [("orders", 1, 10), ("orders", 0, end)]
+    assert servers.move_requests == 3, "no request for an anchor that is there already"
 
 
 async def test_an_anchor_that_was_deleted_cannot_be_moved() -> None:
@@ -188,6 +197,66 @@ async def test_anchors_of_a_deleted_topic_are_not_moved(caplog: pytest.LogCaptur
     await anchors.survey()
     await anchors.advance({("bills", 0): 9})
     assert servers.moves == [("orders", 0, 30), ("bills", 0, 9)]
+
+
+async def test_a_topic_of_the_same_name_without_anchors_is_another_one() -> None:
+    servers = pretended(p0=20, p1=5)
+    anchors = Anchors(servers.admin, options(failOnDataLoss="false"))
+    await anchors.survey()
+    before = dict(servers.logs)
+    servers.logs.clear()
+    assert await anchors.survey() == {}
+    servers.logs.update({("orders", 0): Log(0, 9), ("orders", 1): Log(0, 9)})
+    assert [state.recreated for state in (await anchors.survey()).values()] == [True, True]
+    servers.logs["orders", 0].anchor = 0
+    assert [state.recreated for state in (await anchors.survey()).values()] == [False, True]
+    servers.logs.clear()
+    await anchors.survey()
+    servers.logs.update(before)
+    assert [state.recreated for state in (await anchors.survey()).values()] == [False, False]
+    servers.logs["orders", 1].anchor = None
+    assert [state.recreated for state in (await anchors.survey()).values()] == [False, False], "it is the old topic"
+
+
+async def test_a_topic_that_is_deleted_during_a_survey(monkeypatch: pytest.MonkeyPatch) -> None:
+    survey = FakeAdmin.survey
+
+    async def delete(admin: FakeAdmin, keys: Iterable[Key]) -> dict[Key, Log]:
+        if admin.logs:
+            admin.logs.clear()
+            raise TopicNotFound("it was deleted", topic="orders")
+        return await survey(admin, keys)
+
+    monkeypatch.setattr(FakeAdmin, "survey", delete)
+    assert await Anchors(pretended().admin, options(failOnDataLoss="false")).survey() == {}
+    with pytest.raises(TopicNotFound, match="it was deleted"):
+        await Anchors(pretended().admin, options()).survey()
+
+
+async def test_a_topic_that_lookup_does_not_know_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restarted nsqlookupd: the survey asks again, with pauses in which other tasks run."""
+    servers, asked, refused = pretended(), 0, anyio.Event()
+    known = dict(servers.logs)
+    servers.logs.clear()
+
+    async def is_deleted(_: FakeAdmin, topic: str) -> bool:
+        nonlocal asked
+        asked += 1
+        assert (topic, asked) == ("orders", 1)
+        refused.set()
+        return False
+
+    monkeypatch.setattr(FakeAdmin, "is_deleted", is_deleted)
+    monkeypatch.setattr("nsqext.spark.read.anchor._UNKNOWN_PAUSE", 0.01)
+    async with anyio.create_task_group() as tasks:
+
+        async def learn() -> None:
+            await refused.wait()
+            servers.logs.update(known)
+
+        tasks.start_soon(learn)
+        found = await Anchors(servers.admin, options(failOnDataLoss="false")).survey()
+    assert found.keys() == known.keys()
 
 
 async def test_an_anchor_of_a_topic_that_is_deleted_before_it_is_created(

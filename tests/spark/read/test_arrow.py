@@ -129,6 +129,15 @@ def test_the_tag_is_found_however_it_is_written(include_headers: bool) -> None:
     assert [row["tag"] for row in found] == ["blue", "green", "red", None, None]
 
 
+def test_a_message_without_headers_beside_one_with_a_tag_or_an_empty_header() -> None:
+    tagged = read(message(), message(header=b"red", version=EXT_TAG), include_headers=False)
+    assert [row["tag"] for row in tagged] == [None, "red"]
+    other = read(message(header=b'{"other":"blue"}'), include_headers=False)
+    assert [row["tag"] for row in other] == [None]
+    (row,) = read(message(version=EXT_JSON))
+    assert (row["tag"], row["headers"]) == (None, None)
+
+
 @pytest.mark.parametrize("include_headers", [False, True])
 def test_compressed_bodies_are_restored(include_headers: bool) -> None:
     body = b"again and " * 1000
@@ -141,6 +150,7 @@ def test_compressed_bodies_are_restored(include_headers: bool) -> None:
         assert row["headers"] == {"mine": "1"}
     (kept,) = read(compressed, include_headers=include_headers, decompress=False)
     assert kept["value"] == packed[0]
+    assert read(compressed, columns=("tag", "offset")) == [{"tag": None, "offset": 0}]
 
 
 def test_an_error_names_the_damaged_message() -> None:
@@ -165,3 +175,10 @@ def test_large_bodies_are_read_in_several_batches(monkeypatch: pytest.MonkeyPatc
     assert [batch.num_rows for batch in batches] == [2, 1, 1, 2]
     assert [row["value"] for batch in batches for row in batch.to_pylist()] == bodies
     assert [row["offset"] for batch in batches for row in batch.to_pylist()] == [2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(("sizes", "expected"), [([101, 1], [1, 1]), ([60, 41], [1, 1]), ([60, 40], [2]), ([0], [1])])
+def test_where_the_first_batch_ends(monkeypatch: pytest.MonkeyPatch, sizes: list[int], expected: list[int]) -> None:
+    monkeypatch.setattr(rows, "_BATCH_BYTES", 100)
+    batches = to_batches(from_messages(message(b"a" * size) for size in sizes), 0, "t", 0, RowFormat())
+    assert [batch.num_rows for batch in batches] == expected

@@ -63,7 +63,7 @@ def topic(cluster: Cluster) -> str:
 def options(cluster: Cluster, topic: str, **given: object) -> SourceOptions:
     """Options of a batch over a topic."""
     texts = {name: str(value) for name, value in given.items()}
-    if "assign" not in texts:
+    if not {"assign", "subscribePattern"} & texts.keys():
         texts["subscribe"] = topic
     return SourceOptions.parse({"lookupd": ",".join(cluster.lookupd), "readTimeoutMs": "5000"} | texts)
 
@@ -94,6 +94,7 @@ def numbers(batches: Iterator[pa.RecordBatch]) -> list[int]:
         ({"startingOffsets": '{"T": {"0": 90, "1": -2, "2": 0}}'}, [(0, 90, 100), (1, 0, 50), (2, 0, 0)]),
         ({"endingOffsets": '{"T": {"0": 90, "1": -1, "2": 0}}'}, [(0, 0, 90), (1, 0, 50), (2, 0, 0)]),
         ({"assign": '{"T": [1]}'}, [(1, 0, 50)]),
+        ({"subscribePattern": "T"}, [(0, 0, 100), (1, 0, 50), (2, 0, 0)]),
         ({"assign": '{"T": [1]}', "startingOffsets": '{"T": {"1": 50}}'}, [(1, 50, 50)]),
     ],
 )
@@ -117,6 +118,10 @@ def test_where_partitions_begin_and_end(
         ),
         (lambda: [datasource.EqualTo(("partition",), 0), datasource.EqualTo(("offset",), 1000)], [(0, 100, 100)]),
         (lambda: [datasource.EqualTo(("partition",), 0), datasource.LessThan(("offset",), -3)], [(0, 0, 0)]),
+        (
+            lambda: [datasource.GreaterThan(("offset",), 40), datasource.LessThan(("offset",), -3)],
+            [(0, 0, 0), (1, 0, 0), (2, 0, 0)],
+        ),
         (
             lambda: [datasource.GreaterThan(("timestamp",), datetime(2100, 1, 1, tzinfo=UTC))],
             [(0, 100, 100), (1, 50, 50), (2, 0, 0)],
@@ -148,6 +153,7 @@ def test_filters_skip_partitions_that_cannot_match(
     [
         ({"assign": '{"T": [0, 3]}'}, InvalidPartition, "does not exist: the topic has 3 .*partition 3"),
         ({"assign": '{"no_such_topic": [0]}'}, TopicNotFound, "no_such_topic"),
+        ({"subscribePattern": "no_such_.*"}, TopicNotFound, "no topic matches subscribePattern='no_such_"),
         ({"startingOffsets": '{"T": {"0": 5}}'}, InvalidSetting, "startingOffsets has no offset .*partition 1"),
         (
             {"assign": '{"T": [0]}', "endingOffsets": '{"T": {"0": 5, "1": 5}}'},
@@ -179,6 +185,13 @@ def test_invalid_reads_raise(
     texts = {name: value.replace("T", topic) for name, value in given.items()}
     with pytest.raises(kind, match=text):
         planned(options(cluster, topic, **texts))
+
+
+@needs_pushdown
+def test_a_partition_without_a_number_is_an_error_although_filters_exclude_it(cluster: Cluster, topic: str) -> None:
+    given = options(cluster, topic, startingOffsets=f'{{"{topic}": {{"0": 5}}}}')
+    with pytest.raises(InvalidSetting, match=r"startingOffsets has no offset .*partition 1"):
+        planned(given, datasource.EqualTo(("partition",), 0))
 
 
 def test_a_batch_has_to_begin_somewhere(cluster: Cluster) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -59,7 +60,10 @@ def options(cluster: Cluster, topic: str, **given: str) -> dict[str, str]:
 
 
 def reader(cluster: Cluster, topic: str, **given: str) -> NsqChannelReader:
-    return NsqChannelReader(SourceOptions.parse(options(cluster, topic, **given), streaming=True))
+    """Return a reader that was sent to another process."""
+    made = NsqChannelReader(SourceOptions.parse(options(cluster, topic, **given), streaming=True))
+    sent: NsqChannelReader = pickle.loads(pickle.dumps(made))  # noqa: S301
+    return sent
 
 
 def publish(cluster: Cluster, topic: str, count: int, first: int = 0) -> None:
@@ -86,13 +90,19 @@ def test_a_batch_is_finished_when_spark_requests_the_next_one(original: Cluster,
     source = reader(original, topic, maxOffsetsPerTrigger="10")
     try:
         start = source.initialOffset()
+        assert start == {"v": 1, "consumed": 0}
         found, end = read_on(source, start, 1)
+        assert len(found) <= 10
         again, same = source.read(start)
         assert (found, end) == (values(again), same)
         _, end = read_on(source, end, 25 - end["consumed"])
         assert end["consumed"] == 25
         batches, same = source.read(end)
         assert (values(batches), same) == ([], end)
+        publish(original, topic, 1, first=25)
+        found, end = read_on(source, end, 1)
+        assert (found, end["consumed"]) == ([25], 26)
+        source.commit(end)
     finally:
         source.stop()
     late = reader(original, topic)

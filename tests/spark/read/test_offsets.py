@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.errors import InvalidInput, InvalidSetting
+from nsqext.protocol.names import MAX_PARTITION
 from nsqext.spark.cluster.leader_locator import MessagePosition
 from nsqext.spark.read.offsets import (
     EARLIEST,
@@ -23,6 +24,7 @@ from nsqext.spark.read.offsets import (
     load,
     parse_ending,
     parse_starting,
+    parse_time,
     parse_times,
     plan_tasks,
 )
@@ -42,8 +44,8 @@ def test_offsets_survive_json(found: Offsets) -> None:
 
 
 def test_the_json_is_the_documented_one_in_a_fixed_order() -> None:
-    text = '{"v": 1, "topics": {"a": {"2": 0, "10": 7}, "b": {"0": 1}}}'
-    assert json.dumps(dump({("b", 0): 1, ("a", 10): 7, ("a", 2): 0})) == text
+    text = '{"v": 1, "topics": {"a": {"2": 7, "10": 0}, "b": {"0": 1}}}'
+    assert json.dumps(dump({("b", 0): 1, ("a", 10): 0, ("a", 2): 7})) == text
 
 
 @pytest.mark.parametrize(
@@ -93,6 +95,7 @@ def test_names_of_positions() -> None:
 def test_positions_by_partition() -> None:
     places = evolve(parse_starting('{"t": {"0": 23, "1": -1, "2": -2}}'), option="startingOffsets")
     assert [places.of("t", partition) for partition in range(3)] == [23, LATEST, EARLIEST]
+    assert parse_starting(f'{{"t": {{"{MAX_PARTITION}": 0}}}}').named == {("t", MAX_PARTITION): 0}
     with pytest.raises(InvalidSetting, match=r"startingOffsets has no offset .*topic t, partition 3"):
         places.of("t", 3)
     with pytest.raises(InvalidSetting, match=r"names a partition that is not read \(topic t, partition 2\)"):
@@ -112,7 +115,7 @@ def test_positions_by_partition() -> None:
         ('{"t": [3]}', "topic 't' has no offsets by partition"),
         ('{"t": {"x": 3}}', "'x' is not a partition"),
         ('{"t": {"1_0": 3}}', "'1_0' is not a partition"),
-        ('{"t": {"9999": 3}}', "'9999' is not a partition"),
+        ('{"t": {"1024": 3}}', "'1024' is not a partition"),
         ('{"t": {"0": -3}}', "-3 is not a valid number"),
         ('{"t": {"0": "4"}}', "'4' is not a valid number"),
         ('{"v": 9, "topics": {}}', "the offsets have version 9"),
@@ -188,19 +191,20 @@ def test_times_that_are_invalid(text: str, expected: str) -> None:
 def test_times() -> None:
     times = parse_times('{"t": {"0": 5, "3": 1700000000000}}')
     assert [times.of("t", partition) for partition in (0, 3)] == [5, 1_700_000_000_000]
+    assert parse_times('{"t": {"0": 0}}').time_of(("t", 0)) == parse_time("0").time_of(("t", 0)) == 0
     with pytest.raises(InvalidSetting, match="has no time for this partition") as caught:
         times.of("t", 1)
     assert "-2" not in str(caught.value)
 
 
-LAST = {("orders", 0): MessagePosition(4, 77, 120, 1_700_000_000_123_456_789)}
+LAST = {("orders", 0): MessagePosition(4, 77, 0, 1_700_000_000_123_456_789)}
 
 
 def test_the_last_messages_of_a_checkpoint() -> None:
     stored = {**dump({("orders", 0): 5, ("orders", 1): 0}), **dump_last(LAST)}
     text = json.dumps(stored)
     assert json.loads(text)["last"] == {
-        "orders": {"0": {"id": 77, "offset": 120, "timestamp": LAST["orders", 0].timestamp}}
+        "orders": {"0": {"id": 77, "offset": 0, "timestamp": LAST["orders", 0].timestamp}}
     }
     offsets = load(text)
     assert offsets == {("orders", 0): 5, ("orders", 1): 0}

@@ -71,6 +71,12 @@ def test_a_larger_lag_gets_no_smaller_share_except_for_rounding(lags: dict[Key, 
 
 def test_shares_are_in_proportion() -> None:
     assert share({("a", 0): 1000, ("a", 1): 3000}, 400) == {("a", 0): 100, ("a", 1): 300}
+    assert share({("a", 0): 1, ("a", 1): 1}, 2) == {("a", 0): 1, ("a", 1): 1}
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(7, [3, 2, 2]), (10, [5, 2, 3]), (13, [7, 2, 4])])
+def test_the_remainder_goes_to_the_largest_rounding_losses(limit: int, expected: list[int]) -> None:
+    assert list(share({("a", 0): 10, ("a", 1): 3, ("b", 0): 6}, limit).values()) == expected
 
 
 @given(st.dictionaries(KEYS, st.just(5), min_size=1, max_size=8), st.integers(1, 3))
@@ -179,6 +185,7 @@ GONE = [
         {("a", 0): PartitionState(0, 9, 5), ("a", 1): PartitionState(2, 9)},
         "the messages from 0 to 2 are not retained",
     ),
+    ({("a", 0): 0}, {("a", 0): PartitionState(1, 9, 0)}, "the messages from 0 to 1 are not retained"),
 ]
 
 
@@ -214,6 +221,12 @@ def test_without_the_check_a_recreated_topic_begins_again() -> None:
     assert end_of(back, recreated, strict=False) == {("a", 0): 3}
 
 
+def test_without_the_check_a_partition_without_an_anchor_is_read_on() -> None:
+    start: Offsets = {("a", 0): 5, ("a", 1): 5}
+    found = {("a", 0): PartitionState(0, 5), ("a", 1): PartitionState(0, 6)}
+    assert end_of(start, found, strict=False) == {("a", 0): 5, ("a", 1): 6}
+
+
 def test_without_the_check_reading_begins_with_the_retained_messages() -> None:
     start: Offsets = {("a", 0): 5}
     found = {("a", 0): PartitionState(8, 20, 5)}
@@ -226,6 +239,10 @@ def test_a_logged_batch_is_read_as_it_was_logged() -> None:
     """After a restart, with more messages and a new partition."""
     found = {("a", 0): PartitionState(0, 90, 3), ("a", 1): PartitionState(0, 9, 0)}
     assert plan_ranges({("a", 0): 3}, {("a", 0): 8}, found, fail_on_data_loss=True) == [Range("a", 0, 3, 8)]
+
+
+def test_a_logged_batch_that_reads_nothing_of_a_partition_does_not_need_its_messages() -> None:
+    assert plan_ranges({("a", 0): 8}, {("a", 0): 8}, {("a", 0): PartitionState(0, 7)}, fail_on_data_loss=True) == []
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,20 @@ def test_the_last_message_waits_where_its_end_is_not_known() -> None:
     assert counts({("a", 0): log}, {("a", 0): 9}, 1000) == {("a", 0): 1}
 
 
+def test_bytes_before_the_batch_do_not_count() -> None:
+    assert counts({("a", 0): Log(0, 10, size=100)}, {("a", 0): 5}, 700) == {("a", 0): 5}
+    assert counts({("a", 0): Log(0, 10, size=100)}, {("a", 0): 5}, 499) == {("a", 0): 4}
+
+
+def test_a_partition_whose_size_is_unknown_is_read_completely() -> None:
+    assert counts({("a", 0): Log(0, 10, size=100, unsure=-1000)}, {("a", 0): 0}, 1) == {("a", 0): 10}
+
+
+def test_a_partition_without_a_share_waits() -> None:
+    found = {("a", partition): Log(0, 10, size=100) for partition in range(3)}
+    assert sorted(counts(found, dict.fromkeys(found, 0), 2).values()) == [0, 1, 1]
+
+
 def test_shares_are_in_proportion_to_bytes() -> None:
     found = {("a", 0): Log(0, 90, size=100), ("a", 1): Log(0, 10, size=100)}
     assert counts(found, {("a", 0): 0, ("a", 1): 0}, 5000) == {("a", 0): 45, ("a", 1): 5}

@@ -109,7 +109,16 @@ def test_too_many_ahead_of_a_gap() -> None:
     assert taken(reassembler, stored[1:4]) == []
     with pytest.raises(RangeIncomplete, match="message 0 was not received, but 5 messages after it"):
         taken(reassembler, stored[4:])
+    assert taken(reassembler, stored[1:4]) == [], "the next connection has the same patience"
     assert taken(reassembler, stored) == places(stored)
+
+
+def test_a_delivery_that_continues_the_range_is_returned_without_a_copy() -> None:
+    reassembler = Reassembler(0, 4, 3)
+    reassembler.begin(0)
+    for delivery in (from_messages(queue([10] * 4)[:2]), from_messages(queue([10] * 4)[2:])):
+        assert reassembler.take(delivery) == [delivery]
+    assert (reassembler.done, reassembler.offset) == (True, 40)
 
 
 def test_another_offset_is_detected() -> None:

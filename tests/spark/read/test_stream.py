@@ -7,11 +7,12 @@ import pickle
 
 import anyio
 import pytest
+from pyspark.sql.datasource import InputPartition
 
-from nsqext.errors import DataLoss, InvalidSetting, TopicNotFound
+from nsqext.errors import DataLoss, InvalidSetting, InvalidState, TopicNotFound
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.read.offsets import Offsets, Range, dump, load
-from nsqext.spark.read.readers import NsqStreamReader
+from nsqext.spark.read.readers import NsqStreamReader, TaskRanges
 from nsqext.spark.read.stream_planner import StreamPlanner
 from tests.support.spark_admin import FakeAdmin, Log
 
@@ -79,6 +80,7 @@ async def test_a_frozen_query_ends_where_it_was_frozen() -> None:
     servers.logs["orders", 0].end += 5
     servers.logs["orders", 2] = Log(0, 5)
     start, steps = await planner.initial(), 0
+    servers.logs["orders", 3] = Log(0, 5)
     while (end := await planner.latest(start, 30)) != start:
         start, steps = end, steps + 1
     # partitions that were created in between begin with the query
@@ -112,29 +114,31 @@ async def test_a_logged_batch_is_planned_again_by_a_new_process() -> None:
 
 
 @anyio_only
-async def test_a_new_leader_receives_the_end_of_the_log_late() -> None:
+@pytest.mark.parametrize(("before", "end"), [(45, 50), (0, 1)])
+async def test_a_new_leader_receives_the_end_of_the_log_late(before: int, end: int) -> None:
     servers = two()
-    servers.logs["orders", 0] = Log(0, 45, anchor=0)
+    servers.logs["orders", 0] = Log(0, before, anchor=0)
     planner = batches(servers, readTimeoutMs="20000")
     found: list[Range] = []
 
     async def plan() -> None:
-        found.extend(await planner.ranges({}, {("orders", 0): 50, ("orders", 1): 30}))
+        found.extend(await planner.ranges({}, {("orders", 0): end, ("orders", 1): 30}))
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(plan)
         while servers.asked < 4:  # noqa: ASYNC110
             await anyio.sleep(0.01)
-        servers.logs["orders", 0].end = 50
-    assert found == [Range("orders", 0, 0, 50), Range("orders", 1, 0, 30)]
+        servers.logs["orders", 0].end = end
+    assert found == [Range("orders", 0, 0, end), Range("orders", 1, 0, 30)]
 
 
 @anyio_only
 async def test_messages_that_become_readable_late_are_not_lost() -> None:
     servers = two()
     planner = batches(servers)
-    start = await planner.latest(await planner.initial(), None)
     servers.logs["orders", 0].late = 5
+    start = await planner.latest(await planner.initial(), None)
+    assert start == {("orders", 0): 50, ("orders", 1): 30}, "the first batch has everything that was acknowledged"
     assert await planner.latest(start, None) == start
     servers.logs["orders", 1].end, servers.logs["orders", 1].late = 40, 5
     assert await planner.latest({("orders", 0): 45, ("orders", 1): 30}, None) == {("orders", 0): 45, ("orders", 1): 35}
@@ -260,6 +264,22 @@ async def test_metrics_of_the_progress() -> None:
 
 
 @anyio_only
+async def test_the_rate_of_publishing(monkeypatch: pytest.MonkeyPatch) -> None:
+    servers, now = two(), 10.0
+    monkeypatch.setattr(anyio, "current_time", lambda: now)
+    planner = batches(servers)
+    start, rates = await planner.initial(), list[float]()
+    for published, seconds in ((0, 0.0), (10, 3.0), (7, 0.0), (0, 2.0), (0, 1.0), (-20, 1.0), (5, 10.0)):
+        now += seconds
+        servers.logs["orders", 0].end += published
+        await planner.latest(start, 3)
+        report = planner.report()
+        assert report is not None
+        rates.append(report["metrics"]["publishedPerSecond"])
+    assert rates == [0.0, 3.3, 3.3, 0.0, 0.0, 0.0, 0.5]
+
+
+@anyio_only
 async def test_anchors_of_an_idle_query_are_at_the_end() -> None:
     """Spark commits a batch only when it plans the next one; a call of latestOffset shows that one is complete."""
     servers = two()
@@ -333,8 +353,10 @@ async def test_an_old_checkpoint_is_logged(caplog: pytest.LogCaptureFixture) -> 
     servers = two()
     servers.logs["orders", 0].anchor = 20
     servers.logs["orders", 1].anchor = 20
+    planner = batches(servers)
     with caplog.at_level(logging.WARNING, "nsqext.spark"):
-        await batches(servers).latest({("orders", 0): 10, ("orders", 1): 20}, None)
+        for _ in range(2):
+            await planner.latest({("orders", 0): 10, ("orders", 1): 20}, None)
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["topic orders, partition 0"]
 
 
@@ -374,6 +396,22 @@ def test_a_new_query_of_a_pyspark_that_passes_no_start(servers: FakeAdmin) -> No
     assert load(second) == {("orders", 0): 10, ("orders", 1): 6}
     assert [log.anchor for log in servers.logs.values()] == [5, 3]
     reader.stop()
+    assert servers.closed
+
+
+def test_a_new_query_that_ends_with_what_was_published_before(servers: FakeAdmin) -> None:
+    reader = NsqStreamReader(options())
+    reader.prepareForTriggerAvailableNow()
+    servers.logs["orders", 0].end = 60
+    assert load(reader.latestOffset(reader.initialOffset())) == {("orders", 0): 50, ("orders", 1): 30}
+    reader.stop()
+
+
+def test_tasks_of_another_source_are_refused() -> None:
+    reader = NsqStreamReader(options())
+    assert list(reader.read(TaskRanges([]))) == []
+    with pytest.raises(InvalidState, match="was not planned by this source"):
+        reader.read(InputPartition(None))
 
 
 def test_a_restarted_query_of_a_pyspark_that_passes_no_start(servers: FakeAdmin) -> None:

@@ -14,6 +14,8 @@ from nsqext.spark.read.stream_planner import StreamPlanner
 from tests.support.spark_admin import FakeAdmin, Log
 
 if TYPE_CHECKING:
+    from nsqext.spark.cluster.leader_locator import MessagePosition
+    from nsqext.spark.read.offsets import Key
     from nsqext.spark.read.stream_planner import LastMessages
 
 pytestmark = pytest.mark.anyio
@@ -57,6 +59,46 @@ async def test_a_regrown_log_raises_and_says_what_was_there_and_what_is_there() 
         assert (raised.value.topic, raised.value.partition) == ("orders", 0)
 
 
+async def test_a_log_that_is_shorter_than_before_is_an_error_that_moves_no_anchor() -> None:
+    servers = logs()
+    read, last = await read_all(servers)
+    log = servers.logs["orders", 0]
+    for end in (76, 77):
+        log.end = log.anchor = end
+        with pytest.raises(DataLoss, match=f"78 messages were read, but the partition has only {end}"):
+            await planner(servers).latest(read, None, last=last)
+        assert log.anchor == end
+
+
+async def test_the_last_message_that_was_read_is_the_first_one_that_is_retained() -> None:
+    servers = logs()
+    read, last = await read_all(servers)
+    servers.logs["orders", 0].start, servers.logs["orders", 0].regrown_from = 77, 77
+    with pytest.raises(DataLoss, match=REPLACED):
+        await planner(servers).latest(read, None, last=last)
+
+
+async def test_a_regrown_log_of_a_leader_whose_clock_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No message is newer than the last one that was read: reading continues behind it."""
+    servers, asked = logs(), list[int]()
+    query = planner(servers)
+    first = await query.latest(await query.initial(), 20)
+    known = query.last
+    second = await query.latest(first, 20, last=known)
+    count = first["orders", 0]
+    servers.logs["orders", 0].regrown_from = count - 1
+
+    async def count_since(_: FakeAdmin, topic: str, partition: int, timestamp: int) -> int:
+        asked.append(timestamp)
+        return 78
+
+    monkeypatch.setattr(FakeAdmin, "count_since", count_since)
+    lenient = planner(servers, failOnDataLoss="false")
+    assert (await lenient.latest(first, 20, last=known))["orders", 0] > count
+    assert {part.partition for part in await lenient.ranges(first, second, known)} == {1}
+    assert set(asked) == {known["orders", 0].timestamp + 1}
+
+
 async def test_a_log_that_regrows_while_the_query_runs() -> None:
     servers = logs()
     query = planner(servers)
@@ -67,7 +109,7 @@ async def test_a_log_that_regrows_while_the_query_runs() -> None:
         await query.latest(read, None, last=query.last)
 
 
-@pytest.mark.parametrize("end", [76, 78, 80])
+@pytest.mark.parametrize("end", [76, 77, 78, 80])
 async def test_without_the_check_a_regrown_log_is_read_from_its_first_new_message(
     end: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -137,6 +179,24 @@ async def test_messages_that_are_not_retained_are_not_compared() -> None:
     servers.logs["orders", 0].start, servers.logs["orders", 0].end = 78, 80
     query = planner(servers)
     assert await query.latest(read, None, last=last) == {("orders", 0): 80, ("orders", 1): 5}
+
+
+async def test_only_partitions_with_new_messages_are_asked_for_their_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = logs()
+    asked: list[Key] = []
+    query = planner(servers)
+    read = await query.latest(await query.initial(), None)
+    message = FakeAdmin.message
+
+    async def record(admin: FakeAdmin, topic: str, partition: int, count: int) -> MessagePosition:
+        asked.append((topic, partition))
+        return await message(admin, topic, partition, count)
+
+    monkeypatch.setattr(FakeAdmin, "message", record)
+    servers.logs["orders", 0].end = 90
+    await query.latest(read, None, last=query.last)
+    assert set(asked) == {("orders", 0)}
+    assert {key: found.count for key, found in query.last.items()} == {("orders", 0): 89, ("orders", 1): 4}
 
 
 async def test_an_idle_query_requests_no_messages(monkeypatch: pytest.MonkeyPatch) -> None:

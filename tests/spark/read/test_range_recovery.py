@@ -1,0 +1,499 @@
+"""Readers of ranges with scripted connections: RDY and FIN, errors and attempts, and connections that fall silent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from nsqext.errors import (
+    ConnectionLost,
+    DataLoss,
+    InvalidPartition,
+    NsqError,
+    PartitionUnavailable,
+    ProtocolError,
+    RangeIncomplete,
+    TopicNotFound,
+)
+from nsqext.protocol.client.commands import rdy
+from nsqext.protocol.messages import RawMessage, encode_message
+from nsqext.spark.cluster.client_config import ClientConfig
+from nsqext.spark.cluster.leader_locator import ChannelPosition, Leader
+from nsqext.spark.options import SourceOptions
+from nsqext.spark.read import range_reader
+from nsqext.spark.read.offsets import Range
+from nsqext.spark.read.range_reader import RangeReader, TaskReader
+from nsqext.types import Address, TopicMeta
+from tests.support.spark_readers import bodies
+
+if TYPE_CHECKING:
+    from nsqext.spark.cluster.admin import Admin
+
+pytestmark = pytest.mark.anyio
+
+LEADER = Leader(Address("n1", 4150), Address("n1", 4151))
+LOST = ConnectionLost("the node was stopped")
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """What executors and planners run on."""
+    return "asyncio"
+
+
+def frames(*numbers: int) -> list[bytes]:
+    """Return messages of ten bytes each."""
+    found: list[bytes] = []
+    for number in numbers:
+        message = RawMessage()
+        message.timestamp, message.attempts, message.id = 1, 1, number.to_bytes(16)
+        message.offset, message.size, message.body = 10 * number, 10, b"%d" % number
+        found.append(encode_message(message, False, detail=True))
+    return found
+
+
+def fins(*numbers: int) -> bytes:
+    return b"".join(b"FIN %b\n" % number.to_bytes(16) for number in numbers)
+
+
+class Connection:
+    """A subscribed connection: runs the steps of a script, and then waits for its end.
+
+    A step is a delivery, an error that ends the connection, or a function to call.
+    """
+
+    def __init__(self, *steps: list[bytes] | NsqError | Callable[[], object], max_ready: int = 1000) -> None:
+        self.steps, self.max_ready, self.extend = steps, max_ready, False
+        self.request = SimpleNamespace(channel="")
+        self.pending: list[bytes] = []
+        self.sent: list[bytes] = []
+        self.ticks = 0
+        self.ended = False
+        self.failure: NsqError | None = None
+        self._over = anyio.Event()
+
+    def set_ready(self, count: int) -> None:
+        self.pending.append(rdy(count))
+
+    def flush(self) -> None:
+        if self.pending:
+            self.sent.append(b"".join(self.pending))
+        self.pending.clear()
+
+    def tick(self) -> None:
+        self.ticks += 1
+
+    def end(self) -> None:
+        self.ended = True
+        self._over.set()
+
+    def fail(self, error: NsqError) -> None:
+        self.failure = error
+        self._over.set()
+
+    async def read(self, on_messages: Callable[[list[bytes]], None]) -> None:
+        for step in self.steps:
+            if isinstance(step, NsqError):
+                raise step
+            if isinstance(step, list):
+                on_messages(step)
+            else:
+                step()
+            await anyio.lowlevel.checkpoint()
+        await self._over.wait()
+        if self.failure is not None:
+            raise self.failure
+
+
+class Servers:
+    """The `Admin` of a reader, whose connections are scripted."""
+
+    def __init__(self, *connections: Connection | NsqError) -> None:
+        self.waiting = list(connections)
+        self.opened = 0
+        self.retained = {0: [0], 1: [0], 2: [0], 3: [0]}
+        self.settled: NsqError | None = None
+        self.offset = 0
+        self.moves: list[int] = []
+        self.retries: list[tuple[float, float, NsqError]] = []
+        self.known: list[str] = []
+        self.distrusted: list[tuple[str, int, Leader]] = []
+        self.deleted = [True]
+        self.closed = False
+        self.connection = None
+
+    @property
+    def leaders(self) -> Servers:
+        return self
+
+    nodes = leaders
+
+    async def open(self, *_: object) -> Connection:
+        self.opened += 1
+        found = self.waiting.pop(0)
+        if isinstance(found, NsqError):
+            raise found
+        return found
+
+    async def leader(self, topic: str, partition: int) -> tuple[Leader, TopicMeta]:
+        return LEADER, TopicMeta()
+
+    async def first_retained(self, leader: Leader, topic: str, partition: int) -> int:
+        retained = self.retained[partition]
+        return retained.pop(0) if len(retained) > 1 else retained[0]
+
+    async def bounds(self, topic: str, partition: int) -> Any:
+        return SimpleNamespace(start=self.retained[partition][0])
+
+    async def move(self, leader: Leader, topic: str, partition: int, channel: str, count: int) -> None:
+        self.moves.append(count)
+
+    async def wait_for_move(self, *given: Any) -> ChannelPosition:
+        assert given[4] == self.moves[-1]
+        if self.settled is not None:
+            raise self.settled
+        return ChannelPosition(99, given[4], 10 * given[4] + self.offset)
+
+    async def is_deleted(self, topic: str) -> bool:
+        return self.deleted.pop(0) if len(self.deleted) > 1 else self.deleted[0]
+
+    def exists(self, topic: str) -> None:
+        self.known.append(topic)
+
+    def distrust(self, topic: str, partition: int, leader: Leader) -> None:
+        self.distrusted.append((topic, partition, leader))
+
+    def log_retry(self, waited: float, limit: float, error: NsqError) -> None:
+        self.retries.append((waited, limit, error))
+
+    async def aclose(self) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.closed = True
+
+
+class Clock:
+    """A clock that only pauses move on; they are recorded."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.pauses: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.pauses.append(seconds)
+        await anyio.lowlevel.checkpoint()
+
+    def pass_by(self, seconds: float) -> Callable[[], None]:
+        """Return a function that lets time pass without a pause."""
+
+        def step() -> None:
+            self.now += seconds
+
+        return step
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(range_reader, "_clock", lambda: clock.now)
+    monkeypatch.setattr(range_reader, "_TICK", 0.25)
+    monkeypatch.setattr(anyio, "sleep", clock.sleep)
+    return clock
+
+
+def options(**given: Any) -> SourceOptions:
+    return SourceOptions(ClientConfig(("127.0.0.1:1",)), {"t": None}, **{"read_timeout": 4.0, **given})
+
+
+def reader_of(monkeypatch: pytest.MonkeyPatch, servers: Servers, end: int, start: int = 0, **given: Any) -> RangeReader:
+    monkeypatch.setattr(range_reader, "open_ephemeral", servers.open)
+    return RangeReader(cast("Admin", servers), Range("t", 0, start, end), options(**given))
+
+
+async def read(reader: RangeReader) -> list[int]:
+    """Return the numbers of all messages of a range."""
+    numbers: list[int] = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(reader.run)
+        while (block := await reader.next_block()) is not None:
+            assert bodies(block) == [b"%d" % number for number in range(block.first, block.first + len(block))]
+            numbers += range(block.first, block.first + len(block))
+    return numbers
+
+
+async def failure_of(reader: RangeReader, kind: type[NsqError]) -> Any:
+    """Return the error with which a range ends."""
+    await reader.run()
+    with pytest.raises(kind) as caught:
+        while await reader.next_block() is not None:
+            pass
+    return caught.value
+
+
+@pytest.mark.parametrize(("max_ready", "ready"), [(1000, 7), (5, 5)])
+async def test_messages_are_finished_until_the_range_is_complete(
+    monkeypatch: pytest.MonkeyPatch, max_ready: int, ready: int
+) -> None:
+    connection = Connection(frames(3, 4), frames(4, 5), frames(6, 7, 8), frames(9), max_ready=max_ready)
+    servers = Servers(connection)
+    assert await read(reader_of(monkeypatch, servers, 8, start=3, rdy=7)) == [3, 4, 5, 6, 7]
+    assert connection.sent == [rdy(ready), fins(3, 4), fins(4, 5)]
+    assert (connection.ended, connection.failure, servers.moves, servers.known) == (True, None, [3], ["t"])
+    assert servers.distrusted == []
+
+
+async def test_the_server_is_stopped_while_blocks_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    delivered = anyio.Event()
+    connection = Connection(frames(0, 1, 2, 3), frames(4), delivered.set)
+    reader = reader_of(monkeypatch, Servers(connection), 9, rdy=7, arrow_batch_rows=2)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(reader.run)
+        await delivered.wait()
+        assert connection.sent == [rdy(7), rdy(0) + fins(0, 1, 2, 3), fins(4)]
+        assert await reader.next_block() is not None
+        assert len(connection.sent) == 3, "one block still waits"
+        assert await reader.next_block() is not None
+        assert connection.sent[3:] == [rdy(7)]
+        tasks.cancel_scope.cancel()
+    assert connection.ended
+
+
+async def test_blocks_that_wait_when_the_connection_ends(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    """The next connection begins without RDY until they are read."""
+    second = Connection(clock.pass_by(3.0))
+    servers = Servers(Connection(frames(0, 1, 2, 3), LOST), second)
+    reader = reader_of(monkeypatch, servers, 5, rdy=7, arrow_batch_rows=2)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(reader.run)
+        while second.ticks < 20:
+            await anyio.lowlevel.checkpoint()
+        assert (second.sent, second.failure) == ([rdy(0)], None), "a paused connection is not too slow"
+        for _ in range(2):
+            assert await reader.next_block() is not None
+        assert second.sent == [rdy(0), rdy(7)]
+        tasks.cancel_scope.cancel()
+    assert servers.moves == [0, 4]
+
+
+async def test_a_block_is_taken_while_there_is_no_connection(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    servers = Servers(Connection(frames(0, 1), LOST), Connection(frames(2)))
+    reader = reader_of(monkeypatch, servers, 3, arrow_batch_rows=2)
+    found: list[list[bytes]] = []
+
+    async def leader(topic: str, partition: int) -> tuple[Leader, TopicMeta]:
+        if servers.opened and (block := await reader.next_block()) is not None:
+            found.append(bodies(block))
+        return LEADER, TopicMeta()
+
+    monkeypatch.setattr(servers, "leader", leader)
+    await reader.run()
+    assert found == [[b"0", b"1"]]
+    assert servers.moves == [0, 2]
+
+
+@pytest.mark.parametrize("bad", [[b"short"], frames(3, 4, 5)], ids=["short", "far ahead"])
+async def test_a_delivery_that_cannot_be_used_ends_the_connection(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, bad: list[bytes]
+) -> None:
+    first = Connection(frames(0), frames(3, 4), bad, frames(1))
+    servers = Servers(first, Connection(frames(1, 2)))
+    reader = reader_of(monkeypatch, servers, 3, rdy=1)
+    await reader.run()
+    assert isinstance(first.failure, ProtocolError | RangeIncomplete)
+
+
+async def test_a_connection_without_messages_is_replaced(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    """After half of the timeout, counted from the last message."""
+    first = Connection(clock.pass_by(1.0), frames(0))
+    servers = Servers(first, Connection(frames(1)))
+    assert await read(reader_of(monkeypatch, servers, 2)) == [0, 1]
+    assert str(first.failure).startswith("no message was received for 2 s (")
+    assert first.ticks >= 8
+    ((waited, limit, error),) = servers.retries
+    assert (error, limit) == (first.failure, 4.0)
+    assert 2.0 < waited <= 2.75
+    assert servers.distrusted == [("t", 0, LEADER)]
+    assert first.ended
+
+
+async def test_errors_are_followed_by_pauses_that_grow(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    """Until a message is received: then they begin again."""
+    refused = [ConnectionLost("refused") for _ in range(30)]
+    servers = Servers(*refused, Connection(frames(0), LOST), Connection(LOST), Connection(frames(1)))
+    assert await read(reader_of(monkeypatch, servers, 2, read_timeout=60.0)) == [0, 1]
+    grow = [0.02 * count for count in range(1, 25)] + [0.5] * 6
+    assert [pause for pause in clock.pauses if pause != 0.25] == pytest.approx([*grow, 0.02, 0.04])
+    assert [error for _, _, error in servers.retries] == [*refused, LOST, LOST]
+    assert [waited for waited, _, _ in servers.retries][:3] == pytest.approx([0.0, 0.02, 0.06])
+    assert len(servers.distrusted) == 32
+    assert servers.known == ["t"] * 3
+
+
+async def test_an_error_with_a_range_that_is_never_complete(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    errors = [ConnectionLost("first"), ConnectionLost("second"), ConnectionLost("third")]
+    servers = Servers(*(Connection(clock.pass_by(1.7), error) for error in errors))
+    reader = reader_of(monkeypatch, servers, 7, start=5)
+    failure = await failure_of(reader, RangeIncomplete)
+    assert str(failure).startswith("message 5 of the range 5..7 was not received within 4 s: third")
+    assert (failure.__cause__, failure.attempts) == (errors[2], (errors[0], errors[1]))
+    assert (failure.topic, failure.partition, failure.node) == ("t", 0, "n1:4150")
+
+
+@pytest.mark.parametrize(
+    ("begun", "errors", "final"),
+    [
+        (False, [TopicNotFound("deleted")], True),
+        (False, [LOST, TopicNotFound("deleted")], False),
+        (True, [TopicNotFound("deleted")], False),
+        (False, [PartitionUnavailable("it has no leader")], False),
+        (False, [LOST], False),
+        (False, [ProtocolError("it cannot be read")], False),
+        (False, [InvalidPartition("it does not exist")], True),
+        (False, [LOST, DataLoss("it is not retained")], True),
+    ],
+)
+async def test_errors_that_a_retry_cannot_help(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, begun: bool, errors: list[NsqError], final: bool
+) -> None:
+    before = [Connection(frames(0), LOST)] if begun else []
+    servers = Servers(*before, *errors, Connection(frames(0, 1)))
+    reader = reader_of(monkeypatch, servers, 2)
+    if final:
+        assert await failure_of(reader, type(errors[-1])) is errors[-1]
+    else:
+        assert await read(reader) == [0, 1]
+
+
+async def test_messages_that_are_removed_before_the_channel_is_moved(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    servers = Servers(Connection(), Connection(), Connection(frames(5)))
+    servers.retained[0] = [6]
+    reader = reader_of(monkeypatch, servers, 6, start=5)
+    failure = await failure_of(reader, DataLoss)
+    assert "message 5 is not retained any more; the first retained one is 6" in str(failure)
+    assert servers.moves == []
+    servers.retained[0], servers.settled = [5, 6], PartitionUnavailable("it was not moved")
+    failure = await failure_of(reader_of(monkeypatch, servers, 6, start=5), DataLoss)
+    assert servers.moves == [5], "the move did not happen because the message was removed"
+    servers.retained[0], servers.settled = [5], None
+    assert await read(reader_of(monkeypatch, servers, 6, start=5)) == [5]
+
+
+async def test_another_leader_with_another_log(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    servers = Servers(Connection(frames(0), LOST), Connection())
+    reader = reader_of(monkeypatch, servers, 2)
+
+    def rewrite(*_: object) -> None:
+        servers.offset = 7
+
+    monkeypatch.setattr(servers, "log_retry", rewrite)
+    failure = await failure_of(reader, DataLoss)
+    assert "message 1 begins at byte 17 on this node, and began at byte 10 on the previous leader" in str(failure)
+
+
+# The ranges of a task
+
+
+def tasks_of(monkeypatch: pytest.MonkeyPatch, servers: Servers, *ranges: Range, **given: Any) -> TaskReader:
+    monkeypatch.setattr(range_reader, "open_ephemeral", servers.open)
+    monkeypatch.setattr(range_reader, "Admin", lambda _: servers)
+    return TaskReader(options(**given), ranges)
+
+
+async def read_all(reader: TaskReader) -> list[tuple[int, int]]:
+    """Return partition and number of the messages of a task."""
+    found: list[tuple[int, int]] = []
+    async with reader:
+        while (block := await reader.next_block()) is not None:
+            part, messages = block
+            found += [(part.partition, number) for number in range(messages.first, messages.first + len(messages))]
+    return found
+
+
+async def test_the_next_ranges_of_a_task_are_opened_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(range_reader, "_OPEN_RANGES", 2)
+    servers = Servers(*(Connection(frames(0)) for _ in range(4)))
+    reader = tasks_of(monkeypatch, servers, *(Range("t", partition, 0, 1) for partition in range(4)))
+    async with reader:
+        while servers.opened < 2:
+            await anyio.lowlevel.checkpoint()
+        for _ in range(50):
+            await anyio.lowlevel.checkpoint()
+        assert servers.opened == 2, "the others wait"
+        found = [await reader.next_block() for _ in range(5)]
+    assert [None if block is None else block[0].partition for block in found] == [0, 1, 2, 3, None]
+    assert servers.closed
+
+
+async def test_a_task_that_is_cancelled_closes_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = Connection()
+    servers = Servers(connection)
+    with anyio.CancelScope() as scope:
+        async with tasks_of(monkeypatch, servers, Range("t", 0, 0, 1)):
+            while not connection.sent:
+                await anyio.lowlevel.checkpoint()
+            scope.cancel()
+            await anyio.sleep_forever()
+    assert (servers.closed, connection.ended) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("received", "retained", "expected"),
+    [([], 1, [1, 2, 3, 4]), ([], 7, []), ([0, 1], 3, [0, 1, 3, 4]), ([0, 1], 9, [0, 1])],
+)
+async def test_messages_that_are_not_retained_are_skipped(
+    monkeypatch: pytest.MonkeyPatch,
+    clock: Clock,
+    caplog: pytest.LogCaptureFixture,
+    received: list[int],
+    retained: int,
+    expected: list[int],
+) -> None:
+    """Without failOnDataLoss: those at the start of a range, and those after the last message that was received."""
+    connections = [Connection(frames(*received), LOST)] if received else []
+    servers = Servers(Connection(frames(0)), *connections, Connection(), Connection(frames(*expected)))
+    servers.retained[1] = [0, retained] if received else [retained]
+    lost = Range("t", 1, 0, 5)
+    monkeypatch.setattr(range_reader, "_OPEN_RANGES", 1)
+    found = await read_all(tasks_of(monkeypatch, servers, Range("t", 0, 0, 1), lost, fail_on_data_loss=False))
+    assert found == [(0, 0), *((1, number) for number in expected)]
+    assert f"messages {len(received)}..{retained} of {lost} are not retained any more: skipped" in caplog.text
+
+
+async def test_lost_messages_that_are_retained_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = DataLoss("the log was rewritten")
+    for start in (0, 3):
+        servers = Servers(error)
+        servers.retained[0] = [start]
+        with pytest.raises(DataLoss, match="the log was rewritten"):
+            await read_all(tasks_of(monkeypatch, servers, Range("t", 0, start, 5), fail_on_data_loss=False))
+    servers = Servers(Connection())
+    servers.retained[0] = [1]
+    with pytest.raises(DataLoss, match="message 0 is not retained any more"):
+        await read_all(tasks_of(monkeypatch, servers, Range("t", 0, 0, 5)))
+    assert servers.closed
+
+
+async def test_deleted_topics_are_skipped(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without failOnDataLoss, once it is certain; otherwise the range is requested again after a pause."""
+    monkeypatch.setattr(range_reader, "_OPEN_RANGES", 1)
+    unknown, found = TopicNotFound("lookup does not know it"), Range("t", 0, 3, 5)
+    with pytest.raises(TopicNotFound, match="lookup does not know it"):
+        await read_all(tasks_of(monkeypatch, Servers(unknown), found))
+    servers = Servers(unknown, unknown, Connection(frames(3, 4)))
+    servers.deleted = [False, True]
+    ranges = found, Range("t", 1, 3, 5)
+    assert await read_all(tasks_of(monkeypatch, servers, *ranges, fail_on_data_loss=False)) == [(1, 3), (1, 4)]
+    assert [pause for pause in clock.pauses if pause != 0.25] == [0.5]
+    assert f"the topic of {found} does not exist any more: skipped" in caplog.text
+    servers = Servers(unknown, Connection(frames(0)))
+    servers.deleted = [False]
+    assert await read_all(tasks_of(monkeypatch, servers, Range("t", 0, 0, 1), fail_on_data_loss=False)) == [(0, 0)]

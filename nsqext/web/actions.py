@@ -41,7 +41,7 @@ class Target:
 
 @frozen
 class Form:
-    """The fields of a form."""
+    """The fields of a form, or of the query of a page."""
 
     fields: Mapping[str, str]
 

@@ -16,6 +16,7 @@ from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.settings import consumer_settings, settings_for
 from nsqext.errors import InvalidInput, InvalidState, NsqError, TopicNotFound
 from nsqext.protocol.names import check_channel, check_topic
+from nsqext.web.actions import Form
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -173,8 +174,8 @@ class Pages:
     async def messages(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
         """Return the page of a topic's newest messages."""
         name = _known_topic(snapshot, path["topic"])
-        count = min(_number("count", query.get("count") or str(_PEEKED)), _MOST_PEEKED)
-        partition = _number("partition", query["partition"]) if query.get("partition") else None
+        form = Form(query)
+        count, partition = min(form.number("count", _PEEKED), _MOST_PEEKED), form.optional("partition")
         topic = snapshot.topics[name]
         found = () if topic.generation == "nsq" else await self._admin.peek(name, count=count, partition=partition)
         return _messages(topic, found, count=count, partition=partition)
@@ -241,12 +242,6 @@ def _known_topic(snapshot: Snapshot, name: str) -> str:
     if name not in snapshot.topics:
         raise TopicNotFound("lookup does not know the topic", topic=name, hint="the overview lists all topics")
     return name
-
-
-def _number(name: str, text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 7):
-        raise InvalidInput(f"{name}={text!r} is not a number")
-    return int(text)
 
 
 _WIDTH, _HEIGHT = 96, 22

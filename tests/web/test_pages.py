@@ -109,6 +109,24 @@ async def test_messages_are_shown_decoded_and_escaped(ha: Cluster, topic: str) -
     assert '<span class="flag accent">canary</span>' in answer.text and ">77<" in answer.text
 
 
+@pytest.mark.parametrize(
+    ("query", "status", "text"),
+    [
+        ({"count": "99999999999", "partition": " 0 "}, 200, ""),
+        ({"count": "", "partition": ""}, 200, ""),
+        ({"count": "few"}, 400, "is not a whole number"),
+        ({"partition": "-1"}, 400, "is not a whole number"),
+        ({"partition": "99"}, 400, "has no partition 99"),
+    ],
+)
+async def test_numbers_of_a_query_are_those_of_forms(
+    ha: Cluster, topic: str, query: dict[str, str], status: int, text: str
+) -> None:
+    async with browsing(ha) as browser:
+        answer = await browser.get(f"/topics/{topic}/messages", params=query)
+    assert (answer.status_code, text in answer.text) == (status, True)
+
+
 async def test_a_node_shows_the_partitions_that_it_leads(ha: Cluster, topic: str) -> None:
     leader = ha.nodes[ha.leader(topic, 0)]
     async with browsing(ha) as browser:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidState, LookupFailed, LookupUnreachable, NsqError
 from nsqext.lookup.client import LookupClient
+from nsqext.lookup.metadata import MetadataCache
+from nsqext.lookup.options import LookupOptions
 from nsqext.lookup.poller import ExtendedTopics
-from tests.support.fake_lookupd import LookupNodes
+from tests.support.fake_lookupd import LookupNodes, eventually, lookup_json
 
 pytestmark = pytest.mark.anyio
 
@@ -59,6 +62,36 @@ async def test_a_long_list_is_read_once() -> None:
     assert reader.topics.cheap_for(4)
     await reader.topics.refresh()
     assert (reader.topics.cheap_for(9), reader.topics.cheap_for(10)) == (False, True)
+
+
+async def test_topics_that_support_headers_by_now_are_looked_up_again() -> None:
+    """The list is read once, and only the map for consumers is read again."""
+    nodes = LookupNodes()
+    nodes.lists("a:4161", "a:4161")
+    looked_up = nodes.finds("a:4161", lookup_json({0: "n1:4150"}, num=1))
+    read = nodes.route("a:4161", "/topics", listed(extended=True, plain=False))
+    options = LookupOptions(poll_interval=1000.0, max_poll_interval=1000.0, poll_jitter=0, request_timeout=30.0)
+    cache = MetadataCache("a:4161", options=options, transport=nodes.transport)
+    cache.acquire()
+    assert cache.lists_cheaply(4)
+    for topic in ("extended", "plain"):
+        for access in ("r", "w"):
+            cache.watch(topic, access, lambda view: None)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(cache.run)
+        await eventually(lambda: looked_up.call_count == 4)
+        await anyio.wait_all_tasks_blocked()
+        cache.poll_extended(["extended", "plain"])
+        await eventually(lambda: looked_up.call_count == 5)
+        await anyio.wait_all_tasks_blocked()
+        assert (looked_up.call_count, read.call_count) == (5, 1)
+        await cache.release()
+    params = looked_up.calls.last.request.url.params
+    assert (params["topic"], params["access"], read.calls.last.request.url.params["metaInfo"]) == (
+        "extended",
+        "r",
+        "true",
+    )
 
 
 @pytest.mark.parametrize("data", [{"topics": ["a"]}, {"topics": None, "meta_info": None}])

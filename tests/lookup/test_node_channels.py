@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from nsqext.errors import PartitionUnavailable
-from nsqext.lookup.node_channels import ChannelClient, ChannelConnections, LogBounds, NodeChannels
+from nsqext.lookup.node_channels import ChannelClient, ChannelConnections, LogBounds, NodeChannels, ask_node
 from nsqext.lookup.options import LookupOptions
 from nsqext.lookup.responses import LookupHttp
 from nsqext.types import Address
@@ -69,7 +69,8 @@ async def test_what_the_statistics_of_a_channel_say() -> None:
             ChannelConnections((), 0, 0),
             ChannelConnections(),
         ]
-        assert (await channels.connections(*where, "full")).unconfirmed == 3
+        unconfirmed = [(await channels.connections(*where, name)).unconfirmed for name in names]
+        assert unconfirmed == [3, 0, 0, 0, 0]
         assert [await channels.log_bounds(*where, name) for name in ("listed", "bare", "none", "")] == [
             LogBounds(10, 100, 60),
             LogBounds(10, 100, None),
@@ -80,6 +81,27 @@ async def test_what_the_statistics_of_a_channel_say() -> None:
             node.set_response("/stats", {"topics": [{**topics[1], **wrong}]})
             with pytest.raises(PartitionUnavailable, match="does not lead the partition"):
                 await channels.log_bounds(*where)
+
+
+@pytest.mark.parametrize(
+    ("topic", "partition", "query"),
+    [
+        ("t", 3, "topic=t&partition=3&a=1"),
+        ("t", 0, "topic=t&partition=0&a=1"),
+        ("t", -1, "topic=t&a=1"),
+        ("t", None, "topic=t&a=1"),
+        (None, None, "a=1"),
+    ],
+)
+async def test_what_a_request_is_about(topic: str | None, partition: int | None, query: str) -> None:
+    http = LookupHttp(LookupOptions())
+    try:
+        async with scripted_lookup() as node:
+            node.set_response("/stats", {})
+            await ask_node(http, "GET", node.address, "/stats", topic, partition, {"a": 1})
+            assert node.questions == [f"/stats?{query}"]
+    finally:
+        await http.aclose()
 
 
 async def test_an_unreachable_node() -> None:

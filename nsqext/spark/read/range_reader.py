@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 import anyio
@@ -178,7 +179,7 @@ class RangeReader:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch, reader)
             try:
-                await reader.read(self._deliver)
+                await reader.read(partial(self._deliver, reader))
             except NsqError as error:
                 ended = error  # a task group would wrap it
             tasks.cancel_scope.cancel()
@@ -202,9 +203,8 @@ class RangeReader:
 
     # Messages
 
-    def _deliver(self, frames: list[bytes]) -> None:
-        reader = self._reader
-        if reader is None or self._reassembler.done:
+    def _deliver(self, reader: PartitionReader, frames: list[bytes]) -> None:
+        if self._reassembler.done:
             return
         try:
             delivery = decode_frames(frames, reader.extend, with_bodies="value" in self._options.columns)
@@ -217,7 +217,6 @@ class RangeReader:
             self._blocks.add(run)
         if self._reassembler.done:
             self._blocks.close()
-            self._wake.wake()
             reader.end()
             return
         if self._blocks.full and not self._paused:

@@ -140,9 +140,10 @@ async def test_a_follower_that_is_connected_within_a_lease_stays_in_sync() -> No
 
 
 @pytest.mark.anyio
-async def test_messages_become_readable_when_a_separated_follower_has_them() -> None:
+@pytest.mark.parametrize("count", [2, 3])
+async def test_messages_become_readable_when_a_separated_follower_has_them(count: int) -> None:
     async with running() as coordinator:
-        leader = create(coordinator, 3)
+        leader = create(coordinator, count)
         replicas = coordinator.replica_sets["t", 0]
         other = replicas.state.replicas[1]
         coordinator.separate(leader, other)

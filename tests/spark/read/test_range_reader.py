@@ -16,7 +16,6 @@ from nsqext import Producer
 from nsqext.broker import Cluster
 from nsqext.broker.options import ClusterOptions
 from nsqext.errors import (
-    ConnectionLost,
     DataLoss,
     InvalidPartition,
     NegotiationFailed,
@@ -333,32 +332,6 @@ async def test_messages_that_are_not_retained() -> None:
         assert f"message {start - 1} is not retained any more; the first retained one is {start}" in str(found)
         reader = SingleReader(access(small), Range(topic, 0, start, 8 * COUNT))
         assert await read(reader) == list(range(start, 8 * COUNT))
-
-
-async def test_messages_that_were_received_before_the_rest_was_lost_are_read(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    topic = await made(cluster)
-    reader = SingleReader(access(cluster), Range(topic, 0, 0, COUNT), rdy=20, block_rows=2 * COUNT)
-    deliver = reader._deliver
-
-    def deliver_once(frames: list[bytes]) -> None:
-        deliver(frames)
-        if reader._reader is not None:
-            reader._reader.fail(ConnectionLost("the node was stopped"))
-
-    async def check_retained(_: object) -> None:
-        if reader._reassembler.count:
-            raise DataLoss("the rest is not retained any more")
-
-    monkeypatch.setattr(reader, "_deliver", deliver_once)
-    monkeypatch.setattr(reader, "_check_retained", check_retained)
-    async with reader:
-        block = await reader.next_block()
-        assert block is not None
-        assert (block.first, len(block)) == (0, reader._reassembler.count)
-        with pytest.raises(DataLoss, match="the rest is not retained"):
-            await reader.next_block()
 
 
 async def test_a_log_that_was_rewritten(cluster: Cluster) -> None:

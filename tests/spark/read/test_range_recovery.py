@@ -33,6 +33,7 @@ from tests.support.spark_readers import bodies
 
 if TYPE_CHECKING:
     from nsqext.spark.cluster.admin import Admin
+    from nsqext.spark.read.frames import Block
 
 pytestmark = pytest.mark.anyio
 
@@ -263,6 +264,21 @@ async def test_the_server_is_stopped_while_blocks_wait(monkeypatch: pytest.Monke
     assert connection.ended
 
 
+async def test_a_block_is_returned_as_soon_as_it_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = reader_of(monkeypatch, Servers(Connection(frames(0, 1, 2))), 9, arrow_batch_rows=2)
+    found: list[Block | None] = []
+
+    async def take() -> None:
+        found.append(await reader.next_block())
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(take)
+        tasks.start_soon(reader.run)
+        await anyio.wait_all_tasks_blocked()
+        assert [None if block is None else len(block) for block in found] == [2]
+        tasks.cancel_scope.cancel()
+
+
 async def test_blocks_that_wait_when_the_connection_ends(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     """The next connection begins without RDY until they are read."""
     second = Connection(clock.pass_by(3.0))
@@ -383,6 +399,20 @@ async def test_messages_that_are_removed_before_the_channel_is_moved(
     assert servers.moves == [5], "the move did not happen because the message was removed"
     servers.retained[0], servers.settled = [5], None
     assert await read(reader_of(monkeypatch, servers, 6, start=5)) == [5]
+
+
+async def test_messages_that_were_received_before_the_rest_was_lost_are_read(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    servers = Servers(Connection(frames(0, 1), LOST), Connection())
+    servers.retained[0] = [0, 3]
+    reader = reader_of(monkeypatch, servers, 5)
+    await reader.run()
+    block = await reader.next_block()
+    assert block is not None
+    assert (block.first, bodies(block)) == (0, [b"0", b"1"])
+    with pytest.raises(DataLoss, match="message 2 is not retained any more"):
+        await reader.next_block()
 
 
 async def test_another_leader_with_another_log(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:

@@ -110,6 +110,31 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "broker/engine/partition.py",
         "number + 1",
+        "self._trim(0)",
+    ): "the last segment is kept anyway",
+    (
+        "broker/engine/partition.py",
+        "number + 1",
+        "self.log.trim(min(slowest, self.readable_offset, max(self.log.end_offset - keep, 0)))",
+    ): "no segment has one byte",
+    (
+        "broker/engine/partition.py",
+        "number + 1",
+        "self.changes += 1",
+    ): "only whether it grew counts",
+    (
+        "broker/engine/partition.py",
+        "Gt to GtE",
+        "elif self.log.held > self.options.finished_bytes:",
+    ): "the bytes of finished messages that are kept are chosen",
+    (
+        "broker/engine/options.py",
+        "number + 1",
+        "max_unsent: int = 4 * MIB",
+    ): "the bytes that wait for a client that does not read are chosen",
+    (
+        "broker/engine/partition.py",
+        "number + 1",
         "self._saved_end = 0  # end of the queue when the state was written",
     ): "the bytes until the state is written again are chosen",
     (

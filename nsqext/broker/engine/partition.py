@@ -169,12 +169,11 @@ class Partition:
         self.readable_offset = self.log.find_count(self.committed)
         channels = [channel for channel in self._all_channels() if isinstance(channel, ClassicChannel)]
         if self._delays or any(channel.ephemeral for channel in channels):
-            for count in range(first + 1, self.readable + 1):
-                entry, delay = self.log.at(count), self._delays.pop(count, 0.0)
+            for before in range(first, self.readable):
+                entry, delay = self.log.at(before + 1), self._delays.pop(before + 1, 0.0)
                 for channel in channels:
                     if entry is not None:
                         channel.accept(entry, delay)
-        self.note_progress()
         for channel in channels:
             channel.pump()
 

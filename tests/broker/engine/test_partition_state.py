@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nsqext.broker.engine.options import ChannelKind
 from nsqext.broker.engine.partition import Partition
 from nsqext.broker.engine.schedule import Schedule
 from nsqext.broker.engine.storage.log import Entry, MemoryBudget, Refusal
@@ -150,6 +151,45 @@ def test_followers_learn_of_each_change_of_channels_and_of_removed_messages() ->
     assert changed == ["finish", "trim", "create", "pause", "delete", "upgrade"]
 
 
+# Channels
+
+
+def test_a_deleted_channel_closes_its_clients_and_is_announced() -> None:
+    bench, deleted = Bench(), list[str]()
+    consumer, other = bench.consume(), bench.consume(2, channel="other")
+    bench.partition.delete_channel("other")
+    assert (other.has_closed, consumer.has_closed) == (True, False)
+    bench.partition.on_channel_deleted = deleted.append
+    for _ in range(2):
+        bench.partition.delete_channel("ch")
+    assert (consumer.has_closed, deleted, bench.partition.channels) == (True, ["ch"], {})
+
+
+def test_a_channel_keeps_its_position_and_its_delayed_messages_when_its_type_changes() -> None:
+    bench, keys = Bench(), ChannelKind("key_failover")
+    consumer = bench.consume(ready=5)
+    bench.publish("m0", "m1", "m2")
+    bench.finish(consumer, [2])
+    bench.channel().requeue(consumer, 3, 1200)
+    bench.channel().set_paused(True)
+    bench.channel().unsubscribe(consumer)
+    channel = bench.partition.set_kind("ch", keys)
+    assert (channel.kind, channel.acked.count, channel.paused) == (keys, 2, True)
+    assert list(channel.cursor.delayed.messages) == [3]
+    assert bench.partition.set_kind("ch", keys) is channel
+    fixed = ChannelKind("key_failover", fixed=True)
+    assert bench.partition.set_kind("ch", fixed) is channel
+    assert channel.kind == fixed
+    assert bench.partition.set_kind("new", keys).kind == keys
+
+
+def test_an_emptied_topic_forgets_delays() -> None:
+    bench = original()
+    bench.publish(NewMessage(b"m0", delay=5))
+    bench.partition.empty()
+    assert not bench.partition._delays
+
+
 # Memory
 
 
@@ -170,6 +210,20 @@ def test_a_partition_that_is_exactly_at_its_bound_is_not_refused() -> None:
     bench.publish("m2")
     with pytest.raises(Refusal, match=rf"^topic orders partition 0 holds {3 * COST} bytes that are not consumed"):
         bench.publish("m3")
+
+
+def test_a_closed_partition_has_no_clients_and_is_not_asked_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget, bench = MemoryBudget(1000), Bench()
+    bench.partition = Partition("orders", 0, bench.options, budget=budget)
+    consumer, asked = bench.consume(), list[int]()
+    monkeypatch.setattr(bench.partition, "free_memory", lambda: asked.append(1))
+    budget.held = 1001
+    for times in (1, 1):
+        budget.reclaim()
+        assert len(asked) == times
+        bench.partition.close()
+        budget.held -= 100
+    assert consumer.has_closed
 
 
 def test_messages_on_disk_leave_the_memory_all(tmp_path: Path) -> None:
@@ -215,13 +269,25 @@ def test_a_new_channel_has_no_delayed_messages_of_a_deleted_one(tmp_path: Path) 
 def test_changes_of_a_topic_are_stored_at_once(tmp_path: Path) -> None:
     bench = original(data_path=tmp_path)
     bench.publish("m0")
-    bench.partition.add_channels(["one", "two"])
-    bench.partition.set_paused(True)
-    bench.partition.upgrade_extend()
-    bench.publish("m1")
-    bench.partition.empty()
-    (state,) = stored_partitions(tmp_path)
-    assert (state.paused, state.extend, state.readable) == (True, True, 2)
+    acts: list[Callable[[], object]] = [
+        lambda: bench.partition.add_channels(["one", "two"]),
+        lambda: bench.partition.set_paused(True),
+        lambda: bench.partition.upgrade_extend(),
+        lambda: bench.publish("m1"),
+        lambda: bench.partition.empty(),
+    ]
+    seen = []
+    for act in acts:
+        act()
+        (state,) = stored_partitions(tmp_path)
+        seen.append((len(state.channels), state.paused, state.extend, state.readable))
+    assert seen == [
+        (2, False, False, 0),
+        (2, True, False, 1),
+        (2, True, True, 1),
+        (2, True, True, 1),
+        (2, True, True, 2),
+    ]
     assert [(channel.name, channel.offset) for channel in state.channels] == [("one", 0), ("two", 0)]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.engine.options import PartitionOptions
 from nsqext.broker.engine.partition import Partition
-from nsqext.broker.engine.schedule import Schedule
+from nsqext.broker.engine.schedule import Schedule, Turn
 from nsqext.broker.engine.storage.partition_store import ChannelState, NewMessage, stored_partitions
 from nsqext.broker.engine.storage.segments import DiskOptions
 from tests.support.engine_partition import Bench, Consumer
@@ -74,10 +74,35 @@ def test_a_change_is_announced_once_until_it_is_processed() -> None:
     schedule, announced = Schedule(), []
     schedule.on_change = lambda: announced.append(1)
     for count in (1, 2):
-        schedule.add(Timer())
-        schedule.add(Timer())
-        assert len(announced) == count
+        for _ in range(2):
+            schedule.add(Timer())
+            assert len(announced) == count
         schedule.run(0)
+
+
+class Pumps:
+    """A channel that counts its calls."""
+
+    def __init__(self) -> None:
+        self.pumps = 0
+
+    def pump(self) -> None:
+        """Count the call."""
+        self.pumps += 1
+
+
+def test_channels_that_wait_for_the_end_of_a_turn_are_pumped_once() -> None:
+    turn, waits, other = Turn(), Pumps(), Pumps()
+    assert not turn.defers(waits)
+    turn.end()
+    assert waits.pumps == 0
+    for count in (1, 2):
+        turn.begin()
+        assert turn.defers(waits)
+        assert turn.defers(waits)
+        turn.end()
+        assert (waits.pumps, other.pumps) == (count, 0)
+        assert not turn.defers(other)
 
 
 def test_the_next_deadline() -> None:

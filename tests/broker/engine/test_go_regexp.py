@@ -148,3 +148,10 @@ def test_globs(glob: str, yes: str, no: str) -> None:
 def test_invalid_globs(glob: str) -> None:
     with pytest.raises(InvalidExpression):
         compile_glob(glob)
+
+
+def test_re2_writes_no_log_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InvalidExpression):
+        compile_regexp("(")
+    assert compile_wildcard("?" * 50_000)("a" * 50_000), "so long that RE2 uses another algorithm"
+    assert capfd.readouterr().err == ""

@@ -173,6 +173,8 @@ def test_messages_of_a_lost_client_stay_in_flight_until_timeout() -> None:
         bench.finish(other, [2])
     bench.wait(60)
     assert other.attempts() == [("m0", 2)]
+    bench.publish("m1", "m2")
+    assert (other.bodies(), gone.bodies()) == (["m1", "m2"], ["m0"])
 
 
 def test_empty_discards_everything() -> None:

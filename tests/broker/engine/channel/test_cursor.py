@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from nsqext.broker.engine.options import ChannelRules
+from nsqext.broker.engine.options import ChannelRules, make_kind
 from nsqext.broker.engine.schedule import Turn
-from nsqext.broker.engine.storage.log import StartPosition
+from nsqext.broker.engine.storage.log import Refusal, StartPosition
 from nsqext.protocol.server.negotiate import ServerLimits
 from tests.support.engine_partition import Bench, Consumer
 
@@ -31,7 +31,7 @@ class Reversing(Random):
 def _filled(count: int, ready: int = 100, **options: object) -> tuple[Bench, Consumer]:
     """Return a partition with some messages, and a consumer that has received all it may have."""
     bench = Bench(**options)
-    consumer = bench.consume(ready=ready)
+    consumer = bench.consume(ready=ready, extend=True)
     bench.publish(*[f"m{number}" for number in range(count)])
     consumer.take()
     return bench, consumer
@@ -56,7 +56,9 @@ def test_the_read_position_is_behind_the_message_read_ahead() -> None:
     stats, cursor = bench.channel().stats(), bench.channel().cursor
     assert (cursor.offset, cursor.count, stats.depth_timestamp > 0) == (64, 2, True)
     assert stats.backlogs == 1
+    changes = bench.partition.changes
     bench.channel().set_offset(StartPosition("virtual_queue", 96))
+    assert bench.partition.changes == changes + 1, "the position is written"
     assert consumer.bodies() == ["m1"], "it was read ahead"
     stats = bench.channel().stats()
     assert (cursor.offset, cursor.count, stats.depth_timestamp, stats.in_flight_count) == (96, 3, 0, 1)
@@ -139,7 +141,10 @@ def test_the_delayed_queue_is_read_on_when_its_messages_are_finished() -> None:
     bench, consumer = _filled(3, rules=ChannelRules(delayed_batch=1, delayed_threshold=10.0))
     for counter in (2, 3, 4):
         bench.channel().requeue(consumer, counter, 20)
-    bench.wait(21)
+    assert (bench.channel().stats().depth, bench.partition.tick()) == (0, bench.now + 20)
+    bench.wait(19)
+    assert consumer.attempts() == []
+    bench.wait(2)
     assert consumer.attempts() == [("m0", 2)]
     bench.wait(21)
     assert consumer.take() == [], "one at a time"
@@ -156,9 +161,10 @@ def test_a_message_of_the_delayed_queue_is_delivered_once_at_a_time() -> None:
     bench.channel().set_ready(consumer, 0)
     for _ in range(3):
         bench.channel().requeue_delayed(30)
-    bench.channel().set_ready(consumer, 5)
+    bench.channel().set_ready(consumer, 1)
     assert consumer.attempts() == [("m0", 2)]
     bench.channel().requeue_delayed(30)
+    bench.finish(consumer, [2])
     assert consumer.attempts() == []
 
 
@@ -191,6 +197,7 @@ def test_delayed_messages_behind_the_end_of_a_cut_queue_are_lost() -> None:
         bench.channel().requeue(consumer, counter, 20)
     bench.partition.truncate(32)
     assert sorted(bench.channel().cursor.delayed.messages) == [2]
+    assert (bench.channel().acked.offset, bench.channel().stats().depth) == (32, 0)
 
 
 @pytest.mark.parametrize("read_ahead", [True, False])
@@ -244,6 +251,30 @@ def test_empty_removes_delayed_messages() -> None:
     bench.channel().requeue(consumer, 2, 20)
     bench.channel().empty()
     assert bench.channel().stats().delayed_queue_count == 0
+
+
+def test_the_delayed_queue_is_kept_when_a_channel_changes_its_type() -> None:
+    bench, consumer = _filled(1, extend=True, rules=ChannelRules(delayed_threshold=10.0))
+    bench.channel().requeue(consumer, 2, 20)
+    bench.channel().unsubscribe(consumer)
+    bench.partition.admit("ch", make_kind("key_failover"))
+    again = bench.consume(2, extend=True)
+    bench.wait(20)
+    assert again.attempts() == [("m0", 2)]
+
+
+def test_a_message_stays_in_memory_if_the_delayed_queue_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, consumer = _filled(1, rules=ChannelRules(delayed_threshold=10.0))
+
+    def refuse(delayed: object) -> None:
+        raise Refusal("the disk is full")
+
+    monkeypatch.setattr("nsqext.broker.engine.storage.delayed_queue.DelayedQueue.put", lambda queue, one: refuse(one))
+    bench.channel().requeue(consumer, 2, 20)
+    stats = bench.channel().stats()
+    assert (stats.deferred_count, stats.delayed_queue_count, stats.depth) == (1, 0, 1)
+    bench.wait(20)
+    assert consumer.attempts() == [("m0", 2)]
 
 
 def test_the_delayed_queue_is_not_read_without_a_client() -> None:

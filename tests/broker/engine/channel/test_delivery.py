@@ -107,19 +107,42 @@ def test_clients_take_turns() -> None:
     assert [consumer.bodies() for consumer in consumers] == [["a", "d"], ["b", "e"], ["c", "f"]]
 
 
-def test_sampling_finishes_other_messages() -> None:
-    rolls = cycle([0.10, 0.11, 0.12, 0.99])
+@pytest.mark.parametrize(("rate", "rolls"), [(10, [0.10, 0.11, 0.12, 0.99]), (1, [0.01, 0.02, 0.10, 0.99])])
+def test_sampling_finishes_other_messages(rate: int, rolls: list[float]) -> None:
+    drawn = cycle(rolls)
 
     class Rolls(Random):
         def random(self) -> float:
-            return next(rolls)
+            return next(drawn)
 
     bench = Bench(random=Rolls())
-    consumer = bench.consume(ready=10, sample_rate=10)
+    consumer = bench.consume(ready=10, sample_rate=rate)
     bench.publish("m0", "m1", "m2", "m3")
     assert consumer.bodies() == ["m0"]
     bench.finish(consumer, [2])
     assert bench.channel().stats().depth == 0
+
+
+def test_a_message_that_was_delayed_is_no_longer_sampled() -> None:
+    class Highest(Random):
+        def random(self) -> float:
+            return 0.99
+
+    bench = Bench(random=Highest())
+    first = bench.consume(1)
+    bench.publish("m0")
+    bench.channel().requeue(first, 2, 1000)
+    bench.channel().unsubscribe(first)
+    sampling = bench.consume(2, sample_rate=1)
+    bench.wait(1000)
+    assert sampling.bodies() == ["m0"]
+
+
+def test_filters_count_on_topics_with_headers_only() -> None:
+    bench = Bench()
+    consumer = bench.consume(ext_filter={"type": 1, "filter_ext_key": "k", "filter_data": "v"})
+    bench.publish("m0")
+    assert consumer.bodies() == ["m0"]
 
 
 def test_filtered_messages_are_finished() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from nsqext.broker.engine.options import ChannelRules
 from nsqext.broker.engine.storage.log import Refusal
+from nsqext.protocol.server.negotiate import ServerLimits
 from tests.support.engine_partition import Bench, Consumer
 
 
@@ -105,6 +106,28 @@ def test_after_many_attempts_a_message_waits_at_least_a_second(
 )
 def test_an_old_message_is_ignored_after_more_attempts_than_allowed(attempts: int, after: float, ignored: bool) -> None:
     assert ChannelRules(ignored_attempts=attempts, ignored_after=after).ignores(2, 10.0) is ignored
+
+
+def test_a_new_message_is_delivered_after_any_attempts() -> None:
+    bench, consumer = _filled(1, ignored_attempts=1, ignored_after=5.0)
+    for attempts in (2, 3):
+        bench.channel().requeue(consumer, 2, 0)
+        assert consumer.attempts() == [("m0", attempts)]
+
+
+def test_no_message_is_ignored_unless_a_number_of_attempts_is_set() -> None:
+    assert not ChannelRules(ignored_after=5.0).ignores(9, 10.0)
+
+
+@pytest.mark.parametrize(("delay", "waiting"), [(59.0, (1, 0)), (60.0, (0, 1))])
+def test_a_message_that_would_be_in_flight_for_too_long_leaves_the_memory(
+    delay: float, waiting: tuple[int, int]
+) -> None:
+    bench = Bench(limits=ServerLimits(max_req_timeout=100.0), rules=ChannelRules(delayed_threshold=1000.0))
+    consumer = bench.consume()
+    bench.publish("m0")
+    bench.now += 40
+    assert _requeued(bench, consumer, delay) == waiting
 
 
 def test_an_old_message_is_finished_after_so_many_attempts() -> None:

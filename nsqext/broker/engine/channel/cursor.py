@@ -8,6 +8,7 @@ channel_setoffset, channel_empty_connected, sub_advanced_special).
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections import deque
 from math import inf
 from typing import TYPE_CHECKING, Protocol
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.storage.partition_store import ChannelState
 
 _BUCKETS = 12
+_BOUNDS = tuple(16 << number for number in range(_BUCKETS - 1))
 logger: logging.Logger = logging.getLogger(__name__)
 
 
@@ -39,12 +41,8 @@ class Latencies:
 
     def add(self, held: float, age: int) -> None:
         """Count a message that was delivered so many seconds ago, and stored so many nanoseconds ago."""
-        self.delivery[_bucket(int(held * 1000))] += 1
-        self.consume[_bucket(age // 1_000_000)] += 1
-
-
-def _bucket(milliseconds: int) -> int:
-    return min((max(milliseconds, 0) >> 4).bit_length(), _BUCKETS - 1)
+        self.delivery[bisect_right(_BOUNDS, held * 1000)] += 1
+        self.consume[bisect_right(_BOUNDS, age // 1_000_000)] += 1
 
 
 @define

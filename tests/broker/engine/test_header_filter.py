@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from nsqext.broker.engine.header_filter import compile_filter, text_at
+from nsqext.broker.engine.header_filter import compile_filter, compile_wildcard, text_at
 from nsqext.protocol.messages import EXT_JSON
 from nsqext.protocol.record import Record
 
@@ -87,14 +87,20 @@ def test_an_unreadable_header_matches_like_an_empty_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "found"),
-    [("?" * 0x10000, None), ("é" * 0x8000 + "?", None), ("*" * 0x80000, "v"), ("k" * 0xFFFF + "*", "w")],
-    ids=["characters", "bytes", "stars", "longest"],
+    ("pattern", "text", "found"),
+    [
+        ("?" * 0x10000, "k" * 0x10000, False),
+        ("é" * 0x8000 + "?", "é" * 0x8000 + "k", False),
+        ("k" * 0xFFFF + "*", "k" * 0xFFFF, True),
+        ("*" * 0x80000, "k", True),
+    ],
+    ids=["characters", "bytes", "longest", "stars"],
 )
-def test_a_name_with_wildcards_that_is_longer_than_any_header_matches_none(pattern: str, found: str | None) -> None:
+def test_a_name_with_wildcards_that_is_longer_than_any_header_matches_none(
+    pattern: str, text: str, found: bool
+) -> None:
     """RE2 refuses very long ones, which was raised while a message was delivered."""
-    header = b'{"k":"v","%s":"w","%s":"x"}' % (b"k" * 0xFFFF, b"k" * 0x10000)
-    assert text_at(pattern, header) == found
+    assert compile_wildcard(pattern)(text) is found
 
 
 def test_values_nested_too_deeply_are_not_found() -> None:

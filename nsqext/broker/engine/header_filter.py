@@ -213,8 +213,11 @@ def text_at(path: str, header: bytes) -> str | None:
     """Return the text at a path in a header; None if the value is missing, nested too deeply or not a text."""
     try:
         document = json.loads(header.decode("utf-8", "surrogateescape"), object_pairs_hook=Members, strict=False)
-        found = _find([document], path[2:]) if path.startswith("..") else _find(document, path)
     except (ValueError, RecursionError):
+        return None
+    try:
+        found = _find([document], path[2:]) if path.startswith("..") else _find(document, path)
+    except RecursionError:
         return None
     return found if isinstance(found, str) else None
 

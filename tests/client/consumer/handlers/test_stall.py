@@ -44,7 +44,9 @@ def test_a_delay_from_the_limit_on_is_reported_with_the_handlers_that_took_more_
     assert "no handler of this consumer was running" in caplog.text, "it is named once"
 
 
-@pytest.mark.parametrize(("count", "further"), [(1, ""), (3, ""), (5, " and 2 further messages")])
+@pytest.mark.parametrize(
+    ("count", "further"), [(1, ""), (3, ""), (4, " and 1 further messages"), (5, " and 2 further messages")]
+)
 def test_the_first_messages_of_a_batch_are_named(caplog: pytest.LogCaptureFixture, count: int, further: str) -> None:
     messages = [make_message(RecordingOwner(), number) for number in range(1, count + 1)]
     StallWatch(1.0, "it").tick(3.0, messages)

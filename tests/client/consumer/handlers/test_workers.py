@@ -24,6 +24,7 @@ from nsqext.client.consumer.handlers.workers import (
 )
 from nsqext.client.consumer.message import UnpackBudget
 from nsqext.client.consumer.options import FailureOptions
+from nsqext.errors import InvalidSetting
 from tests.support.messages import RecordingOwner, make_message
 
 if TYPE_CHECKING:
@@ -182,6 +183,38 @@ async def test_running_handlers_can_be_cancelled() -> None:
     assert running == [1, 2]
     assert owner.commands == []
     assert subject.running == []
+
+
+async def test_a_handler_that_runs_is_not_cancelled_with_the_task_that_started_it() -> None:
+    owner, queue, resume = RecordingOwner(), MessageQueue(), anyio.Event()
+
+    async def handle(message: Message) -> None:
+        await resume.wait()
+
+    subject, _, _ = workers()
+    queue.put([make_message(owner)])
+    with anyio.fail_after(25):
+        async with create_task_group() as tasks:
+            subject.start(tasks, MessageHandler(handle), [queue])
+            while not subject.running:
+                await checkpoint()
+            tasks.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True):
+                for _ in range(5):
+                    await checkpoint()
+                assert subject.running
+                queue.stop()
+                resume.set()
+                await subject.wait()
+                assert owner.commands == ["FIN 1"]
+
+
+@pytest.mark.parametrize("auto_finish", ["no", 0, None])
+def test_the_kind_of_a_setting_of_handlers_is_checked(auto_finish: Any) -> None:
+    async def handle(message: Message) -> None: ...
+
+    with pytest.raises(InvalidSetting, match="auto_finish"):
+        MessageHandler(handle, auto_finish=auto_finish)
 
 
 async def test_messages_of_a_failed_batch_are_touched_while_their_dead_letters_are_published() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from nsqext import Position
@@ -207,6 +209,48 @@ async def test_only_a_lookup_service_that_may_answer_soon_is_waited_for(
                 await anyio.sleep(0.001)
         tasks.cancel_scope.cancel()
     assert errors == ([error] if raised else [])
+
+
+async def test_the_list_is_read_again_after_the_poll_interval_or_sooner_while_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses, drawn = list[float](), list[tuple[float, float]]()
+    move_on_after = anyio.move_on_after
+
+    def record(seconds: float) -> anyio.CancelScope:
+        pauses.append(seconds)
+        return move_on_after(0.0 if len(pauses) < 5 else 60.0)
+
+    def draw(low: float, high: float) -> float:
+        drawn.append((low, high))
+        return high / 2
+
+    async with anyio.create_task_group() as tasks:
+        down = LookupUnreachable("down")
+        scene = Scene("a*", tasks, down, down, set[str](), down, set[str]())
+        scene.options.poll_jitter = 0.5
+        monkeypatch.setattr(module, "Subscriber", Subscriber)
+        monkeypatch.setattr(anyio, "move_on_after", record)
+        monkeypatch.setattr(random, "uniform", draw)
+        monkeypatch.setattr(module, "pause_after", lambda least, most, failures: 100.0 * failures)
+        tasks.start_soon(scene.subject.run)
+        while len(pauses) < 5:
+            await anyio.lowlevel.checkpoint()
+        scene.subject.select(TopicSelection("a"))
+        while len(pauses) < 6:
+            await anyio.lowlevel.checkpoint()
+        tasks.cancel_scope.cancel()
+    assert pauses == [100.0, 200.0, *[pytest.approx(0.01 * 1.25)] * 3, float("inf")]
+    assert drawn == [(-1, 1)] * 3
+
+
+async def test_a_failure_to_list_is_logged_again_after_a_list(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    down = LookupUnreachable("down")
+    async with _scene(monkeypatch, "a*", down, {"a1"}, down, down, {"a1"}) as scene:
+        await scene.listed(5)
+    assert caplog.text.count("topics cannot be listed") == 2
 
 
 async def test_after_a_first_list_every_failure_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

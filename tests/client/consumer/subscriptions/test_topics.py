@@ -61,6 +61,19 @@ def test_an_invalid_name_or_pattern_is_refused_at_once(topics: str) -> None:
         Consumer(topics, "ch", lookupd="127.0.0.1:1")
 
 
+@pytest.mark.parametrize("topics", [5, b"a", {"a": 1}, None])
+def test_what_is_neither_a_topic_nor_a_list_of_topics_is_refused(topics: object) -> None:
+    with pytest.raises(InvalidSetting, match="is neither a topic nor a list of topics"):
+        TopicSelection(topics)  # type: ignore[arg-type]
+
+
+def test_settings_of_one_topic_are_those_of_a_name_or_of_a_list_with_one_name() -> None:
+    for topics in ("a", ["a"], ["a", "a"]):
+        assert Consumer(topics, "ch", lookupd="127.0.0.1:1", partitions=(1,)).topics == ("a",)
+    for settings in ({}, {"start": Position.earliest()}):
+        assert Consumer(["a", "b*"], "ch", lookupd="127.0.0.1:1", **settings).topics == ("a", "b*")  # type: ignore[arg-type]
+
+
 def test_settings_of_a_single_topic_are_refused_for_several() -> None:
     with pytest.raises(InvalidSetting, match="leaves nothing to consume"):
         Consumer([], "ch", lookupd="127.0.0.1:1")

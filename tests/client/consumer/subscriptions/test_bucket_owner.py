@@ -1,0 +1,409 @@
+"""How a consumer claims, takes over and gives away the buckets of a partition, with connections of the test."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import anyio
+import pytest
+from anyio import create_task_group
+from attrs import evolve, frozen
+
+from nsqext.client.consumer.subscriptions import key_buckets as module
+from nsqext.client.consumer.subscriptions.key_buckets import BucketWatch, KeyBuckets
+from nsqext.errors import ConnectionLost, InvalidSetting, NsqError, PartitionUnavailable
+from nsqext.lookup.node_channels import ChannelClient, ChannelConnections
+from nsqext.types import Address
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
+
+    from nsqext.client.consumer.subscriptions.assignment import SubscriberContext
+    from nsqext.client.consumer.subscriptions.subscription import Subscription
+
+pytestmark = pytest.mark.anyio
+
+_NODE = Address("n", 1)
+_A, _B, _SHARED = "keys-2-0", "keys-2-1", "keys-2-none"
+
+
+@frozen
+class Request:
+    """What a subscription asks for."""
+
+    tag: str = _SHARED
+    client_id: str = "me"
+    topic: str = "t"
+    channel: str = "ch"
+    partition: int = 3
+    address: Address = _NODE
+    key_tags: int = 2
+
+
+class Connection:
+    """A subscription; it lasts until `fail` or `close`."""
+
+    def __init__(self, request: Request = Request(), error: NsqError | None = None) -> None:
+        self.request, self.topic = request, request.topic
+        self.ready = self.in_flight = 0
+        self.max_ready = 50
+        self.stopped = self.taking_over = False
+        self.over = anyio.Event()
+        self.error: NsqError | None = error
+        self.calls: list[str] = []
+
+    async def receive_beside(self, work: Callable[[TaskGroup], Coroutine[Any, Any, None]]) -> None:
+        async with create_task_group() as tasks:
+            tasks.start_soon(work, tasks)
+            await self.over.wait()
+            tasks.cancel_scope.cancel()
+        if self.error is not None:
+            raise self.error
+
+    def set_ready(self, count: int) -> None:
+        self.ready = count
+        self.calls.append(f"RDY {count}")
+
+    async def stop(self) -> None:
+        self.stopped = True
+        self.calls.append("CLS")
+
+    async def close(self) -> None:
+        self.stopped = True
+        self.calls.append("close")
+        self.fail(ConnectionLost("closed"))
+
+    def fail(self, error: NsqError) -> None:
+        self.error = error
+        self.over.set()
+
+    def end(self) -> None:
+        self.calls.append("end")
+
+
+class Scene:
+    """The buckets of partition 3 of topic t, and what surrounds them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+        self.member = Connection()
+        self.member.ready = 1
+        self.opened: dict[str, Connection] = {}
+        self.others: list[ChannelClient] = []
+        self.changes: dict[str, Any] = changes
+        self.refusals: list[NsqError] = []
+        self.places: set[tuple[object, ...]] = set()
+        self.looks = 0
+        # as the group
+        self.flow = SimpleNamespace(max_in_flight=10, paused=False)
+        self.paused_topics: set[str] = set()
+        self.backoff = object()
+        self.log: list[str] = []
+        self.forgotten: list[Connection] = []
+        context = SimpleNamespace(
+            group=self, deliver=None, forget=self.forgotten.append, metadata=SimpleNamespace(channels=self)
+        )
+        self.watch = BucketWatch()
+        self.subject = KeyBuckets(
+            cast("Subscription", self.member), _NODE, cast("SubscriberContext", context), self.watch
+        )
+        monkeypatch.setattr(module, "Subscription", self)
+        for name in ("_POLL", "_TAKEOVER_POLL", "_ANSWER_POLL"):
+            monkeypatch.setattr(module, name, 0.001)
+
+    async def connections(self, *place: object) -> ChannelConnections:
+        """Return the statistics of the channel: the connections of this consumer, and those of others."""
+        self.looks += 1
+        self.places.add(place)
+        if self.refusals:
+            raise self.refusals.pop(0)
+        mine = (ChannelClient("me", one.request.tag, one.ready, 0, one.in_flight) for one in self.all_open())
+        return evolve(ChannelConnections((*mine, *self.others)), **self.changes)
+
+    def all_open(self) -> list[Connection]:
+        return [one for one in (self.member, *self.opened.values()) if not one.over.is_set()]
+
+    async def open(self, request: Request, **_: Any) -> Connection:
+        self.opened[request.tag] = Connection(request)
+        return self.opened[request.tag]
+
+    def add(self, one: Connection) -> None:
+        self.log.append(f"add {one.request.tag}")
+
+    def remove(self, one: Connection) -> None:
+        self.log.append(f"remove {one.request.tag}")
+
+    def retire(self, some: list[Connection]) -> None:
+        self.log += [f"retire {one.request.tag}" for one in some]
+
+    def flush(self) -> None:
+        self.log.append("flush")
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Wait for something that the buckets do."""
+        with anyio.fail_after(10):
+            while not condition():  # noqa: ASYNC110 - there is no event for it
+                await anyio.sleep(0.001)
+
+    @property
+    def owned(self) -> list[str]:
+        return sorted(one.request.tag or "" for one in self.subject.subscriptions)
+
+
+@asynccontextmanager
+async def _reading(scene: Scene) -> AsyncIterator[list[NsqError]]:
+    """Share the buckets; yields why that ended."""
+    reasons: list[NsqError] = []
+
+    async def read() -> None:
+        try:
+            await scene.subject.read()
+        except NsqError as error:
+            reasons.append(error)
+
+    async with create_task_group() as tasks:
+        tasks.start_soon(read)
+        yield reasons
+        tasks.cancel_scope.cancel()
+
+
+def _other(tag: str, ready: int = 1, in_flight: int = 0, delivered: int = 0) -> ChannelClient:
+    return ChannelClient("other", tag, ready, delivered, in_flight)
+
+
+async def test_a_lone_consumer_takes_all_buckets_over_and_has_them_until_its_connection_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene(monkeypatch)
+    async with _reading(scene) as reasons:
+        await scene.until(lambda: {f"add {_A}", f"add {_B}"} <= {*scene.log})
+        assert scene.owned == [_A, _B]
+        assert scene.places == {(_NODE, "t", 3, "ch")}
+        assert {tuple(one.calls) for one in scene.opened.values()} == {("RDY 5",)}, "an equal share of max_in_flight"
+        assert {one.taking_over for one in scene.opened.values()} == {False}
+        for tag in (_A, _B):
+            assert scene.log[scene.log.index(f"add {tag}") + 1] == "flush"
+        looks = scene.looks
+        await scene.until(lambda: scene.looks > looks + 3)
+        assert len(scene.opened) == 2
+        first = scene.opened[_A]
+        first.fail(ConnectionLost("lost"))
+        await scene.until(lambda: scene.opened[_A] is not first and scene.owned == [_A, _B])
+        assert (first.calls[-1], scene.forgotten) == ("end", [first])
+        assert f"remove {_A}" in scene.log
+        scene.member.fail(ConnectionLost("over"))
+        await scene.until(lambda: reasons)
+    assert str(reasons[0]).startswith("over")
+    assert scene.owned == []
+    assert sorted(one.request.tag for one in scene.forgotten) == [_A, _A, _B]
+
+
+async def test_a_bucket_of_another_consumer_is_claimed_when_that_one_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch, depth=40, unread=10, in_flight=1)
+    scene.others = [_other(_SHARED), _other(_A, ready=20)]
+    async with _reading(scene):
+        await scene.until(lambda: f"add {_B}" in scene.log)
+        assert [*scene.opened] == [_B]
+        scene.others = []
+        await scene.until(lambda: f"add {_A}" in scene.log)
+    assert scene.opened[_A].calls[0] == "RDY 20", "as many as the last owner may have in flight"
+    assert scene.opened[_B].calls[0] == "RDY 5"
+
+
+@pytest.mark.parametrize(("ready", "unread", "requested"), [(70, 0, 50), (20, 92, 8), (20, 98, 5), (3, 0, 5)])
+async def test_the_first_request_covers_what_may_be_redelivered(
+    monkeypatch: pytest.MonkeyPatch, ready: int, unread: int, requested: int
+) -> None:
+    scene = Scene(monkeypatch, depth=100, unread=unread, in_flight=1)
+    scene.others = [_other(_A, ready=ready)]
+    await scene.subject._look()
+    scene.others = []
+    async with _reading(scene):
+        await scene.until(lambda: _A in scene.opened and scene.opened[_A].calls)
+        assert scene.opened[_A].calls[0] == f"RDY {requested}"
+
+
+async def test_of_two_that_claim_a_bucket_the_one_that_sees_the_other_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch)
+
+    async def opened_by_both(request: Request, **_: Any) -> Connection:
+        if request.tag == _A and len(scene.opened) < 2:
+            scene.others = [_other(_SHARED), _other(_A), _other(_B)]
+        return await open_one(request)
+
+    open_one = scene.open
+    monkeypatch.setattr(scene, "open", opened_by_both)
+    async with _reading(scene):
+        await scene.until(lambda: scene.forgotten)
+        left = scene.forgotten[0]
+        assert (left.request.tag, left.calls) == (_A, ["close", "end"])
+        assert _A not in scene.owned
+        assert f"add {_A}" not in scene.log
+
+
+async def test_a_bucket_that_cannot_be_looked_at_is_not_claimed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = Scene(monkeypatch)
+    down = PartitionUnavailable("down")
+    scene.refusals = [down]
+    assert await scene.subject._look() is None
+    assert "t/ch partition 3: the other consumers are not known: down" in caplog.text
+    scene.refusals = [down]
+    assert not await scene.subject._is_alone(_SHARED)
+    assert await scene.subject._is_alone(_SHARED)
+    scene.others = [_other(_SHARED)]
+    assert not await scene.subject._is_alone(_SHARED)
+    assert scene.subject._last_owners == {_SHARED: _other(_SHARED)}
+
+
+async def test_a_bucket_is_given_away_after_its_messages_were_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch)
+    async with _reading(scene):
+        await scene.until(lambda: {f"add {_A}", f"add {_B}"} <= {*scene.log})
+        for one in scene.opened.values():
+            one.in_flight = 1
+        scene.log.clear()
+        scene.others = [_other(_SHARED)]
+        await scene.until(lambda: any("CLS" in one.calls for one in scene.opened.values()))
+        looks = scene.looks
+        await scene.until(lambda: scene.looks > looks + 3)
+        (given,) = (one for one in scene.opened.values() if "CLS" in one.calls)
+        assert given.calls == ["RDY 5", "CLS"]
+        assert scene.log == [f"retire {given.request.tag}", "flush"]
+        scene.others.append(_other(given.request.tag))
+        given.in_flight = 0
+        await scene.until(lambda: scene.forgotten)
+        assert given.calls == ["RDY 5", "CLS", "close", "end"]
+        assert scene.log[2:4] == ["flush", "flush"]
+        assert len(scene.owned) == 1
+
+
+async def test_a_bucket_that_is_released_during_its_takeover_is_left_without_a_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene(monkeypatch, paused=True)
+    async with _reading(scene):
+        await scene.until(lambda: len(scene.owned) == 2)
+        scene.others = [_other(_SHARED)]
+        await scene.until(lambda: scene.forgotten)
+        assert scene.forgotten[0].calls == ["RDY 5", "close", "end"]
+        assert scene.forgotten[0].taking_over
+        scene.others.append(_other(scene.forgotten[0].request.tag))
+        assert not any(line.startswith("add") for line in scene.log)
+
+
+async def test_more_is_requested_during_a_takeover_while_nothing_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch, paused=True)
+    async with _reading(scene):
+        await scene.until(lambda: len(scene.owned) == 2)
+        one, two = scene.opened[_A], scene.opened[_B]
+        one.in_flight = 5
+        await scene.until(lambda: one.ready == 10)
+        looks = scene.looks
+        await scene.until(lambda: scene.looks > looks + 3)
+        assert (one.calls, two.calls) == (["RDY 5", "RDY 10"], ["RDY 5"])
+        one.in_flight = 50
+        await scene.until(lambda: one.ready == 50)
+        scene.changes = {}
+        one.in_flight = 49
+        await scene.until(lambda: f"add {_A}" in scene.log)
+
+
+async def test_a_takeover_ends_after_five_looks_at_which_the_server_delivers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LONGEST_TAKEOVER", 20.0)
+    scene = Scene(monkeypatch, paused=True)
+    async with _reading(scene):
+        await scene.until(lambda: len(scene.owned) == 2)
+        scene.changes = {}
+        before = scene.subject._delivery.looks
+        await scene.until(lambda: f"add {_A}" in scene.log)
+        assert scene.subject._delivery.looks - before >= 5
+
+
+async def test_a_takeover_that_takes_too_long_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_LONGEST_TAKEOVER", 0.02)
+    scene = Scene(monkeypatch, paused=True)
+    async with _reading(scene):
+        await scene.until(lambda: {f"add {_A}", f"add {_B}"} <= {*scene.log})
+    assert f"have held back those of {_A}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("paused", "topics", "ready", "after"),
+    [(False, (), 0, 5), (True, (), 0, 0), (False, ("t",), 0, 0), (False, ("u",), 0, 5), (True, (), 7, 12)],
+)
+def test_nothing_is_requested_of_a_bucket_while_the_consumer_is_paused(
+    monkeypatch: pytest.MonkeyPatch, paused: bool, topics: tuple[str, ...], ready: int, after: int
+) -> None:
+    scene, one = Scene(monkeypatch), Connection()
+    scene.flow.paused, one.ready = paused, ready
+    scene.paused_topics.update(topics)
+    scene.subject._raise_ready(cast("Subscription", one), 0)
+    assert one.ready == after
+    scene.flow.max_in_flight = 1
+    scene.flow.paused, one.ready = False, 1
+    scene.subject._raise_ready(cast("Subscription", one), 0)
+    assert one.ready == 3, "two more"
+
+
+_READY = (_other(_A), _other(_B))
+
+
+@pytest.mark.parametrize(
+    ("found", "blocked"),
+    [
+        (ChannelConnections(_READY, depth=1), True),
+        (ChannelConnections(_READY, depth=0), False),
+        (ChannelConnections(_READY, depth=1, in_flight=1), False),
+        (ChannelConnections(_READY, depth=1, paused=True), False),
+        (ChannelConnections((_other(_A), _other(_B, ready=0)), depth=1), False),
+        (ChannelConnections((_other(_A), _other(_SHARED)), depth=1), False),
+    ],
+)
+def test_a_partition_that_delivers_nothing_ends_a_consumer_whose_buckets_never_worked(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, found: ChannelConnections, blocked: bool
+) -> None:
+    for interrupted in (False, True):
+        scene = Scene(monkeypatch)
+        for look in range(5):
+            assert scene.subject._refusal is None
+            scene.subject._watch(ChannelConnections() if interrupted and look == 3 else found)
+        assert (scene.subject._refusal is not None) is (blocked and not interrupted)
+    assert not caplog.text
+    worked = Scene(monkeypatch)
+    worked.subject._watch(ChannelConnections((_other(_A, delivered=1),)))
+    assert worked.watch.worked
+    for look in range(1, 66):
+        worked.subject._watch(found)
+        assert caplog.text.count("no message is delivered, and 1 wait") == blocked * ((look >= 5) + (look >= 65))
+    assert worked.subject._refusal is None
+
+
+async def test_a_refusal_ends_the_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch, depth=1)
+    async with _reading(scene) as reasons:
+        await scene.until(lambda: reasons)
+    (error,) = reasons
+    assert isinstance(error, InvalidSetting)
+    assert (error.topic, error.partition, error.node) == ("t", 3, "n:1")
+    assert "no message was ever delivered, and 1 wait" in str(error)
+
+
+def test_other_numbers_of_buckets_are_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = Scene(monkeypatch)
+    for _ in range(2):
+        scene.subject._watch(ChannelConnections((*_READY, _other("keys-4-1"), _other("blue"), _other(""))))
+    assert caplog.text.count("other consumers have key_tags=4, and this one 2") == 1
+    assert caplog.text.count("other consumers have") == 1
+
+
+def test_the_address_of_the_node_is_needed() -> None:
+    with pytest.raises(InvalidSetting, match="key_tags needs the HTTP addresses of nodes"):
+        KeyBuckets(cast("Subscription", Connection()), None, cast("SubscriberContext", None), BucketWatch())

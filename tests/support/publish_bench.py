@@ -97,7 +97,7 @@ class Routes:
         return self.made
 
     def current(self, topic: str) -> Route | None:
-        return self.made if self.known else None
+        return self.made if self.known and topic == self.made.topic else None
 
     async def find(self, topic: str) -> Route:
         if self.answers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import anyio
@@ -10,7 +10,7 @@ import pytest
 
 from nsqext import DeliveryUnknown, OutgoingMessage, PublishFailed, Receipt
 from nsqext.client.producer import keys as module
-from nsqext.client.producer.keys import KeyGroups, KeyLock
+from nsqext.client.producer.keys import KeyGroups, KeyLock, Place
 from nsqext.client.producer.request import MessageRequest
 from nsqext.errors import ConnectionLost, InvalidBody, InvalidState, NsqError
 from nsqext.errors.server import BadMessage, PubRefused
@@ -36,8 +36,10 @@ class Groups:
         """Connect to the node of the key; return the connection."""
         return await self.bench.connections.connection(self.target.node)
 
-    async def publish(self, *messages: OutgoingMessage, ago: float = 0.0) -> list[str]:
-        """Publish messages that began some seconds ago; return the verbs of the commands."""
+    async def publish(
+        self, *messages: OutgoingMessage, ago: float = 0.0, between: Callable[[], Awaitable[None]] | None = None
+    ) -> list[str]:
+        """Publish messages that began some seconds ago, and one more behind ``between``; return the verbs."""
         connections = self.bench.connections
         before = len(connections.commands)
         assert self.lock.try_enter(_KEY)
@@ -46,6 +48,11 @@ class Groups:
                 groups = KeyGroups(self.bench.sender, self.lock, self._start(tasks.start_soon))
                 for message in messages:
                     tasks.start_soon(self._publish, groups, message, module._clock() - ago)
+                    await anyio.wait_all_tasks_blocked()
+                if between is not None:
+                    tasks.start_soon(between)
+                    await anyio.wait_all_tasks_blocked()
+                    tasks.start_soon(self._publish, groups, OutgoingMessage(b"last"), module._clock())
                     await anyio.wait_all_tasks_blocked()
                 self.lock.leave(_KEY)
         assert len(self.lock) == 0
@@ -129,6 +136,42 @@ async def test_a_batch_ends_before_a_publish_that_cannot_join_it() -> None:
     assert groups.kinds() == [InvalidBody, Receipt, Receipt]
 
 
+async def test_a_batch_ends_with_its_limits_and_before_a_call_of_many_messages() -> None:
+    groups = Groups(max_batch_count=2)
+    await groups.connect()
+    assert await groups.publish(*_messages(b"a", b"b", b"c")) == ["MPUB", "PUB"]
+    many: list[Place] = []
+
+    async def begin() -> None:
+        many.append(groups.lock.queue([_KEY]))
+        await many[0].enter(5.0)
+        many[0].leave()
+
+    groups = Groups()
+    await groups.connect()
+    assert await groups.publish(*_messages(b"a", b"b"), between=begin) == ["MPUB", "PUB"]
+    assert groups.kinds() == [Receipt] * 3
+
+
+async def test_later_publishes_wait_for_a_batch() -> None:
+    groups = Groups()
+    await groups.connect()
+    connections = groups.bench.connections
+    connections.hold = anyio.Event()
+    assert groups.lock.try_enter(_KEY)
+    async with anyio.create_task_group() as tasks:
+        keyed = KeyGroups(groups.bench.sender, groups.lock, tasks.start_soon)
+        for number, message in enumerate(_messages(b"a", b"b", b"c")):
+            if number == 2:
+                groups.lock.leave(_KEY)
+                await anyio.wait_all_tasks_blocked()
+            tasks.start_soon(groups._publish, keyed, message, module._clock())
+            await anyio.wait_all_tasks_blocked()
+        assert len(connections.commands) == 1
+        connections.hold.set()
+    assert len(connections.commands) == 2
+
+
 @pytest.mark.parametrize(
     ("failure", "verbs", "kinds", "counts"),
     [
@@ -144,6 +187,13 @@ async def test_a_failure_of_a_batch_counts_as_an_attempt_of_each_unless_it_is_ab
     await groups.connect()
     assert await groups.publish(*_messages(b"a", b"b")) == verbs
     assert (groups.kinds(), groups.bench.counts) == (kinds, counts)
+
+
+async def test_each_publish_of_a_batch_that_failed_has_an_outcome_of_its_own() -> None:
+    groups = Groups(BadMessage("E_BAD_MESSAGE"), _OK, BadMessage("E_BAD_MESSAGE"))
+    await groups.connect()
+    assert await groups.publish(*_messages(b"a", b"b")) == ["MPUB", "PUB", "PUB"]
+    assert groups.kinds() == [Receipt, BadMessage]
 
 
 @pytest.mark.parametrize("stored", [True, False])

@@ -9,7 +9,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from nsqext import BatchFailed, DeliveryUnknown, OutgoingMessage, Producer, PublishFailed, Receipt
+from nsqext import BatchFailed, DeliveryUnknown, Lookup, OutgoingMessage, Producer, PublishFailed, Receipt
 from nsqext.errors import (
     DelayNotSupported,
     ExtendNotSupported,
@@ -17,13 +17,15 @@ from nsqext.errors import (
     InvalidHeader,
     InvalidInput,
     InvalidPartition,
-    TopicNotFound,
+    InvalidSetting,
+    InvalidState,
+    LookupFailed,
 )
+from nsqext.middleware import Middleware
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER, decompress_body
 from nsqext.protocol.frames import encode_trace_reply
 from nsqext.protocol.headers import DUE_HEADER, TAG_HEADER, decode_headers
 from nsqext.transport.connection import Connection
-from tests.support.fake_lookupd import node_json
 from tests.support.fake_nsqd import PLAIN, Answer, error, obey, ok, scripted_lookup, scripted_node, until
 from tests.support.machine_pauses import unless_paused
 from tests.support.producers import bodies, bounded, producing, publish_keyed, quick
@@ -33,6 +35,82 @@ if TYPE_CHECKING:
 
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(
+    ("where", "settings", "largest"),
+    [
+        ("lookupd", {}, 99),
+        ("lookupd", {"compression": "gzip", "compression_min": 50}, 49),
+        ("lookupd", {"compression": "gzip", "compression_min": 200}, 99),
+        ("lookupd", {"compression": "none", "compression_min": 50}, 99),
+        ("lookupd", {"on_unknown": "settle"}, 0),
+        ("nsqd", {"on_unknown": "settle"}, "needs lookupd"),
+        ("nsqd", {"transport": "http"}, 99),
+    ],
+)
+def test_the_largest_body_that_is_sent_at_once_and_settings_without_effect(
+    where: str, settings: dict[str, Any], largest: int | str
+) -> None:
+    given: dict[str, Any] = {where: "n:1", **settings, "max_message_size": 100}
+    if isinstance(largest, str):
+        with pytest.raises(InvalidSetting, match=largest):
+            Producer(**given)
+    else:
+        assert Producer(**given)._plain_size == largest
+
+
+def test_middleware_knows_its_producer() -> None:
+    attached: list[object] = []
+
+    class Recorder(Middleware):
+        def attach(self, client: object) -> None:
+            attached.append(client)
+
+    producer = Producer(nsqd="n:1", middleware=[Recorder(), Recorder()])
+    assert attached == [producer, producer]
+
+
+async def test_a_producer_uses_its_lookup_while_it_is_open_and_closes_at_once() -> None:
+    lookup = Lookup("127.0.0.1:1")
+    unused = Producer(lookup)
+    await unused.aclose()
+    with anyio.fail_after(3):
+        async with Producer(lookup, close_timeout=60.0) as producer:
+            assert lookup.metadata._users == 1
+            assert producer.statistics().connections == 0
+        with pytest.raises(InvalidState):
+            await producer.start()
+    assert lookup.metadata._users == 0
+    for one, text in ((unused, "is not open"), (producer, "is closed")):
+        for call in (one.ping(), one.meta("t"), one.publish("t", b"x"), one.publish_many("t", [])):
+            with pytest.raises(InvalidState, match=text):
+                await call
+        with pytest.raises(InvalidState, match=text):
+            one.batcher("t")
+
+
+async def test_a_producer_that_is_closed_while_it_opens_uses_no_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
+    lookup = Lookup("127.0.0.1:1")
+    producer = Producer(lookup)
+    start = producer._tasks.start
+
+    async def start_and_close() -> None:
+        await start()
+        await producer.aclose()
+
+    monkeypatch.setattr(producer._tasks, "start", start_and_close)
+    with pytest.raises(InvalidState, match="closed"):
+        await producer.start()
+    assert lookup.metadata._users == 0
+
+
+async def test_a_producer_that_cannot_connect_is_closed(closed_address: Address) -> None:
+    lookup = Lookup(str(closed_address))
+    producer = Producer(lookup, connect=True, lookup_timeout=0)
+    with anyio.fail_after(10), pytest.raises(LookupFailed):
+        await producer.start()
+    assert (lookup.metadata._users, producer._open) == (0, False)
 
 
 async def test_partitions_take_turns() -> None:
@@ -290,48 +368,6 @@ async def test_consumers_of_a_topic_without_headers_cannot_delay() -> None:
         assert nodes[0].commands == []
 
 
-async def test_a_topic_unknown_to_lookup_is_published_to_nodes_of_the_original_nsq() -> None:
-    async with bounded(), scripted_node(obey(), granted=PLAIN) as node, scripted_lookup() as lookup:
-        lookup.set_response("/nodes", {"producers": [node_json(str(node)) | {"version": "1.3.0"}]})
-        async with Producer(str(lookup), **quick()) as producer:
-            assert (await producer.publish("new", b"x")).partition == -1
-            lookup.set_leaders(nodes=[node])
-            assert (await producer.publish("new", b"y")).node == str(node)
-        assert bodies(node) == [b"x", b"y"]
-        lookup.refuse()
-        lookup.set_response("/nodes", {"producers": [node_json(str(node))]})
-        async with Producer(str(lookup), **quick()) as producer:
-            with pytest.raises(TopicNotFound):
-                await producer.publish("new", b"x")
-
-
-@pytest.mark.parametrize("many", [False, True])
-async def test_a_new_topic_waits_for_the_first_node_of_a_cluster_that_starts(many: bool) -> None:
-    async with bounded(), scripted_node(obey(), granted=PLAIN) as node, scripted_lookup() as lookup:
-        lookup.refuse(404, "TOPIC_NOT_FOUND")
-        lookup.set_response("/nodes", {"producers": []})
-        async with Producer(str(lookup), **quick()) as producer, anyio.create_task_group() as tasks:
-            if many:
-                tasks.start_soon(producer.publish_many, "new", [b"x"])
-            else:
-                tasks.start_soon(producer.publish, "new", b"x")
-            await until(lambda: sum(question.startswith("/nodes") for question in lookup.questions) > 2)
-            lookup.set_response("/nodes", {"producers": [node_json(str(node)) | {"version": "1.3.0"}]})
-        assert len(node.commands) == 1
-
-
-async def test_a_burst_of_new_topics_survives_a_failed_request_for_nodes() -> None:
-    async with bounded(), scripted_node(obey(), granted=PLAIN) as node, scripted_lookup() as lookup:
-        lookup.set_response("/nodes", {"status_code": 500, "status_txt": "INTERNAL_ERROR"})
-        async with Producer(str(lookup), **quick()) as producer, anyio.create_task_group() as tasks:
-            for number in range(40):
-                tasks.start_soon(producer.publish, f"new{number}", b"x")
-            await until(lambda: any(question.startswith("/nodes") for question in lookup.questions))
-            lookup.set_response("/nodes", {"producers": [node_json(str(node)) | {"version": "1.3.0"}]})
-            await until(lambda: len(node.commands) == 40)
-        assert sum(question.startswith("/nodes") for question in lookup.questions) < 20, "the topics share requests"
-
-
 async def test_the_time_of_a_publish_runs_while_it_waits_for_its_turn() -> None:
     async with bounded(), scripted_node() as node, scripted_lookup() as lookup:
         lookup.set_leaders({0: node}, num=1)
@@ -348,26 +384,6 @@ async def test_the_time_of_a_publish_runs_while_it_waits_for_its_turn() -> None:
             (reply,) = producer._pool.node(node.address).connection.protocol.pending  # type: ignore[union-attr]
             assert reply.deadline <= begun_by + 30.0
             await peer.answer()
-
-
-async def test_a_cluster_without_a_running_node_is_an_error() -> None:
-    async with bounded(), scripted_lookup() as lookup:
-        lookup.refuse(404, "TOPIC_NOT_FOUND")
-        lookup.set_response("/nodes", {"producers": []})
-        async with Producer(str(lookup), **quick(timeout=0.3)) as producer:
-            with pytest.raises(PublishFailed, match=r"not stored within .* no node at all .*topic new.*start an nsqd"):
-                await producer.publish("new", b"x")
-            with pytest.raises(PublishFailed, match=r"not stored within .* no node at all .*topic new.*start an nsqd"):
-                await producer.publish_many("new", [b"x"])
-
-
-async def test_several_nodes_without_lookup(closed_address: Address) -> None:
-    async with bounded(), scripted_node(obey(), granted=PLAIN) as one, scripted_node(obey(), granted=PLAIN) as two:
-        async with Producer(nsqd=[str(one), str(closed_address), str(two)], **quick()) as producer:
-            for _ in range(9):
-                await producer.publish("t", b"x")
-        assert len(one.commands) + len(two.commands) == 9
-        assert min(len(one.commands), len(two.commands)) >= 3
 
 
 @pytest.mark.parametrize("extend", [False, True])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 import anyio
@@ -37,7 +37,7 @@ class Groups:
         return await self.bench.connections.connection(self.target.node)
 
     async def publish(
-        self, *messages: OutgoingMessage, ago: float = 0.0, between: Callable[[], Awaitable[None]] | None = None
+        self, *messages: OutgoingMessage, ago: float = 0.0, between: Callable[[], Coroutine[Any, Any, None]] | None = None
     ) -> list[str]:
         """Publish messages that began some seconds ago, and one more behind ``between``; return the verbs."""
         connections = self.bench.connections

@@ -344,7 +344,8 @@ async def test_the_original_nsq_delays_publishes_without_headers() -> None:
             await producer.publish("t", b"x", delay=1, trace_id=1)
         with pytest.raises(DelayNotSupported, match="3600 s at most"):
             await producer.publish("t", b"x", delay=3601)
-        assert len(node.commands) == 1
+        assert (len(node.commands), producer.statistics().connections) == (1, 1)
+    assert producer.statistics().connections == 0
 
 
 async def test_a_delayed_message_of_the_redesigned_nsq_says_when_it_is_due() -> None:

@@ -37,7 +37,10 @@ class Groups:
         return await self.bench.connections.connection(self.target.node)
 
     async def publish(
-        self, *messages: OutgoingMessage, ago: float = 0.0, between: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self,
+        *messages: OutgoingMessage,
+        ago: float = 0.0,
+        between: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> list[str]:
         """Publish messages that began some seconds ago, and one more behind ``between``; return the verbs."""
         connections = self.bench.connections

@@ -124,8 +124,9 @@ class SilenceWatch:
         for group in groups:
             metadata = group.metadata
             found = services.setdefault(frozenset(metadata.addresses), _Upgradable(metadata))
+            received = group.received_at()
             for topic in {one.topic for one in group.subscriptions if one.upgradable}:
-                found.since[topic] = max(group.received_at(topic), found.since.get(topic, -inf))
+                found.since[topic] = max(received[topic], found.since.get(topic, -inf))
         before, self._looked_up, self.due = self._looked_up, {}, inf
         for service, found in services.items():
             last = before.get(service, {})
@@ -292,9 +293,12 @@ class SubscriptionGroup:
             lookup_failures=self.metadata.failures,
         )
 
-    def received_at(self, topic: str) -> float:
-        """Return when messages of an open subscription to a topic were received last, or when it was opened."""
-        return max((one.received_at for one in self.live if one.topic == topic), default=0.0)
+    def received_at(self) -> dict[str, float]:
+        """Return topic -> when messages of its subscriptions were received last, or when the last one was opened."""
+        found: dict[str, float] = {}
+        for one in self.live:
+            found[one.topic] = max(one.received_at, found.get(one.topic, 0.0))
+        return found
 
     # RDY
 

@@ -44,7 +44,7 @@ def test_every_path_is_on_the_page() -> None:
 
 def test_lost_nodes_cause_a_bounded_number_of_lookups(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
-    topics, processes, lookups = 80, 2, 2
+    topics, processes, lookups = 40, 2, 2
     scale = simulate(5, topics, 2, processes, lookups, idle=61.0)
     phases = {phase.name: phase for phase in scale.phases}
     assert phases["start"].connects == topics * 2

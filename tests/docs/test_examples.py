@@ -32,7 +32,7 @@ def test_example_runs_on_its_own_cluster(name: str) -> None:
     assert (run.code, run.output.endswith(ENDS[name])) == (0, True), run.output
 
 
-@pytest.mark.parametrize("name", sorted(ENDS))
+@pytest.mark.parametrize("name", ["canary_by_tag.py", "handler_callbacks.py", "publish_with_headers.py"])
 def test_example_runs_on_a_given_cluster(name: str) -> None:
     with Cluster(nodes=3) as cluster:
         cluster.create_topic("orders", partitions=2, extend=True, channels=["billing"])

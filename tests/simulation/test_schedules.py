@@ -157,8 +157,7 @@ def test_a_bucket_that_is_released_too_early_is_found() -> None:
 
 @pytest.mark.parametrize("feature", SHARES)
 def test_filters_long_delays_and_separated_followers_violate_no_guarantee(feature: str) -> None:
-    for seed in (1, 2):
-        assert text_of(run_one(seed, features=[feature]).error) == ""
+    assert text_of(run_one(1, features=[feature]).error) == ""
 
 
 @pytest.mark.parametrize(
@@ -175,18 +174,13 @@ def test_a_bug_of_filters_long_delays_or_separated_followers_is_found(name: str,
     assert measure(seed, name, features=MUTATIONS[name].features).error
 
 
-@pytest.mark.parametrize("seed", [2, 7])
-def test_every_transfer_of_the_bank_is_applied_once(seed: int) -> None:
-    run = run_one(seed, features=[BANK])
+def test_every_transfer_of_the_bank_is_applied_once() -> None:
+    run = run_one(2, features=[BANK])
     assert text_of(run.error) == ""
-    if seed == 2:
-        assert run.trace == run_one(seed, features=[BANK]).trace
+    assert run.trace == run_one(2, features=[BANK]).trace
 
 
-_FOUND_BY = {"a relay deletes messages before it publishes them": 6, "a relay sends no identities": 2}
-"""Seeds that are tried first."""
-
-
-@pytest.mark.parametrize("name", [name for name, mutation in MUTATIONS.items() if mutation.features == (BANK,)])
-def test_a_bug_of_outbox_or_inbox_is_found_by_the_bank(name: str) -> None:
-    assert any(measure(seed, name, features=[BANK]).error for seed in (_FOUND_BY.get(name, 1), *range(1, 9)))
+@pytest.mark.parametrize(("name", "seed"), [("a relay sends no identities", 2), ("an inbox knows no message again", 1)])
+def test_a_bug_of_outbox_or_inbox_is_found_by_the_bank(name: str, seed: int) -> None:
+    """``make mutate`` puts in the others."""
+    assert measure(seed, name, features=[BANK]).error

@@ -88,6 +88,7 @@ def test_a_task_longer_than_msg_timeout_and_heartbeats_runs_once(tasks: Any, poo
     assert Path(os.environ["NSQ_NOTES"]).read_text().split() == ["1", "2"]
 
 
+@pytest.mark.parametrize("cluster", ["nsq"], indirect=True)
 def test_a_worker_holds_as_many_tasks_as_its_prefetch_count(tasks: Any, cluster: Cluster) -> None:
     for number in range(30):
         tasks.note.delay(number, 0.3)
@@ -104,6 +105,7 @@ def test_a_worker_holds_as_many_tasks_as_its_prefetch_count(tasks: Any, cluster:
     assert max(seen) == 8  # worker_prefetch_multiplier 4, two processes
 
 
+@pytest.mark.parametrize("cluster", ["ha"], indirect=True)
 def test_events_of_tasks_arrive(tasks: Any) -> None:
     seen: set[str] = set()
     with worker("events"), tasks.app.connection_for_read() as connection:
@@ -121,6 +123,7 @@ def test_events_of_tasks_arrive(tasks: Any) -> None:
             thread.join(25)
 
 
+@pytest.mark.parametrize("cluster", ["nsq"], indirect=True)
 def test_late_acknowledged_tasks_survive_the_kill_of_a_worker(tasks: Any) -> None:
     for number in range(100):
         tasks.note.delay(number, 0.02)

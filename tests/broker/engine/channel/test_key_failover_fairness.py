@@ -108,8 +108,8 @@ def test_after_ten_seconds_no_consumer_has_far_more_than_its_share(count: int, p
     assert flow.largest() <= 1.3
 
 
-def test_a_backlog_of_one_hundred_thousand_is_shared_evenly() -> None:
-    flow = Flow(100_000)
+def test_a_large_backlog_is_shared_evenly() -> None:
+    flow = Flow(50_000)
     for _ in range(8):
         flow.join()
         flow.run(0.3, rate=0.0)

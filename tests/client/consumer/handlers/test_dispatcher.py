@@ -29,13 +29,11 @@ def dispatcher(failed: list[NsqError]) -> MessageDispatcher:
 
 
 def test_messages_wait_in_one_queue() -> None:
-    failed: list[NsqError] = []
-    here = dispatcher(failed)
+    here = dispatcher([])
     here.dispatch([make_message(RecordingOwner(), 1), make_message(RecordingOwner(), 2)])
     here.dispatch([make_message(RecordingOwner(), 3)])
-    assert [message.internal_id for message in here.queue.messages] == [1, 2, 3]
     here.tick(1.0, 0.0)
-    assert failed == []
+    assert [message.internal_id for message in here.queue.messages] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("answered", [False, True])

@@ -79,6 +79,13 @@ def test_a_subscription_reads_a_message_ahead() -> None:
     assert bench.channel().cursor.count == 1
 
 
+def test_a_subscription_at_a_position_reads_a_message_ahead() -> None:
+    bench = Bench()
+    bench.publish("m0", "m1")
+    bench.consume(ready=0, start=StartPosition("msgcount", 1))
+    assert bench.channel().cursor.count == 1
+
+
 def test_a_move_discards_requeued_messages() -> None:
     bench, consumer = _filled(10)
     bench.channel().set_ready(consumer, 0)
@@ -283,6 +290,7 @@ def test_the_delayed_queue_is_not_read_without_a_client() -> None:
     bench.channel().unsubscribe(consumer)
     bench.wait(30)
     assert bench.channel().stats().deferred_from_delay_count == 0
+    assert bench.partition.tick() is None
 
 
 def test_a_channel_that_becomes_ordered_delivers_again_what_was_finished_out_of_order() -> None:
@@ -294,11 +302,17 @@ def test_a_channel_that_becomes_ordered_delivers_again_what_was_finished_out_of_
         bench.finish(consumer, [counter])
 
 
-def test_an_ordered_channel_reads_again_if_another_message_than_the_next_is_requeued() -> None:
+@pytest.mark.parametrize("suspended", [True, False])
+def test_an_ordered_channel_reads_again_what_was_finished_out_of_order(suspended: bool) -> None:
     bench, consumer = _filled(4)
     bench.finish(consumer, [3])
     bench.channel().cursor.ordered = True
-    bench.channel().requeue(consumer, 4, 0)
+    if suspended:
+        bench.partition.suspend()
+        bench.partition.resume()
+        consumer = bench.consume(2)
+    else:
+        bench.channel().requeue(consumer, 4, 0)  # it is not the next one
     for counter, body in ((2, "m0"), (3, "m1"), (4, "m2"), (5, "m3")):
         assert consumer.attempts() == [(body, 1)]
         bench.finish(consumer, [counter])
@@ -345,10 +359,9 @@ def test_a_trace_names_deliveries_and_finished_messages(caplog: pytest.LogCaptur
     bench = Bench()
     consumer = bench.consume(ready=1)
     with caplog.at_level(logging.INFO):
-        for traced in (False, True):
-            bench.channel().traced = traced
-            counter = bench.publish("m").message_id
-            bench.finish(consumer, [counter])
+        bench.finish(consumer, [bench.publish("m").message_id])
+        bench.channel().traced = True
+        bench.finish(consumer, [bench.publish("m").message_id])
     assert [record.message for record in caplog.records] == [
         f"CHANNEL(ch): message 3, trace id 0, attempt 1 {event} 127.0.0.1:40001"
         for event in ("delivered to", "finished by")

@@ -72,6 +72,17 @@ def test_the_position_stays_while_a_message_waits_for_a_client_of_its_tag(move: 
         assert (wanting.bodies(), other.bodies()) == (["A2"], ["N1"])
 
 
+def test_tags_of_clients_before_a_change_of_the_leader_do_not_count() -> None:
+    bench = Bench(extend=True)
+    bench.consume(ready=1, tag="A", extend=True)
+    bench.channel("tmp#ephemeral")
+    bench.publish(tagged("m0", "A"), tagged("m1", "A"))
+    bench.partition.suspend()
+    assert list(bench.partition.channels) == ["ch"]
+    bench.partition.resume()
+    assert bench.consume(2, ready=2, extend=True).bodies() == ["m0", "m1"]
+
+
 def test_tags_are_ignored_on_plain_topics() -> None:
     bench = Bench()
     consumer = bench.consume(tag="tagA")

@@ -69,6 +69,26 @@ def test_another_consumer_receives_requeued_messages_mixed_with_new_ones() -> No
     assert len(orders) == 20
 
 
+@pytest.mark.parametrize(("drawn", "order"), [(0.4, "2031"), (0.6, "2013")])
+def test_another_consumer_may_receive_messages_before_all_are_requeued(drawn: float, order: str) -> None:
+    class Fixed(Random):
+        def random(self) -> float:
+            return drawn
+
+        def shuffle(self, x: list[object]) -> None:  # type: ignore[override]
+            """Keep the order."""
+
+    bench = Bench(random=Fixed())
+    first, second = bench.consume(1, ready=2), bench.consume(2, ready=0)
+    bench.publish(*"0123")
+    assert first.bodies() == ["0", "1"]
+    bench.channel().paused = True
+    bench.channel().set_ready(second, 4)
+    bench.channel().paused = False  # nothing is delivered before the connection is lost
+    bench.channel().unsubscribe(first)
+    assert "".join(second.bodies()) == order, "2 was read ahead"
+
+
 def test_attempts_of_a_lost_connection_do_not_count() -> None:
     bench = Bench(random=Random(1))
     first = bench.consume(1, ready=3)

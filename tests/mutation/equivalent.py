@@ -503,6 +503,21 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if lag.count > 1 and stop < (await admin.message(*key, last)).offset:",
     ): "a batch that ends where the last message begins does not contain it",
     (
+        "lookup/partition_map.py",
+        "number + 1",
+        "version: int = field(default=0, eq=False)  # number that increases with each change",
+    ): "the numbers only have to rise",
+    (
+        "lookup/poller.py",
+        "number + 1",
+        "_POLLS = 4  # topics that are polled concurrently",
+    ): "the number is chosen",
+    (
+        "lookup/responses.py",
+        "other bool",
+        "@frozen(cache_hash=True)",
+    ): "speed only",
+    (
         "client/producer/sender.py",
         "number + 1",
         "_MOVES = 3  # failures after which even a publish that can use another partition waits before it is retried",

@@ -167,3 +167,14 @@ def test_blocks_contain_every_message_in_order(pieces: list[list[int]], rows: in
         number += len(block)
     for block in found[:-1]:
         assert len(block) == rows or int(block.columns.heads["size"].sum()) >= size
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"), [([19, 5, 19, 5], [2, 2]), ([20, 5, 15], [1, 2]), ([1] * 5, [3, 2]), ([30], [1])]
+)
+def test_where_blocks_end(sizes: list[int], expected: list[int]) -> None:
+    blocks = Blocks(0, 3, 20, 2)
+    blocks.add(from_messages(queue(sizes)))
+    blocks.close()
+    found = [blocks.pop() for _ in expected]
+    assert [None if block is None else len(block) for block in found] == expected

@@ -165,8 +165,8 @@ def test_a_deleted_channel_closes_its_clients_and_is_announced() -> None:
     assert (consumer.has_closed, deleted, bench.partition.channels) == (True, ["ch"], {})
 
 
-def test_a_channel_keeps_its_position_and_its_delayed_messages_when_its_type_changes() -> None:
-    bench, keys = Bench(), ChannelKind("key_failover")
+def test_a_channel_keeps_its_position_and_its_delayed_messages_when_its_type_changes(tmp_path: Path) -> None:
+    bench, keys = Bench(data_path=tmp_path), ChannelKind("key_failover")
     consumer = bench.consume(ready=5)
     bench.publish("m0", "m1", "m2")
     bench.finish(consumer, [2])
@@ -176,6 +176,7 @@ def test_a_channel_keeps_its_position_and_its_delayed_messages_when_its_type_cha
     channel = bench.partition.set_kind("ch", keys)
     assert (channel.kind, channel.acked.count, channel.paused) == (keys, 2, True)
     assert list(channel.cursor.delayed.messages) == [3]
+    assert [kept.dispatch for state in stored_partitions(tmp_path) for kept in state.channels] == ["key_failover"]
     assert bench.partition.set_kind("ch", keys) is channel
     fixed = ChannelKind("key_failover", fixed=True)
     assert bench.partition.set_kind("ch", fixed) is channel
@@ -297,18 +298,22 @@ def test_a_topic_that_took_headers_once_takes_them(tmp_path: Path, before: bool,
     assert Bench(data_path=tmp_path, extend=after).partition.extend
 
 
-def test_a_channel_behind_lost_messages_continues_with_new_ones(tmp_path: Path) -> None:
+def test_positions_are_counted_again_when_the_number_of_lost_messages_is_estimated(tmp_path: Path) -> None:
     bench = Bench(data_path=tmp_path)
     consumer = bench.consume(ready=5)
-    bench.publish("m0", "m1", "m2", "m3")
-    bench.finish(consumer, range(2, 6))
+    bench.publish("first", "x" * 100)
+    bench.partition.skip_ids(100)
+    bench.publish("last", "waits")
+    bench.finish(consumer, [2, 3, 104])
     bench.partition.close()
     file = tmp_path / "orders/orders-0.diskqueue.000000.dat"
-    file.write_bytes(file.read_bytes()[:64])
+    file.write_bytes(file.read_bytes().replace(bytes((0, 0, 0, 126)), bytes(4)))
     again = Bench(data_path=tmp_path)
-    assert (again.channel().acked.count, again.partition.log.end_count) == (2, 2)
+    assert again.partition.recovery is not None
+    assert again.partition.recovery.lost_messages == 4, "which have room in the damaged bytes"
+    assert (again.channel().acked.count, again.partition.log.end_count) == (6, 7)
     again.publish("new")
-    assert again.consume(ready=5).bodies() == ["new"]
+    assert again.consume(ready=5).bodies() == ["waits", "new"]
 
 
 def test_channels_receive_what_was_published_after_the_state_was_stored(tmp_path: Path) -> None:

@@ -294,6 +294,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "the part of the bounds is chosen",
     (
         "broker/engine/storage/log.py",
+        "left out",
+        "super().__init__(text)",
+    ): "an exception keeps its arguments without it",
+    (
+        "broker/engine/storage/log.py",
         "GtE to Gt",
         "if held is None or len(held) >= _SEGMENT_ENTRIES or segment.cost >= self._segment_bytes:",
     ): "the size from which on a segment is full is chosen",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqext.broker.engine.storage.log import Log
+from nsqext.broker.engine.storage.log import Log, Refusal
 from nsqext.broker.engine.storage.partition_store import (
     ChannelState,
     NewMessage,
@@ -18,8 +18,10 @@ from nsqext.broker.engine.storage.partition_store import (
     StoredPartition,
     as_entries,
     counter_of,
+    stored_partitions,
 )
 from nsqext.broker.engine.storage.segments import DiskOptions
+from nsqext.protocol.names import MAX_PARTITION
 from nsqext.protocol.record import Record
 from nsqext.protocol.server.command_parser import PublishItem
 from tests.broker.engine.storage.test_log import gapped
@@ -230,3 +232,45 @@ def test_only_the_files_of_a_partition_are_removed(tmp_path: Path) -> None:
     other.close(destroy=True)
     assert not folder.exists()
     store.destroy()
+
+
+@pytest.mark.parametrize("fsync", ["never", "interval", "always"])
+def test_the_state_is_synced_if_messages_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsync: str) -> None:
+    store = PartitionStore(tmp_path, "orders", 0, DiskOptions(fsync=fsync))
+    store.open_log(None, 1 << 20, 1 << 20)
+    synced: list[int] = []
+    monkeypatch.setattr("nsqext.broker.engine.storage.files.os.fsync", synced.append)
+    store.save(StoredPartition("orders", 0))
+    assert bool(synced) == (fsync != "never")
+    store.close()
+
+
+def test_a_closed_partition_takes_no_delayed_messages(tmp_path: Path) -> None:
+    before = len([*Path("/dev/fd").iterdir()])
+    stored(tmp_path, 2)
+    store, state, _ = opened(tmp_path)
+    assert state is not None
+    delayed = store.load_delayed(state)["ch"][2]
+    store.journal.put("ch", delayed)
+    store.close()
+    assert len([*Path("/dev/fd").iterdir()]) == before
+    with pytest.raises(Refusal, match="exiting"):
+        store.journal.put("ch", delayed)
+
+
+def test_a_stored_partition_has_a_valid_number_and_valid_names() -> None:
+    highest = StoredPartition("orders", MAX_PARTITION, channels=[ChannelState("ch", 0, 0)])
+    assert StoredPartition.decode(highest.encode()) == highest
+    for topic, number, channel in (("orders", MAX_PARTITION + 1, "ch"), ("a b", 0, "ch"), ("orders", 0, "a b")):
+        wrong = StoredPartition(topic, number, channels=[ChannelState(channel, 0, 0)])
+        with pytest.raises(ValueError, match=r"there is no partition|not valid"):
+            StoredPartition.decode(wrong.encode())
+
+
+@pytest.mark.parametrize("name", ["diskqueue.000012.dat", "channels.json", "channels.json.copy"])
+def test_a_partition_is_known_from_any_of_its_files(tmp_path: Path, name: str) -> None:
+    for path in ("a-1/a-1-23", "other/other-0"):
+        (tmp_path / path).parent.mkdir()
+        (tmp_path / f"{path}.{name}").write_bytes(b"{")
+    (tmp_path / "other" / f"other-1.{name}.damaged").write_bytes(b"{")
+    assert list(stored_partitions(tmp_path)) == [StoredPartition("a-1", 23), StoredPartition("other", 0)]

@@ -186,12 +186,13 @@ class Producer:
 
     async def _finish(self) -> None:
         """Wait until no publish is pending, then abort those that still are after ``close_timeout``."""
-        with anyio.move_on_after(self._options.close_timeout):
+        deadline = anyio.current_time() + self._options.close_timeout
+        with anyio.CancelScope(deadline=deadline):
             for batcher in tuple(self._batchers):
                 await batcher.end()
-            self._open = False
-            await self._until_idle()
         self._open = False
+        with anyio.CancelScope(deadline=deadline):
+            await self._until_idle()
         self._sender.close()
         # cancelled publishes report their outcomes before metadata and connections are closed
         while self._sender.attempts:  # noqa: ASYNC110 - no event

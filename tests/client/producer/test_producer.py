@@ -1,18 +1,15 @@
-"""The producer against scripted servers: routing, encoding, outcomes."""
+"""How a producer is made, opened and closed, and what a connected one sends at once."""
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from nsqext import BatchFailed, DeliveryUnknown, Lookup, OutgoingMessage, Producer, PublishFailed, Receipt
+from nsqext import DeliveryUnknown, Lookup, Producer, Receipt
 from nsqext.errors import (
-    DelayNotSupported,
-    ExtendNotSupported,
     InvalidBody,
     InvalidHeader,
     InvalidInput,
@@ -21,18 +18,14 @@ from nsqext.errors import (
     InvalidState,
     LookupFailed,
 )
-from nsqext.middleware import Middleware
-from nsqext.protocol.client.body_compression import COMPRESS_HEADER, decompress_body
+from nsqext.middleware import Middleware, Publishing, SendNext
 from nsqext.protocol.frames import encode_trace_reply
-from nsqext.protocol.headers import DUE_HEADER, TAG_HEADER, decode_headers
-from nsqext.transport.connection import Connection
-from tests.support.fake_nsqd import PLAIN, Answer, error, obey, ok, scripted_lookup, scripted_node, until
-from tests.support.machine_pauses import unless_paused
-from tests.support.producers import bodies, bounded, producing, publish_keyed, quick
+from tests.support.fake_nsqd import ScriptedNode, obey, ok, scripted_lookup, scripted_node, until
+from tests.support.producers import bodies, bounded, producing
 
 if TYPE_CHECKING:
+    from nsqext.client.events import ClientEvent
     from nsqext.types import Address
-
 
 pytestmark = pytest.mark.anyio
 
@@ -113,333 +106,196 @@ async def test_a_producer_that_cannot_connect_is_closed(closed_address: Address)
     assert (lookup.metadata._users, producer._open) == (0, False)
 
 
-async def test_partitions_take_turns() -> None:
-    async with producing({}, {}) as (producer, nodes, _):
-        receipts = [await producer.publish("t", b"x") for _ in range(6)]
-        assert sorted(receipt.partition for receipt in receipts) == [0, 0, 0, 1, 1, 1]
-        assert receipts[0].partition != receipts[1].partition
-        assert {receipt.node for receipt in receipts} == {str(node) for node in nodes}
+async def test_closing_waits_for_an_attempt_that_is_about_to_begin() -> None:
+    producer, scope, ended = Producer(nsqd="n:1"), anyio.CancelScope(), list[bool]()
+
+    async def attempt() -> None:
+        producer._sender.attempts.add(scope)
+        await anyio.lowlevel.checkpoint()
+        producer._sender.attempts.discard(scope)
+        ended.append(True)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(attempt)
+        await producer._until_idle()
+        assert ended == [True]
 
 
-async def test_least_pending_avoids_the_busy_node() -> None:
-    async with producing({"PUB": None}, {}, balance="least_pending", close_timeout=0.0) as setup:
-        producer, nodes, _ = setup
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_swallow, producer, 0)
-            await until(lambda: nodes[0].commands)
-            receipts = [await producer.publish("t", b"x", partition=1)]
-            receipts += [await producer.publish("t", b"x") for _ in range(6)]
-            assert {receipt.partition for receipt in receipts} == {1}
-            tasks.cancel_scope.cancel()
+async def test_a_producer_that_closes_stops_its_polls_of_a_shared_lookup() -> None:
+    async with bounded(), scripted_node(obey()) as node, scripted_lookup() as server:
+        server.set_leaders({0: node}, num=1)
+        lookup = Lookup(str(server))
+        async with Producer(lookup), Producer(lookup) as producer:
+            seen: list[ClientEvent] = []
+            assert producer.on_event(seen.append) == seen.append
+            await producer.publish("t", b"x")
+            assert len(lookup.metadata._refreshers) == 1
+            assert [event.kind for event in seen] == ["connected"]
+            await producer.aclose()
+            assert len(lookup.metadata._refreshers) == 0
+            assert [event.kind for event in seen] == ["connected", "disconnected"]
 
 
-async def _swallow(producer: Producer, partition: int) -> None:
-    with anyio.CancelScope():
-        await producer.publish("t", b"stuck", partition=partition)
+async def test_a_ping_does_not_wait_for_a_lookup_service(closed_address: Address) -> None:
+    async with Producer(str(closed_address), timeout=60.0, lookup_timeout=60.0) as producer:
+        with anyio.fail_after(3), pytest.raises(LookupFailed):
+            await producer.ping()
 
 
-async def test_a_key_keeps_its_partition_and_a_chosen_one_is_kept() -> None:
-    async with producing({}, {}) as (producer, _, _):
-        keyed = {(await producer.publish("t", b"x", key="user:42")).partition for _ in range(4)}
-        assert keyed == {1}
-        assert (await producer.publish("t", b"x", partition=0)).partition == 0
-        with pytest.raises(InvalidPartition):
-            await producer.publish("t", b"x", partition=2)
-        with pytest.raises(InvalidPartition):
-            await producer.publish("t", b"x", partition=0, key="k")
-
-
-@pytest.mark.parametrize("key", ["user:42", b"\xff"])
-@pytest.mark.parametrize("extend", [False, True])
-async def test_later_publishes_of_a_key_are_encoded_as_the_first_one(key: str | bytes, extend: bool) -> None:
-    """The first publish opens the connection; later ones use the fast path."""
-    async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
-        lookup.set_leaders({0: node}, num=1, extend=extend)
-        async with Producer(str(lookup), **quick()) as producer:
-            for _ in range(3):
-                await producer.publish("t", b"x", key=key)
-                assert len(producer._key_lock) == 0
-    first, *later = [command for command in node.commands if command.words[0].startswith(b"PUB")]
-    assert first.words[0] == (b"PUB_EXT" if extend else b"PUB")
-    assert later == [first] * 2
-
-
-@pytest.mark.parametrize("key", ["", b""])
-async def test_an_empty_key_is_refused(key: str | bytes) -> None:
-    """Servers and consumers read it as no key: it would have a partition, and no order among consumers."""
-    async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
-        lookup.set_leaders({0: node}, num=1, extend=True)
-        async with Producer(str(lookup), **quick()) as producer:
-            with pytest.raises(InvalidInput, match="the key is empty"):
-                await producer.publish("t", b"x", key=key)
-            with pytest.raises(InvalidInput, match="the key is empty"):
-                await producer.publish_many("t", [b"x"], key=key)
-            with pytest.raises(InvalidInput, match="the key is empty"):
-                await producer.publish_many("t", [OutgoingMessage(b"x", key=key)])
-
-
-async def test_a_key_needs_partitions() -> None:
-    async with bounded(), scripted_node(obey(), granted=PLAIN) as node, Producer(nsqd=str(node)) as producer:
-        with pytest.raises(InvalidPartition, match="number of partitions"):
-            await producer.publish("t", b"x", key="k")
-
-
-async def test_nothing_is_connected_early_and_a_restarted_node_is_found(closed_address: Address) -> None:
-    async def attempt(number: int) -> None:
-        async with bounded(), Producer(nsqd=str(closed_address), **quick(timeout=0.5)) as producer:
-            for body in (b"first", b"again"):
-                with pytest.raises((PublishFailed, DeliveryUnknown)) as caught:
-                    await producer.publish("t", b"lost")
-                assert caught.value.attempts
-                async with scripted_node(obey(), port=closed_address.port) as node:
-                    await anyio.wait_all_tasks_blocked()
-                    assert not node.peers
-                    await producer.publish("t", body)
-                    assert bodies(node) == [body]
-                    assert len(node.peers) == 1
-
-    await unless_paused(attempt, 0.05)
-
-
-async def test_a_node_is_kept_while_any_topic_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsqext.client.producer.connection_pool._TICK", 3600)  # the test calls `tick` itself
-    async with bounded(), scripted_node(obey()) as one, scripted_node(obey()) as two, scripted_lookup() as lookup:
-        lookup.set_leaders({0: one}, num=1)
-        async with Producer(str(lookup), **quick()) as producer:
-            for topic in ("a", "b"):
-                await producer.publish(topic, b"x")
-            lookup.set_leaders({0: two}, num=1)
-            pool, directory = producer._pool, producer._metadata
-            first = pool.node(one.address)
-            for topic, kept in (("a", True), ("b", False)):
-                await directory.refresh(topic)
-                await producer.publish(topic, b"y")
-                pool.tick()
-                assert (first.connection is not None) is kept
-            lookup.set_leaders({0: one}, num=1)
-            await directory.refresh("a")
-            await producer.publish("a", b"z")
-            assert pool.node(one.address) is first
-            assert first.connection is not None
-
-
-async def test_unused_topics_are_forgotten_while_others_continue() -> None:
-    async with bounded(), scripted_node(obey()) as one, scripted_node(obey()) as two, scripted_lookup() as lookup:
-        options = quick(forget_after=0.05)
-        async with Producer(str(lookup), **options) as producer:
-            lookup.set_leaders({0: one}, num=1)
-            for number in range(20):
-                await producer.publish(f"idle{number}", b"x", **({"key": "k"} if number % 2 else {"partition": 0}))
-            lookup.set_leaders({0: two}, num=1)
-            routes, directory = producer._routes, producer._metadata
-            with anyio.fail_after(25):
-                first = producer._pool.node(one.address)
-                while len(routes.by_topic) != 1 or len(directory._refreshers) != 1 or first.connection is not None:
-                    await producer.publish("busy", b"x", partition=0)
-                    await producer.publish("busy", b"x")
-            assert list(routes.by_topic) == list(routes._unwatch) == ["busy"]
-            assert producer._pool.node(two.address).connection is not None
-            lookup.set_leaders({0: one}, num=1)
-            await producer.publish("idle3", b"again", key="k")
-            assert bodies(one)[-1] == b"again"
-
-
-async def test_a_trace_gives_a_full_receipt() -> None:
-    async with producing({"PUB_TRACE": ok(encode_trace_reply(7, 5, 100, 31))}) as (producer, nodes, _):
-        receipt = await producer.publish("t", b"x", trace_id=5)
-        assert receipt == Receipt("t", 0, str(nodes[0]), 7, 5, 100, 31)
-        assert await producer.publish("t", b"y", trace_id=5) == receipt  # over the existing connection
-        assert await producer.publish("t", b"z", trace_id=5, key="k") == receipt
-        assert await producer.publish("t", b"z", trace_id=5, partition=0) == receipt
+def verbs(node: ScriptedNode) -> list[str]:
+    """Return the verbs of the commands that a node received."""
+    return [command.words[0].decode() for command in node.commands]
 
 
 @pytest.mark.parametrize(
-    ("reply", "many"),
+    ("arguments", "kind"),
     [
-        (ok(), False),
-        (ok(b"NO" + bytes(28)), False),
-        (ok(encode_trace_reply(7, 5, 100, 31) + b"x"), False),
-        (ok(encode_trace_reply(7, 6, 100, 31)), False),  # the response to another publish
-        (ok(encode_trace_reply(7, 5, 100, 31)), True),  # the response to a batch has the trace id 0
+        ({"via": "postman"}, InvalidInput),
+        ({"identity": "a"}, InvalidInput),
+        ({"delay": -1.0}, InvalidInput),
+        ({"body": bytearray(b"x")}, InvalidBody),
+        ({"body": "x"}, InvalidBody),
+        ({"body": b""}, InvalidBody),
+        ({"headers": {"a b": "c"}}, InvalidHeader),
+        ({"tag": "no tag!"}, InvalidInput),
+        ({"trace_id": -1}, InvalidInput),
+        ({"key": ""}, InvalidInput),
+        ({"key": 1.5}, InvalidInput),
+        ({"key": "k", "partition": 0}, InvalidPartition),
     ],
 )
-async def test_a_response_without_the_trace_is_an_unknown_outcome_and_ends_the_connection(
-    reply: bytes, many: bool
-) -> None:
-    options = quick(on_unknown="raise")
-    async with producing({"PUB_TRACE": reply, "MPUB_TRACE": reply}, **options) as (producer, _, _):
+async def test_an_argument_that_is_not_valid_is_refused(arguments: dict[str, Any], kind: type[InvalidInput]) -> None:
+    async with producing({}, extend=True) as (producer, (node,), _):
+        await producer.publish("t", b"x")
+        with pytest.raises(kind):
+            await producer.publish(**{"topic": "t", "body": b"y", **arguments})
+        assert bodies(node) == [b"x"]
+        assert len(producer._key_lock) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "header"),
+    [
+        ({"headers": {"a": "b"}}, '{"a":"b"}'),
+        ({"tag": "red"}, '{"##client_dispatch_tag":"red"}'),
+        ({"key": "k"}, '{"##key":"k"}'),
+        ({"delay": 0.0}, None),
+    ],
+)
+async def test_each_argument_has_its_effect(arguments: dict[str, Any], header: str | None) -> None:
+    async with producing({}, extend=True) as (producer, (node,), _):
         for _ in range(2):
-            await producer.publish("t", b"x")  # connects
-            assert producer.statistics().connections == 1
-            if many:
-                with pytest.raises(BatchFailed) as caught:
-                    await producer.publish_many("t", [OutgoingMessage(b"x", trace_id=5)])
-                assert [type(outcome) for outcome in caught.value.outcomes] == [DeliveryUnknown]
-            else:
-                with pytest.raises(DeliveryUnknown, match="trace"):
-                    await producer.publish("t", b"x", trace_id=5)
-            assert producer.statistics().connections == 0
+            await producer.publish("t", b"x", **arguments)
+    expected = b"x" if header is None else len(header).to_bytes(2, "big") + header.encode() + b"x"
+    assert bodies(node, "PUB" if header is None else "PUB_EXT") == [expected] * 2
 
 
-async def test_headers_are_sent_as_they_are_given() -> None:
-    headers = {"user": "42", "x.y": "\u00e9"}
-    async with producing({}, extend=True) as (producer, nodes, _):
+async def test_a_trace_id_alone_is_sent() -> None:
+    reply = ok(encode_trace_reply(7, 5, 100, 31))
+    async with producing({"PUB_TRACE": reply}, extend=True) as (producer, (node,), _):
         for _ in range(2):
-            await producer.publish("t", b"x", headers=headers, tag="canary")
-        assert headers == {"user": "42", "x.y": "\u00e9"}
-        sent = {body for node in nodes for body in bodies(node, "PUB_EXT")}
-        header = '{"user":"42","x.y":"\u00e9","##client_dispatch_tag":"canary"}'.encode()
-        assert sent == {len(header).to_bytes(2, "big") + header + b"x"}
-        for wrong in ({"##a": "b"}, {"a": 1}, {"a b": "c"}):
-            with pytest.raises(InvalidHeader):
-                await producer.publish("t", b"x", headers=wrong)  # type: ignore[arg-type]
+            assert (await producer.publish("t", b"x", trace_id=5)).message_id == 7
+    assert verbs(node) == ["PUB_TRACE"] * 2
 
 
-async def test_headers_require_a_topic_with_extend_support() -> None:
-    async with producing({}) as (producer, nodes, _):
-        with pytest.raises(ExtendNotSupported):
-            await producer.publish("t", b"x", headers={"a": "b"})
-        assert nodes[0].commands == []
+async def test_tags_of_keys_are_sent_without_a_key_as_well() -> None:
+    async with producing({}, extend=True, key_tags=16) as (producer, (node,), _):
+        for _ in range(2):
+            await producer.publish("t", b"x")
+    first, second = bodies(node, "PUB_EXT")
+    assert first == second
 
 
-async def test_an_error_in_an_extended_batch_closes_the_connection() -> None:
-    answers: list[Answer] = [error("E_INVALID_JSON_HEADER x"), ok()]
-    async with producing({"MPUB_EXT": answers}, extend=True) as (producer, nodes, _):
-        with pytest.raises(BatchFailed):
-            await producer.publish_many("t", [OutgoingMessage(b"x", headers={"a": "b"}), b"y"])
-        receipts = await producer.publish_many(
-            "t", [OutgoingMessage(b"x", headers={"a": "b"}), OutgoingMessage(b"y", trace_id=3)]
-        )
-        assert [receipt.trace_id for receipt in receipts] == [0, 3]
-        assert b'{"##trace_id":"3"}' in bodies(nodes[0], "MPUB_EXT")[1]
-        assert len(nodes[0].peers) == 2
+async def test_middleware_is_not_passed_over() -> None:
+    seen: list[bytes] = []
 
+    class Recorder(Middleware):
+        async def publish(self, publishing: Publishing, send_next: SendNext) -> Any:
+            assert not publishing.batch
+            seen.append(publishing.messages[0].body)
+            return await send_next(publishing)
 
-@pytest.mark.parametrize("extend", [False, True])
-async def test_bodies_are_compressed_where_headers_are_supported(extend: bool) -> None:
-    options = quick(compression="snappy", compression_min=100)
-    body = b"all work and no play " * 50
-    async with producing({}, extend=extend, **options) as (producer, nodes, _):
-        await producer.publish("t", body)
-        await producer.publish("t", body[:50])
-        await producer.publish_many("t", [body, b"small"])
-        sent = nodes[0].commands
-        assert sent[1].words[0] == b"PUB"
-        if not extend:
-            assert sent[0].body == body
-            return
-        packed = sent[0].body or b""
-        size = int.from_bytes(packed[:2], "big")
-        headers = decode_headers(packed[2 : 2 + size])
-        assert headers[COMPRESS_HEADER] == "2"
-        assert decompress_body(headers, packed[2 + size :]) == body
-        assert [command.words[0] for command in sent] == [b"PUB_EXT", b"PUB", b"MPUB_EXT"]
-
-
-async def test_the_original_nsq_delays_publishes_without_headers() -> None:
-    async with bounded(), scripted_node(obey(), granted=PLAIN) as node, Producer(nsqd=str(node)) as producer:
-        await producer.publish("t", b"x", delay=1.5)
-        assert node.commands[0].words == [b"DPUB", b"t", b"1500"]
-        with pytest.raises(DelayNotSupported):
-            await producer.publish("t", b"x", delay=1, trace_id=1)
-        with pytest.raises(DelayNotSupported, match="3600 s at most"):
-            await producer.publish("t", b"x", delay=3601)
-        assert (len(node.commands), producer.statistics().connections) == (1, 1)
-    assert producer.statistics().connections == 0
-
-
-async def test_a_delayed_message_of_the_redesigned_nsq_says_when_it_is_due() -> None:
-    before = time.time()
-    async with producing({}, extend=True) as (producer, nodes, _):
-        await producer.publish("t", b"x", delay=60, headers={"a": "b"}, tag="blue")
-        await producer.publish("t", b"x", delay=0)
-        delayed, ready = nodes[0].commands
-    assert ready.words[0] == b"PUB"
-    assert delayed.words[0] == b"PUB_EXT"
-    size = int.from_bytes((delayed.body or b"")[:2], "big")
-    headers = decode_headers((delayed.body or b"")[2 : 2 + size])
-    assert before + 60 <= int(headers.pop(DUE_HEADER)) / 1000 <= time.time() + 60.001
-    assert headers == {"a": "b", TAG_HEADER: "blue"}
-
-
-async def test_consumers_of_a_topic_without_headers_cannot_delay() -> None:
-    async with producing({}) as (producer, nodes, _):
-        with pytest.raises(DelayNotSupported, match="does not support extend headers"):
-            await producer.publish("t", b"x", delay=1)
-        assert nodes[0].commands == []
-
-
-async def test_the_time_of_a_publish_runs_while_it_waits_for_its_turn() -> None:
-    async with bounded(), scripted_node() as node, scripted_lookup() as lookup:
+    async with producing({}) as (_, (node,), lookup):
         lookup.set_leaders({0: node}, num=1)
-        async with Producer(str(lookup), **quick(timeout=30.0)) as producer, anyio.create_task_group() as tasks:
-            tasks.start_soon(publish_keyed, producer, b"x")
-            peer = await node.accept()
-            await peer.expect("PUB")
-            tasks.start_soon(publish_keyed, producer, b"y")
-            await anyio.wait_all_tasks_blocked()
-            begun_by = time.monotonic()
-            await anyio.sleep(0.01)
-            await peer.answer()
-            await peer.expect("PUB")
-            (reply,) = producer._pool.node(node.address).connection.protocol.pending  # type: ignore[union-attr]
-            assert reply.deadline <= begun_by + 30.0
-            await peer.answer()
+        async with Producer(str(lookup), middleware=[Recorder()]) as producer:
+            for body in (b"1", b"2"):
+                assert isinstance(await producer.publish("t", body), Receipt)
+    assert seen == bodies(node) == [b"1", b"2"]
 
 
-@pytest.mark.parametrize("extend", [False, True])
-async def test_a_connected_producer_sends_bodies_up_to_the_limit(extend: bool) -> None:
-    async with producing({}, extend=extend, max_message_size=100) as (producer, (node,), _):
-        sizes = [1, 99, *([100] if not extend else [])]  # records of extend topics need one more byte
-        for size in sizes:
-            await producer.publish("t", b"x" * size)
-        for body in (b"x" * (100 if extend else 101), b"x" * 102, b""):
-            with pytest.raises(InvalidBody):
-                await producer.publish("t", body)
-        assert [len(body) for body in bodies(node)] == sizes
+@pytest.mark.parametrize("body", [b"y" * 100, b"y" * 101])
+async def test_bodies_from_the_smallest_on_are_compressed(body: bytes) -> None:
+    async with producing({}, extend=True, compression="snappy", compression_min=100) as (producer, (node,), _):
+        for one in (body[:99], body[:99], body, body):
+            await producer.publish("t", one)
+    assert verbs(node) == ["PUB", "PUB", "PUB_EXT", "PUB_EXT"]
 
 
-async def test_a_publish_waits_for_a_leader_while_no_partition_has_one() -> None:
-    async with producing({}) as (producer, (node,), lookup), anyio.create_task_group() as tasks:
-        lookup.set_leaders({}, num=1)
-        async with anyio.create_task_group() as early:
-            early.start_soon(producer.publish, "t", b"early")
-            await until(lambda: producer._routes.current("t") is not None)
-            early.cancel_scope.cancel()
-        asked = len(lookup.questions)
-
-        async def lead() -> None:
-            await until(lambda: len(lookup.questions) > asked)
-            lookup.set_leaders({0: node}, num=1)
-
-        tasks.start_soon(lead)
-        await producer.publish("t", b"late")
-        assert bodies(node) == [b"late"]
+async def test_every_message_that_may_be_looked_for_has_a_trace_id() -> None:
+    async with producing({"PUB": ok(), "PUB_TRACE": ok()}, on_unknown="settle", settle_timeout=0.01) as setup:
+        producer, (node,), _ = setup
+        for _ in range(2):
+            with pytest.raises(DeliveryUnknown):  # the response has no trace, which ends the connection
+                await producer.publish("t", b"x")
+            await producer._pool.connection(producer._pool.node(node.address))
+    assert verbs(node) == ["PUB_TRACE"] * 2
 
 
-async def test_each_request_may_take_the_whole_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    left: list[float] = []
-    send = Connection.request
-
-    async def record(connection: Connection, command: Any, deadline: float = 0.0, **settings: Any) -> bytes:
-        if bytes(command).startswith((b"PUB", b"MPUB")):
-            left.append(deadline - time.monotonic())
-        return await send(connection, command, deadline, **settings)
-
-    monkeypatch.setattr(Connection, "request", record)
-    async with producing({}, timeout=60.0) as (producer, _, _):
-        for key in (None, "k"):  # the first one connects
-            await producer.publish("t", b"x", key=key)
-            await producer.publish("t", b"x", key=key)
-            await producer.publish_many("t", [b"y", b"z"], key=key)
-    assert len(left) == 6
-    assert all(30.0 < seconds <= 60.0 for seconds in left)
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_a_response_to_another_command_is_an_unknown_outcome(key: str | None) -> None:
+    async with producing({"PUB": [ok(), ok(b"NO")]}, on_unknown="raise") as (producer, _, _):
+        await producer.publish("t", b"x", key=key)
+        with pytest.raises(DeliveryUnknown, match="do not match"):
+            await producer.publish("t", b"y", key=key)
+        statistics = producer.statistics()
+        assert (statistics.stored, statistics.unknown, statistics.failed) == (1, 1, 0)
+        assert len(producer._key_lock) == 0
 
 
-async def test_a_connected_producer_refuses_a_partition_that_is_no_number() -> None:
+async def test_stored_messages_and_their_bytes_are_counted() -> None:
+    async with producing({}) as (producer, (node,), _):
+        for _ in range(3):
+            await producer.publish("t", b"x")
+        assert producer.statistics().stored == 3
+        assert producer.statistics().bytes_sent == 3 * len(b"PUB t 0\n\0\0\0\1x")
+        assert len(node.commands) == 3
+
+
+@pytest.mark.parametrize("choice", ["partition", "key"])
+async def test_a_chosen_partition_does_not_take_the_turn_of_another_one(choice: str) -> None:
+    async with producing({}, {}) as (producer, _, _):
+        first = (await producer.publish("t", b"x")).partition
+        other = 1 - first
+        route = producer._routes.by_topic["t"]
+        key = next(f"k{number}" for number in range(99) if producer._partition_of(route, f"k{number}") == other)
+        arguments: dict[str, Any] = {"partition": other} if choice == "partition" else {"key": key}
+        assert (await producer.publish("t", b"x", **arguments)).partition == other, "it connects to the other node"
+        assert [(await producer.publish("t", b"x")).partition for _ in range(4)] == [other, first] * 2
+
+
+@pytest.mark.parametrize("arguments", [{}, {"key": "k"}, {"partition": 0}])
+async def test_a_topic_that_is_published_to_is_not_forgotten(arguments: dict[str, Any]) -> None:
     async with producing({}) as (producer, _, _):
-        for partition in (0, None):
-            await producer.publish("t", b"x", partition=partition)
-        for wrong in (True, 0.0, "0", -1, 1):
-            with pytest.raises(InvalidPartition):
-                await producer.publish("t", b"x", partition=wrong)  # type: ignore[arg-type]
+        await producer.publish("t", b"x", **arguments)
+        producer._routes.forget_idle()
+        await producer.publish("t", b"x", **arguments)
+        producer._routes.forget_idle()
+        assert list(producer._routes.by_topic) == ["t"]
+
+
+async def test_a_producer_that_closes_accepts_no_more() -> None:
+    async with producing({"PUB": [ok(), None]}, close_timeout=0.2) as (producer, (node,), _):
+        await producer.publish("t", b"x")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_unknown, producer, b"pending")
+            await until(lambda: len(node.commands) == 2)
+            tasks.start_soon(producer.aclose)
+            await until(lambda: not producer._open)
+            with pytest.raises(InvalidState, match="closed"):
+                await producer.publish("t", b"late")
+    assert bodies(node) == [b"x", b"pending"]
+
+
+async def _unknown(producer: Producer, body: bytes) -> None:
+    with pytest.raises(DeliveryUnknown):
+        await producer.publish("t", body)

@@ -90,6 +90,32 @@ class DataclassOrder:
     share: float = 0.0
 
 
+@attrs.frozen
+class AttrsChild(AttrsOrder):
+    share: float = 0.0
+    note: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class DataclassChild(DataclassOrder):
+    note: str | None = None
+
+
+class PydanticShare(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="allow")
+
+    share: float = 0.0
+
+
+class PydanticChild(PydanticShare):
+    note: str | None = None
+
+
+class StructChild(Tagged):
+    share: float = 0.0
+    note: str | None = None
+
+
 DECIMALS = st.decimals(allow_nan=False, allow_infinity=False, places=4, min_value=-(10**9), max_value=10**9)
 TIMES = st.datetimes(timezones=st.just(datetime.UTC), min_value=datetime.datetime(1970, 1, 1))
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -176,16 +202,45 @@ def test_json_values_survive_a_round_trip(value: object) -> None:
     assert returned(value, Any) == value
 
 
-@given(st.sampled_from([math.nan, math.inf, -math.inf]), st.integers(0, 3))
+@given(st.sampled_from([math.nan, math.inf, -math.inf]), st.integers(0, 8))
 def test_floats_that_json_cannot_say_are_refused(value: float, place: int) -> None:
     nested: list[object] = [
         value,
         [1.0, None, {"a": value}],
         DataclassOrder(1, AttrsOrder(1, (), datetime.timedelta(0)), [], None, value),
         {"a": None, "b": (value,)},
+        DataclassChild(1, AttrsOrder(1, (), datetime.timedelta(0)), [], None, value, "fields of a base class count"),
+        [AttrsChild(1, (), datetime.timedelta(0), None, value)],
+        {"a": PydanticChild(share=value)},
+        PydanticChild(more=[value]),  # type: ignore[call-arg]
+        StructChild(1, value, "x"),
     ]
     with pytest.raises(InvalidBody, match="is not a number of JSON"):
         encode_body(nested[place])
+
+
+def test_finite_floats_beside_null_are_not_refused() -> None:
+    for value in (AttrsChild(1, (), datetime.timedelta(0), None, 0.5), PydanticChild(share=0.5), StructChild(1, 0.5)):
+        assert returned(value, type(value)) == value
+    assert returned({"a": None, "b": {0.5}}, dict[str, set[float] | None]) == {"a": None, "b": {0.5}}
+
+
+def test_names_that_validation_accepts_are_those_of_fields_and_of_aliases() -> None:
+    class Named(pydantic.BaseModel):
+        word: str = pydantic.Field(validation_alias="wort")
+        secret: str = pydantic.Field("", exclude=True)
+        again: Named | None = None
+
+    assert returned(Named(wort="x", secret="s"), Named) == Named(wort="x")  # type: ignore[call-arg]
+    assert decode_body(b'{"wort": "x"}', Named).word == "x"
+
+
+def test_types_that_are_not_checked_and_things_that_are_no_types() -> None:
+    assert [decode_body(b'{"a": [1, null]}', kind) for kind in (object, Any)] == [{"a": [1, None]}] * 2
+    kinds: list[Any] = [5, "x"]
+    for kind in kinds:
+        with pytest.raises(InvalidSetting, match=f"bodies cannot be decoded as {kind}:"):
+            decode_body(b"[]", kind)
 
 
 def test_an_alias_that_only_serialization_has_is_refused() -> None:

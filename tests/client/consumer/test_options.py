@@ -177,3 +177,11 @@ def test_start_for_all_partitions_or_for_each() -> None:
     assert ConsumerOptions(start=first).start_of(7) == first
     assert ConsumerOptions(start={1: last}).start_of(1) == last
     assert ConsumerOptions(start={1: last}).start_of(0) is None
+
+
+def test_what_is_not_given_is_off_or_small() -> None:
+    options, failure, delivery = ConsumerOptions(), FailureOptions(), DeliveryOptions()
+    assert not any((options.queue_position, options.start_existing, options.sample_rate, options.ordered))
+    assert (options.concurrency, options.initial_ready) == (1, 1)
+    assert not any((failure.max_attempts, failure.reject_ordered, BackoffOptions().jitter))
+    assert (delivery.auto_touch, delivery.decompress, delivery.on_lost) == (True, True, "raise")

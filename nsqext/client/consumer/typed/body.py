@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 _DUMP = {"by_alias": True, "round_trip": True}  # round_trip: without computed fields, which validation may refuse
 
+_FIELDS = ("__struct_fields__", "__dataclass_fields__", "__pydantic_fields__")
+
 BodyDecoder = Callable[[bytes], Any]
 """Decodes a body; raises a ValueError where that is not possible."""
 
@@ -207,6 +209,9 @@ def _check_finite(value: object) -> None:
 
 
 def _members(value: object) -> list[object]:
-    """Return the values of an object's fields."""
-    names: Any = getattr(value, "__struct_fields__", None) or getattr(value, "__annotations__", ())
-    return [getattr(value, name) for name in names if hasattr(value, name)]
+    """Return the values of an object's fields, those of its base classes included."""
+    kind: Any = type(value)
+    names = [name for kinds in _FIELDS for name in getattr(kind, kinds, ())]
+    names += [field.name for field in getattr(kind, "__attrs_attrs__", ())]
+    extra = getattr(value, "__pydantic_extra__", None) or {}
+    return [*(getattr(value, name) for name in names if hasattr(value, name)), *extra.values()]

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from operator import attrgetter
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+from types import FrameType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from attrs import define, field, frozen
 
@@ -260,17 +260,20 @@ class _Planner:
             self._check_annotated(parameters)
         hints = self._hints(function)
         positional: list[_Source | _Dependency] = []
+        skipped: list[_Source] = []  # of parameters that keep their defaults; given only if others follow
         keyword: dict[str, _Source | _Dependency] = {}
         for parameter in parameters:
             if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
                 raise InvalidSetting(f"the handler {self._name} has a parameter *{parameter.name}", hint="name it")
             source = self._source(parameter, hints.get(parameter.name, parameter.annotation), body=body)
-            if source is None:
-                continue
-            if parameter.kind is inspect.Parameter.KEYWORD_ONLY or keyword:
-                keyword[parameter.name] = source
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+                if source is not None:
+                    keyword[parameter.name] = source
+            elif source is None:
+                skipped.append(_constant(parameter.default))
             else:
-                positional.append(source)
+                positional += (*skipped, source)
+                skipped.clear()
         return _Arguments((*positional, *keyword.values()), tuple(keyword))
 
     def _hints(self, function: Callable[..., Any]) -> dict[str, Any]:
@@ -326,6 +329,10 @@ class _Planner:
         return found
 
 
+def _constant(value: Any) -> _Source:
+    return lambda message: value
+
+
 def _local_names(frame: FrameType | None) -> dict[str, Any]:
     """Return the names that are visible where the handler is defined, the innermost ones first."""
     while frame is not None and _in_package(str(frame.f_globals.get("__name__", ""))):
@@ -357,11 +364,12 @@ _NUMBERS: dict[Any, Callable[[str], Any]] = {int: int, float: float, str: str}
 
 def _header(name: str, kind: Any, parameter: inspect.Parameter) -> _Source:
     """Return a reader of one header, converted to the type of the parameter (str, int or float)."""
-    options = [one for one in get_args(kind) if one is not type(None)] or [kind]
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    options = [one for one in kinds if one is not type(None)]
     convert = _NUMBERS.get(options[0]) if len(options) == 1 else None
     if convert is None:
         raise InvalidSetting(f"the header {name!r} cannot be read as {kind!r}", hint="headers are str, int or float")
-    optional = type(None) in get_args(kind)
+    optional = type(None) in kinds
     default = None if parameter.default is inspect.Parameter.empty else parameter.default
     required = parameter.default is inspect.Parameter.empty and not optional
     read = convert

@@ -180,9 +180,33 @@ async def test_running_handlers_can_be_cancelled() -> None:
         subject.cancel()
         with anyio.fail_after(25):
             await subject.wait()
+        assert subject.running == []
     assert running == [1, 2]
     assert owner.commands == []
-    assert subject.running == []
+    assert sorted(message.internal_id for message in subject.take_cancelled()) == [1, 2]
+    assert subject.take_cancelled() == []
+
+
+async def test_the_batch_of_a_cancelled_handler_is_known_without_what_it_has_answered() -> None:
+    owner, queue = RecordingOwner(), MessageQueue()
+
+    async def handle(batch: MessageBatch) -> None:
+        await batch[0].finish()
+        await anyio.sleep_forever()
+
+    subject, _, _ = workers()
+    queue.put([make_message(owner, number) for number in (1, 2, 3)])
+    collector = BatchCollector(queue, lambda: queue.stopped, lambda: 0.0)
+    with anyio.fail_after(25):
+        async with create_task_group() as tasks:
+            subject.start_batches(tasks, BatchHandler(handle, BatchLimits(max_count=3)), [collector])
+            while len(owner.commands) < 1:
+                await checkpoint()
+            assert [message.internal_id for message in subject.running] == [2, 3]
+            subject.cancel()
+            await subject.wait()
+    assert [message.internal_id for message in subject.take_cancelled()] == [2, 3]
+    assert owner.commands == ["FIN 1"]
 
 
 async def test_a_handler_that_runs_is_not_cancelled_with_the_task_that_started_it() -> None:
@@ -262,19 +286,36 @@ async def _handled(subject: Workers, handle: Handler, *messages: Message) -> Non
             await subject.wait()
 
 
+@pytest.mark.parametrize("error", [ValueError("no"), GeneratorExit()])
+async def test_a_handler_that_fails_has_its_message_requeued(error: BaseException) -> None:
+    owner = RecordingOwner()
+
+    async def handle(message: Message) -> None:
+        if message.internal_id == 1:
+            raise error
+
+    subject, _, _ = workers()
+    await _handled(subject, handle, make_message(owner, 1), make_message(owner, 2, attempts=5))
+    assert owner.commands == ["REQ 1 0!", "FIN 2"]
+
+
 async def test_expired_messages_and_those_without_attempts_are_not_handled() -> None:
     owner, handled = RecordingOwner(), list["Message"]()
 
     async def handle(message: Message) -> None:
         handled.append(message)
 
-    expired: list[Message] = []
+    async def keep(message: Message, error: Exception | None) -> None:
+        letters.append(message)
+
+    expired, letters = list["Message"](), list["Message"]()
     subject, _, _ = workers(max_attempts=1)
     subject._expired = expired.append
+    subject._policy._dead_letters = keep
     lost, used_up, first = (make_message(owner, number, attempts=attempts) for number, attempts in enumerate((1, 2, 1)))
     owner.horizon, used_up.received, first.received = 1.0, 2.0, 2.0
     await _handled(subject, handle, lost, used_up, first)
-    assert (expired, handled, owner.commands) == ([lost], [first], ["FIN 1", "FIN 2"])
+    assert (expired, handled, letters, owner.commands) == ([lost], [first], [used_up], ["FIN 1", "FIN 2"])
 
 
 @pytest.mark.parametrize("expires", [False, True])
@@ -314,13 +355,22 @@ async def test_a_worker_whose_handlers_never_wait_yields_and_is_measured(monkeyp
     subject, _, flushes = workers()
     subject._stall = StallWatch(0.04, "it")
     flushed: list[int] = []
+    turns: set[int] = set()
 
     async def handle(message: Message) -> None:
         flushed.append(len(flushes))
         now[0] += 0.011 if message.internal_id < 6 else 0.03
 
-    await _handled(subject, handle, *(make_message(owner, number) for number in range(8)))
+    async def others() -> None:
+        while len(flushed) < 8:
+            turns.add(len(flushed))
+            await checkpoint()
+
+    async with create_task_group() as tasks:
+        tasks.start_soon(others)
+        await _handled(subject, handle, *(make_message(owner, number) for number in range(8)))
     assert flushed == [0, 0, 1, 1, 2, 2, 3, 4], "after more than 0.02 s"
+    assert turns & {2, 4, 6, 7}, "others run then"
     assert [round(seconds, 3) for seconds, _ in subject._stall._slow] == [0.022, 0.022, 0.022, 0.03, 0.03]
 
 

@@ -316,11 +316,14 @@ def _discovers(publish: Publish, history: History) -> bool:
     """Return whether a publish may be the first one on a lost connection, or to a node that does not lead any more.
 
     The log of an ordered partition is searched with one message a round trip, which may take longer than the timeout.
+    That of a topic that was created again does not tell what the former leader stored before.
     """
+    refused = "E_FAILED_ON_NOT_LEADER" in publish.error
     if history.on_unknown == "settle":
         late = "not stored within" in publish.error or "still unknown after" in publish.error
-        return publish.topic == "ordered" and late
-    stale = history.half_open or history.misled or "E_FAILED_ON_NOT_LEADER" in publish.error
+        replaced = refused and "the log was replaced" in publish.error
+        return {"ordered": late, "recreated": history.recreated and replaced}.get(publish.topic, False)
+    stale = history.half_open or history.misled or refused
     return stale and history.on_unknown == "raise" and publish.outcome == "unknown"
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from attrs import field, frozen
 
-from nsqext.arguments import check_counts, check_groups, check_kinds, check_number, check_times
+from nsqext.arguments import check_counts, check_groups, check_kinds, check_number, check_times, is_number
 from nsqext.client.consumer.position import Position, StartPositions, read_position
 from nsqext.dispatch.buckets import DEFAULT_KEY_TAGS, check_key_tags
 from nsqext.errors import InvalidSetting
@@ -247,7 +247,7 @@ class FailureOptions:
     def __attrs_post_init__(self) -> None:
         check_kinds(self)
         check_times(self, "requeue_delay", "max_requeue_delay")
-        if not 0 <= self.requeue_jitter < 1:
+        if not is_number(self.requeue_jitter) or self.requeue_jitter >= 1:
             raise InvalidSetting(f"requeue_jitter={self.requeue_jitter!r} is not within 0..1 (1 excluded)")
         check_number("max_attempts", self.max_attempts)
         check_number("report_attempts", self.report_attempts)
@@ -337,6 +337,8 @@ class ConsumerOptions:
         if self.partitions is not None:
             if not self.partitions:
                 raise InvalidSetting("partitions=() leaves nothing to consume", hint="None stands for all")
+            if isinstance(self.partitions, str) or not isinstance(self.partitions, Collection):
+                raise InvalidSetting(f"partitions={self.partitions!r} are no numbers", hint="give a tuple as (0, 3)")
             for partition in self.partitions:
                 check_partition(partition)
         check_number("max_in_flight_bytes", self.max_in_flight_bytes)

@@ -380,6 +380,7 @@ class KeyLanes:
         offset = min(known.offset, message.offset)
         order.forget_behind(offset)
         self._forget_lost(order, offset)
+        order.unfinished.pop(known.id, None)  # its handler may run; the message that replaced it may be lost, too
 
     def _forget_lost(self, order: PartitionOrder, offset: int = -1) -> None:
         """Remove the lost messages of a partition behind an offset, except for those whose handlers run."""

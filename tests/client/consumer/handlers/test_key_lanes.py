@@ -224,6 +224,22 @@ async def test_a_handler_whose_message_the_server_has_lost_ends_without_effect_o
     assert bench.rows() == {"a": ["a2"]}
 
 
+def test_messages_behind_a_lost_one_keep_their_order_while_its_handler_runs_and_connections_end_again() -> None:
+    bench = Bench(1)
+    bench.put_at(0)
+    bench.wait(0.3)
+    bench.take(bench.lanes.lanes[0].messages[0])  # its handler runs until the end
+    again = cut(bench)
+    bench.put_at(9)
+    _put_replaced(bench, again, "a3", "a0", 3)  # the server has lost a0, and gives its id to a3
+    assert bench.rows() == {}, "messages before them may be received"
+    again = cut(bench)
+    _put_replaced(bench, again, "a3", "a0", 3)
+    bench.put_at(2, 1)
+    _put_replaced(bench, again, "a4", "a9", 0)
+    assert bench.rows() == {"a": ["a4", "a1", "a2", "a3"]}
+
+
 @pytest.mark.anyio
 async def test_the_handler_of_a_lost_message_answers_its_next_delivery() -> None:
     bench = Bench(1)

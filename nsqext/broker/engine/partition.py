@@ -97,12 +97,13 @@ class Partition:
         if self._classic:
             self.readable = min(max(state.readable, log.start_count), log.end_count)
             self.readable_offset = log.find_count(self.readable)
-            for channel in self._all_channels():
-                if isinstance(channel, ClassicChannel):
-                    channel.reset_counters()
-                    channel.cursor.pass_over_finished()
             self._stored_count = log.end_count
-            self._pass_to_channels()
+            channels = [channel for channel in self._all_channels() if isinstance(channel, ClassicChannel)]
+            for channel in channels:
+                channel.cursor.pass_over_finished()
+            self._pass_to_channels()  # a killed process did not write how many it had passed
+            for channel in channels:
+                channel.reset_counters()
 
     @property
     def recovery(self) -> Recovery | None:

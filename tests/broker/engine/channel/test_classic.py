@@ -227,6 +227,20 @@ def test_numbers_after_a_restart(tmp_path: Path) -> None:
     assert (stats.depth, stats.backend_depth, stats.message_count) == (0, 0, 1)
 
 
+@pytest.mark.parametrize("waits", [0, 10])
+def test_numbers_after_a_kill(waits: float, tmp_path: Path) -> None:
+    bench = original(data_path=tmp_path)
+    bench.channel()
+    bench.publish("m0", "m1", "m2")
+    bench.wait(waits)
+    bench.partition.close(save=False)
+    again = original(data_path=tmp_path)
+    stats = again.channel().stats()
+    assert (stats.depth, stats.backend_depth, stats.message_count) == (3, 3, 0)
+    assert again.consume(ready=10).bodies() == ["m0", "m1", "m2"]
+    assert again.channel().stats().backend_depth == 0
+
+
 def test_a_restarted_server_delivers_what_was_in_flight_after_what_waits() -> None:
     bench = original()
     consumer = bench.consume(ready=2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
@@ -40,6 +40,7 @@ class Connections:
         self.doubts: list[bool] = []
         self.request: PublishRequest | None = None
         self.hold: anyio.Event | None = None
+        self.on_command: Callable[[], None] | None = None
 
     async def connection(self, node: PooledNode) -> PooledConnection:
         if self.unreachable:
@@ -61,6 +62,8 @@ class _Connection:
         made.commands.append((self._node, command, deadline))
         if made.hold is not None:
             await made.hold.wait()
+        if made.on_command is not None:
+            made.on_command()
         if made.request is not None:
             made.doubts.append(made.request.in_doubt)
         outcome = outcomes.pop(0) if len(outcomes) > 1 else outcomes[0]
@@ -161,6 +164,7 @@ class Settling:
         self.answers = list(answers)
         self.sent: list[int] = []
         self.acknowledged = 0
+        self.hold: anyio.Event | None = None
 
     def sending(self, request: PublishRequest, target: Any, connection: Any) -> None:
         self.sent.append(target.partition)
@@ -170,4 +174,6 @@ class Settling:
 
     async def settle(self, request: PublishRequest, unknown: DeliveryUnknown) -> list[Any] | None:
         await anyio.lowlevel.checkpoint()
+        if self.hold is not None:
+            await self.hold.wait()
         return self.answers.pop(0)

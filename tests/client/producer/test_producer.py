@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -13,6 +14,7 @@ from nsqext.errors import (
     InvalidBody,
     InvalidHeader,
     InvalidInput,
+    InvalidName,
     InvalidPartition,
     InvalidSetting,
     InvalidState,
@@ -20,7 +22,7 @@ from nsqext.errors import (
 )
 from nsqext.middleware import Middleware, Publishing, SendNext
 from nsqext.protocol.frames import encode_trace_reply
-from tests.support.fake_nsqd import ScriptedNode, obey, ok, scripted_lookup, scripted_node, until
+from tests.support.fake_nsqd import ScriptedNode, error, obey, ok, scripted_lookup, scripted_node, until
 from tests.support.producers import bodies, bounded, producing
 
 if TYPE_CHECKING:
@@ -223,6 +225,40 @@ async def test_middleware_is_not_passed_over() -> None:
     assert seen == bodies(node) == [b"1", b"2"]
 
 
+@pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.parametrize("many", [False, True])
+async def test_middleware_learns_about_the_topic_before_a_message_is_encoded(key: str | None, many: bool) -> None:
+    seen: list[int] = []
+
+    class Counter(Middleware):
+        async def publish(self, publishing: Publishing, send_next: SendNext) -> Any:
+            publishing.on_topic.append(lambda meta: seen.append(meta.partition_num))
+            receipts = await send_next(publishing)
+            assert publishing.receipts == receipts
+            return receipts
+
+    async with producing({}) as (_, (node,), lookup):
+        lookup.set_leaders({0: node}, num=1)
+        async with Producer(str(lookup), middleware=[Counter()]) as producer:
+            publish = partial(producer.publish_many, "t", [b"x"]) if many else partial(producer.publish, "t", b"x")
+            async with anyio.create_task_group() as tasks:
+                for _ in range(2):
+                    tasks.start_soon(partial(publish, key=key))
+            await publish(key=key)
+        assert (len(producer._key_lock), producer.statistics().stored) == (0, 3)
+    assert (seen, verbs(node)) == ([1] * 3, ["MPUB" if many else "PUB"] * 3)
+
+
+@pytest.mark.parametrize(("topic", "body", "kind"), [("t", b"", InvalidBody), ("a b", b"x", InvalidName)])
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_what_no_topic_accepts_is_refused_before_lookup_is_asked(
+    topic: str, body: bytes, kind: type[InvalidInput], key: str | None, closed_address: Address
+) -> None:
+    async with Producer(str(closed_address), timeout=60.0, lookup_timeout=60.0) as producer:
+        with anyio.fail_after(3), pytest.raises(kind):
+            await producer.publish(topic, body, key=key)
+
+
 @pytest.mark.parametrize("body", [b"y" * 100, b"y" * 101])
 async def test_bodies_from_the_smallest_on_are_compressed(body: bytes) -> None:
     async with producing({}, extend=True, compression="snappy", compression_min=100) as (producer, (node,), _):
@@ -252,13 +288,25 @@ async def test_a_response_to_another_command_is_an_unknown_outcome(key: str | No
         assert len(producer._key_lock) == 0
 
 
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_a_message_that_is_refused_is_sent_again(key: str | None) -> None:
+    async with producing({"PUB": [ok(), error("E_PUB_FAILED"), ok()]}) as (producer, (node,), _):
+        for body in (b"x", b"y"):
+            assert (await producer.publish("t", body, key=key)).partition == 0
+        assert bodies(node) == [b"x", b"y", b"y"]
+        assert (producer.statistics().stored, producer.statistics().retries) == (2, 1)
+
+
 async def test_stored_messages_and_their_bytes_are_counted() -> None:
-    async with producing({}) as (producer, (node,), _):
+    async with producing({}, close_timeout=60.0) as (producer, (node,), _):
         for _ in range(3):
             await producer.publish("t", b"x")
         assert producer.statistics().stored == 3
         assert producer.statistics().bytes_sent == 3 * len(b"PUB t 0\n\0\0\0\1x")
         assert len(node.commands) == 3
+        await producer.publish_many("t", [b"x"])
+        with anyio.fail_after(3):
+            await producer.aclose()
 
 
 @pytest.mark.parametrize("choice", ["partition", "key"])

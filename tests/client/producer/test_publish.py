@@ -19,6 +19,7 @@ from nsqext.errors import (
     InvalidPartition,
 )
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER, decompress_body
+from nsqext.protocol.delay_record import DelayCancel, DelayedMessage, decode_delay
 from nsqext.protocol.frames import encode_trace_reply
 from nsqext.protocol.headers import DUE_HEADER, TAG_HEADER, decode_headers
 from nsqext.transport.connection import Connection
@@ -280,6 +281,26 @@ async def test_a_delayed_message_of_the_redesigned_nsq_says_when_it_is_due() -> 
     headers = decode_headers((delayed.body or b"")[2 : 2 + size])
     assert before + 60 <= int(headers.pop(DUE_HEADER)) / 1000 <= time.time() + 60.001
     assert headers == {"a": "b", TAG_HEADER: "blue"}
+
+
+async def test_a_relay_receives_delayed_messages_of_topics_that_accept_them() -> None:
+    async with producing({}, delay_via="relay", delay_topic="later") as (producer, (node,), _):
+        await producer.publish("t", b"x", delay=5.0, identity="a")
+        await producer.publish("t", b"y", delay=0.0)
+        await producer.cancel_delayed("a")
+        with pytest.raises(InvalidPartition):
+            await producer.publish("t", b"x", delay=5.0, key="k", partition=0)
+        with pytest.raises(ExtendNotSupported):
+            await producer.publish("t", b"x", delay=5.0, headers={"a": "b"})
+        with pytest.raises(DelayNotSupported):
+            await producer.publish("t", b"x", delay=5.0, via="consumer")
+    topics = [command.words[1] for command in node.commands]
+    delayed, plain, cancelled = bodies(node)
+    assert (topics, plain) == ([b"later", b"t", b"later"], b"y")
+    record, body = decode_delay(delayed)
+    assert isinstance(record, DelayedMessage)
+    assert (record.topic, record.identity, body) == ("t", "a", b"x")
+    assert isinstance(decode_delay(cancelled)[0], DelayCancel)
 
 
 async def test_consumers_of_a_topic_without_headers_cannot_delay() -> None:

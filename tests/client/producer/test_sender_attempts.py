@@ -307,8 +307,9 @@ async def test_a_publish_fails_when_its_time_is_over() -> None:
 async def test_the_time_of_a_publish_begins_with_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender_module, "_clock", lambda: 1000.0)
     bench = Bench(NotLeader("E_FAILED_ON_NOT_LEADER"), timeout=5.0)
-    with anyio.fail_after(2), pytest.raises(PublishFailed, match="not stored within 5 s"):
+    with anyio.fail_after(2), pytest.raises(PublishFailed, match="not stored within 5 s") as caught:
         await bench.sender.publish(batch_of(2), 994.9)
+    assert caught.value.topic == "t"
 
 
 async def test_the_first_attempt_uses_the_partition_whose_turn_it_is() -> None:
@@ -328,6 +329,34 @@ async def test_an_attempt_that_failed_before_counts_with_the_others() -> None:
     assert (failure.topic, failure.partition, failure.node) == ("t", 0, "n0:1")
     assert target.rest_until > 0
     assert bench.counts == (1, 0, 0, 1)
+
+
+async def test_a_publish_that_fails_while_the_producer_closes_is_not_attempted_again() -> None:
+    bench = Bench(PubRefused("E_PUB_FAILED"), b"OK", partitions=3)
+    bench.connections.on_command = bench.sender.close
+    with pytest.raises(PublishFailed, match="before the producer was closed; last error: E_PUB_FAILED"):
+        await bench.publish(batch_of(1))
+    assert len(bench.connections.commands) == 1
+    bench = Bench(partitions=3)
+    route = bench.routes.made
+    bench.sender.close()
+    with pytest.raises(PublishFailed, match="before the producer was closed; last error: E_PUB_FAILED"):
+        await bench.sender.publish_again(
+            bench.request(), sender_module._clock(), route, route.partitions[0], PubRefused("E_PUB_FAILED")
+        )
+    assert bench.connections.commands == []
+
+
+@pytest.mark.parametrize(
+    ("error", "pauses"), [(NotLeader("E_FAILED_ON_NOT_LEADER"), []), (TooMuchWaiting("E_PUB_TOO"), [5.0])]
+)
+async def test_a_message_that_may_move_pauses_only_after_an_overload(
+    error: NsqError, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = recorded_sleeps(monkeypatch)
+    bench = Bench(error, b"OK", partitions=3, retry_wait=wait_fixed(5), max_retry_wait=1.0)
+    await bench.publish(batch_of(1))
+    assert found == pauses
 
 
 @pytest.mark.parametrize(

@@ -150,3 +150,22 @@ async def test_a_closed_producer_does_not_search_the_log() -> None:
         await bench.publish(request)
     assert settling.answers == [[]]
     assert not bench.sender.attempts
+
+
+async def test_the_search_of_the_log_ends_when_the_producer_closes() -> None:
+    bench = Bench(ConnectionLost("lost"), on_unknown="raise")
+    settling = _settling(bench, [])
+    settling.hold = anyio.Event()
+    errors: list[DeliveryUnknown] = []
+
+    async def publish() -> None:
+        with pytest.raises(DeliveryUnknown, match="lost") as caught:
+            await bench.publish(batch_of(2))
+        errors.append(caught.value)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(publish)
+        await anyio.wait_all_tasks_blocked()
+        bench.sender.close()
+    assert len(errors) == 1
+    assert (bench.counts, bench.sender.attempts) == ((0, 0, 2, 0), set())

@@ -429,8 +429,9 @@ class PublishAttempt:
     def _refused_partition(self) -> int | None:
         """The partition whose leader has moved, by the latest error."""
         # the node that lookup names does not lead the partition, or is down
-        moved = isinstance(self._errors.last, (NotLeader, TopicNotExist, ConnectionFailed))
-        refused = self._tried[-1].partition if self._tried and moved else -1
+        if not self._tried or not isinstance(self._errors.last, (NotLeader, TopicNotExist, ConnectionFailed)):
+            return None
+        refused = self._tried[-1].partition
         return refused if refused >= 0 else None
 
     @property

@@ -9,7 +9,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from nsqext import DeliveryUnknown, Lookup, Producer, Receipt
+from nsqext import DeliveryUnknown, Lookup, Producer, PublishFailed, Receipt
 from nsqext.errors import (
     InvalidBody,
     InvalidHeader,
@@ -286,6 +286,14 @@ async def test_a_response_to_another_command_is_an_unknown_outcome(key: str | No
         statistics = producer.statistics()
         assert (statistics.stored, statistics.unknown, statistics.failed) == (1, 1, 0)
         assert len(producer._key_lock) == 0
+
+
+async def test_a_chosen_partition_without_a_leader_is_waited_for() -> None:
+    async with producing({}, timeout=0.1) as (producer, (node,), lookup):
+        lookup.set_leaders({0: node}, num=2)
+        await producer.publish("t", b"x", partition=0)
+        with pytest.raises(PublishFailed, match=r"not stored within 0\.1 s"):
+            await producer.publish("t", b"x", partition=1)
 
 
 @pytest.mark.parametrize("key", [None, "k"])

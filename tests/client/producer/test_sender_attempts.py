@@ -31,7 +31,15 @@ from nsqext.errors import (
     PartitionUnavailable,
     PublishFailed,
 )
-from nsqext.errors.server import BadMessage, NotLeader, PubFailed, PubRefused, TooMuchWaiting
+from nsqext.errors.server import (
+    BadMessage,
+    NotLeader,
+    NotWritable,
+    PubFailed,
+    PubRefused,
+    TooMuchWaiting,
+    TopicNotExist,
+)
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.protocol.frames import encode_trace_reply
 from nsqext.transport.options import ConnectionOptions
@@ -186,6 +194,8 @@ async def test_a_message_that_may_move_waits_after_some_failures() -> None:
         (NotLeader("E_FAILED_ON_NOT_LEADER"), 1),
         (NotLeader("E_FAILED_ON_NOT_LEADER"), 0),
         (ConnectionFailed("down"), 1),
+        (TopicNotExist("E_TOPIC_NOT_EXIST"), 1),
+        (NotWritable("E_FAILED_ON_NOT_WRITABLE"), None),
         (TooMuchWaiting("E_PUB_TOO"), None),
     ],
 )

@@ -165,5 +165,30 @@ CONSUMER: dict[tuple[str, str, str], str] = {
         "Gt to GtE",
         "used_up = message.attempts > 1 and self._policy.attempts_exhausted(message)",
     ): "speed only: a first attempt exhausts nothing",
+    (
+        "client/consumer/subscriptions/subscription_group.py",
+        "GtE to Gt",
+        "listed = len(self.since) >= _LIST_FROM and self.metadata.lists_cheaply(len(self.since))",
+    ): "the number of topics is chosen",
+    (
+        "client/consumer/subscriptions/subscription_group.py",
+        "plus and minus",
+        "if self.silence.due + _PAST_DUE < self.due_at:",
+    ): "one tick more",
+    (
+        "client/consumer/subscriptions/subscription_group.py",
+        "plus and minus",
+        "self.on_time_until = now + _TICK  # a shorter stall is not noticed anyway",
+    ): "speed only: each read asks since when its bytes may have been there",
+    (
+        "client/consumer/typed/body.py",
+        "other bool",
+        "places = error.errors(include_url=False, include_context=False, include_input=False)",
+    ): "what is left out is not read",
+    (
+        "client/consumer/subscriptions/subscription_group.py",
+        "other bool",
+        "return False",
+    ): "speed only: RDY is distributed again",
 }
 """Module, operator and line of code -> why nothing differs."""

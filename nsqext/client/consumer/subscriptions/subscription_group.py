@@ -481,7 +481,7 @@ class SubscriptionGroup:
                 min(subscription.msg_timeout, subscription.request.options.connection.heartbeat_interval)
                 for subscription in self.live
             ),
-            default=_IDLE_TICK,
+            default=inf,
         )
         return max(_TICK, min(_IDLE_TICK, shortest / _TICKS_PER_TIMEOUT))
 

@@ -6,29 +6,20 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from math import inf
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Literal, cast
+from typing import cast
 
 import anyio
 import anyio.lowlevel
 import pytest
 
 from nsqext import Consumer
-from nsqext.client.consumer.options import BackoffOptions
 from nsqext.client.consumer.subscriptions import subscription_group as module
-from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff, RdyDistributor
 from nsqext.client.consumer.subscriptions.subscription import Subscription
 from nsqext.client.consumer.subscriptions.subscription_group import Pulse, SubscriptionGroup
-from nsqext.client.events import ClientEvent, ClientEvents
-from nsqext.dispatch.buckets import KeySharing
-from nsqext.transport.options import ConnectionOptions
+from nsqext.client.events import ClientEvent
 from tests.support.consumers import eventually, quick
 from tests.support.fake_nsqd import PLAIN, Peer, message, scripted_node
-
-if TYPE_CHECKING:
-    from nsqext.client.consumer.message import UnpackBudget
-    from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
-    from nsqext.lookup.metadata import MetadataCache
+from tests.support.subscription_bench import Bench, Connection, ready
 
 pytestmark = pytest.mark.anyio
 
@@ -109,76 +100,6 @@ async def test_a_read_does_not_wake_the_timer_each_time(monkeypatch: pytest.Monk
                 pass
         assert len(ticks) <= 3 + (time.monotonic() - started) / 0.25
         await peer.close()
-
-
-class Connection:
-    """A subscription that records its RDY counts."""
-
-    def __init__(self, topic: str = "t", partition: int = 0, backoff: Backoff | None = None) -> None:
-        self.topic, self.partition, self.node = topic, partition, f"n:{partition}"
-        self.backoff = backoff or Backoff(BackoffOptions(), lambda: 1.0)
-        self.max_ready, self.msg_timeout = 100, 60.0
-        self.key_sharing = KeySharing.NONE
-        self.request = SimpleNamespace(options=SimpleNamespace(connection=ConnectionOptions()))
-        self.live, self.busy, self.upgradable, self.silent = True, False, False, False
-        self.in_flight = self.received = self.requeued = self.timed_out = self.received_bytes = 0
-        self.ready = self.flushes = 0
-        self.received_at, self.limited = 0.0, True
-        self.silence_due = inf
-        self.ticks: list[float] = []
-
-    def set_ready(self, count: int) -> None:
-        self.ready = count
-
-    def take_unrecorded(self) -> tuple[int, int]:
-        return 0, 0
-
-    def flush(self) -> None:
-        self.flushes += 1
-
-    def tick(self) -> None:
-        self.ticks.append(module._clock())
-
-    def misses_heartbeat(self, now: float) -> bool:
-        return self.silent
-
-
-class Bench:
-    """A group of connections that a test adds."""
-
-    def __init__(self, max_in_flight: int = 10, mode: Literal["consumer", "connection"] = "connection") -> None:
-        self.backoff = Backoff(BackoffOptions(mode=mode), lambda: 1.0)
-        self.flow = RdyDistributor[Subscription](max_in_flight, self.backoff, initial_ready=100)
-        self.events: list[ClientEvent] = []
-        self.looked_up: list[str] = []
-        self.late: list[float] = []
-        events = ClientEvents()
-        events.add(self.events.append)
-        self.group = SubscriptionGroup(
-            self.flow,
-            self.backoff,
-            lambda now, late: self.late.append(late),
-            events,
-            cast("UnpackBudget", None),
-            cast("EarlyMessages", None),
-            lambda: None,
-            cast("MetadataCache", self),
-        )
-
-    def poll_soon(self, topic: str) -> None:
-        """Record what is looked up, as metadata of the consumer."""
-        self.looked_up.append(topic)
-
-    def add(self, *connections: Connection) -> None:
-        for connection in connections:
-            self.group.add(cast("Subscription", connection))
-
-    def remove(self, connection: Connection) -> bool:
-        return self.group.remove(cast("Subscription", connection))
-
-
-def ready(*connections: Connection) -> list[int]:
-    return [connection.ready for connection in connections]
 
 
 async def test_rdy_is_shared_as_soon_as_connections_come_and_go() -> None:

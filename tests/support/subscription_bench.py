@@ -1,0 +1,111 @@
+"""The subscriptions of a consumer without connections: RDY counts, ticks and lookups are recorded."""
+
+from __future__ import annotations
+
+from math import inf
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Literal, cast
+
+from nsqext.client.consumer.options import BackoffOptions
+from nsqext.client.consumer.subscriptions import subscription_group as module
+from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff, RdyDistributor
+from nsqext.client.consumer.subscriptions.subscription import Subscription
+from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
+from nsqext.client.events import ClientEvent, ClientEvents
+from nsqext.dispatch.buckets import KeySharing
+from nsqext.transport.options import ConnectionOptions
+
+if TYPE_CHECKING:
+    from nsqext.client.consumer.message import UnpackBudget
+    from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
+    from nsqext.lookup.metadata import MetadataCache
+
+__all__ = ("Bench", "Connection", "ready")
+
+
+class Connection:
+    """A subscription that records its RDY counts."""
+
+    def __init__(self, topic: str = "t", partition: int = 0, backoff: Backoff | None = None) -> None:
+        self.topic, self.partition, self.node = topic, partition, f"n:{partition}"
+        self.backoff = backoff or Backoff(BackoffOptions(), lambda: 1.0)
+        self.max_ready, self.msg_timeout = 100, 60.0
+        self.key_sharing = KeySharing.NONE
+        self.request = SimpleNamespace(options=SimpleNamespace(connection=ConnectionOptions()))
+        self.live, self.busy, self.upgradable, self.silent = True, False, False, False
+        self.in_flight = self.received = self.requeued = self.timed_out = self.received_bytes = 0
+        self.ready = self.flushes = 0
+        self.received_at, self.limited = 0.0, True
+        self.silence_due = inf
+        self.ticks: list[float] = []
+        self.unrecorded = (0, 0)
+
+    def set_ready(self, count: int) -> None:
+        """Record a RDY count."""
+        self.ready = count
+
+    def take_unrecorded(self) -> tuple[int, int]:
+        """Return what was received since the last call."""
+        (count, size), self.unrecorded = self.unrecorded, (0, 0)
+        return count, size
+
+    def flush(self) -> None:
+        """Count the flushes."""
+        self.flushes += 1
+
+    def tick(self) -> None:
+        """Record the time."""
+        self.ticks.append(module._clock())
+
+    def misses_heartbeat(self, now: float) -> bool:
+        """Return what the test says."""
+        return self.silent
+
+
+class Bench:
+    """A group of connections that a test adds."""
+
+    def __init__(self, max_in_flight: int = 10, mode: Literal["consumer", "connection"] = "connection") -> None:
+        self.backoff = Backoff(BackoffOptions(mode=mode), lambda: 1.0)
+        self.flow = RdyDistributor[Subscription](max_in_flight, self.backoff, initial_ready=100)
+        self.events: list[ClientEvent] = []
+        self.looked_up: list[str] = []
+        self.late: list[float] = []
+        events = ClientEvents()
+        events.add(self.events.append)
+        self.group = SubscriptionGroup(
+            self.flow,
+            self.backoff,
+            lambda now, late: self.late.append(late),
+            events,
+            cast("UnpackBudget", None),
+            cast("EarlyMessages", None),
+            lambda: None,
+            cast("MetadataCache", self),
+        )
+
+    answer_age: float | None = 1.5
+    failures: int = 2
+    addresses: tuple[str, ...] = ("lookup:4161",)
+
+    def lists_cheaply(self, count: int) -> bool:
+        """Return that the list of all topics is long."""
+        return False
+
+    def poll_soon(self, topic: str, access: str = "r") -> None:
+        """Record what is looked up, as metadata of the consumer."""
+        self.looked_up.append(topic)
+
+    def add(self, *connections: Connection) -> None:
+        """Add open subscriptions."""
+        for connection in connections:
+            self.group.add(cast("Subscription", connection))
+
+    def remove(self, connection: Connection) -> bool:
+        """Remove a subscription that ended."""
+        return self.group.remove(cast("Subscription", connection))
+
+
+def ready(*connections: Connection) -> list[int]:
+    """Return the RDY counts."""
+    return [connection.ready for connection in connections]

@@ -190,5 +190,25 @@ CONSUMER: dict[tuple[str, str, str], str] = {
         "other bool",
         "return False",
     ): "speed only: RDY is distributed again",
+    (
+        "client/consumer/handlers/dispatcher.py",
+        "Gt to GtE",
+        "if len(reads) > self._iterated_limit:",
+    ): "how many answered reads are kept is chosen",
+    (
+        "client/consumer/handlers/dispatcher.py",
+        "number + 1",
+        "self._iterated_limit = 2 * len(reads) + _SPARE_READS",
+    ): "how many answered reads are kept is chosen",
+    (
+        "client/consumer/handlers/dispatcher.py",
+        "plus and minus",
+        "self._iterated_limit = 2 * len(reads) + _SPARE_READS",
+    ): "speed only: when answered reads are dropped",
+    (
+        "client/consumer/handlers/dispatcher.py",
+        "Lt to LtE",
+        "if timeout < self._shortest:",
+    ): "speed only: one more look at what has to be touched",
 }
 """Module, operator and line of code -> why nothing differs."""

@@ -12,7 +12,7 @@ from nsqext.client.consumer.handlers.dispatcher import LaneBatches
 from nsqext.client.consumer.handlers.key_lanes import KeyLanes, lane_number
 from nsqext.client.consumer.handlers.partition_order import is_lost
 from nsqext.client.consumer.handlers.workers import BatchCollector
-from nsqext.client.consumer.message import key_reader
+from nsqext.client.consumer.message import UnpackBudget, key_reader
 from nsqext.client.consumer.options import DeliveryOptions
 from nsqext.dispatch.buckets import KeySharing
 from nsqext.errors import InvalidInput
@@ -441,6 +441,44 @@ def test_the_messages_of_a_bucket_are_handled_again_by_its_owner_and_forgotten_w
     bench.lanes.forget(owner)
     assert (bench.rows(), bench.lanes.waiting) == ({}, 0)
     bench.lanes.forget(owner)
+
+
+def test_a_batch_of_a_lane_has_what_is_in_flight_and_fits() -> None:
+    bench, budget = Bench(), UnpackBudget(3)
+    batches = _batches(bench)
+    lost, first, second, third, fourth = bench.put("a1", "b2", "b3", "b4", "b5")
+    lane = batches.queue
+    lane.messages.clear()
+    lane.messages.extend((lost, first, second, third, fourth))
+    lost.received = -1.0
+    second.budget = third.budget = fourth.budget = budget
+    assert batches.take(1) == [first], "a1 is redelivered"
+    assert bench.lanes.waiting == 0
+    batches.end()
+    assert batches.take(10) == [second]
+    assert list(lane.messages) == [third, fourth]
+    second.finish_now()
+    batches.end()
+    assert batches.take(10) == [third]
+    assert budget.used == 2
+    third.requeue_now(1.0, backoff=False)
+    assert budget.used == 0
+
+
+def test_what_a_batch_holds_back_releases_its_unpacked_bytes_and_has_no_attempt_more() -> None:
+    bench, budget = Bench(), UnpackBudget(100)
+    batches = _batches(bench)
+    for message in bench.put("a1", "a2", "a3"):
+        message.budget = budget
+    first, second, third = batches.take(10)
+    assert budget.used == 6
+    for message in (first, third):
+        message.requeue_now(1.0, backoff=False)
+    cut(bench)
+    bench.put("a2")
+    batches.end()
+    assert (budget.used, [message.attempts for message in (first, second, third)]) == (0, [1, 1, 1])
+    assert (first.answered, third.answered) == (False, False)
 
 
 def test_messages_of_one_key_in_two_partitions_that_are_requeued_one_after_the_other_are_kept() -> None:

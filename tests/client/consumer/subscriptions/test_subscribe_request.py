@@ -1,13 +1,24 @@
-"""The output buffer settings that a subscription requests."""
+"""What a subscription asks for: its command, the output buffer, keys; and what it makes of the answer."""
 
 from __future__ import annotations
 
+from math import inf
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
 import pytest
 
+from nsqext import ExtFilter
 from nsqext.client.consumer.options import ConsumerOptions
-from nsqext.client.consumer.subscriptions.partition_reader import SubscribeRequest
+from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader, SubscribeRequest
+from nsqext.errors import ConnectionLost, InvalidSetting
+from nsqext.errors.server import InvalidCommand
+from nsqext.protocol.identify import Negotiated
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address, TopicMeta
+
+if TYPE_CHECKING:
+    from nsqext.transport.connection import Connection
 
 REDESIGNED, ORIGINAL = 0, -1
 
@@ -56,6 +67,80 @@ def test_compression_is_never_without_a_timer(connection: ConnectionOptions) -> 
     assert asked(options, ORIGINAL) == (None, 0.025)
 
 
+def _request(partition: int, *, ordered: bool = False, key_tags: int = 0, **settings: Any) -> SubscribeRequest:
+    meta = TopicMeta(1, extend_support=True, ordered=ordered)
+    options = ConsumerOptions(**settings)
+    return SubscribeRequest("t", "ch", partition, Address("h", 1), meta, "red", options, "me", key_tags)
+
+
+_FAILOVER: dict[str, Any] = {"dispatch": "key_failover"}
+
+
+@pytest.mark.parametrize(
+    ("members", "partition", "verb"),
+    [
+        ({}, 0, "SUB"),
+        ({"queue_position": True}, 0, "SUB_ADVANCED"),
+        ({"queue_position": True}, -1, "SUB"),
+        ({"key": "k"}, 0, "SUB_ADVANCED"),
+        ({"key": "k"}, -1, "SUB"),
+        (_FAILOVER, 0, "SUB"),
+        ({**_FAILOVER, "queue_position": True}, 0, "SUB_ADVANCED"),
+        ({**_FAILOVER, "key_tags": 4}, 0, "SUB_ADVANCED"),
+        ({"ordered": True}, 0, "SUB_ORDERED"),
+        ({"ordered": True, "key": "k"}, 0, "SUB_ORDERED"),
+    ],
+)
+def test_the_command_says_what_messages_carry(members: dict[str, Any], partition: int, verb: str) -> None:
+    assert _request(partition, **members).verb == verb
+
+
+def test_the_order_is_that_of_the_topic_unless_it_is_chosen() -> None:
+    for chosen in (None, True, False):
+        for topic in (True, False):
+            expected = topic if chosen is None else chosen
+            subject = SubscribeRequest(
+                "t", "ch", 0, Address("h", 1), TopicMeta(1, ordered=topic), None, ConsumerOptions(ordered=chosen)
+            )
+            assert subject.ordered is expected
+            reader = PartitionReader(subject, cast("Connection", None), Negotiated(max_rdy_count=2500))
+            assert (reader.max_ready, reader.detail) == ((1, True) if expected else (2500, False))
+
+
+@pytest.mark.parametrize(
+    ("members", "client_id", "extra"),
+    [
+        ({}, "", {}),
+        ({"key": "k"}, "", {}),
+        ({"dispatch": "shared"}, "", {"dispatch": "shared"}),
+        (_FAILOVER, "", {"dispatch": "key_failover"}),
+        ({**_FAILOVER, "key": "k"}, "", {"dispatch": "key_failover", "key_header": "k"}),
+        ({**_FAILOVER, "key": str}, "", {"dispatch": "key_failover"}),
+        ({**_FAILOVER, "key_tags": 4}, "me", {"dispatch": "shared"}),
+    ],
+)
+def test_how_keys_are_shared_is_asked_for(members: dict[str, Any], client_id: str, extra: dict[str, str]) -> None:
+    asked = _request(0, **members).identify()
+    assert (asked.client_id, asked.extra, asked.desired_tag, asked.extend_support) == (client_id, extra, "red", True)
+
+
+def test_tags_and_filters_are_asked_for_where_the_topic_has_headers() -> None:
+    wanted = ConsumerOptions(ext_filter=ExtFilter(1, "a", "b"))
+    for extend in (True, False):
+        meta = TopicMeta(1, extend_support=extend)
+        asked = SubscribeRequest("t", "ch", 0, Address("h", 1), meta, "red", wanted).identify()
+        expected = ("red", wanted.ext_filter) if extend else (None, None)
+        assert (asked.extend_support, asked.desired_tag, asked.ext_filter) == (extend, *expected)
+
+
+def test_a_channel_of_another_type_is_a_wrong_setting() -> None:
+    request = _request(0)
+    other = InvalidCommand("E_INVALID channel ch is dispatched by key_failover")
+    assert isinstance(request.explain(other), InvalidSetting)
+    for error in (InvalidCommand("E_INVALID no"), ConnectionLost("is dispatched by")):
+        assert request.explain(error) is error
+
+
 @pytest.mark.parametrize("extend", [True, False])
 @pytest.mark.parametrize("ordered", [True, False])
 def test_a_subscription_fits_a_topic_as_long_as_its_headers_and_its_order_are_the_same(
@@ -64,3 +149,18 @@ def test_a_subscription_fits_a_topic_as_long_as_its_headers_and_its_order_are_th
     meta = TopicMeta(1, extend_support=True, ordered=True)
     request = SubscribeRequest("orders", "ch", 0, Address("h", 1), meta, None, ConsumerOptions())
     assert request.fits(TopicMeta(2, extend_support=extend, ordered=ordered)) == (extend and ordered)
+
+
+def test_a_heartbeat_is_missed_once_in_a_silence() -> None:
+    connection = SimpleNamespace(received_at=100.0, heartbeat_interval=30.0)
+    reader = PartitionReader(_request(0), cast("Connection", connection), Negotiated())
+    assert reader.silence_due == pytest.approx(131.05)
+    assert not reader.misses_heartbeat(130.9)
+    assert reader.misses_heartbeat(131.05)
+    assert not reader.misses_heartbeat(140.0), "it was noticed"
+    assert reader.silence_due == pytest.approx(161.05), "when the silence is too long"
+    connection.received_at = 150.0
+    assert reader.silence_due == pytest.approx(181.05)
+    assert reader.misses_heartbeat(182.0)
+    connection.heartbeat_interval, connection.received_at = 0.0, 200.0
+    assert (reader.silence_due, reader.misses_heartbeat(1e9)) == (inf, False)

@@ -1,0 +1,214 @@
+"""What a loop over messages, a loop over batches and `fetch` wait for, without connections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+
+from nsqext.client.consumer.handlers import dispatcher as module
+from nsqext.client.consumer.handlers.batches import BatchLimits
+from nsqext.client.consumer.handlers.dispatcher import ConsumerState, MessageDispatcher, MessageIteration
+from nsqext.client.consumer.message import UnpackBudget
+from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions
+from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff, RdyDistributor
+from nsqext.client.consumer.subscriptions.subscription import Subscription
+from nsqext.errors import InvalidState, ProtocolError
+from tests.support.messages import RecordingOwner, make_message
+
+if TYPE_CHECKING:
+    from nsqext import Message
+    from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
+    from nsqext.client.tasks import BackgroundTasks
+
+pytestmark = pytest.mark.anyio
+
+T = TypeVar("T")
+
+
+class Bench:
+    """The iteration over an open consumer."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.backoff = Backoff(BackoffOptions())
+        self.flow = RdyDistributor[Subscription](10, self.backoff)
+        self.subscriptions: list[Any] = []
+        self.state = ConsumerState(opened=True)
+        self.dispatcher = MessageDispatcher(ConsumerOptions(), self.flow, lambda error: None)
+        self.owner = RecordingOwner()
+        tasks = SimpleNamespace(check=self._refuse, check_event_loop=lambda: self.calls.append("check"))
+        self.subject = MessageIteration(
+            self.state, cast("BackgroundTasks", tasks), self.dispatcher, cast("SubscriptionGroup", self)
+        )
+
+    def _refuse(self) -> None:
+        raise InvalidState("not open")
+
+    def flush_before_wait(self, waiting: object) -> None:
+        """Record that answers are sent."""
+        assert waiting is self.dispatcher.queue.messages
+        self.calls.append("flush")
+
+    def grow(self) -> None:
+        """Record that RDY counts may be raised."""
+        self.calls.append("grow")
+
+    def flush(self) -> None:
+        """Record that answers are sent."""
+        self.calls.append("send")
+
+    def put(self, *messages: Message) -> None:
+        """Receive messages."""
+        self.dispatcher.queue.put(list(messages))
+
+    def message(self, number: int) -> Message:
+        """Return a message in flight."""
+        return make_message(self.owner, number, b"x" * 9)
+
+    async def result(self, call: Callable[[], Coroutine[Any, Any, T]], then: Callable[[], object]) -> T:
+        """Return what a call returns, while something happens as soon as it waits."""
+        found: list[T] = []
+
+        async def run() -> None:
+            found.append(await call())
+
+        with anyio.fail_after(25):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(run)
+                for _ in range(10):
+                    await checkpoint()
+                assert not found
+                then()
+        return found[0]
+
+
+async def test_the_next_message_is_waited_for() -> None:
+    bench = Bench()
+    bench.state.raises = False
+    one, two = bench.message(1), bench.message(2)
+    assert await bench.result(bench.subject.next, lambda: bench.put(one, two)) is one
+    assert (bench.calls, bench.state.raises) == (["check", "flush"], True)
+    assert await bench.subject.next() is two
+    assert bench.calls == ["check", "flush"]
+
+
+async def test_a_loop_that_never_waits_sends_its_answers_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, now = Bench(), [100.0]
+    monkeypatch.setattr(module, "_clock", lambda: now[0])
+    bench.put(*(bench.message(number) for number in range(5)))
+    for number, calls in enumerate((2, 2, 2, 4, 4)):
+        assert (await bench.subject.next()).internal_id == number
+        assert len(bench.calls) == calls
+        now[0] += 0.009
+
+
+async def test_expired_messages_are_not_handed_out() -> None:
+    bench = Bench()
+    lost, packed, good = bench.message(1), bench.message(2), bench.message(3)
+    packed.budget = UnpackBudget(100)
+    bench.owner.horizon = 1.0
+    good.received = 2.0
+    bench.put(lost, packed, good)
+    assert await bench.subject.next() is good
+    assert packed.budget.used == 0
+
+
+async def test_a_message_waits_for_the_budget_of_unpacked_bytes() -> None:
+    bench, budget = Bench(), UnpackBudget(10)
+    one, two = bench.message(1), bench.message(2)
+    one.budget = two.budget = budget
+    bench.put(one, two)
+    assert await bench.subject.next() is one
+    bench.calls.clear()
+    assert await bench.result(bench.subject.next, lambda: budget.release(one)) is two
+    assert bench.calls.count("flush") == 1
+
+
+async def test_how_a_loop_ends() -> None:
+    bench = Bench()
+    bench.put(bench.message(1))
+    bench.state.error = error = ProtocolError("no nsqd")
+    with pytest.raises(ProtocolError):
+        await bench.subject.next()
+    bench.state.error = None
+    bench.dispatcher.queue.stopped = True
+    with pytest.raises(StopAsyncIteration):
+        await bench.subject.next()
+    bench.state.opened = False
+    for call in (bench.subject.next, lambda: bench.subject.next_batch(BatchLimits())):
+        with pytest.raises(InvalidState):
+            await call()
+    other = Bench()
+
+    def fail() -> None:
+        other.state.error = error
+        other.dispatcher.queue.wake()
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await other.result(other.subject.next, fail)
+    assert caught.value.exceptions == (error,)
+
+
+async def test_batches_are_held_by_the_task_that_received_them() -> None:
+    bench = Bench()
+    bench.state.raises = False
+    one, two = bench.message(1), bench.message(2)
+    bench.put(one, two)
+    batch = await bench.subject.next_batch(BatchLimits(2, 60.0))
+    assert (list(batch), bench.state.raises, bench.flow.concurrency) == ([one, two], True, 2)
+    assert bench.dispatcher.held.unanswered() == [one, two]
+    await bench.subject.next_batch(BatchLimits(1, 60.0), 0.0)
+    assert bench.flow.concurrency == 2, "it does not shrink"
+    bench.dispatcher.held.requeue(-1)
+    assert bench.owner.commands == []
+    bench.dispatcher.held.requeue(anyio.get_current_task().id)
+    assert bench.owner.commands == ["REQ 1 0", "REQ 2 0"]
+
+
+async def test_how_a_loop_over_batches_ends() -> None:
+    bench = Bench()
+    assert len(await bench.subject.next_batch(BatchLimits(), 0.0)) == 0
+    assert len(await bench.subject.next_batch(BatchLimits(), 0.01)) == 0
+    three = bench.message(3)
+    fetch = await bench.result(lambda: bench.subject.next_batch(BatchLimits(1, 60.0), 20.0), lambda: bench.put(three))
+    assert list(fetch) == [three]
+    bench.state.ended.set()
+    with pytest.raises(StopAsyncIteration):
+        await bench.subject.next_batch(BatchLimits())
+    bench.state.error = ProtocolError("no nsqd")
+    with pytest.raises(ProtocolError):
+        await bench.subject.next_batch(BatchLimits())
+
+
+@pytest.mark.parametrize(
+    ("connections", "state", "paused", "patience"),
+    [
+        ([], "running", False, float("inf")),
+        ([(2, 1), (2, 0)], "running", False, float("inf")),
+        ([(0, 0)], "running", False, float("inf")),
+        ([(0, 1)], "running", False, float("inf")),
+        ([(1, 1), (2, 0)], "running", False, 0.005),
+        ([(2, 2)], "running", False, 0.005),
+        ([(1, 1)], "running", False, 0.0),
+        ([(3, 0)], "running", True, 0.005),
+        ([(1, 0)], "running", True, 0.0),
+        ([(3, 0)], "waiting", False, 0.005),
+        ([(0, 0)], "waiting", False, 0.0),
+    ],
+)
+async def test_a_batch_waits_briefly_where_a_connection_has_used_up_its_rdy(
+    connections: list[tuple[int, int]], state: str, paused: bool, patience: float
+) -> None:
+    bench = Bench()
+    bench.subscriptions = [SimpleNamespace(ready=ready, in_flight=in_flight) for ready, in_flight in connections]
+    bench.flow.paused = paused
+    if state == "waiting":
+        bench.backoff.failed(0.0)
+    bench.put(bench.message(1))
+    assert bench.subject.batches.request_more() == patience
+    assert bench.calls == ["grow", "send"], "the answers make room for further messages"

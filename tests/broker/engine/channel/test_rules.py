@@ -53,16 +53,17 @@ def test_a_full_confirm_window_holds_back_the_queue_and_sends_long_delays_to_the
     assert bench.channel().stats().delayed_queue_count == 1
 
 
-@pytest.mark.parametrize(("finished", "again"), [((3, 5, 7), 9), ((3, 5), 7)])
+@pytest.mark.parametrize(("finished", "again", "changes"), [((3, 5, 7), 9, 1), ((3, 5), 7, 2)])
 def test_a_new_leader_with_a_full_confirm_window_delivers_finished_messages_again(
-    finished: tuple[int, ...], again: int
+    finished: tuple[int, ...], again: int, changes: int
 ) -> None:
     """It delivered nothing more: the messages before the finished ones were not read either."""
     bench, consumer = _filled(9, confirm_window=2)
     bench.finish(consumer, finished)
+    before = bench.partition.changes
     bench.channel().cursor.rewind(forget=False)
     bench.channel().pump()
-    assert len(consumer.take()) == again
+    assert (len(consumer.take()), bench.partition.changes) == (again, before + changes)
 
 
 @pytest.mark.parametrize(

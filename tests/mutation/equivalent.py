@@ -38,6 +38,21 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "return self.in_flight.deferred >= self._options.rules.replay_limit",
     ): "the bound of deferred messages is chosen",
     (
+        "broker/engine/header_filter.py",
+        "number + 1",
+        "@lru_cache(256)",
+    ): "the size of a cache is chosen",
+    (
+        "broker/engine/channel/in_flight.py",
+        "number + 1",
+        "behind: int = 0  # number of the message that has to be read before it is redelivered (original generation)",
+    ): "it is set before it is read",
+    (
+        "broker/engine/channel/channel.py",
+        "Gt to GtE",
+        "self._rate_limit = RateLimit(rate, self._clock()) if rate > 0 else None",
+    ): "a limit of 0 holds nothing back",
+    (
         "broker/engine/storage/segments.py",
         "other bool",
         "self._dirty = False",

@@ -58,23 +58,23 @@ class KeyRangeStats:
     waiting: int  # messages of the replay set that wait for this client
 
 
-@define
+@define(kw_only=True)
 class ChannelCounters:
     """Counters of one channel; offsets and sizes in bytes, times in nanoseconds since 1970."""
 
-    depth: int = 0  # messages that are not finished (redesigned server), or not delivered (original)
-    depth_size: int = 0  # their bytes in the queue
-    depth_timestamp: int = 0  # time stamp of the message that was read last; 0 for none
-    backend_depth: int = 0  # the part of the depth that is on disk
-    backlogs: int = 0  # messages that were never delivered, deferred ones included
-    in_flight_count: int = 0  # messages at clients; the redesigned server includes deferred ones
-    deferred_count: int = 0  # messages that wait for their delay in memory
-    deferred_from_delay_count: int = 0  # messages that were taken from the delayed queue and are not finished
-    message_count: int = 0  # messages that entered the channel
-    requeue_count: int = 0  # requeued messages
+    depth: int  # messages that are not finished (redesigned server), or not delivered (original)
+    depth_size: int  # their bytes in the queue
+    depth_timestamp: int  # time stamp of the message that was read last; 0 for none
+    backend_depth: int  # the part of the depth that is on disk
+    backlogs: int  # messages that were never delivered, deferred ones included
+    in_flight_count: int  # messages at clients; the redesigned server includes deferred ones
+    deferred_count: int  # messages that wait for their delay in memory
+    deferred_from_delay_count: int  # messages that were taken from the delayed queue and are not finished
+    message_count: int  # messages that entered the channel
+    requeue_count: int  # requeued messages
     timeout_count: int = 0  # messages that timed out
-    delayed_queue_count: int = 0  # messages in the delayed queue
-    delayed_queue_recent: int = 0  # when the first of them is due; 0 for none
+    delayed_queue_count: int  # messages in the delayed queue
+    delayed_queue_recent: int  # when the first of them is due; 0 for none
     replay_count: int = 0  # messages that were read and wait for the client of their key
     held_keys: int = 0  # keys with messages in flight
     key_ranges: list[KeyRangeStats] = field(factory=list)  # ranges of the clients

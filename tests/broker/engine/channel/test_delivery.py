@@ -173,6 +173,7 @@ def test_a_limit_over_http() -> None:
     bench.publish(*"abcdef")
     channel = bench.channel()
     channel.set_client_limit("127.", 2)
+    assert consumer.bodies() == []
     channel.set_ready(consumer, 5)
     assert consumer.bodies() == ["a", "b"]
     channel.set_client_limit("127.", 0)

@@ -49,4 +49,5 @@ def test_the_depth_in_bytes_counts_what_is_not_finished() -> None:
     bench.publish("one", "second", "m2")
     bench.finish(consumer, [2])
     stats = bench.channel().stats()
-    assert (stats.depth, stats.depth_size, stats.message_count) == (2, 36 + 32, 3)
+    assert (stats.depth, stats.depth_size, stats.message_count, stats.backlogs) == (2, 36 + 32, 3, 0)
+    assert (stats.timeout_count, stats.replay_count, stats.held_keys, stats.key_ranges) == (0, 0, 0, [])

@@ -357,6 +357,14 @@ def test_the_message_read_ahead_is_cut_off_with_the_queue() -> None:
     assert consumer.bodies() == ["m0", "new"]
 
 
+def test_what_was_finished_out_of_order_stays_finished_when_the_queue_is_cut() -> None:
+    bench, consumer = _filled(4)
+    bench.finish(consumer, [3])
+    bench.partition.truncate(96)
+    bench.publish("new")
+    assert consumer.bodies() == ["m0", "m2", "new"]
+
+
 def test_a_trace_names_deliveries_and_finished_messages(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
     consumer = bench.consume(ready=1)

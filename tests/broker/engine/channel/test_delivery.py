@@ -118,7 +118,7 @@ def test_clients_take_turns() -> None:
     assert [consumer.bodies() for consumer in consumers] == [["a", "d"], ["b", "e"], ["c", "f"]]
 
 
-@pytest.mark.parametrize(("rate", "rolls"), [(10, [0.10, 0.11, 0.12, 0.99]), (1, [0.01, 0.02, 0.10, 0.99])])
+@pytest.mark.parametrize(("rate", "rolls"), [(10, [0.1099, 0.11, 0.12, 0.99]), (1, [0.0199, 0.02, 0.10, 0.99])])
 def test_sampling_finishes_other_messages(rate: int, rolls: list[float]) -> None:
     drawn = cycle(rolls)
 

@@ -34,7 +34,9 @@ def test_clients_without_room_are_skipped() -> None:
 
 def test_tags_have_queues_while_they_have_clients() -> None:
     groups, plain, one, two = TagSelector(), client(1), client(2, "a"), client(3, "a")
-    for member in (plain, one, two):
+    groups.add(plain)
+    assert not groups.tagged
+    for member in (one, two):
         groups.add(member)
     assert groups.tagged
     assert [groups.pick("a"), groups.pick("a"), groups.pick("a")] == [one, two, None]

@@ -220,14 +220,14 @@ def test_pause_stops_delivery() -> None:
     assert consumer.bodies() == ["while paused"]
 
 
-def test_a_channel_stays_paused_across_a_restart(tmp_path: Path) -> None:
+@pytest.mark.parametrize("switch", ["paused", "skipped"])
+def test_a_switch_is_stored_at_once(tmp_path: Path, switch: str) -> None:
     bench = Bench(data_path=tmp_path)
     channel = bench.channel()
     bench.wait(1)
-    for paused in (True, False):
-        channel.set_paused(paused)
-        bench.wait(1)
-        assert Bench(data_path=tmp_path).channel().paused is paused
+    for on in (True, False):
+        getattr(channel, f"set_{switch}")(on)
+        assert getattr(Bench(data_path=tmp_path).channel(), switch) is on
 
 
 def test_skip_discards_messages_behind_one_that_was_read_ahead() -> None:

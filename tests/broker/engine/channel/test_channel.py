@@ -188,3 +188,12 @@ def test_timeouts_of_a_client_are_counted() -> None:
     bench.wait(1.5)
     (client,) = bench.channel().clients.values()
     assert (client.timed_out, bench.channel().timeouts) == (2, 2)
+
+
+def test_messages_of_a_client_are_counted_by_what_became_of_them() -> None:
+    bench = Bench()
+    consumer = bench.consume(ready=10)
+    bench.publish(*"abcd")
+    bench.finish(consumer, [2])
+    bench.channel().requeue(consumer, 3, 60)
+    assert (consumer.messages, consumer.finished, consumer.requeued, consumer.in_flight) == (4, 1, 1, 2)

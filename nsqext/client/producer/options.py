@@ -42,7 +42,7 @@ class ProducerSettings(ConnectionSettings, LookupSettings, total=False):
     ``https://gateway/path`` too. A batch of messages with headers or trace ids is sent one by one.
     """
     timeout: float
-    """For one publish with all its attempts."""
+    """For one publish with all its attempts. Of a call with many messages, each batch of a partition has it in turn."""
     on_unknown: Literal["retry", "raise", "settle"]
     """Effect of a publish that was sent and received no response. ``retry`` sends it again, which may store it
     twice; ``raise`` raises `DeliveryUnknown`. ``settle`` looks for it in the log of the partition, and sends it again

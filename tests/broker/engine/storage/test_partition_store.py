@@ -57,10 +57,12 @@ def stored(path: Path, *delayed: int) -> Path:
 
 def test_stored_messages_cost_the_garbage_collector_nothing() -> None:
     """A collection of millions of messages would stop all clients for a quarter of a second."""
+    has_gc = 1 << 14  # Py_TPFLAGS_HAVE_GC
     message = NewMessage(b"a")
     (entry,) = as_entries([message], Log(), (0, 2, 7), False)
     for one in (entry, entry.record, message, PublishItem(b"a")):
         assert not gc.is_tracked(one)
+        assert not type(one).__flags__ & has_gc, "nor a header of 16 bytes"
 
 
 @pytest.mark.parametrize("extend", [False, True])

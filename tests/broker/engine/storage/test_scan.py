@@ -70,7 +70,7 @@ def found(data: bytes, start: tuple[int, int] = (0, 0), partition: int = PARTITI
         ),
         pytest.param([2, 3, 3, 4, 5], [(0, 0, [2]), (400, 2, [3, 4, 5])], id="the same id twice"),
         pytest.param([2, 3, 3000, 5, 6], [(0, 0, [2, 3]), (600, 3, [5, 6])], id="an id that is too large"),
-        pytest.param([2, 0, 4], [(0, 0, [2]), (400, 2, [4])], id="a counter of 0"),
+        pytest.param([0, 3, 4], [(200, 1, [3, 4])], id="a counter of 0"),
         pytest.param([2, record(3, partition=4), 4], [(0, 0, [2]), (400, 2, [4])], id="a larger partition"),
         pytest.param([2, record(3, partition=2), 4], [(0, 0, [2]), (400, 2, [4])], id="a smaller partition"),
         pytest.param([2, record(1 << 49), 4, 5], [(0, 0, [2]), (400, 2, [4, 5])], id="an id far away"),

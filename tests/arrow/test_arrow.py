@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nsqext.arrow
-from nsqext.errors import InvalidInput, InvalidSetting, NsqError, TopicNotFound, UnknownSetting
+from nsqext.errors import InvalidInput, InvalidSetting, LookupUnreachable, TopicNotFound, UnknownSetting
 from nsqext.spark.columns import arrow_schema
 from tests.support.spark_cluster import Servers, collect, running_servers
 
@@ -178,7 +178,7 @@ def test_options_that_are_refused(servers: Servers) -> None:
         nsqext.arrow.read("t", servers.lookupd, connect_timeout=-1)
     with pytest.raises(TopicNotFound):
         nsqext.arrow.read("absent", servers.lookupd)
-    with pytest.raises(NsqError):
+    with pytest.raises(LookupUnreachable, match="check the option lookupd"):
         nsqext.arrow.read("t", "127.0.0.1:1", read_timeout=0.2)
 
 

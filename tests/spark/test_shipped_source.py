@@ -118,7 +118,7 @@ def test_a_folder_that_cannot_be_created_raises(monkeypatch: pytest.MonkeyPatch,
     target = shipped_source.unpack(archive)
     target.rmdir()
     target.symlink_to(tmp_path / "missing")
-    with pytest.raises(OSError):
+    with pytest.raises(NotADirectoryError):
         shipped_source.unpack(archive)
     assert [path.name for path in tmp_path.iterdir()] == [target.name]
 

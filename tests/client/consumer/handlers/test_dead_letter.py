@@ -12,7 +12,8 @@ from nsqext import Producer, Reject
 from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
 from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues, FailurePolicy
 from nsqext.client.consumer.options import FailureOptions
-from nsqext.errors import InvalidState, NsqError
+from nsqext.errors import InvalidState
+from nsqext.errors.server import BadTopic
 from nsqext.protocol.frames import encode_trace_reply
 from tests.support.fake_nsqd import PLAIN, error, obey, ok, scripted_lookup, scripted_node
 from tests.support.messages import RecordingOwner, make_message
@@ -73,7 +74,7 @@ async def test_a_refusal_is_raised() -> None:
     async with scripted_node(obey({"PUB": error("E_BAD_TOPIC no")}), granted=PLAIN) as node:
         with pytest.raises(BaseExceptionGroup) as caught:
             await bury(make_message(RecordingOwner()), node)
-        assert caught.group_contains(NsqError)
+        assert caught.group_contains(BadTopic, match="E_BAD_TOPIC no")
 
 
 async def test_a_message_whose_dead_letter_has_an_unknown_outcome_is_requeued() -> None:

@@ -14,7 +14,7 @@ from anyio.lowlevel import checkpoint
 from nsqext import Finish, Reject, Requeue
 from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues, FailurePolicy
 from nsqext.client.consumer.options import FailureOptions
-from nsqext.errors import InvalidInput, InvalidSetting
+from nsqext.errors import InvalidInput
 from tests.support.messages import RecordingOwner, make_message
 
 if TYPE_CHECKING:
@@ -238,23 +238,3 @@ async def test_delayed_requeues_are_sent_in_the_order_of_their_times_and_not_if_
         delays.tick(now)
         assert owner.commands == [f"REQ {number} 0" for number in sent]
     assert not delays.waiting
-
-
-@pytest.mark.parametrize(
-    "members",
-    [
-        {"requeue_delay": -1},
-        {"max_requeue_delay": -1},
-        {"requeue_jitter": 1.0},
-        {"max_attempts": -1},
-        {"max_attempts": True},
-        {"report_attempts": 1.5},
-        {"dead_letter": "no topic", "max_attempts": 1},
-        {"dead_letter": 5, "max_attempts": 1},
-        {"reject_ordered": True},
-    ],
-)
-def test_invalid_settings_are_refused(members: dict[str, Any]) -> None:
-    with pytest.raises(InvalidInput):
-        FailureOptions(**members)
-    assert issubclass(InvalidSetting, InvalidInput)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.client.consumer.options import BackoffOptions
 from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff
-from nsqext.errors import InvalidSetting
 
 
 def test_pauses_double_and_stop_growing_at_the_longest() -> None:
@@ -83,11 +79,3 @@ def test_any_sequence_stays_within_bounds(steps: list[tuple[str, float]]) -> Non
         assert 0 <= backoff.level <= 5
         assert backoff.until <= now + options.max_wait
         assert bool(backoff.until) <= bool(backoff.level)
-
-
-@pytest.mark.parametrize(
-    "members", [{"mode": "sometimes"}, {"base": 0}, {"max_wait": -1}, {"base": 2.0, "max_wait": 3.0}, {"base": "1"}]
-)
-def test_invalid_settings_are_refused(members: dict[str, Any]) -> None:
-    with pytest.raises(InvalidSetting):
-        BackoffOptions(**members)

@@ -123,12 +123,6 @@ async def test_many_bodies_are_one_batch(
 
 
 @over_tcp_and_http
-async def test_an_empty_batch_publishes_nothing(cluster_under_test: ClusterUnderTest, transport: Transport) -> None:
-    async with Producer(cluster_under_test.lookupd, transport=transport) as producer:
-        assert await producer.publish_many(cluster_under_test.plain, []) == []
-
-
-@over_tcp_and_http
 async def test_many_traced_messages_have_their_own_receipts(
     cluster_under_test: ClusterUnderTest, transport: Transport, channel: str
 ) -> None:

@@ -95,17 +95,11 @@ def test_signatures_are_the_same(original: type, blocking: type, name: str) -> N
     assert described(mirror) == described(getattr(original, SERVED.get(f"{original.__name__}.{name}", name)))
 
 
-DECLARED = [
-    pytest.param(getattr(blocking, name), id=f"{blocking.__name__}.{name}")
-    for _, blocking in PAIRS
-    for name in sorted(methods(blocking))
-    if inspect.isfunction(getattr(blocking, name))
-]
-
-
-@pytest.mark.parametrize("method", DECLARED)
-def test_mocks_do_not_take_methods_for_coroutine_functions(method: Any) -> None:
-    assert not inspect.iscoroutinefunction(inspect.unwrap(method))
+def test_mocks_do_not_take_methods_for_coroutine_functions() -> None:
+    declared = [getattr(blocking, name) for _, blocking in PAIRS for name in methods(blocking)]
+    functions = [inspect.unwrap(method) for method in declared if inspect.isfunction(method)]
+    assert len(functions) > 50
+    assert [function for function in functions if inspect.iscoroutinefunction(function)] == []
 
 
 def test_names_of_annotations_are_found() -> None:

@@ -281,6 +281,14 @@ async def test_anchors_are_not_requested_for_each_batch() -> None:
     assert (await anchors.survey())["orders", 0].anchor is None
 
 
+async def test_an_anchor_that_is_set_back_is_requested_again() -> None:
+    servers = pretended(p0=44, p1=5)
+    anchors = Anchors(servers.admin, options())
+    await anchors.survey(quick=True)
+    await anchors.set_back(("orders", 0), 20)
+    assert (await anchors.survey(quick=True))["orders", 0].anchor == servers.logs["orders", 0].anchor == 20
+
+
 async def test_another_query_on_the_same_channel_is_noticed() -> None:
     servers = pretended(p0=20, p1=5)
     mine, other = Anchors(servers.admin, options()), Anchors(servers.admin, options())

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -19,7 +20,7 @@ from nsqext.errors import InvalidInput, LookupFailed
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.pyspark_features import HAS_READ_LIMITS
-from nsqext.spark.read import channel_batches
+from nsqext.spark.read import channel_batches, readers
 from nsqext.spark.read.readers import NsqChannelReader
 from nsqext.sync import Producer
 from tests.support.spark_queries import run_to_end
@@ -60,10 +61,7 @@ def options(cluster: Cluster, topic: str, **given: str) -> dict[str, str]:
 
 
 def reader(cluster: Cluster, topic: str, **given: str) -> NsqChannelReader:
-    """Return a reader that was sent to another process."""
-    made = NsqChannelReader(SourceOptions.parse(options(cluster, topic, **given), streaming=True))
-    sent: NsqChannelReader = pickle.loads(pickle.dumps(made))  # noqa: S301
-    return sent
+    return NsqChannelReader(SourceOptions.parse(options(cluster, topic, **given), streaming=True))
 
 
 def publish(cluster: Cluster, topic: str, count: int, first: int = 0) -> None:
@@ -330,6 +328,30 @@ def test_topics_whose_channels_are_registered_can_be_consumed() -> None:
             assert read_on(source, source.initialOffset(), 5)[0] == list(range(5))
         finally:
             source.stop()
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_a_query_continues_after_an_empty_batch(monkeypatch: pytest.MonkeyPatch, sent: bool) -> None:
+    """Also in a process to which its reader was sent."""
+    calls: list[object] = []
+
+    def take(number: int) -> list[object]:
+        calls.append(number)
+        return []
+
+    channel = SimpleNamespace(take=take, finish=calls.append, close=lambda: calls.append("close"))
+    monkeypatch.setattr(readers, "ChannelReader", lambda _: channel)
+    given = {"lookupd": "127.0.0.1:1", "subscribe": "t", "channel": "spark", "readMode": "channel"}
+    source = NsqChannelReader(SourceOptions.parse(given, streaming=True))
+    source = pickle.loads(pickle.dumps(source)) if sent else source  # noqa: S301
+    source.commit({"v": 1, "consumed": 7})
+    for number in (7, 7):
+        _, end = source.read({"v": 1, "consumed": number})
+        assert end == {"v": 1, "consumed": 7}
+    source.commit({"v": 1, "consumed": 8})
+    source.stop()
+    source.stop()
+    assert calls == [7, 7, 8, "close"]
 
 
 def test_offsets_of_the_other_mode_are_refused(original: Cluster) -> None:

@@ -184,6 +184,13 @@ async def test_a_topic_that_was_deleted() -> None:
 
 
 @anyio_only
+async def test_a_stored_batch_of_a_deleted_topic_reads_nothing_of_it() -> None:
+    planner = batches(two(), subscribe="orders,bills", failOnDataLoss="false", readTimeoutMs="1")
+    stored: Offsets = {("bills", 0): 5, ("orders", 0): 3}
+    assert await planner.ranges({("bills", 0): 0}, stored) == [Range("orders", 0, 0, 3)]
+
+
+@anyio_only
 async def test_a_batch_that_was_rolled_back(caplog: pytest.LogCaptureFixture) -> None:
     servers = two()
     servers.logs["orders", 0] = Log(0, 45, anchor=40)

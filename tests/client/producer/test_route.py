@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -14,12 +13,10 @@ import pytest
 from nsqext.client.events import ClientEvents
 from nsqext.client.producer import route as module
 from nsqext.client.producer.connection_pool import ConnectionPool
-from nsqext.client.producer.options import ProducerOptions
-from nsqext.client.producer.route import Route, RouteTable, Target
-from nsqext.client.tasks import BackgroundTasks
+from nsqext.client.producer.route import Route, Target
 from nsqext.errors import ConnectionFailed, InvalidPartition, InvalidSetting, PartitionUnavailable
-from nsqext.lookup.metadata import MetadataCache
 from nsqext.lookup.partition_map import PartitionMap
+from nsqext.protocol.client.commands import LARGE, LargeCommand
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address, TopicMeta
 
@@ -91,40 +88,6 @@ def test_requests_that_are_pending_matter_where_that_is_chosen(least_pending: bo
     route = Route("t", view, pool, least_pending=least_pending)
     route.at(0).node.connection = cast("Connection", SimpleNamespace(in_flight=5))
     assert {route.next().partition for _ in range(4)} == ({1} if least_pending else {0, 1})
-
-
-class Started:
-    """Background tasks that a test runs."""
-
-    def __init__(self) -> None:
-        self.tasks: list[Callable[[], Awaitable[object]]] = []
-
-    def start_soon(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
-        """Record a task."""
-        self.tasks.append(partial(function, *args))
-
-    async def nothing(self) -> None:
-        """Close nothing."""
-
-
-@pytest.mark.anyio
-async def test_lookup_is_asked_in_the_background_once_at_a_time() -> None:
-    events = ClientEvents()
-    pool = ConnectionPool(ConnectionOptions(), events)
-    table = RouteTable(ProducerOptions(), MetadataCache(nsqd="n:1"), pool, events)
-    started = Started()
-    table.tasks = cast("BackgroundTasks", started)
-    view = _route({0: 1}).view
-    for count in (1, 2, 3):
-        table.refresh_soon("t", view, None)
-        table.refresh_soon("t", view, None)
-        assert len(started.tasks) == count
-        await started.tasks[-1]()
-    table.tasks = None
-    table.refresh_soon("t", view, None)  # the producer is not open
-    table.tasks = BackgroundTasks("producer", started.nothing)
-    table.refresh_soon("t", view, None)
-    assert len(started.tasks) == 3
 
 
 @pytest.fixture
@@ -206,6 +169,9 @@ def test_lines_name_topic_and_partition() -> None:
     target = _route({3: 1}, 4).at(3)
     assert target.line("MPUB") == b"MPUB t 3\n"
     assert target.pub(b"xy") == b"PUB t 3\n\0\0\0\2xy"
+    large = target.pub(b"x" * LARGE)
+    assert isinstance(large, LargeCommand)
+    assert bytes(large) == b"PUB t 3\n" + LARGE.to_bytes(4, "big") + b"x" * LARGE
     assert target.receipt.node == "n:1"
 
 

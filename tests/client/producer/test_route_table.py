@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import anyio
@@ -15,6 +16,7 @@ from nsqext.client.producer import route as module
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.route import Route, RouteTable
+from nsqext.client.tasks import BackgroundTasks
 from nsqext.errors import (
     InvalidState,
     LookupFailed,
@@ -61,6 +63,7 @@ class Metadata:
         self.answers: deque[PartitionMap | NsqError] = deque()
         self.known_nodes: tuple[NodeInfo, ...] | NsqError = ()
         self.asked: list[str] = []
+        self.refreshed: list[int | None] = []
         self.watched: dict[str, Callable[[PartitionMap], None]] = {}
 
     def cached(self, topic: str, access: str) -> PartitionMap | None:
@@ -79,6 +82,7 @@ class Metadata:
         self, topic: str, access: str, *, failed: PartitionMap | None, partition: int | None = None
     ) -> None:
         assert failed is self.views.get(topic)
+        self.refreshed.append(partition)
         await self.resolve(topic, access)
 
     async def lacks_channel(self, topic: str, partition: int) -> bool:
@@ -126,6 +130,40 @@ def view(
 def original(number: int, version: str = "1.3.0") -> NodeInfo:
     """Return a node as lookup describes it."""
     return NodeInfo(Address("n", number), version=version)
+
+
+class Started:
+    """Background tasks that a test runs."""
+
+    def __init__(self) -> None:
+        self.tasks: list[Callable[[], Awaitable[object]]] = []
+
+    def start_soon(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
+        """Record a task."""
+        self.tasks.append(partial(function, *args))
+
+    async def nothing(self) -> None:
+        """Close nothing."""
+
+
+async def test_lookup_is_asked_in_the_background_once_at_a_time() -> None:
+    tested, started, known = Table(), Started(), view()
+    tested.metadata.views["t"] = known
+    tested.metadata.answers.extend([known, NotLookupd("closed"), known, known])
+    tested.table.tasks = cast("BackgroundTasks", started)
+    for count in (1, 2, 3):
+        tested.table.refresh_soon("t", known, None)
+        tested.table.refresh_soon("t", known, None)
+        assert len(started.tasks) == count
+        await started.tasks[-1]()
+    await tested.table.refresh("t", known, 3)
+    assert tested.metadata.asked == ["t w"] * 4
+    assert tested.metadata.refreshed == [None, None, None, 3]
+    tested.table.tasks = None
+    tested.table.refresh_soon("t", known, None)  # the producer is not open
+    tested.table.tasks = BackgroundTasks("producer", started.nothing)
+    tested.table.refresh_soon("t", known, None)
+    assert len(started.tasks) == 3
 
 
 async def test_a_route_is_used_until_the_map_of_its_topic_changes() -> None:

@@ -324,6 +324,7 @@ def test_a_record_that_is_larger_than_the_message_is_one_of_another_client(size:
     assert error.size == size
     refined = _request().refined(error)
     assert (refined is error, type(refined)) == (own, RecordTooLarge if own else PubRefused)
+    assert MessageRequest(_OPTIONS, "t", OutgoingMessage(b"x"), key=b"k").largest == len(b'x{"##key":"k"}')
     header = len(b'{"##client_dispatch_tag":"a"}')
     larger = RecordTooLarge("E_PUB_FAILED", f"invalid message write size ({size + header}) maxMsgSize=1")
     assert (_request(tag="a").refined(larger) is larger) is own

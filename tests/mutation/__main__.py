@@ -114,6 +114,7 @@ def run(trial: Trial, folders: Queue[Path], limit: float) -> tuple[Trial, str, f
         "no:cacheprovider",
         "-k",
         "not trio and not uvloop",
+        "--keep-duplicates",  # the first file is a part of a folder that follows, and is run before it
         f"@{arguments}",
     ]
     environment = {

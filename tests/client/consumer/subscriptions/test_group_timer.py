@@ -78,7 +78,7 @@ def test_reads_are_recorded_where_they_change_something(now: list[float]) -> Non
     connection.received_at, connection.unrecorded, connection.in_flight = _NOW + 1, (1, 10), 1
     group.received(one)
     assert (group.idle, group._due_at, group._received_at) == (False, _NOW, _NOW + 1)
-    assert ready(connection) == [1], "nobody waits for messages"
+    assert ready(connection) == [1], "no task waits for messages"
     group._due_at = woken
     group.flush_before_wait(["a message"])
     assert ready(connection) == [1]

@@ -15,9 +15,7 @@ from nsqext.errors import ConnectionLost
 from nsqext.protocol.messages import message_id
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.read import channel_batches
-from nsqext.spark.read.channel_batches import ChannelBatches
-
-pytestmark = pytest.mark.anyio
+from nsqext.spark.read.channel_batches import ChannelBatches, ChannelReader
 
 LATER = time.time_ns() + 10**15
 """A time after the start of a query that excludes later messages."""
@@ -59,12 +57,15 @@ class Channel:
         deliveries: batches that the consumer returns; an empty one lets it wait in vain.
         counts: numbers of unfinished messages, as the servers report them in turn.
         done: what was called, in order.
+        settings: those of the consumer.
+        broken: whether the consumer cannot be closed without an error.
     """
 
     deliveries: list[list[Sent]]
     counts: list[int] = field(factory=list)
     done: list[str] = field(factory=list)
     settings: dict[str, Any] = field(factory=dict)
+    broken: bool = False
 
     def consumer(self, topics: tuple[str, ...], channel: str, lookupd: object, **settings: object) -> Self:
         self.settings = {"topics": topics, "channel": channel, **settings}
@@ -88,7 +89,8 @@ class Channel:
 
     async def aclose(self) -> None:
         self.done.append("close")
-        raise ConnectionLost("it broke")
+        if self.broken:
+            raise ConnectionLost("it broke")
 
     async def close_admin(self) -> None:
         self.done.append("close Admin")
@@ -96,6 +98,11 @@ class Channel:
     async def count(self, *_: object) -> int:
         self.done.append("count")
         return self.counts.pop(0)
+
+
+def options() -> SourceOptions:
+    given = {"lookupd": "127.0.0.1:1", "subscribe": "one,two", "channel": "spark", "readMode": "channel"}
+    return SourceOptions.parse({**given, "maxOffsetsPerTrigger": "2"}, streaming=True)
 
 
 Open = Callable[..., tuple[Channel, ChannelBatches]]
@@ -110,9 +117,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Open:
         monkeypatch.setattr(channel_batches, "Consumer", channel.consumer)
         monkeypatch.setattr(channel_batches, "Admin", lambda *_, **__: SimpleNamespace(aclose=channel.close_admin))
         monkeypatch.setattr(channel_batches, "unfinished_count", channel.count)
-        given = {"lookupd": "127.0.0.1:1", "subscribe": "one,two", "channel": "spark", "readMode": "channel"}
-        options = SourceOptions.parse({**given, "maxOffsetsPerTrigger": "2"}, streaming=True)
-        return channel, ChannelBatches(options)
+        return channel, ChannelBatches(options())
 
     monkeypatch.setattr(channel_batches, "_WAIT", 0.0)
     monkeypatch.setattr(channel_batches, "_SETTLED", 0.0)
@@ -123,12 +128,14 @@ async def take(batches: ChannelBatches, start: int) -> list[Any]:
     return await batches.take(start)
 
 
+@pytest.mark.anyio
 async def test_a_consumer_that_leaves_messages_to_spark(opened: Open) -> None:
     channel, _ = opened()
     own = {"topics": ("one", "two"), "channel": "spark", "max_count": 2, "max_wait": 0.0}
     assert channel.settings == own | {"max_in_flight": 4, "on_lost": "ignore", "decompress": False, "block_warning": 0}
 
 
+@pytest.mark.anyio
 async def test_a_batch_is_returned_until_a_later_one_is_requested(opened: Open) -> None:
     sent = [Sent(number) for number in range(4)]
     channel, batches = opened(sent[:2], [], sent[2:])
@@ -143,6 +150,7 @@ async def test_a_batch_is_returned_until_a_later_one_is_requested(opened: Open) 
     assert channel.done == ["next"] * 3
 
 
+@pytest.mark.anyio
 async def test_messages_of_incomplete_batches_are_given_back(opened: Open) -> None:
     """REQ for the original NSQ only; messages that are answered or expired get no answer."""
     number = message_id(7, 0)
@@ -152,6 +160,7 @@ async def test_messages_of_incomplete_batches_are_given_back(opened: Open) -> No
     await batches.__aenter__()
     await batches.freeze()
     assert await take(batches, 0) == [*other[:2], *sent]
+    channel.broken = True
     with pytest.raises(ConnectionLost, match="it broke"):
         await batches.__aexit__()
     assert [message.answers for message in (*sent, *other)] == [
@@ -166,6 +175,7 @@ async def test_messages_of_incomplete_batches_are_given_back(opened: Open) -> No
     assert channel.done == ["start", "next", "pause", "close", "close Admin"]
 
 
+@pytest.mark.anyio
 async def test_a_query_that_ends_when_only_later_messages_are_unfinished(opened: Open) -> None:
     sent = [Sent(0), Sent(1, LATER), Sent(2), Sent(3)]
     channel, batches = opened(sent[:2], [], sent[2:3], [], [], sent[3:], [], counts=[2, 2, 2, 1])
@@ -176,9 +186,20 @@ async def test_a_query_that_ends_when_only_later_messages_are_unfinished(opened:
     assert channel.done == ["next", *waits, "next", *waits * 2, "next", *waits]
 
 
+@pytest.mark.anyio
 async def test_a_query_ends_when_only_later_messages_are_in_flight(opened: Open) -> None:
     """Nothing else can be received then."""
     channel, batches = opened(*([Sent(number, LATER)] * 2 for number in range(2)), counts=[9, 9])
     await batches.freeze()
     assert await take(batches, 0) == []
     assert channel.done == ["next", "count"] * 2
+
+
+def test_a_reader_for_blocking_code_closes_its_connections(opened: Open) -> None:
+    sent = [Sent(0)]
+    channel, _ = opened(sent)
+    reader = ChannelReader(options())
+    found: list[Any] = reader.take(0)
+    reader.close()
+    assert (found, sent[0].answers) == (sent, [("REQ", 0.0, False)])
+    assert channel.done == ["start", "next", "pause", "close", "close Admin"]

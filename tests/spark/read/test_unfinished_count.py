@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import anyio
 import pytest
 
@@ -38,6 +41,18 @@ async def test_waiting_and_in_flight_messages_are_counted_over_all_nodes(generat
                 with anyio.fail_after(10):
                     while await unfinished_count(admin, ["one", "two"], "spark") != 19:  # noqa: ASYNC110
                         await anyio.sleep(0.02)
+
+
+async def test_the_lags_of_all_topics_and_partitions_are_added() -> None:
+    lags = {"one": [3, 4], "two": [5], "none": []}
+
+    async def stats(topic: str, channel: str) -> SimpleNamespace:
+        found = {partition: SimpleNamespace(lag=lag) for partition, lag in enumerate(lags[topic])}
+        return SimpleNamespace(unreachable=(), channels=found if channel == "spark" else {})
+
+    admin = cast("Admin", SimpleNamespace(stats=stats))
+    counts = [await unfinished_count(admin, topics, "spark") for topics in ([], ["none"], ["one"], ["one", "two"])]
+    assert counts == [0, 0, 7, 12]
 
 
 async def test_no_node_answers() -> None:

@@ -330,19 +330,42 @@ def test_topics_whose_channels_are_registered_can_be_consumed() -> None:
             source.stop()
 
 
-@pytest.mark.parametrize("sent", [False, True])
-def test_a_query_continues_after_an_empty_batch(monkeypatch: pytest.MonkeyPatch, sent: bool) -> None:
-    """Also in a process to which its reader was sent."""
+def scripted(monkeypatch: pytest.MonkeyPatch, *batches: int) -> tuple[NsqChannelReader, list[object]]:
+    """Return a reader whose channel delivers batches of some sizes and then empty ones, and the channel's calls."""
     calls: list[object] = []
+    sizes = list(batches)
 
     def take(number: int) -> list[object]:
         calls.append(number)
-        return []
+        return [None] * (sizes.pop(0) if sizes else 0)
 
-    channel = SimpleNamespace(take=take, finish=calls.append, close=lambda: calls.append("close"))
+    channel = SimpleNamespace(
+        take=take,
+        finish=calls.append,
+        freeze=lambda: calls.append("freeze"),
+        close=lambda: calls.append("close"),
+    )
     monkeypatch.setattr(readers, "ChannelReader", lambda _: channel)
+    monkeypatch.setattr(readers, "rows_of", lambda _, messages: [*messages])
     given = {"lookupd": "127.0.0.1:1", "subscribe": "t", "channel": "spark", "readMode": "channel"}
-    source = NsqChannelReader(SourceOptions.parse(given, streaming=True))
+    return NsqChannelReader(SourceOptions.parse(given, streaming=True)), calls
+
+
+def test_available_now_ends_with_the_first_empty_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, calls = scripted(monkeypatch, 2, 1, 0, 5)
+    source.prepareForTriggerAvailableNow()
+    start, counts = source.initialOffset(), list[int]()
+    for _ in range(5):
+        rows, start = source.read(start)
+        counts.append(len(list(rows)))
+    assert (counts, start) == ([2, 1, 0, 0, 0], {"v": 1, "consumed": 3})
+    assert calls == ["freeze", 0, 2, 3, "close"]
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_a_query_continues_after_an_empty_batch(monkeypatch: pytest.MonkeyPatch, sent: bool) -> None:
+    """Also in a process to which its reader was sent."""
+    source, calls = scripted(monkeypatch)
     source = pickle.loads(pickle.dumps(source)) if sent else source  # noqa: S301
     source.commit({"v": 1, "consumed": 7})
     for number in (7, 7):

@@ -230,8 +230,6 @@ class MessageBatch(MessageSequence[Message]):
         """
         check_delay(delay)
         chosen = self.unanswered if messages is None else list(messages)
-        for message in chosen:
-            check_requeue_delay(message, delay)
         if messages is not None:
             for message in chosen:
                 self._index(message)
@@ -241,6 +239,8 @@ class MessageBatch(MessageSequence[Message]):
                         topic=message.topic,
                         partition=message.partition,
                     )
+        for message in chosen:
+            check_requeue_delay(message, delay)
         _answer(chosen, delay, backoff=backoff)
 
     def finish_now(self) -> None:

@@ -69,6 +69,8 @@ async def test_messages_and_indexes_outside_of_the_batch_are_refused() -> None:
         await batch.requeue([make_message(owner, 9)])
     with pytest.raises(InvalidInput, match="requeue delay"):
         await batch.requeue(delay=-1)
+    with pytest.raises(InvalidInput, match="7 is not in the batch"):
+        await batch.requeue([7], delay=5)  # type: ignore[list-item]
     assert owner.commands == []
 
 

@@ -141,6 +141,7 @@ class Subscription(PartitionReader):
         self.received: int = 0
         self.received_bytes: int = 0
         self.received_at: float = _clock()  # time of the last read; at first, when it was opened
+        self._opened_at = self.received_at
         self.limited: bool = True  # whether its RDY count limits the consumer, so that each read is reported at once
         self.requeued: int = 0
         self.timed_out: int = 0
@@ -210,7 +211,8 @@ class Subscription(PartitionReader):
         messages: list[Message] = []
         delayed = keep = False
         failure: NsqError | None = None
-        counted = InFlightCount(now if now < monitor.on_time_until else monitor.earliest_receipt(now))
+        on_time = now < monitor.on_time_until
+        counted = InFlightCount(now if on_time else max(monitor.earliest_receipt(now), self._opened_at))
         try:
             for data in frames:
                 message = Message(self, counted)

@@ -109,10 +109,17 @@ def test_counts_of_answered_messages_are_dropped_while_an_older_message_is_in_fl
 
 def test_messages_that_waited_in_the_socket_are_as_old_as_the_read_before() -> None:
     with subscribed(negotiated=_TIMEOUT) as made:
-        made.monitor.on_time_until, made.monitor.receipt = 100.0, 40.0
-        assert made.receive(1)[0].received == 40.0
-        made.monitor.on_time_until = 100.1
-        assert made.receive(2)[0].received == 100.0
+        made.now, made.monitor.on_time_until, made.monitor.receipt = 160.0, 160.0, 140.0
+        assert made.receive(1)[0].received == 140.0
+        made.monitor.on_time_until = 160.1
+        assert made.receive(2)[0].received == 160.0
+
+
+def test_no_message_is_older_than_its_connection() -> None:
+    """The timer of a consumer without connections rests, so that its last tick may be long ago."""
+    with subscribed(negotiated=_TIMEOUT) as made:
+        made.now, made.monitor.on_time_until, made.monitor.receipt = 100.3, 0.0, 40.0
+        assert made.receive(1)[0].received == 100.0
 
 
 def test_the_monitor_hears_of_a_read_while_it_is_idle_or_the_subscription_limits_it() -> None:

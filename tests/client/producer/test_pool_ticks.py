@@ -58,8 +58,11 @@ class Pool(ConnectionPool):
         super().__init__(ConnectionOptions(), events)
         self.made: list[Connection] = []
         self.refusal: NsqError | None = None
+        self.hold: anyio.Event | None = None
 
     async def _open(self, node: PooledNode) -> Any:
+        if self.hold is not None:
+            await self.hold.wait()
         if self.refusal is not None:
             raise copy(self.refusal)
         self.made.append(Connection())
@@ -114,6 +117,27 @@ async def test_a_node_that_was_forgotten_is_known_again_when_it_is_used() -> Non
     pool.tick()
     await pool.connection(node)
     assert pool._nodes == {node.address: node}
+
+
+async def test_callers_at_the_same_time_share_a_connection_whose_node_is_kept() -> None:
+    pool = Pool()
+    pool.hold = anyio.Event()
+    opening, wanted = pool.node(Address("n", 1)), pool.node(Address("m", 1))
+    connections: list[object] = []
+
+    async def connect() -> None:
+        connections.append(await pool.connection(opening))
+
+    with anyio.fail_after(3):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(2):
+                tasks.start_soon(connect)
+            await anyio.wait_all_tasks_blocked()
+            pool.keep_only([wanted.address])
+            pool.tick()
+            assert set(pool._nodes.values()) == {opening, wanted}
+            pool.hold.set()
+    assert connections == [pool.made[0]] * 2
 
 
 @pytest.mark.parametrize("idle", [True, False])

@@ -128,7 +128,7 @@ async def test_callers_at_the_same_time_share_a_connection_whose_node_is_kept() 
     async def connect() -> None:
         connections.append(await pool.connection(opening))
 
-    with anyio.fail_after(3):
+    with anyio.fail_after(10):
         async with anyio.create_task_group() as tasks:
             for _ in range(2):
                 tasks.start_soon(connect)

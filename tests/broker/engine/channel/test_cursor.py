@@ -177,6 +177,14 @@ def test_a_message_of_the_delayed_queue_is_delivered_once_at_a_time() -> None:
     assert consumer.attempts() == []
 
 
+def test_delayed_messages_are_delivered_early_on_request() -> None:
+    bench, consumer = _filled(1, rules=ChannelRules(delayed_threshold=10.0))
+    bench.channel().requeue(consumer, 2, 20)
+    for ahead, deliveries in ((19, []), (20, [("m0", 2)])):
+        bench.channel().requeue_delayed(ahead)
+        assert consumer.attempts() == deliveries
+
+
 def test_a_message_in_the_delayed_queue_is_not_delivered_from_the_queue_too() -> None:
     bench, consumer = _filled(2, rules=ChannelRules(delayed_threshold=10.0))
     bench.channel().requeue(consumer, 2, 20)

@@ -152,6 +152,17 @@ def test_a_client_answers_only_its_own_messages() -> None:
     bench.channel().touch(owner, 2)
 
 
+def test_touch_restarts_the_timeout() -> None:
+    bench = original()
+    consumer = bench.consume(msg_timeout=1.0)
+    bench.publish("m0")
+    bench.wait(0.9)
+    bench.channel().touch(consumer, 2)
+    for wait, deliveries in ((0.9, [("m0", 1)]), (0.2, [("m0", 2)])):
+        bench.wait(wait)
+        assert consumer.attempts() == deliveries
+
+
 def test_the_delay_starts_when_the_channel_receives_the_message() -> None:
     bench = original()
     bench.publish(NewMessage(b"late", delay=2))

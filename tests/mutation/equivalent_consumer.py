@@ -210,5 +210,20 @@ CONSUMER: dict[tuple[str, str, str], str] = {
         "Lt to LtE",
         "if timeout < self._shortest:",
     ): "speed only: one more look at what has to be touched",
+    (
+        "client/consumer/subscriptions/key_buckets.py",
+        "number + 1",
+        "self._raise_ready(subscription, 0 if last is None else min(last.ready, self._delivery.last.unconfirmed))",
+    ): "two messages are requested at least",
+    (
+        "client/consumer/subscriptions/key_buckets.py",
+        "number + 1",
+        "self._raise_ready(subscription, 0)",
+    ): "two messages are requested at least",
+    (
+        "client/consumer/replay.py",
+        "number + 1",
+        "topic, channel, lookup, max_in_flight=1, start=Position.earliest(), **connection",
+    ): "how many dead letters are in flight is chosen",
 }
 """Module, operator and line of code -> why nothing differs."""

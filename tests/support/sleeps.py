@@ -1,4 +1,4 @@
-"""Pauses of `anyio.sleep` that end at once, and are recorded."""
+"""Pauses of `anyio.sleep` that end at once, and are recorded; turns of the event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import anyio.lowlevel
 if TYPE_CHECKING:
     import pytest
 
-__all__ = ("recorded_sleeps",)
+__all__ = ("recorded_sleeps", "settled")
 
 
 def recorded_sleeps(patch: pytest.MonkeyPatch) -> list[float]:
@@ -28,3 +28,9 @@ def recorded_sleeps(patch: pytest.MonkeyPatch) -> list[float]:
 
     patch.setattr(anyio, "sleep", sleep)
     return pauses
+
+
+async def settled() -> None:
+    """Let all tasks run until they wait; `anyio.wait_all_tasks_blocked` takes a tenth of a second."""
+    for _ in range(20):
+        await anyio.lowlevel.checkpoint()

@@ -17,6 +17,7 @@ from nsqext.dispatch.buckets import KeySharing
 from nsqext.errors import ConnectionLost, NsqError
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.types import Address, TopicMeta
+from tests.support.sleeps import settled
 
 if TYPE_CHECKING:
     import pytest
@@ -175,7 +176,7 @@ class Scene:
         """Wait until so many subscriptions were opened."""
         while len(self.opened) < count:  # noqa: ASYNC110 - there is no event for it
             await anyio.sleep(0.001)
-        await anyio.wait_all_tasks_blocked()
+        await settled()
         return self.opened
 
 
@@ -190,7 +191,7 @@ async def running_subscriber(
             scene.refusals = list(refusals)
             monkeypatch.setattr(module, "Subscription", scene)
             tasks.start_soon(scene.subject.run)
-            await anyio.wait_all_tasks_blocked()
+            await settled()
             yield scene
             tasks.cancel_scope.cancel()
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
 import anyio
 import pytest
 
 from nsqext import Consumer, Message, Producer, Reject, replay_dead_letters
 from nsqext.broker import Cluster
+from nsqext.client.consumer.replay import _check_complete
 from nsqext.errors import InvalidInput, NegotiationFailed, OperationNotSupported, PartitionUnavailable, TopicNotFound
+from nsqext.lookup.partition_map import PartitionMap
+from nsqext.types import TopicMeta
 from tests.support.consumers import publish, quick
+
+if TYPE_CHECKING:
+    from nsqext import Lookup
 
 pytestmark = pytest.mark.anyio
 
@@ -88,3 +97,24 @@ async def test_a_topic_without_dead_letters_is_refused_at_once() -> None:
         original.create_topic("dead")
         with anyio.fail_after(5), pytest.raises(OperationNotSupported, match="do not say where"):
             await replay_dead_letters("dead", lookupd=original.lookupd)
+
+
+@pytest.mark.parametrize(
+    ("partitions", "connected", "missing"),
+    [(2, {0, 1}, None), (2, {1}, "[0]"), (3, set(), "[0, 1, 2]"), (None, {0}, None), (None, set(), "[0]")],
+)
+def test_a_replay_is_complete_when_its_consumer_is_connected_to_all_partitions(
+    partitions: int | None, connected: set[int], missing: str | None
+) -> None:
+    found = None if partitions is None else PartitionMap("dead", meta=TopicMeta(partitions))
+    lookup = cast("Lookup", SimpleNamespace(metadata=SimpleNamespace(cached=lambda topic, access: found)))
+    consumer = cast(
+        "Consumer", SimpleNamespace(connections=[SimpleNamespace(partition=number) for number in connected])
+    )
+    if missing is None:
+        _check_complete(lookup, consumer, "dead", 5)
+        return
+    with pytest.raises(PartitionUnavailable) as caught:
+        _check_complete(lookup, consumer, "dead", 5)
+    assert f"dead letters of partitions {missing} may remain" in str(caught.value)
+    assert "5 dead letters were replayed" in str(caught.value)

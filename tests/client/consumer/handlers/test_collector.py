@@ -8,23 +8,17 @@ from math import inf
 import anyio
 import pytest
 from anyio import create_task_group
-from anyio.lowlevel import checkpoint
 
 from nsqext.client.consumer.handlers import workers as module
 from nsqext.client.consumer.handlers.batches import BatchLimits
 from nsqext.client.consumer.handlers.workers import BatchCollector, MessageQueue
 from nsqext.client.consumer.message import UnpackBudget
 from tests.support.messages import RecordingOwner, make_message
+from tests.support.sleeps import settled
 
 pytestmark = pytest.mark.anyio
 
 _NOW = 1000.0
-
-
-async def _turns() -> None:
-    """Let other tasks run until they wait."""
-    for _ in range(10):
-        await checkpoint()
 
 
 class Bench:
@@ -63,7 +57,7 @@ class Bench:
         with anyio.fail_after(25):
             async with create_task_group() as tasks:
                 tasks.start_soon(collect)
-                await _turns()
+                await settled()
                 meanwhile()
         return taken
 
@@ -147,8 +141,8 @@ async def test_tasks_that_collect_take_turns(monkeypatch: pytest.MonkeyPatch) ->
         async with create_task_group() as tasks:
             for _ in range(2):
                 tasks.start_soon(collect)
-            await _turns()
+            await settled()
             for number in range(4):
                 bench.put(number)
-                await _turns()
+                await settled()
     assert batches == [[0, 1], [2, 3]]

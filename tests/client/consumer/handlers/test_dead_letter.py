@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import anyio
 import pytest
 from anyio import create_task_group
+from anyio.lowlevel import checkpoint
 
 from nsqext import Producer, Reject
 from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
 from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues, FailurePolicy
 from nsqext.client.consumer.options import FailureOptions
-from nsqext.errors import InvalidState
+from nsqext.errors import InvalidState, LookupFailed, NsqError, TopicNotFound, TopicNotReady
 from nsqext.errors.server import BadTopic
 from nsqext.protocol.frames import encode_trace_reply
+from nsqext.types import TopicMeta
 from tests.support.fake_nsqd import PLAIN, error, obey, ok, scripted_lookup, scripted_node
 from tests.support.messages import RecordingOwner, make_message
 
@@ -54,6 +56,50 @@ async def test_headers_and_tag_are_kept_where_the_topic_supports_them() -> None:
         assert b'"a":"b"' in body
         assert b'"##client_dispatch_tag":"x"' in body
         assert body.endswith(b"body")
+
+
+class _Meta:
+    """A producer that answers questions about its topic."""
+
+    def __init__(self, answer: TopicMeta | NsqError) -> None:
+        self.answer = answer
+        self.asked: list[str] = []
+
+    async def __aenter__(self) -> None: ...
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def meta(self, topic: str) -> TopicMeta:
+        self.asked.append(topic)
+        if isinstance(self.answer, NsqError):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (TopicMeta(1), "dead letters will lose key, tag and headers, and cannot be replayed: the topic dead"),
+        (TopicMeta(1, extend_support=True), None),
+        (TopicMeta(), None),
+        (TopicNotFound("no such topic"), "dead letters cannot be published: no such topic"),
+        (TopicNotReady("no leader"), "dead letters cannot be published: no leader"),
+        (LookupFailed("down"), None),
+    ],
+)
+async def test_a_topic_that_keeps_no_letters_or_no_headers_is_reported_at_the_start(
+    caplog: pytest.LogCaptureFixture, answer: TopicMeta | NsqError, text: str | None
+) -> None:
+    producer = _Meta(answer)
+    async with create_task_group() as tasks:
+        tasks.start_soon(DeadLetterTopic("dead", "ch", cast("Producer", producer)).run)
+        for _ in range(5):
+            await checkpoint()
+        tasks.cancel_scope.cancel()
+    assert producer.asked == ["dead"]
+    assert [record.getMessage().partition(" does not")[0] for record in caplog.records] == (
+        [] if text is None else [text]
+    )
 
 
 async def test_headers_are_dropped_if_the_target_does_not_support_them(caplog: pytest.LogCaptureFixture) -> None:

@@ -200,6 +200,24 @@ async def test_a_lone_consumer_takes_all_buckets_over_and_has_them_until_its_con
     assert sorted(one.request.tag for one in scene.forgotten) == [_A, _A, _B]
 
 
+async def test_a_bucket_is_claimed_once_while_its_connection_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, connected, asked = Scene(monkeypatch), anyio.Event(), list[str]()
+    open_one = scene.open
+
+    async def slowly(request: Request, **members: Any) -> Connection:
+        asked.append(request.tag)
+        await connected.wait()
+        return await open_one(request, **members)
+
+    monkeypatch.setattr(scene, "open", slowly)
+    async with _reading(scene):
+        await scene.until(lambda: scene.looks > 3)
+        assert sorted(asked) == [_A, _B]
+        connected.set()
+        await scene.until(lambda: {f"add {_A}", f"add {_B}"} <= {*scene.log})
+    assert len(asked) == 2
+
+
 async def test_a_bucket_of_another_consumer_is_claimed_when_that_one_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch, depth=40, unread=10, in_flight=1)
     scene.others = [_other(_SHARED), _other(_A, ready=20)]
@@ -310,6 +328,18 @@ async def test_more_is_requested_during_a_takeover_while_nothing_is_delivered(mo
         scene.changes = {}
         one.in_flight = 49
         await scene.until(lambda: f"add {_A}" in scene.log)
+
+
+async def test_during_a_takeover_one_bucket_looks_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch, paused=True)
+    monkeypatch.setattr(module, "_POLL", 60.0)
+    monkeypatch.setattr(module, "_clock", lambda: 1000.0)  # they have just looked
+    async with _reading(scene):
+        await scene.until(lambda: len(scene.owned) == 2)
+        for one in scene.opened.values():
+            one.in_flight = 50
+        await scene.until(lambda: [one.ready for one in scene.opened.values()] == [50, 50])
+        assert scene.looks == 3, "one before two claims, and one for each"
 
 
 async def test_a_takeover_ends_after_five_looks_at_which_the_server_delivers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from nsqext.errors import (
 from nsqext.errors.server import AuthFailed, BadTopic, ExtendRequired, NotLeader, OrderRequired
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.types import TopicMeta
-from tests.support.sleeps import recorded_sleeps
+from tests.support.sleeps import recorded_sleeps, settled
 from tests.support.subscriber_scene import NODE, OTHER, Scene, running_subscriber, texts_with, view_of
 
 pytestmark = pytest.mark.anyio
@@ -67,7 +67,7 @@ async def test_a_subscription_ends_when_its_leader_has_moved(monkeypatch: pytest
         first, second = sorted(scene.opened, key=lambda one: one.partition)
         for view in (view_of(NODE, NODE), PartitionMap("t", meta=TopicMeta(2), leaders={1: NODE}, http={})):
             scene.moved(view)
-            await anyio.wait_all_tasks_blocked()
+            await settled()
             assert first.live
         scene.events.clear()
         scene.moved(view_of(OTHER, NODE))
@@ -89,7 +89,7 @@ async def test_a_subscription_ends_when_its_topic_was_upgraded(
 ) -> None:
     async with running_subscriber(monkeypatch, view_of(NODE)) as scene:
         scene.moved(view_of(NODE, meta=meta))
-        await anyio.wait_all_tasks_blocked()
+        await settled()
         assert scene.opened[0].stopped is ends
         if ends:
             await scene.connections(2)
@@ -128,7 +128,7 @@ async def test_errors_that_end_the_consumer(monkeypatch: pytest.MonkeyPatch) -> 
     async with running_subscriber(monkeypatch, view_of(NODE)) as scene:
         error = BadTopic("E_BAD_TOPIC")
         scene.opened[0].fail(error)
-        await anyio.wait_all_tasks_blocked()
+        await settled()
         assert (scene.failed, len(scene.opened)) == ([error], 1)
         assert scene.subject._assignments[0].moved.is_set()
     async with running_subscriber(monkeypatch, view_of(NODE), AuthFailed("E_AUTH_FAILED")) as scene:
@@ -200,7 +200,7 @@ async def test_what_a_server_requires_is_reported_once_and_counts_more_than_look
         await scene.connections(1)
     assert texts_with(caplog, "the server requires what lookup does not report") == []
     async with running_subscriber(monkeypatch, view_of(NODE), order, ordered=False) as scene:
-        await anyio.wait_all_tasks_blocked()
+        await settled()
         assert [type(error) for error in scene.failed] == [InvalidSetting]
         assert scene.failed[0].__cause__ is order
 

@@ -18,6 +18,7 @@ from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.subscriptions import topics as module
 from nsqext.client.consumer.subscriptions.topics import TopicSelection, TopicSubscriptions
 from nsqext.errors import InvalidInput, InvalidPartition, InvalidState, LookupFailed, LookupUnreachable, NsqError
+from tests.support.sleeps import settled
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.subscriptions.assignment import SubscriberContext
@@ -93,7 +94,7 @@ class Scene:
         until = self.lists + times
         while self.lists < until:  # noqa: ASYNC110 - there is no event for a list
             await anyio.sleep(0.001)
-        await anyio.wait_all_tasks_blocked()
+        await settled()
 
 
 @asynccontextmanager
@@ -113,7 +114,7 @@ async def _scene(
             scene = Scene(given, tasks, *answers, **settings)
             scene.all = made
             tasks.start_soon(scene.subject.run)
-            await anyio.wait_all_tasks_blocked()
+            await settled()
             yield scene
             tasks.cancel_scope.cancel()
 
@@ -123,18 +124,18 @@ async def test_named_topics_are_joined_and_others_selected_later(monkeypatch: py
         assert list(scene.joined) == ["a", "b"]
         assert [(one.calls, one.discovered) for one in scene.all] == [(["run"], False)] * 2
         scene.joined["a"].started.set()
-        await anyio.wait_all_tasks_blocked()
+        await settled()
         assert not scene.subject.started.is_set()
         scene.joined["b"].started.set()
-        await anyio.wait_all_tasks_blocked()
+        await settled()
         assert (scene.subject.started.is_set(), scene.lists) == (True, 0)
         scene.subject.select(TopicSelection(["b", "c"]))
-        await anyio.wait_all_tasks_blocked()
+        await settled()
         assert list(scene.joined) == ["b", "c"]
         left = scene.all[0]
         assert left.calls == ["run", "leave"]
         left.left.set()
-        await anyio.wait_all_tasks_blocked()
+        await settled()
         assert left.calls == ["run", "leave", "forget"]
         assert not scene.subject._leaving
 
@@ -174,7 +175,7 @@ async def test_a_consumer_has_started_once_the_list_was_read(
         for one in scene.all:
             assert not scene.subject.started.is_set()
             one.started.set()
-        await anyio.wait_all_tasks_blocked()
+        await settled()
         assert scene.subject.started.is_set()
     texts = [record.getMessage() for record in caplog.records]
     assert [text for text in texts if "topics cannot be listed" in text] == ["topics cannot be listed: down"]
@@ -268,7 +269,7 @@ async def test_a_found_topic_that_is_refused_is_left_and_ends_the_consumer_only_
         scene.answers = [LookupUnreachable("down")]
         refused, error = scene.joined["a1"], InvalidInput("refused")
         refused.fail(error)
-        await anyio.wait_all_tasks_blocked()
+        await settled()
         assert (list(scene.joined), scene.failed) == (["a2"] if others else [], [error] if fails else [])
         assert "leave" in refused.calls
         refused.fail(error)
@@ -307,12 +308,12 @@ async def test_a_seek_of_one_or_of_all_topics(monkeypatch: pytest.MonkeyPatch) -
 async def test_closing_closes_the_topics_that_are_being_left_too(monkeypatch: pytest.MonkeyPatch) -> None:
     async with _scene(monkeypatch, ["a", "b"]) as scene:
         scene.subject.select(TopicSelection("b"))
-        await anyio.wait_all_tasks_blocked()
+        await settled()
         scene.subject.forget()
         assert [one.calls[-1] for one in scene.all] == ["forget", "forget"]
         scene.subject.select(TopicSelection("c"))
         await scene.subject.close()
-        await anyio.wait_all_tasks_blocked()
+        await settled()
         assert ["close" in one.calls for one in scene.all] == [True, True]
         assert len(scene.all) == 2, "nothing is joined any more"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -11,6 +12,9 @@ from nsqext.client.consumer.message import UnpackBudget
 from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight, ProtocolError
 from nsqext.protocol.client.body_compression import compress_body
 from tests.support.messages import RecordingOwner, make_message
+
+if TYPE_CHECKING:
+    from nsqext import Message
 
 pytestmark = pytest.mark.anyio
 
@@ -111,6 +115,27 @@ def test_compressed_bodies_are_restored(codec: str) -> None:
     assert dict(message.headers) == {"mine": "stays"}
     message.unpack()
     assert message.body == b"x" * 1000
+
+
+def test_a_key_function_sees_the_restored_body_and_the_handler_the_packed_one_until_it_is_handed_out() -> None:
+    packed = compress_body("gzip", b"x" * 1000)
+    assert packed is not None
+    body, headers = packed
+
+    def look(message: Message) -> tuple[bytes, bool]:
+        return message.body, "nsq.client.compress" in message.headers
+
+    message = make_message(RecordingOwner(), body=body, headers=headers)
+    assert message.with_unpacked_body(look) == (body, True), "it will not be restored"
+    message.budget = UnpackBudget(10_000)
+    assert message.with_unpacked_body(look) == (b"x" * 1000, False)
+    assert look(message) == (body, True)
+    with pytest.raises(ZeroDivisionError):
+        message.with_unpacked_body(lambda message: 1 // 0)
+    assert look(message) == (body, True)
+    message.body = b"damaged"
+    assert message.with_unpacked_body(look) == (b"damaged", True)
+    assert message.budget.used == 0
 
 
 def test_damaged_bodies_stay_as_they_are() -> None:

@@ -56,7 +56,7 @@ class PartitionOrder:
     most_ready: int = 1  # the largest number of messages that the server could have in flight
     held_from: float = 0.0  # from this time on, the server can redeliver all lost messages of earlier connections
     returned: dict[bytes, int] = field(factory=dict)  # how often messages were requeued without being handled, by id
-    returned_bytes: int = 0  # bytes of their bodies
+    returned_bytes: int = 0  # bytes of their bodies, at the last `forget_returned`
     # whether the first messages of the partition are collected, so that they can be sorted: they may be redelivered
     # ones of an earlier consumer, in any order
     settling: bool = False
@@ -79,7 +79,6 @@ class PartitionOrder:
         They must where the channel was moved, or the server keeps the order itself.
         """
         previous, self.owner = self.owner, owner
-        first = previous is None
         if previous is not None:
             self.note_ready(previous.ready)  # it may have grown after the last message was received
             self.held_from = now + previous.msg_timeout if owner.partition < 0 else now
@@ -91,15 +90,14 @@ class PartitionOrder:
         self._finished.clear()
         if owner.moved:
             self._finished_before.clear()
-        if first or owner.moved or self.ordered_by_server:
+        if previous is None or owner.moved or self.ordered_by_server:
             self._frontier, self._last_end, self._unseen = -1, -1, 0
-            self.settling = first and not (owner.moved or self.ordered_by_server)
-            return not first
+            self.settling = not (owner.moved or self.ordered_by_server)
+            return previous is not None
         self.settling = self._frontier < 0 <= owner.partition  # the original NSQ has no offsets to sort by
         if self._frontier >= 0:
             # on subscriptions in between nothing was received, but messages may have been sent
-            lost = 1 if previous is None else max(1, owner.number - previous.number)
-            self._unseen += lost * self.most_ready
+            self._unseen += max(1, owner.number - previous.number) * self.most_ready
         return False
 
     def note_ready(self, ready: int) -> None:
@@ -183,8 +181,6 @@ class PartitionOrder:
     def note_returned(self, message: Message) -> int:
         """Record that a message is requeued without being handled, which is not an attempt; return how often."""
         times = self.returned[message.id] = self.returned.get(message.id, 0) + 1
-        if times == 1:
-            self.returned_bytes += len(message.body)
         return times
 
     def forget_returned(self) -> None:

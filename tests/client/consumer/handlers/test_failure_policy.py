@@ -53,6 +53,8 @@ async def test_jitter_stays_within_its_share() -> None:
         options = FailureOptions(requeue_delay=2.0, requeue_jitter=0.25)
         policy = FailurePolicy(options, None, DelayedRequeues(), chance=partial(float, chance))
         assert policy.delay(make_message(RecordingOwner())) == delay
+    drawn = FailurePolicy(FailureOptions(requeue_delay=2.0, requeue_jitter=0.25), None, DelayedRequeues())
+    assert all(1.5 <= drawn.delay(make_message(RecordingOwner())) <= 2.5 for _ in range(100))
 
 
 async def test_errors_of_handlers_decide_the_outcome() -> None:

@@ -72,6 +72,61 @@ def test_the_wait_for_a_lost_message_passes_unless_other_keys_use_up_rdy(ready: 
     assert ("a" in bench.rows()) is ends
 
 
+@pytest.mark.parametrize("number", [1, 2, 3, 5])
+def test_messages_may_have_been_sent_on_connections_that_received_nothing(number: int) -> None:
+    bench = Bench(1)
+    bench.owner.ready = 1
+    bench.put_at(1)
+    bench.wait(0.3)
+    again = cut(bench)
+    again.number, again.ready = number, 1
+    unseen = max(1, number - 1)
+    bench.put_at(*range(unseen + 1, 1, -1))
+    assert bench.rows() == {"a": [f"a{one}" for one in range(1, unseen + 2)]}
+    bench.put_at(9)
+    assert bench.rows()["a"][-1] == "a9", "nothing else can be unseen"
+
+
+def test_as_many_finished_messages_are_remembered_as_the_server_may_not_know_of() -> None:
+    bench = Bench(1)
+    bench.owner.ready = 2
+    for message in bench.put("a1", "a2", "a3"):
+        bench.take(message).finish_now()
+    again = cut(bench)
+    bench.put("a3", "a2", "a1")
+    assert again.commands == [("FIN", b"a3"), ("FIN", b"a2")]
+    assert bench.rows() == {"a": ["a1"]}
+
+
+@pytest.mark.parametrize(("attempts", "handled"), [(1, True), (2, False), (3, False)])
+def test_a_first_attempt_on_the_same_connection_is_no_redelivery(attempts: int, handled: bool) -> None:
+    bench = Bench(1)
+    (message,) = bench.put("a1")
+    bench.take(message).finish_now()
+    (again,) = bench.make("a1")
+    again.attempts = attempts
+    bench.lanes.put([again])
+    assert bench.rows() == ({"a": ["a1"]} if handled else {})
+    assert bench.owner.commands == [("FIN", b"a1")] * (1 if handled else 2)
+
+
+def test_messages_whose_answer_came_too_late_are_remembered_for_as_long_as_they_may_be_redelivered() -> None:
+    bench = Bench(1)
+    messages = bench.put("a1", "b1")
+    for message in messages:
+        bench.take(message)
+    again = cut(bench)
+    bench.put("c1")
+    for message in messages:
+        message.finish_now()
+    bench.wait(119.0)
+    bench.put("a1")
+    bench.wait(2.0)
+    bench.put("b1")
+    assert again.commands[-1] == ("FIN", b"a1")
+    assert bench.rows() == {"c": ["c1"], "b": ["b1"]}
+
+
 def test_finished_messages_are_remembered_for_as_long_as_the_server_may_redeliver_them() -> None:
     bench = Bench(1)
     for message in bench.put("a1", "a2"):
@@ -160,13 +215,14 @@ def test_early_messages_that_use_up_rdy_make_room_for_those_before_them() -> Non
     bench.put_at(1)
     bench.wait(0.3)
     again = cut(bench)
-    again.ready = 3
+    again.ready = 4
     bench.put_at(5, 4, 3)
+    bench.put("b1")
     bench.wait(0.1)
     bench.wait(1.1)
     assert sorted(again.commands) == [("REQ", b"a4"), ("REQ", b"a5")]
     bench.put_at(2, 4)
-    assert bench.rows() == {"a": ["a1", "a2", "a3", "a4"]}
+    assert bench.rows() == {"a": ["a1", "a2", "a3", "a4"], "b": ["b1"]}
 
 
 @pytest.mark.anyio

@@ -53,7 +53,7 @@ class Connection:
         self.key_sharing = KeySharing.NONE
         self.over = anyio.Event()
         self.error: NsqError | None = ConnectionLost("closed")
-        self.closes = 0
+        self.closes = self.ends = 0
 
     async def receive(self) -> None:
         try:
@@ -68,6 +68,7 @@ class Connection:
         self.over.set()
 
     def end(self) -> None:
+        self.ends += 1
         self.live = False
         self.over.set()
 

@@ -11,14 +11,17 @@ import pytest
 from nsqext import Consumer, Message, Producer, Requeue
 from nsqext.broker import Cluster
 from nsqext.client.consumer.handlers.dispatcher import MessageDispatcher
+from nsqext.client.consumer.handlers.workers import MessageHandler, MessageQueue
 from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions, DeliveryOptions
 from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff, RdyDistributor
 from nsqext.client.consumer.subscriptions.subscription import Subscription
 from tests.support.consumers import quick, take
 from tests.support.messages import RecordingOwner, make_message
+from tests.support.sleeps import settled
 
 if TYPE_CHECKING:
-    from nsqext.client.consumer.handlers.workers import Workers
+    from nsqext.client.consumer.handlers.workers import BatchCollector, Workers
+    from nsqext.client.tasks import BackgroundTasks
     from nsqext.errors import NsqError
 
 
@@ -242,6 +245,60 @@ def test_messages_that_were_received_before_lanes_are_put_into_them() -> None:
     assert here.count_in_flight() == 2
     plain = dispatcher([])
     assert plain._queues(3) == [plain.queue] * 3
+
+
+class _Stopped(MessageQueue):
+    """A queue whose messages are taken after the stop only, because threads may take some meanwhile."""
+
+    def take_all(self, count: int | None = None) -> list[Message]:
+        assert self.stopped
+        return super().take_all(count)
+
+
+@pytest.mark.anyio
+async def test_a_stop_wakes_those_that_wait_for_messages_and_keeps_the_others_from_them() -> None:
+    here = dispatcher([])
+    here.queue = _Stopped()
+    with anyio.fail_after(25):
+        async with anyio.create_task_group() as tasks:
+            for waiter in (here.queue.wait, here.unpack_budget.wait):
+                tasks.start_soon(waiter)
+            await settled()
+            here.stop()
+
+
+async def _ignore(message: Message) -> None:
+    """Handle a message."""
+
+
+@pytest.mark.anyio
+async def test_what_workers_have_is_not_requeued_as_messages_of_the_iteration() -> None:
+    here, owner = dispatcher([]), RecordingOwner()
+    here.dispatch([_of_the_original(owner, 1)])
+    tasks = cast("BackgroundTasks", SimpleNamespace(start_soon=lambda *_: None))
+    here.start_workers(tasks, MessageHandler(_ignore), None, lambda: None, cast("BatchCollector", None))
+    here.dispatch([_of_the_original(owner, 2)])
+    assert len(here.queue.take_all()) == 2
+    here.stop()
+    here.requeue_remaining()
+    assert owner.commands == []
+
+
+def test_what_waits_for_a_key_and_until_it_is_due_raises_the_total() -> None:
+    flow = RdyDistributor[Subscription](10, Backoff(BackoffOptions()))
+    here = MessageDispatcher(ConsumerOptions(key=lambda message: b"k"), flow, lambda error: None)
+    (lane,) = here._queues(1)
+    owner = RecordingOwner()
+    owner.ready = 10
+    lost, waiting, early = (make_message(owner, number) for number in (1, 2, 3))
+    here.dispatch([lost, waiting])
+    lane.messages.popleft()
+    owner.horizon, lost.received, waiting.received, early.received = 50.0, 40.0, 60.0, 60.0
+    here._expired(lost)
+    here.early._requeue_at(early, 1e12)
+    here.tick(70.0, 0.0)
+    assert flow._extra == 2
+    dispatcher([])._expired(lost)
 
 
 def test_nothing_is_accepted_after_the_stop() -> None:

@@ -187,6 +187,38 @@ async def test_running_handlers_can_be_cancelled() -> None:
     assert subject.take_cancelled() == []
 
 
+class _Ended(BatchCollector):
+    """Counts the batches that were ended."""
+
+    ends = 0
+
+    def end(self) -> None:
+        self.ends += 1
+
+
+@pytest.mark.parametrize("error", [None, ValueError("no"), GeneratorExit()])
+async def test_the_rest_of_a_batch_is_answered_by_the_end_of_its_handler(error: BaseException | None) -> None:
+    owner, queue = RecordingOwner(), MessageQueue()
+
+    async def handle(batch: MessageBatch) -> None:
+        await batch[1].finish()
+        if error is not None:
+            raise error
+
+    subject, _, _ = workers()
+    queue.put([make_message(owner, number) for number in (1, 2, 3)])
+    source = _Ended(queue, lambda: queue.stopped, lambda: 0.0)
+    with anyio.fail_after(25):
+        async with create_task_group() as tasks:
+            subject.start_batches(tasks, BatchHandler(handle, BatchLimits(max_count=3)), [source])
+            while len(owner.commands) < 3:
+                await checkpoint()
+            queue.stop()
+            await subject.wait()
+    rest = ["FIN 1", "FIN 3"] if error is None else ["REQ 1 0!", "REQ 3 0!"]
+    assert (owner.commands, source.ends) == (["FIN 2", *rest], 1)
+
+
 async def test_the_batch_of_a_cancelled_handler_is_known_without_what_it_has_answered() -> None:
     owner, queue = RecordingOwner(), MessageQueue()
 

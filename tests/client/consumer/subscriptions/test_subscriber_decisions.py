@@ -129,7 +129,7 @@ async def test_errors_that_end_the_consumer(monkeypatch: pytest.MonkeyPatch) -> 
         error = BadTopic("E_BAD_TOPIC")
         scene.opened[0].fail(error)
         await settled()
-        assert (scene.failed, len(scene.opened)) == ([error], 1)
+        assert (scene.failed, len(scene.opened), scene.opened[0].ends) == ([error], 1, 1)
         assert scene.subject._assignments[0].moved.is_set()
     async with running_subscriber(monkeypatch, view_of(NODE), AuthFailed("E_AUTH_FAILED")) as scene:
         assert [type(error) for error in scene.failed] == [AuthFailed]
@@ -315,3 +315,6 @@ async def test_a_topic_that_is_left_waits_for_answers_and_then_closes(monkeypatc
         scene.opened[0].in_flight = 1
         await scene.subject.leave()
         assert scene.opened[0].closes == 1
+        flushes = scene.flushes
+        await scene.subject.close()
+        assert scene.flushes == flushes + 1, "answers are sent first"

@@ -140,6 +140,21 @@ async def test_named_topics_are_joined_and_others_selected_later(monkeypatch: py
         assert not scene.subject._leaving
 
 
+async def test_one_task_waits_for_the_first_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[str] = []
+
+    async def wait(subject: TopicSubscriptions) -> None:
+        waits.append("")
+
+    monkeypatch.setattr(TopicSubscriptions, "_wait_started", wait)
+    async with _scene(monkeypatch, ["a"]) as scene:
+        for topic in "bc":
+            scene.subject.select(TopicSelection(topic))
+            await settled()
+        assert list(scene.joined) == ["c"]
+    assert len(waits) == 1
+
+
 async def test_topics_that_match_are_joined_as_they_appear_and_left_when_they_are_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -120,6 +120,14 @@ async def test_an_invalid_list_is_an_error(answer: Any) -> None:
         await LookupClient("a:4161", transport=nodes.transport).extend_support()
 
 
+async def test_a_list_that_is_too_long_is_an_error() -> None:
+    nodes = LookupNodes()
+    nodes.lists("a:4161")
+    nodes.route("a:4161", "/topics", listed(a=True, b=True))
+    with pytest.raises(LookupFailed, match="lists 2 topics, more than max_topics=1"):
+        await LookupClient("a:4161", LookupOptions(max_topics=1), nodes.transport).extend_support()
+
+
 async def test_the_embedded_cluster_lists_it() -> None:
     with Cluster(nodes=1) as cluster:
         cluster.create_topic("plain")

@@ -408,6 +408,22 @@ async def test_a_waiting_run_can_be_cancelled() -> None:
 
 
 @pytest.mark.anyio
+async def test_a_poll_does_not_count_as_a_refresh_after_an_error() -> None:
+    class Recorded:
+        poll_at = float("-inf")
+
+        async def refresh(self, *, after_error: bool) -> None:
+            assert not after_error
+            poller.stop()
+
+    recorded = Recorded()
+    poller = Poller(lambda: [recorded])
+    with anyio.fail_after(25):
+        await poller.run()
+    assert recorded.poll_at == float("inf")
+
+
+@pytest.mark.anyio
 async def test_a_stopped_poller_does_not_poll() -> None:
     asked = Asked()
     poller = Poller(lambda: [asked.refresher])

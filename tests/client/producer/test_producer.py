@@ -245,7 +245,7 @@ async def test_middleware_learns_about_the_topic_before_a_message_is_encoded(key
                 for _ in range(2):
                     tasks.start_soon(partial(publish, key=key))
             await publish(key=key)
-        assert (len(producer._key_lock), producer.statistics().stored) == (0, 3)
+        assert (len(producer._key_lock), producer._batch_calls, producer.statistics().stored) == (0, 0, 3)
     assert (seen, verbs(node)) == ([1] * 3, ["MPUB" if many else "PUB"] * 3)
 
 

@@ -344,15 +344,18 @@ async def test_a_topic_that_is_published_to_is_not_forgotten(arguments: dict[str
 
 
 async def test_a_producer_that_closes_accepts_no_more() -> None:
-    async with producing({"PUB": [ok(), None]}, close_timeout=0.2) as (producer, (node,), _):
+    async with producing({"PUB": [ok(), None]}, on_unknown="raise") as (producer, (node,), _):
         await producer.publish("t", b"x")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_unknown, producer, b"pending")
             await until(lambda: len(node.commands) == 2)
             tasks.start_soon(producer.aclose)
-            await until(lambda: not producer._open)
+            await until(lambda: producer._tasks.closing)
+            await anyio.wait_all_tasks_blocked()
+            assert producer.statistics().pending == 1
             with pytest.raises(InvalidState, match="closed"):
                 await producer.publish("t", b"late")
+            await node.peers[0].close()
     assert bodies(node) == [b"x", b"pending"]
 
 

@@ -35,6 +35,7 @@ class Owner:
 
     def requeue(self, message: Message, delay: float, *, backoff: bool) -> None:
         """Record a REQ."""
+        assert not backoff, "a failure delays its key only"
         self._check(message)
         self.commands.append(("REQ", message.body))
         self.delays[message.body] = delay

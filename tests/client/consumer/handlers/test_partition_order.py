@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nsqext.client.consumer.handlers import key_lanes
 from nsqext.client.consumer.handlers.partition_order import is_lost
-from tests.support.key_lanes import Bench, Owner, cut
+from tests.support.key_lanes import Bench, Owner, at_place, cut
 
 
 @pytest.mark.anyio
@@ -412,3 +412,47 @@ def test_messages_behind_lost_ones_count_against_the_bound() -> None:
         bench.put(f"{key}2", f"{key}3")
         bench.wait(0.0)
         assert (("reset", b"") in bench.owner.commands) == (key == "c")
+
+
+def test_early_messages_of_a_lost_connection_are_received_again() -> None:
+    bench = Bench(1)
+    bench.put_at(1)
+    bench.wait(0.3)
+    for _ in range(2):
+        cut(bench)
+        bench.put_at(4)
+    cut(bench)
+    bench.put_at(2, 3)
+    assert bench.rows() == {"a": ["a1", "a2", "a3"]}
+    bench.put_at(4)
+    assert bench.rows() == {"a": ["a1", "a2", "a3", "a4"]}
+
+
+def test_the_first_messages_after_a_move_are_sorted_if_their_connection_is_lost_before_them() -> None:
+    bench = Bench(1)
+    (running,) = (at_place(message, 1) for message in bench.make("a1"))
+    bench.lanes.put([running])
+    bench.wait(0.3)
+    bench.take(running)
+    cut(bench).moved = True
+    bench.put_at(1)
+    cut(bench)
+    bench.put_at(3)
+    assert bench.rows() == {}
+    bench.put_at(2)
+    bench.wait(0.3)
+    assert bench.rows() == {"a": ["a2", "a3"]}
+
+
+def test_a_redelivered_message_waits_for_one_of_another_partition_in_front_of_what_waits_for_it_already() -> None:
+    bench, other = Bench(1), Owner()
+    other.partition = 1
+    (lost,), (first, _) = bench.put("a1"), bench.put("a7", "a8", owner=other)
+    cut(bench)
+    bench.expire(lost)
+    bench.put("a2")
+    bench.take(first).requeue_now(5.0, backoff=False)
+    bench.put("a1")
+    assert (bench.rows(), bench.lanes.waiting) == ({}, 4)
+    bench.wait(5.1)
+    assert bench.rows() == {"a": ["a7", "a1", "a2", "a8"]}

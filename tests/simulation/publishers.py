@@ -189,8 +189,8 @@ class Publishers:
             size = random.randint(1, self._plan.batch)
             number = len(self._history.publishes) + 1
             batch = [self._begin(topic, self._key(topic, name), number) for _ in range(size)]
-            if "http" in self._plan.habits:  # messages with headers or trace ids are sent one by one
-                for publish in batch:
+            if "http" in self._plan.habits and not self._history.settle_timeout:
+                for publish in batch:  # those with headers or trace ids are sent one by one
                     publish.patience = self._history.timeout * (size - 1)
             messages = [_outgoing(publish) for publish in batch]
             outcomes: list[Any]

@@ -20,6 +20,8 @@ _CLOSE = 45.0
 _MOMENT = 0.01
 _UNDERWAY = 0.3
 """Longest time that a message takes from a node to its consumer."""
+_UNNOTICED = 30.0
+"""Longest time until heartbeats show that a connection was lost without a sign."""
 _DELIVERED = 100.0
 """Longest time from the end of the faults to the delivery of everything: timeouts of messages are 60 s."""
 _ON_DISK = 900.0
@@ -276,7 +278,8 @@ def delivered_while_paused(history: History) -> Iterator[str]:
 
 
 def _disturbed(history: History, begin: float, end: float) -> bool:
-    return any(first - 1.0 <= end and begin <= last + history.settle for first, last in history.disturbances)
+    settled = history.settle + (_UNNOTICED if history.half_open else 0.0)
+    return any(first - 1.0 <= end and begin <= last + settled for first, last in history.disturbances)
 
 
 def too_many_at_once(history: History) -> Iterator[str]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ("broken_promises",)
 
 _CLOSE = 30.0 + 15.0
-_AFTER_FAULT = 20.0
+_AFTER_FAULT, _UNNOTICED = 20.0, 50.0
 
 
 def broken_promises(history: History) -> Iterator[str]:
@@ -133,7 +133,8 @@ class _Topic:
     def _has_cause(self, before: Delivery, again: Delivery) -> bool:
         """Return whether a consumer, connection or leader was lost between two deliveries, or a timeout passed."""
         return self.history.may_be_read_again(self.publishes.get(again.body), again) or any(
-            begin <= again.begin + 1.0 and end >= before.begin - _AFTER_FAULT
+            begin <= again.begin + 1.0
+            and end >= before.begin - (_UNNOTICED if self.history.half_open else _AFTER_FAULT)
             for begin, end in self.history.disturbances
         )
 

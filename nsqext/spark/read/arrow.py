@@ -98,7 +98,7 @@ class _Batch:
             else _NO_HEADERS
             for index, header in enumerate(headers)
         ]
-        if self.rows.decompress and self.rows.with_bodies:
+        if self.rows.decompress:
             self._decompress(self.parsed)
 
     def _decoded(self, index: int, header: bytes) -> dict[str, Any]:
@@ -111,13 +111,17 @@ class _Batch:
         """Decompress bodies, and remove the headers that describe the compression."""
         for index, headers in enumerate(parsed):
             if headers and is_compressed(headers):
-                self.bodies = self.columns.bodies if self.bodies is None else self.bodies
-                try:
-                    self.bodies[index] = decompress_body(headers, self.bodies[index])
-                except ProtocolError as error:
-                    error.hint = error.hint or "nsqext.decompress=false returns bodies as they are stored"
-                    raise self._named(index, error) from error.__cause__
+                if self.rows.with_bodies:
+                    self._decompress_body(index, headers)
                 parsed[index] = {name: headers[name] for name in headers if name not in (COMPRESS_HEADER, SIZE_HEADER)}
+
+    def _decompress_body(self, index: int, headers: dict[str, Any]) -> None:
+        self.bodies = self.columns.bodies if self.bodies is None else self.bodies
+        try:
+            self.bodies[index] = decompress_body(headers, self.bodies[index])
+        except ProtocolError as error:
+            error.hint = error.hint or "nsqext.decompress=false returns bodies as they are stored"
+            raise self._named(index, error) from error.__cause__
 
     def _named(self, index: int, error: ProtocolError) -> ProtocolError:
         error.message = f"message {self.columns.heads['id'][index].tobytes().hex()}: {error.message}"

@@ -151,6 +151,8 @@ def test_compressed_bodies_are_restored(include_headers: bool) -> None:
     (kept,) = read(compressed, include_headers=include_headers, decompress=False)
     assert kept["value"] == packed[0]
     assert read(compressed, columns=("tag", "offset")) == [{"tag": None, "offset": 0}]
+    if include_headers:
+        assert read(compressed, columns=("headers",), include_headers=True) == [{"headers": {"mine": "1"}}]
 
 
 def test_an_error_names_the_damaged_message() -> None:

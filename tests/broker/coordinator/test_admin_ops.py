@@ -224,6 +224,7 @@ async def test_a_move_abandoned_after_catch_up_is_completed() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(move)
             await anyio.wait_all_tasks_blocked()
+            assert not state.is_writable(TopicSpec(1, 3)), "writes wait while the replica joins"
             scope.cancel()
             state.in_sync.append(target)  # like the end of copying
         assert (state.leader, len(state.replicas), before in state.replicas) == (target, 3, False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -219,12 +220,15 @@ async def test_late_answers_of_former_lookup_nodes_are_discarded(nodes: LookupNo
     assert seen == [{0: N2}]
 
 
-async def test_switching_from_another_thread(nodes: LookupNodes) -> None:
+async def test_switching_from_another_thread(nodes: LookupNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     lookup = Lookup("a:4161")
     cache = lookup.metadata
+    threads: list[int] = []
+    monkeypatch.setattr(cache._poller, "wake", lambda: threads.append(threading.get_ident()))
     cache.acquire()
     await anyio.to_thread.run_sync(lookup.switch, "b:4161")
     assert lookup.addresses == (Address("b", 4161),)
+    assert set(threads) == {threading.get_ident()}, "the thread of the event loop switches"
     await cache.release()
     await anyio.to_thread.run_sync(lookup.switch, "a:4161")
     assert lookup.addresses == (Address("a", 4161),)

@@ -189,6 +189,10 @@ def test_a_status_says_what_failed(status: int, body: bytes, kind: type[LookupFa
     assert type(caught.value) is kind
 
 
+def test_numbers_that_meta_lacks_are_zero() -> None:
+    assert read_lookup(lookup_json({0: "n1:4150"}, num=1) | {"meta": {}}, SOURCE).meta == TopicMeta()
+
+
 @pytest.mark.parametrize(("count", "valid"), [(0, True), (MAX_PARTITION + 1, True), (MAX_PARTITION + 2, False)])
 def test_a_topic_has_at_most_so_many_partitions(count: int, valid: bool) -> None:
     data = {**lookup_json({0: "n1:4150"}, num=1), "meta": {"partition_num": count, "replica": 1}}

@@ -119,11 +119,15 @@ async def test_an_unknown_topic_differs_from_a_failed_lookup(nodes: LookupNodes)
     nodes.finds("a:4161", not_found("Key not found"))
     with pytest.raises(TopicNotFound, match=r"does not know the topic \(topic orders, node a:4161\): create it"):
         await cache.resolve("orders")
+    assert cache.failures == 0, "an unknown topic is an answer"
     nodes.finds("a:4161", httpx.Response(200, html="<html>It works!</html>"))
-    with pytest.raises(LookupFailed, match=r"It works!.*nsqlookupd's HTTP side"):
-        await cache.resolve("orders")
+    for failures in (1, 2):
+        with pytest.raises(LookupFailed, match=r"It works!.*nsqlookupd's HTTP side"):
+            await cache.resolve("orders")
+        assert cache.failures == failures
     nodes.finds("a:4161", leads("n1"))
     assert (await cache.resolve("orders")).leaders == {0: N1}
+    assert cache.failures == 0
 
 
 @pytest.mark.parametrize(("nsqd", "https"), [("https://n1:4151", True), ("http://n1:4151", False), ("n1:4151", False)])

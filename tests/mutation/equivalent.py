@@ -530,6 +530,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "lookup/poller.py",
         "number + 1",
+        "self._rounds = 0",
+    ): "the numbers only have to rise",
+    (
+        "lookup/poller.py",
+        "number + 1",
         "_POLLS = 4  # topics that are polled concurrently",
     ): "the number is chosen",
     (

@@ -93,12 +93,13 @@ async def test_the_size_of_a_message_includes_its_header_and_its_trace_id() -> N
         b"x" * 10,
         OutgoingMessage(b"x" * 92, trace_id=5),  # 8 bytes
         OutgoingMessage(b"x" * 93, trace_id=5),
+        OutgoingMessage(b"x" * 82, headers={"a": "b"}),
         b"x" * 10,
     ]
     async with _batcher(publisher, BatcherLimits(linger=60, max_bytes=100)) as batcher:
         for message in messages:
             await batcher.add(message)
-    assert [len(batch) for batch in publisher.batches] == [2, 1, 1, 1]
+    assert [len(batch) for batch in publisher.batches] == [2, 1, 1, 1, 1]
 
 
 async def test_a_batch_is_published_as_soon_as_it_is_full() -> None:

@@ -197,15 +197,20 @@ class _Ended(BatchCollector):
 
 
 @pytest.mark.parametrize("error", [None, ValueError("no"), GeneratorExit()])
-async def test_the_rest_of_a_batch_is_answered_by_the_end_of_its_handler(error: BaseException | None) -> None:
-    owner, queue = RecordingOwner(), MessageQueue()
+async def test_the_rest_of_a_batch_is_answered_by_the_end_of_its_handler(
+    error: BaseException | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, queue, now = RecordingOwner(), MessageQueue(), [100.0]
+    monkeypatch.setattr(module, "_clock", lambda: now[0])
 
     async def handle(batch: MessageBatch) -> None:
         await batch[1].finish()
+        now[0] += 0.03
         if error is not None:
             raise error
 
     subject, _, _ = workers()
+    subject._stall = StallWatch(0.04, "it")
     queue.put([make_message(owner, number) for number in (1, 2, 3)])
     source = _Ended(queue, lambda: queue.stopped, lambda: 0.0)
     with anyio.fail_after(25):
@@ -217,6 +222,7 @@ async def test_the_rest_of_a_batch_is_answered_by_the_end_of_its_handler(error: 
             await subject.wait()
     rest = ["FIN 1", "FIN 3"] if error is None else ["REQ 1 0!", "REQ 3 0!"]
     assert (owner.commands, source.ends) == (["FIN 2", *rest], 1)
+    assert [round(seconds, 3) for seconds, _ in subject._stall._slow] == [0.03]
 
 
 async def test_the_batch_of_a_cancelled_handler_is_known_without_what_it_has_answered() -> None:

@@ -15,16 +15,8 @@ CONSUMER: dict[tuple[str, str, str], str] = {
         "number + 1",
         "return int(size) if size.isascii() and size.isdigit() and len(size) < 20 else MAX_UNPACKED",
     ): "a number of 20 digits is above the bound as well",
-    (
-        "client/consumer/handlers/failure_policy.py",
-        "number + 1",
-        "self._added += 1",
-    ): "the numbers only have to rise",
-    (
-        "client/consumer/handlers/workers.py",
-        "LtE to Lt",
-        "if pause <= 0:",
-    ): "a wait of no seconds ends at once",
+    ("client/consumer/handlers/failure_policy.py", "number + 1", "self._added += 1"): "the numbers only have to rise",
+    ("client/consumer/handlers/workers.py", "LtE to Lt", "if pause <= 0:"): "a wait of no seconds ends at once",
     (
         "client/consumer/subscriptions/subscription.py",
         "Gt to GtE",
@@ -70,11 +62,7 @@ CONSUMER: dict[tuple[str, str, str], str] = {
         "number + 1",
         "self._largest = 0",
     ): "the first RDY count that is set is 1 or more",
-    (
-        "client/consumer/handlers/dispatcher.py",
-        "number + 1",
-        "_SPARE_READS = 4",
-    ): "the number is chosen",
+    ("client/consumer/handlers/dispatcher.py", "number + 1", "_SPARE_READS = 4"): "the number is chosen",
     (
         "client/consumer/handlers/workers.py",
         "number + 1",
@@ -95,11 +83,7 @@ CONSUMER: dict[tuple[str, str, str], str] = {
         "number + 1",
         "_LIST_FROM = 4  # topics of a service from which on the list of all topics is read, if it is not long",
     ): "the number of topics is chosen",
-    (
-        "client/consumer/subscriptions/subscription.py",
-        "number + 1",
-        "_id: int = -1",
-    ): "no id is negative",
+    ("client/consumer/subscriptions/subscription.py", "number + 1", "_id: int = -1"): "no id is negative",
     (
         "client/consumer/subscriptions/subscription.py",
         "number + 1",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
@@ -49,7 +50,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(range_reader, "_clock", lambda: clock.now)
     monkeypatch.setattr(range_reader, "_TICK", 0.25)
-    monkeypatch.setattr(anyio, "sleep", clock.sleep)
+    real, thread = anyio.sleep, threading.get_ident()
+
+    async def sleep(seconds: float) -> None:
+        """Servers of other tests run on in threads of their own."""
+        await (clock.sleep if threading.get_ident() == thread else real)(seconds)
+
+    monkeypatch.setattr(anyio, "sleep", sleep)
     return clock
 
 

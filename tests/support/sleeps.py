@@ -9,25 +9,33 @@ import anyio
 import anyio.lowlevel
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     import pytest
 
-__all__ = ("recorded_sleeps", "settled")
+__all__ = ("recorded_sleeps", "replace_sleep", "settled")
 
 
 def recorded_sleeps(patch: pytest.MonkeyPatch) -> list[float]:
-    """Return the pauses of this thread from now on; servers of other tests run on in threads of their own."""
+    """Return the pauses of this thread from now on."""
     pauses: list[float] = []
-    real, thread = anyio.sleep, threading.get_ident()
 
     async def sleep(seconds: float) -> None:
-        if threading.get_ident() == thread:
-            pauses.append(seconds)
-            await anyio.lowlevel.checkpoint()
-        else:
-            await real(seconds)
+        pauses.append(seconds)
+        await anyio.lowlevel.checkpoint()
 
-    patch.setattr(anyio, "sleep", sleep)
+    replace_sleep(patch, sleep)
     return pauses
+
+
+def replace_sleep(patch: pytest.MonkeyPatch, sleep: Callable[[float], Awaitable[None]]) -> None:
+    """Replace `anyio.sleep` in this thread; servers of other tests run on in threads of their own."""
+    real, thread = anyio.sleep, threading.get_ident()
+
+    async def chosen(seconds: float) -> None:
+        await (sleep if threading.get_ident() == thread else real)(seconds)
+
+    patch.setattr(anyio, "sleep", chosen)
 
 
 async def settled() -> None:

@@ -17,6 +17,7 @@ from nsqext.broker.coordinator.state_file import StateFile
 from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.broker.engine.storage.files import with_checksum, without_checksum
 from tests.support.coordinators import make_coordinator
+from tests.support.sleeps import replace_sleep
 
 Change = Callable[[dict[str, Any], dict[str, Any]], object]
 
@@ -106,7 +107,7 @@ async def test_a_write_is_repeated_only_after_it_failed(tmp_path: Path, monkeypa
         while turns < wanted:
             await checkpoint()
 
-    monkeypatch.setattr(anyio, "sleep", turn)
+    replace_sleep(monkeypatch, turn)
     saved(path)
     before = path.read_bytes()
     coordinator = make_coordinator()

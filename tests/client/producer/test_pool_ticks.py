@@ -16,6 +16,7 @@ from nsqext.errors import ConnectionFailed, ConnectionLost, InvalidState, NsqErr
 from nsqext.protocol.identify import Negotiated
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address
+from tests.support.sleeps import replace_sleep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -200,7 +201,7 @@ async def test_connections_in_use_are_looked_at_four_times_a_second(
 
     pool = Pool()
     monkeypatch.setattr(module, "_clock", lambda: now)
-    monkeypatch.setattr(anyio, "sleep", wait)
+    replace_sleep(monkeypatch, wait)
     monkeypatch.setattr(pool, "_quiet", lambda: quiet)
     monkeypatch.setattr(pool, "_rest", rest)
     monkeypatch.setattr(pool, "tick", lambda *, idle: ticks.append(idle))

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-import anyio
 import pytest
 
 from nsqext.client.events import ClientEvent, ClientEvents
@@ -30,6 +29,7 @@ from nsqext.lookup.partition_map import PartitionMap
 from nsqext.lookup.responses import NodeInfo
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address, TopicMeta
+from tests.support.sleeps import replace_sleep
 
 if TYPE_CHECKING:
     from nsqext.lookup.metadata import MetadataCache
@@ -357,7 +357,7 @@ async def test_idle_topics_are_looked_for_all_the_time(monkeypatch: pytest.Monke
     tested = Table(forget_after=7.0)
     tested.metadata.answers.append(view())
     await tested.table.find("t")
-    monkeypatch.setattr(anyio, "sleep", sleep)
+    replace_sleep(monkeypatch, sleep)
     with pytest.raises(InvalidState):
         await tested.table.run()
     assert (pauses, tested.table.by_topic) == ([7.0] * 3, {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
@@ -27,6 +26,7 @@ from nsqext.spark.read.offsets import Range
 from nsqext.spark.read.range_reader import RangeReader, TaskReader
 from nsqext.types import TopicMeta
 from tests.support.range_scene import LEADER, Clock, Connection, Servers, fins, frames
+from tests.support.sleeps import replace_sleep
 from tests.support.spark_readers import bodies
 
 if TYPE_CHECKING:
@@ -50,13 +50,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(range_reader, "_clock", lambda: clock.now)
     monkeypatch.setattr(range_reader, "_TICK", 0.25)
-    real, thread = anyio.sleep, threading.get_ident()
-
-    async def sleep(seconds: float) -> None:
-        """Servers of other tests run on in threads of their own."""
-        await (clock.sleep if threading.get_ident() == thread else real)(seconds)
-
-    monkeypatch.setattr(anyio, "sleep", sleep)
+    replace_sleep(monkeypatch, clock.sleep)
     return clock
 
 

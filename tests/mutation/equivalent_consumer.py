@@ -107,7 +107,7 @@ CONSUMER: dict[tuple[str, str, str], str] = {
     (
         "client/consumer/handlers/key_lanes.py",
         "Gt to GtE",
-        "if len(order.returned) > _MOST_RETURNED or order.returned_bytes > _MOST_RETURNED_BYTES:",
+        "if count > _MOST_RETURNED or size > _MOST_RETURNED_BYTES:",
     ): "the bounds are chosen",
     (
         "client/consumer/handlers/batches.py",

@@ -307,8 +307,8 @@ class KeyLanes:
                 self._end_gap(order)
         blocked = self._count_blocked(order)
         if order.returned:
-            order.forget_returned()
-            if len(order.returned) > _MOST_RETURNED or order.returned_bytes > _MOST_RETURNED_BYTES:
+            count, size = order.forget_returned()
+            if count > _MOST_RETURNED or size > _MOST_RETURNED_BYTES:
                 self._give_up(order)
         if order.settling or not blocked or order.in_flight() < owner.ready:
             order.full_since = None

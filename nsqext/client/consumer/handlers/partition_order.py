@@ -56,7 +56,6 @@ class PartitionOrder:
     most_ready: int = 1  # the largest number of messages that the server could have in flight
     held_from: float = 0.0  # from this time on, the server can redeliver all lost messages of earlier connections
     returned: dict[bytes, int] = field(factory=dict)  # how often messages were requeued without being handled, by id
-    returned_bytes: int = 0  # bytes of their bodies, at the last `forget_returned`
     # whether the first messages of the partition are collected, so that they can be sorted: they may be redelivered
     # ones of an earlier consumer, in any order
     settling: bool = False
@@ -183,10 +182,10 @@ class PartitionOrder:
         times = self.returned[message.id] = self.returned.get(message.id, 0) + 1
         return times
 
-    def forget_returned(self) -> None:
-        """Forget the requeues of messages that are no longer unfinished."""
+    def forget_returned(self) -> tuple[int, int]:
+        """Forget the requeues of messages that are no longer unfinished; return count and bytes of the others."""
         self.returned = {known: times for known, times in self.returned.items() if known in self.unfinished}
-        self.returned_bytes = sum(len(self.unfinished[known].body) for known in self.returned)
+        return len(self.returned), sum(len(self.unfinished[known].body) for known in self.returned)
 
     def drop_newest_early(self) -> list[Message]:
         """Remove the newer half of the early messages, at least one, and return it; they are received again."""

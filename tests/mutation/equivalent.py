@@ -102,6 +102,16 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "number + 1",
         "_OPEN_RANGES = 4  # ranges of a task that are read at the same time: opening one takes several round trips",
     ): "the number is chosen",
+    (
+        "spark/read/range_reader.py",
+        "other bool",
+        "self._paused = False  # whether the blocks that wait hold back further messages",
+    ): "it is set before it is read",
+    (
+        "spark/read/channel_batches.py",
+        "number + 1",
+        "self._number = 0  # of the first held message; offsets refer to it",
+    ): "it is set before it is read",
     ("spark/read/stream_planner.py", "number + 1", "_PAUSE_FACTOR = 3"): "the length of a pause is chosen",
     (
         "spark/read/stream_planner.py",

@@ -44,7 +44,7 @@ class ChannelBatches:
         self._limit = options.max_offsets_per_trigger or options.rdy
         self._later: list[Message] = []
         self._held: deque[Message] = deque()
-        self._number: int  # of the first held message; offsets refer to it
+        self._number = 0  # of the first held message; offsets refer to it
         self._frozen_at: int | None = None
         own: ConsumerSettings = client.keywords("read")
         self._admin = Admin(client.lookupd, **{**settings_for(admin_settings(), own), "node_filter": None})

@@ -67,7 +67,7 @@ class RangeReader:
         self._reassembler = Reassembler(found.start, found.end, 2 * options.rdy)
         self._blocks = Blocks(found.start, options.arrow_batch_rows, _BLOCK_BYTES, _READ_AHEAD)
         self._reader: PartitionReader | None = None
-        self._paused: bool
+        self._paused = False  # whether the blocks that wait hold back further messages
         self._failure: NsqError | None = None
         self._wake = Wakeup()
         self._progress = 0.0

@@ -12,13 +12,14 @@ from nsqext.broker.engine.partition import Partition
 from nsqext.broker.engine.storage.partition_store import NewMessage, Stored
 from nsqext.protocol.headers import TAG_HEADER
 from nsqext.protocol.messages import EXT_JSON, RawMessage
+from nsqext.protocol.server.negotiate import ServerLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from nsqext.broker.engine.channel.channel import Channel
 
-__all__ = ("Bench", "Consumer", "tagged")
+__all__ = ("Bench", "Consumer", "original", "tagged")
 
 START = 1_700_000_000_000_000_000
 
@@ -105,3 +106,8 @@ class Bench:
         """Finish messages of partition 0 by their counters."""
         for counter in counters:
             self.channel(channel).finish(consumer, counter)
+
+
+def original(**options: Any) -> Bench:
+    """Return a partition of the original server."""
+    return Bench(limits=ServerLimits.original(), **options)

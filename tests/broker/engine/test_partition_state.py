@@ -14,15 +14,10 @@ from nsqext.broker.engine.schedule import Schedule
 from nsqext.broker.engine.storage.log import Entry, MemoryBudget, Refusal
 from nsqext.broker.engine.storage.partition_store import ChannelState, NewMessage, stored_partitions
 from nsqext.broker.engine.storage.segments import DiskOptions
-from nsqext.protocol.server.negotiate import ServerLimits
-from tests.support.engine_partition import Bench
+from tests.support.engine_partition import Bench, original
 
 COST = 32 + 512
 """Bytes of memory of a message with a body of two bytes."""
-
-
-def original(**options: object) -> Bench:
-    return Bench(limits=ServerLimits.original(), **options)
 
 
 def records(*counts: int) -> list[Entry]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from nsqext.broker.engine.storage.log import Refusal, StartPosition
-from tests.support.engine_partition import Bench
+from tests.support.engine_partition import Bench, original
 
 
 def test_rdy_is_a_window() -> None:
@@ -133,8 +135,9 @@ def test_empty_keeps_the_message_read_ahead() -> None:
     assert consumer.bodies() == ["m0", "new"]
 
 
-def test_message_timeout() -> None:
-    bench = Bench()
+@pytest.mark.parametrize("make", [Bench, original], ids=["redesigned", "original"])
+def test_message_timeout(make: Callable[[], Bench]) -> None:
+    bench = make()
     consumer = bench.consume(msg_timeout=1.0)
     bench.publish("m0")
     bench.wait(0.9)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,11 +10,7 @@ from nsqext.broker.engine.channel.classic import ClassicChannel
 from nsqext.broker.engine.storage.log import Refusal
 from nsqext.broker.engine.storage.partition_store import NewMessage
 from nsqext.protocol.server.negotiate import ServerLimits
-from tests.support.engine_partition import Bench
-
-
-def original(**options: Any) -> Bench:
-    return Bench(limits=ServerLimits.original(), **options)
+from tests.support.engine_partition import Bench, original
 
 
 def test_the_first_channel_receives_the_messages_of_the_topic() -> None:
@@ -150,17 +145,6 @@ def test_a_client_answers_only_its_own_messages() -> None:
     with pytest.raises(Refusal, match=r"^ID not in flight$"):
         bench.channel().touch(owner, 3)
     bench.channel().touch(owner, 2)
-
-
-def test_touch_restarts_the_timeout() -> None:
-    bench = original()
-    consumer = bench.consume(msg_timeout=1.0)
-    bench.publish("m0")
-    bench.wait(0.9)
-    bench.channel().touch(consumer, 2)
-    for wait, deliveries in ((0.9, [("m0", 1)]), (0.2, [("m0", 2)])):
-        bench.wait(wait)
-        assert consumer.attempts() == deliveries
 
 
 def test_the_delay_starts_when_the_channel_receives_the_message() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -196,6 +198,18 @@ class _Ended(BatchCollector):
         self.ends += 1
 
 
+@asynccontextmanager
+async def _handling(
+    subject: Workers, handle: Callable[[MessageBatch], Awaitable[None]], source: BatchCollector
+) -> AsyncIterator[None]:
+    """Handle batches of three messages; at the end, wait for the workers, which the test stops."""
+    with anyio.fail_after(25):
+        async with create_task_group() as tasks:
+            subject.start_batches(tasks, BatchHandler(handle, BatchLimits(max_count=3)), [source])
+            yield
+            await subject.wait()
+
+
 @pytest.mark.parametrize("error", [None, ValueError("no"), GeneratorExit()])
 async def test_the_rest_of_a_batch_is_answered_by_the_end_of_its_handler(
     error: BaseException | None, monkeypatch: pytest.MonkeyPatch
@@ -213,13 +227,10 @@ async def test_the_rest_of_a_batch_is_answered_by_the_end_of_its_handler(
     subject._stall = StallWatch(0.04, "it")
     queue.put([make_message(owner, number) for number in (1, 2, 3)])
     source = _Ended(queue, lambda: queue.stopped, lambda: 0.0)
-    with anyio.fail_after(25):
-        async with create_task_group() as tasks:
-            subject.start_batches(tasks, BatchHandler(handle, BatchLimits(max_count=3)), [source])
-            while len(owner.commands) < 3:
-                await checkpoint()
-            queue.stop()
-            await subject.wait()
+    async with _handling(subject, handle, source):
+        while len(owner.commands) < 3:
+            await checkpoint()
+        queue.stop()
     rest = ["FIN 1", "FIN 3"] if error is None else ["REQ 1 0!", "REQ 3 0!"]
     assert (owner.commands, source.ends) == (["FIN 2", *rest], 1)
     assert [round(seconds, 3) for seconds, _ in subject._stall._slow] == [0.03]
@@ -235,14 +246,11 @@ async def test_the_batch_of_a_cancelled_handler_is_known_without_what_it_has_ans
     subject, _, _ = workers()
     queue.put([make_message(owner, number) for number in (1, 2, 3)])
     collector = BatchCollector(queue, lambda: queue.stopped, lambda: 0.0)
-    with anyio.fail_after(25):
-        async with create_task_group() as tasks:
-            subject.start_batches(tasks, BatchHandler(handle, BatchLimits(max_count=3)), [collector])
-            while len(owner.commands) < 1:
-                await checkpoint()
-            assert [message.internal_id for message in subject.running] == [2, 3]
-            subject.cancel()
-            await subject.wait()
+    async with _handling(subject, handle, collector):
+        while len(owner.commands) < 1:
+            await checkpoint()
+        assert [message.internal_id for message in subject.running] == [2, 3]
+        subject.cancel()
     assert [message.internal_id for message in subject.take_cancelled()] == [2, 3]
     assert owner.commands == ["FIN 1"]
 
@@ -296,8 +304,7 @@ async def test_messages_of_a_failed_batch_are_touched_while_their_dead_letters_a
     collector = BatchCollector(queue, lambda: queue.stopped, lambda: 0.0)
     # the last message has used up its attempts, and is rejected before the handler is called
     queue.put([make_message(owner, number, attempts=number) for number in (1, 2, 3)])
-    async with create_task_group() as tasks:
-        subject.start_batches(tasks, BatchHandler(handle, BatchLimits(max_count=3)), [collector])
+    async with _handling(subject, handle, collector):
         for published, touched in (([3], ["TOUCH 1", "TOUCH 2", "TOUCH 3"]), ([1, 2], ["TOUCH 1", "TOUCH 2"])):
             assert sorted([await letters.receive() for _ in published]) == published
             assert touch_due(subject.running, 40.0) == len(touched)
@@ -305,7 +312,6 @@ async def test_messages_of_a_failed_batch_are_touched_while_their_dead_letters_a
             for _ in published:
                 stored.release()
         queue.stop()
-        await subject.wait()
     begun.close()
     letters.close()
     assert sorted(command for command in owner.commands if "FIN" in command) == ["FIN 1", "FIN 2", "FIN 3"]

@@ -183,9 +183,10 @@ async def test_a_consumer_has_started_once_the_list_was_read(
     monkeypatch: pytest.MonkeyPatch, found: set[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "nsqext.consumer")
-    answers: list[Answer] = [LookupUnreachable("down"), LookupUnreachable("down"), found]
-    async with _scene(monkeypatch, "a*", *answers) as scene:
+    async with _scene(monkeypatch, "a*", LookupUnreachable("down")) as scene:
+        await scene.listed()
         assert not scene.subject.started.is_set()
+        scene.answers = [found]
         await scene.listed(4)
         for one in scene.all:
             assert not scene.subject.started.is_set()

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
+from zlib import crc32
 
 import pytest
 from hypothesis import Phase, settings
@@ -21,17 +22,13 @@ from nsqext.broker.listeners import Ports
 from nsqext.types import Address
 
 EVERY_LOOP: dict[str, tuple[str, dict[str, Any]]] = {"asyncio": ("asyncio", {"use_uvloop": False})}
-"""Event loops by name, for tests of what uses sockets itself, of contracts, and of stories."""
+"""Event loops by name."""
 if find_spec("uvloop") is not None:
     EVERY_LOOP["asyncio+uvloop"] = ("asyncio", {"use_uvloop": True})
 EVERY_LOOP["trio"] = ("trio", {})
 
-# above the sockets uvloop differs from asyncio in speed alone, and the tests of blocking clients and of Spark run on it
-_USUAL_LOOPS = {
-    name: loop
-    for name, loop in EVERY_LOOP.items()
-    if name != "asyncio+uvloop" or os.environ.get("NSQEXT_TEST_LOOPS") == "every"
-}
+_EVERY_LOOP_IN = ("stories", "transport")
+"""Folders whose tests run on every event loop: of what uses sockets itself, and of clients as users write them."""
 
 WATCHING_LOOPS = {name: loop for name, loop in EVERY_LOOP.items() if name != "trio"}
 """Event loops that keep a socket registered."""
@@ -75,10 +72,42 @@ def _use_memory_for_temporary_files() -> None:
 _use_memory_for_temporary_files()
 
 
-@pytest.fixture(scope="module", params=list(_USUAL_LOOPS.values()), ids=list(_USUAL_LOOPS))
+@pytest.fixture(scope="module", params=list(EVERY_LOOP.values()), ids=list(EVERY_LOOP))
 def anyio_backend(request: pytest.FixtureRequest) -> Any:
     """The event loop of a test marked with ``anyio``."""
     return request.param
+
+
+def _on_every_loop(name: str) -> bool:
+    """Return whether a test is run on each event loop, as all are that have a real server."""
+    real = os.environ.get("NSQEXT_TEST_LOOKUPD") or os.environ.get("NSQEXT_TEST_NSQ_LOOKUPD")
+    every = real or os.environ.get("NSQEXT_TEST_LOOPS") == "every"
+    return bool(every) or any(part in _EVERY_LOOP_IN for part in Path(name).parts)
+
+
+def _loop_of(name: str) -> str:
+    """Return the event loop of a test, which its name decides: half of the tests run on trio.
+
+    Above the sockets uvloop differs from asyncio in speed alone, and the tests of blocking clients and of Spark run
+    on it. It takes the place of asyncio in tests of contracts, because nearly all other tests run on asyncio.
+    """
+    asyncio = "asyncio+uvloop" if "contract" in Path(name).parts and "asyncio+uvloop" in EVERY_LOOP else "asyncio"
+    return ("trio", asyncio)[crc32(name.encode()) % 2]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test on one of the event loops of its fixture, unless it is run on each."""
+    name = metafunc.definition.nodeid
+    fixtures = metafunc._arg2fixturedefs.get("anyio_backend", ())
+    parametrized = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    if not fixtures or fixtures[-1].params is None or "anyio_backend" in parametrized:
+        return  # the test, its file or its folder has chosen
+    if _on_every_loop(name):
+        return
+    loop = _loop_of(name)
+    mark = pytest.mark.parametrize("anyio_backend", [EVERY_LOOP[loop]], ids=[loop], indirect=True)
+    metafunc.definition.add_marker(mark)
 
 
 @pytest.fixture(scope="module")

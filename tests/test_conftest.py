@@ -68,3 +68,52 @@ async def test_the_event_loop_is_the_requested_one(anyio_backend: tuple[str, dic
         return
     loop = asyncio.get_running_loop()
     assert type(loop).__module__.startswith("uvloop") is options["use_uvloop"]
+
+
+ON_LOOPS = """
+import pytest
+
+@pytest.mark.anyio
+class TestUnchosen:
+    async def test_a(self):
+        pass
+
+    async def test_b(self):
+        pass
+
+    async def test_c(self):
+        pass
+
+    async def test_d(self):
+        pass
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["trio", "asyncio"])
+async def test_chosen(anyio_backend):
+    pass
+"""
+
+
+def loops_of(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, **variables: str) -> dict[str, list[str]]:
+    """Return test -> event loops of what is collected with an environment."""
+    for name in ("NSQEXT_TEST_LOOPS", "NSQEXT_TEST_LOOKUPD", "NSQEXT_TEST_NSQ_LOOKUPD"):
+        monkeypatch.setenv(name, variables.get(name, ""))
+    items, _ = pytester.inline_genitems("-o", "asyncio_default_fixture_loop_scope=function")
+    found: dict[str, list[str]] = {}
+    for item in items:
+        name, _, loop = item.name.removesuffix("]").partition("[")
+        found.setdefault(name, []).append(loop)
+    return found
+
+
+def test_a_test_runs_on_one_event_loop_or_on_each(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(test_loops=ON_LOOPS)
+    names = ["test_a", "test_b", "test_c", "test_d"]
+    chosen = {"test_chosen": ["trio", "asyncio"]}
+    by_name = loops_of(pytester, monkeypatch)
+    assert by_name == {name: by_name[name][:1] for name in names} | chosen
+    assert {loop for name in names for loop in by_name[name]} == {"trio", "asyncio"}
+    every = {name: list(EVERY_LOOP) for name in names} | chosen
+    assert loops_of(pytester, monkeypatch, NSQEXT_TEST_LOOPS="every") == every
+    assert loops_of(pytester, monkeypatch, NSQEXT_TEST_LOOKUPD="127.0.0.1:4161") == every

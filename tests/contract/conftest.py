@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
 
 import pytest
 
-from tests.conftest import EVERY_LOOP
 from tests.support.cluster import (
     KILL,
     REAL,
@@ -35,16 +33,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.path.is_relative_to(HERE):
                 item.add_marker(pytest.mark.timeout(_PATIENT), append=False)
-
-
-# other tests of clients run on asyncio; real servers are tried from every loop
-_LOOPS = EVERY_LOOP if REAL or REAL_ORIGINAL else {name: EVERY_LOOP[name] for name in EVERY_LOOP if name != "asyncio"}
-
-
-@pytest.fixture(scope="module", params=list(_LOOPS.values()), ids=list(_LOOPS))
-def anyio_backend(request: pytest.FixtureRequest) -> Any:
-    """The event loop of clients."""
-    return request.param
 
 
 @pytest.fixture(scope="session")

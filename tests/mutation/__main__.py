@@ -157,6 +157,7 @@ def main() -> int:
     given = parser.parse_args()
     names = given.room or list(ROOMS)
     os.environ["HYPOTHESIS_PROFILE"] = "mutate"
+    os.environ["NSQEXT_TEST_LOOPS"] = "every"  # and of these asyncio's
     totals: Counter[tuple[str, str]] = Counter()
     rooms: list[Room] = []
     for name in names:

@@ -12,6 +12,7 @@ from tests.conftest import EVERY_LOOP
 
 pytest_plugins = ("pytester",)
 
+_LOOP_SCOPE = ("-o", "asyncio_default_fixture_loop_scope=function")
 CONFTEST = Path(__file__).with_name("conftest.py").read_text(encoding="utf-8")
 SKIPPING = """
 import pytest
@@ -43,7 +44,7 @@ def test_a_skip_that_could_have_run_fails_in_continuous_integration(
     monkeypatch.setenv("CI", environment)
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(SKIPPING.format(reason=reason))
-    result = pytester.runpytest_inprocess("-o", "asyncio_default_fixture_loop_scope=function")
+    result = pytester.runpytest_inprocess(*_LOOP_SCOPE)
     result.assert_outcomes(passed=1, skipped=1)
     assert result.ret == expected
     assert ("ERROR skipped with CI=true" in result.stdout.str()) is (expected != pytest.ExitCode.OK)
@@ -53,7 +54,7 @@ def test_a_skip_fails_in_parallel_runs_too(pytester: pytest.Pytester, monkeypatc
     monkeypatch.setenv("CI", "true")
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(SKIPPING.format(reason="no such tool"))
-    result = pytester.runpytest_subprocess("-n", "2", "--dist", "loadfile")
+    result = pytester.runpytest_inprocess("-n", "1", "--dist", "loadfile", *_LOOP_SCOPE)
     result.assert_outcomes(passed=1, skipped=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert "ERROR skipped with CI=true" in result.stdout.str()

@@ -7,8 +7,9 @@ circle is allowed at any level, by any kind of import.
 from __future__ import annotations
 
 import ast
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -132,33 +133,54 @@ def is_module(name: str) -> bool:
     return (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file()
 
 
+class Source(NamedTuple):
+    """What is read of a source file.
+
+    Attributes:
+        imports: import statements, and whether they are outside of functions.
+        groups: lines with ``except*``.
+        names: dotted names in texts, which are modules that are loaded by name.
+    """
+
+    imports: list[tuple[ast.Import | ast.ImportFrom, bool]]
+    groups: list[int]
+    names: set[str]
+
+
+def _statements(body: list[ast.stmt], at_top: bool = True) -> Iterator[tuple[ast.stmt, bool]]:
+    """Yield statements and those in them, each with whether it is outside of functions; expressions have none."""
+    for node in body:
+        yield node, at_top
+        inside = at_top and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for part in ("body", "orelse", "handlers", "cases", "finalbody"):
+            yield from _statements(getattr(node, part, []), inside)
+
+
+_NAME = re.compile(rf"""["']{ROOT}\.([\w.]+)""")
+
+
 @cache  # at the first test, not at collection, which every worker does
-def tree_of(file: Path) -> ast.Module:
-    """Parse a source file."""
-    return ast.parse(file.read_text(encoding="utf-8"))
+def source_of(file: Path) -> Source:
+    """Read a source file."""
+    text = file.read_text(encoding="utf-8")
+    statements = [*_statements(ast.parse(text).body)]
+    imports = [(node, at_top) for node, at_top in statements if isinstance(node, (ast.Import, ast.ImportFrom))]
+    groups = [node.lineno for node, _ in statements if isinstance(node, ast.TryStar)]
+    return Source(imports, groups, set(_NAME.findall(text)))
 
 
 def imports_of(file: Path) -> list[Import]:
     """List what a file imports, in functions and under TYPE_CHECKING too."""
-    tree = tree_of(file)
-    inside = {
-        id(node)
-        for function in ast.walk(tree)
-        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
-        for node in ast.walk(function)
-    }
     found: list[Import] = []
-    for node in ast.walk(tree):
+    for node, at_top in source_of(file).imports:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             names = [node.module or ""]
             if node.module == ROOT:
                 names = [f"{ROOT}.{alias.name}" if is_module(alias.name) else ROOT for alias in node.names]
-        else:
-            continue
         relative = isinstance(node, ast.ImportFrom) and node.level > 0
-        found += [Import(file, node.lineno, name, id(node) not in inside, relative) for name in names]
+        found += [Import(file, node.lineno, name, at_top, relative) for name in names]
     return found
 
 
@@ -235,12 +257,7 @@ def test_nothing_imports_an_event_loop() -> None:
 
 def test_no_module_catches_parts_of_groups() -> None:
     """Python before 3.11.4 wraps an error that is raised in ``except*`` in a group, where a single one is promised."""
-    found = [
-        f"{path.relative_to(PACKAGE)}:{node.lineno}"
-        for path in FILES
-        for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.TryStar)
-    ]
+    found = [f"{path.relative_to(PACKAGE)}:{line}" for path in FILES for line in source_of(path).groups]
     assert found == [], "catch BaseExceptionGroup and split it"
 
 
@@ -356,10 +373,10 @@ def folder_of(name: str) -> str:
 def _imported_names(file: Path) -> set[str]:
     """Return the files of the package that a file imports, in functions and under TYPE_CHECKING too."""
     wanted: set[str] = set()
-    for node in ast.walk(tree_of(file)):
+    for node, _ in source_of(file).imports:
         if isinstance(node, ast.Import):
             wanted.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif node.module:
             whole = [f"{node.module}.{alias.name}" for alias in node.names]
             wanted.update(name if name.removeprefix("nsqext.") in MODULES else node.module for name in whole)
     below = {name.removeprefix(ROOT).removeprefix(".") for name in wanted if name.partition(".")[0] == ROOT}
@@ -456,10 +473,7 @@ def test_the_tables_name_existing_files() -> None:
 def test_every_file_is_imported_or_an_entry_point() -> None:
     """A module that is loaded by name counts: commands of the program and lazily exported names are such."""
     imported = {target for targets in graph_of_files().values() for target in targets}
-    for file in FILES:
-        for node in ast.walk(tree_of(file)):
-            if isinstance(node, ast.Constant) and str(node.value).startswith(f"{ROOT}."):
-                imported.add(str(node.value).removeprefix(f"{ROOT}.").partition(":")[0])
+    imported |= {name for file in FILES for name in source_of(file).names}
     folders = {folder_of(name) for name in MODULES}
     unused = [name for name in MODULES if name not in imported | folders | ENTRY_POINTS]
     assert sorted(unused) == sorted(KNOWN_UNUSED)

@@ -455,18 +455,24 @@ _ENTRIES: dict[str, tuple[Callable[..., Any], Mapping[str, Setting]]] = {
 }
 
 
-@pytest.mark.parametrize("place", ["keyword", "url", "environment"])
+_PLACES = ("keyword", "url", "environment")
+
+
+@pytest.mark.parametrize("turn", range(3))
 @pytest.mark.parametrize("entry", _ENTRIES)
-def test_every_setting_reaches_every_client(entry: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_setting_reaches_every_client(entry: str, turn: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Producers and consumers take each setting at each place; what forwards to them takes it at one place."""
     make, settings = _ENTRIES[entry]
-    reached = 0
-    for setting in settings.values():
-        if setting.read is None:
-            continue
+    read = [setting for setting in settings.values() if setting.read is not None]
+    forwards = entry not in ("Producer", "Consumer")
+    reached = set[str]()
+    for number, setting in enumerate(read[turn::3] if forwards else read):
+        assert setting.read is not None
         text = _sample(setting)
         value = setting.read(text)
         assert value != setting.default, setting.name
         needed = _NEEDED.get(setting.name, "")
+        place = _PLACES[(turn + number) % 3]
         with monkeypatch.context() as patch:
             if place == "keyword":
                 client = make(f"nsq://h?{needed}", **{setting.name: value})
@@ -476,8 +482,8 @@ def test_every_setting_reaches_every_client(entry: str, place: str, monkeypatch:
                 patch.setenv(f"ORDERS_{setting.name.upper()}", text)
                 client = make(f"nsq://h?{needed}", env="ORDERS_")
         assert _value(client, setting) == value, setting.name
-        reached += 1
-    assert reached == len([setting for setting in settings.values() if setting.read is not None])
+        reached.add(setting.name)
+    assert len(reached) >= len(read) // 3 > 0
 
 
 @pytest.mark.parametrize("entry", ["Producer", "Consumer"])

@@ -1,12 +1,18 @@
-"""The pytest plugin, in separate runs of pytest."""
+"""The pytest plugin, in runs of pytest within this process; only what is imported needs an interpreter of its own."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytest_plugins = ("pytester",)
 
 ROOT = Path(__file__).parents[2]
 
@@ -14,23 +20,38 @@ _INSTALLED = any(point.name == "nsqext" for point in entry_points(group="pytest1
 _PLUGIN = [] if _INSTALLED else ["-p", "nsqext.testing.plugin"]
 
 
-def run(folder: Path, code: str, *words: str, ini: str = "") -> str:
-    """Run a test file; return the output of pytest."""
-    (folder / "pytest.ini").write_text(
-        f"[pytest]\nfilterwarnings = error\nasyncio_default_fixture_loop_scope = function\n{ini}"
-    )
-    (folder / "test_it.py").write_text(code)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--strict-markers", *_PLUGIN, *words]
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={"PYTHONPATH": str(ROOT), "PATH": ""},
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
-    return done.stdout + done.stderr
+class _Imports:
+    """Notes what a run imports."""
+
+    def __init__(self) -> None:
+        self.modules: dict[str, ModuleType] = {}
+
+    def pytest_unconfigure(self) -> None:
+        """Note the modules that are loaded at the end of a run."""
+        self.modules = {name: module for name, module in sys.modules.items() if name != "test_it"}
+
+
+@pytest.fixture
+def imports() -> Iterator[_Imports]:
+    """Keep what runs import: pytester removes it, and a later import would make each of its classes a second time."""
+    noted = _Imports()
+    yield noted
+    sys.modules.update(noted.modules)
+
+
+@pytest.fixture
+def run(imports: _Imports, pytester: pytest.Pytester) -> Callable[..., str]:
+    """Return a function that runs a test file, and returns the output of pytest."""
+
+    def run_pytest(code: str, *words: str, ini: str = "") -> str:
+        sys.modules.update(imports.modules)
+        pytester.makeini(f"[pytest]\nfilterwarnings = error\nasyncio_default_fixture_loop_scope = function\n{ini}")
+        pytester.makepyfile(test_it=code)
+        words = ("-p", "no:cacheprovider", "--strict-markers", *_PLUGIN, *words)
+        done = pytester.runpytest_inprocess(*words, plugins=[imports])
+        return f"{done.stdout}\n{done.stderr}"
+
+    return run_pytest
 
 
 def outcome(output: str) -> dict[str, int]:
@@ -38,9 +59,8 @@ def outcome(output: str) -> dict[str, int]:
     return {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|errors?)", output)}
 
 
-def test_each_test_has_its_own_topic(tmp_path: Path) -> None:
+def test_each_test_has_its_own_topic(run: Callable[..., str]) -> None:
     output = run(
-        tmp_path,
         """
 import pytest
 from nsqext import sync
@@ -71,9 +91,8 @@ def test_two(nsq_cluster, nsq_topic, letter):
     assert outcome(output) == {"passed": 2}, output
 
 
-def test_it_works_with_default_topics_pytest_asyncio_and_anyio(tmp_path: Path) -> None:
+def test_it_works_with_default_topics_pytest_asyncio_and_anyio(run: Callable[..., str]) -> None:
     output = run(
-        tmp_path,
         """
 import pytest
 import nsqext
@@ -114,9 +133,8 @@ def test_without_channels(nsq_cluster, nsq_topic):
     assert outcome(output) == {"passed": 5}, output
 
 
-def test_the_original_generation(tmp_path: Path) -> None:
+def test_the_original_generation(run: Callable[..., str]) -> None:
     output = run(
-        tmp_path,
         """
 from nsqext import sync
 
@@ -129,17 +147,17 @@ def test_it(nsq_cluster, nsq_topic):
     assert outcome(output) == {"passed": 1}, output
 
 
-def test_mistakes_are_named(tmp_path: Path) -> None:
+def test_mistakes_are_named(run: Callable[..., str]) -> None:
     test = "@pytest.mark.nsq_topic({})\ndef test_{}(nsq_topic): pass\n"
     code = "import pytest\n" + test.format('"orders"', "name") + test.format('colour="red"', "colour")
-    output = run(tmp_path, code)
+    output = run(code)
     assert outcome(output) == {"errors": 2}, output
     assert "takes keywords only" in output
     assert "unexpected keyword argument 'colour'" in output
-    assert "nsqext_nodes = 'many' is not a number" in run(tmp_path, code, ini="nsqext_nodes = many\n")
+    assert "nsqext_nodes = 'many' is not a number" in run(code, ini="nsqext_nodes = many\n")
 
 
-def test_the_plugin_is_cheap_to_load(tmp_path: Path) -> None:
+def test_the_plugin_is_cheap_to_load() -> None:
     program = (
         "import sys, pytest; before = set(sys.modules); import nsqext.testing.plugin; "
         "print(sorted(name for name in set(sys.modules) - before))"
@@ -151,5 +169,5 @@ def test_the_plugin_is_cheap_to_load(tmp_path: Path) -> None:
     assert loaded == {"nsqext", "nsqext._version", "nsqext.testing", "nsqext.testing.plugin"}
 
 
-def test_markers_are_listed(tmp_path: Path) -> None:
-    assert "@pytest.mark.nsq_topic(partitions=1" in run(tmp_path, "", "--markers")
+def test_markers_are_listed(run: Callable[..., str]) -> None:
+    assert "@pytest.mark.nsq_topic(partitions=1" in run("", "--markers")

@@ -29,6 +29,7 @@ __all__ = (
     "quick",
     "quick_sharing",
     "running",
+    "sent",
     "take",
     "tape",
 )
@@ -37,12 +38,14 @@ _PATIENCE = 25.0
 
 
 def quick(**settings: Unpack[ConsumerSettings]) -> dict[str, Any]:
-    """Return settings with short pauses and the full RDY count from the start."""
+    """Return settings with short pauses, long timeouts, and the full RDY count from the start."""
     return {
         "reconnect_wait": 0.01,
         "max_reconnect_wait": 0.1,
-        "close_timeout": 2.0,
-        "lookup_timeout": 0.0,
+        "close_timeout": 20.0,
+        "start_timeout": 25.0,
+        "lookup_request_timeout": 20.0,
+        "lookup_straggler_timeout": 20.0,
         "initial_ready": 2500,
         "lookup_max_pause": 0.1,
         **settings,
@@ -51,10 +54,12 @@ def quick(**settings: Unpack[ConsumerSettings]) -> dict[str, Any]:
 
 QUICK = quick()
 
+_OF_LOOKUP = frozenset(("lookup_max_pause", "lookup_request_timeout", "lookup_straggler_timeout"))
+
 
 def quick_sharing(**settings: Unpack[ConsumerSettings]) -> dict[str, Any]:
     """Return the settings of `quick` for a consumer with a shared `nsqext.Lookup`, which has its own."""
-    return {name: value for name, value in quick(**settings).items() if not name.startswith("lookup_max")}
+    return {name: value for name, value in quick(**settings).items() if name not in _OF_LOOKUP}
 
 
 def publish(cluster: Cluster, topic: str, *bodies: bytes, partition: int = 0, ext: str = "") -> None:
@@ -121,16 +126,27 @@ async def running(consumer: Consumer, body: Callable[[], Awaitable[object]], *no
                         await peer.close()
 
 
-def depth(cluster: Cluster, topic: str) -> int:
-    """Return the number of unfinished messages of the channel, over all partitions."""
-    total = 0
+def _channels(cluster: Cluster, topic: str) -> Iterator[tuple[int, dict[str, int]]]:
+    """Yield the statistics of the channels, each with its partition."""
     for node in cluster.nodes.values():
         data = plain_http.get(f"http://{node.http}/stats", params={"format": "json", "topic": topic}).json()
         for entry in data.get("data", data)["topics"]:
             if cluster.leader(topic, int(entry["topic_partition"])) == node.name:
                 for channel in entry["channels"]:
-                    total += channel["depth"] + channel["in_flight_count"] + channel["deferred_count"]
-    return total
+                    yield int(entry["topic_partition"]), channel
+
+
+def depth(cluster: Cluster, topic: str) -> int:
+    """Return the number of unfinished messages of the channel, over all partitions."""
+    return sum(
+        channel["depth"] + channel["in_flight_count"] + channel["deferred_count"]
+        for _, channel in _channels(cluster, topic)
+    )
+
+
+def sent(cluster: Cluster, topic: str, partition: int) -> int:
+    """Return the number of messages of a partition that its server has sent, and that are not answered."""
+    return sum(channel["in_flight_count"] for number, channel in _channels(cluster, topic) if number == partition)
 
 
 def opened(topic: str | list[str], cluster: Cluster, **settings: Unpack[ConsumerSettings]) -> Consumer:

@@ -224,8 +224,14 @@ def test_a_large_request_is_sent_while_the_server_reads() -> None:
         served = threads.submit(serve)
         assert connection.request(pub(b"b" * (_BIG - 10)), float("inf")) == b"OK"
         served.result(30)
-        right.sendall(ok(b"2"))
+
+        def serve_again() -> None:
+            assert right.recv(100) == pub(b"small")
+            right.sendall(ok(b"2"))
+
+        served = threads.submit(serve_again)
         assert connection.request(pub(b"small"), float("inf")) == b"2"
+        served.result(30)
 
 
 def test_a_late_response_belongs_to_its_own_request() -> None:
@@ -268,6 +274,7 @@ def answer(sock: socket.socket) -> None:
 def test_interrupts_at_any_point_never_mix_up_responses(interrupts: None) -> None:
     choose = random.Random(1)
     interrupted = closed = responses = 0
+    longest = 0.0002  # as long as this machine needs, so that about half of the requests are interrupted
     while interrupted < 200:
         with blocking() as (connection, right), ThreadPoolExecutor(1) as threads:
             ended = threads.submit(answer, right.dup())
@@ -275,14 +282,16 @@ def test_interrupts_at_any_point_never_mix_up_responses(interrupts: None) -> Non
             while connection.connection.usable:
                 body = b"%d" % choose.getrandbits(60)
                 try:
-                    signal.setitimer(signal.ITIMER_REAL, choose.uniform(0.00001, 0.0002))
+                    signal.setitimer(signal.ITIMER_REAL, choose.uniform(0.00001, longest))
                     response = connection.request(pub(body), float("inf"))
                     signal.setitimer(signal.ITIMER_REAL, 0)
                     time.sleep(0)  # the signal may have been received
                 except KeyboardInterrupt:
                     interrupted += 1
+                    longest *= 1.1
                     closed += not connection.connection.usable
                 else:
+                    longest = max(longest / 1.1, 0.00002)
                     responses += 1
                     assert response == body
                 if interrupted >= 200:

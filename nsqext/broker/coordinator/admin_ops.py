@@ -236,6 +236,7 @@ async def move_partition(
             coordinator.apply_roles(replicas)
         elif exists() and added and target in state.replicas:
             _drop(coordinator, replicas, target)
+            coordinator.apply_roles(replicas)
     if not exists():
         raise Refusal(KEY_NOT_FOUND)
     if not ready:

@@ -205,6 +205,7 @@ async def test_an_abandoned_move_removes_the_new_replica() -> None:
         with anyio.move_on_after(0) as scope:
             await admin.move_partition(coordinator, "t", 0, before, target, leader=True)
         assert scope.cancelled_caught
+        assert coordinator.load() == counted(coordinator)
         assert (state.replicas, state.leader, list(roles(coordinator))) == ([before], before, [before])
         await until(coordinator, "writable")
 

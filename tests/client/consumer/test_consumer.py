@@ -258,7 +258,7 @@ async def test_a_handler_that_is_cancelled_from_outside_has_failed(
 
 async def test_a_missing_lookup_service_raises(closed_address: Address) -> None:
     with pytest.raises(LookupFailed):
-        async with Consumer("t", "ch", lookupd=str(closed_address), **QUICK):
+        async with Consumer("t", "ch", lookupd=str(closed_address), **quick(lookup_timeout=0.0)):
             raise AssertionError("it opened")
 
 

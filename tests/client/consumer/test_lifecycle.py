@@ -17,7 +17,7 @@ from anyio import create_task_group
 import nsqext
 from nsqext import App, ClientEvent, Consumer, ConsumerSettings, Message, MessageBatch, Producer
 from nsqext.errors import InvalidState, LookupFailed, LookupUnreachable, MessageNotInFlight, NegotiationFailed
-from tests.support.consumers import QUICK, depth, eventually, publish, quick, running, take
+from tests.support.consumers import QUICK, depth, eventually, publish, quick, running, sent, take
 from tests.support.fake_lookupd import answering, http, serving
 from tests.support.fake_nsqd import PLAIN, error, message, obey, scripted_lookup, scripted_node
 from tests.support.messages import share_of_a_late_consumer
@@ -366,7 +366,7 @@ async def test_a_backoff_is_an_event() -> None:
 
 
 async def test_the_error_of_a_run_is_never_a_group(caplog: pytest.LogCaptureFixture) -> None:
-    consumer = nsqext.Consumer("t", "ch", lookupd="127.0.0.1:9", **QUICK)
+    consumer = nsqext.Consumer("t", "ch", lookupd="127.0.0.1:9", **quick(lookup_timeout=0.0))
 
     @consumer.handler
     async def handle(message: Message) -> None:
@@ -503,9 +503,11 @@ async def test_a_message_that_timed_out_while_the_process_stood_still_is_not_han
         await eventually(lambda: all(consumer.statistics().in_flight == 2 for consumer in queued))
         for consumer in unread:
             publish(cluster, consumer.topics[0], b"b", partition=1)
+        names = [consumer.topics[0] for consumer in (*queued, *unread)]
+        while not all(sent(cluster, name, 1) for name in names):
+            time.sleep(0.01)  # noqa: ASYNC251 - this event loop reads none of them
         time.sleep(2.5)  # noqa: ASYNC251 - as SIGSTOP: nothing of this process runs
         release.set()
-        names = [consumer.topics[0] for consumer in (*queued, *unread)]
         await eventually(lambda: not any(depth(cluster, name) for name in names))
         tasks.cancel_scope.cancel()
     for name in names:

@@ -238,7 +238,7 @@ async def test_a_seek_ends_with_its_partition() -> None:
     answers = [ok(), error("E_FAILED_ON_NOT_LEADER")]
     async with scripted_node(obey({"SUB": answers})) as node, scripted_lookup() as lookup:
         lookup.set_leaders({0: node, 1: node}, num=2)
-        options = quick(lookup_poll_interval=0.05, lookup_max_pause=0.05)
+        options = quick(start_timeout=0.0, lookup_poll_interval=0.05, lookup_max_pause=0.05)
         async with Consumer("t", "ch", lookupd=str(lookup), **options) as consumer:
             with anyio.fail_after(25):
                 await eventually(lambda: consumer.connections)

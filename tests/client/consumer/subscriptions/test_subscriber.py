@@ -100,19 +100,19 @@ async def test_an_empty_lookup_answer_removes_nothing(cluster: Cluster, topic: s
         assert sorted(await take(consumer, 2)) == [b"a", b"b"]
 
 
-async def test_an_upgrade_of_one_of_a_hundred_silent_topics_is_noticed(cluster: Cluster, topic: str) -> None:
+async def test_an_upgrade_of_one_of_many_silent_topics_is_noticed(cluster: Cluster, topic: str) -> None:
     """By another tool: the server sends nothing more, and reports nothing."""
-    topics = [f"{topic}_{number}" for number in range(100)]
+    topics = [f"{topic}_{number}" for number in range(30)]
     for name in topics:
         cluster.create_topic(name, channels=["ch"])
     async with opened(topics, cluster, lookup_poll_interval=600.0) as consumer:
         refreshers = consumer._metadata._refreshers
         before = {key: one._rounds for key, one in refreshers.items()}
-        cluster.upgrade_topic(topics[57])
-        publish(cluster, topics[57], b"after")
+        cluster.upgrade_topic(topics[17])
+        publish(cluster, topics[17], b"after")
         assert await take(consumer, 1) == [b"after"]
         lookups = {key: one._rounds - before[key] for key, one in refreshers.items()}
-    assert [topic for (topic, access), rounds in lookups.items() if rounds] == [topics[57]]
+    assert [topic for (topic, access), rounds in lookups.items() if rounds] == [topics[17]]
 
 
 async def test_a_topic_upgraded_to_extend_is_subscribed_again(cluster: Cluster, topic: str) -> None:

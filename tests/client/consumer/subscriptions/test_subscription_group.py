@@ -89,7 +89,8 @@ async def test_a_read_does_not_wake_the_timer_each_time(monkeypatch: pytest.Monk
         tick(group, now, late)
 
     monkeypatch.setattr(SubscriptionGroup, "_tick", count)
-    async with scripted_node(granted=PLAIN) as node, Consumer("t", "ch", nsqd=str(node), **quick()) as consumer:
+    options = quick(start_timeout=0.0)
+    async with scripted_node(granted=PLAIN) as node, Consumer("t", "ch", nsqd=str(node), **options) as consumer:
         peer = await node.accept_subscribed()
         ticks.clear()
         started = time.monotonic()

@@ -14,7 +14,7 @@ import pytest
 
 import nsqext
 from nsqext.broker import Cluster
-from tests.support.programs import ADDRESS, ROOT, Run, Snippet, run_program, run_python, snippets_of
+from tests.support.programs import ADDRESS, PYTEST, ROOT, Run, Snippet, run_program, snippets_of
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SNIPPETS = [snippet for page in PAGES for snippet in snippets_of(page)]
@@ -26,7 +26,7 @@ def run_snippet(snippet: Snippet, file: Path, address: str) -> Run:
     file.write_text(snippet.code.replace(ADDRESS, address), encoding="utf-8")
     if snippet.mode == "pytest":
         options = ("-p", "no:cacheprovider", "-o", "asyncio_default_fixture_loop_scope=function")
-        return run_python("-m", "pytest", "-q", *options, "--rootdir", str(file.parent), str(file))
+        return run_program(PYTEST, "-q", *options, "--rootdir", str(file.parent), str(file))
     assert snippet.mode in ("serve", "program"), f"{snippet.where}: unknown mode {snippet.mode}"
     until = snippet.output if snippet.mode == "serve" else None
     # gevent replaces modules before they are imported

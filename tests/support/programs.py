@@ -16,9 +16,10 @@ from attrs import frozen
 
 from tests.support.command_line import Process, environment
 
-__all__ = ("ADDRESS", "ROOT", "Run", "Snippet", "run_program", "run_python", "snippets_of")
+__all__ = ("ADDRESS", "PYTEST", "ROOT", "Run", "Snippet", "run_program", "run_python", "snippets_of")
 
 ROOT = Path(__file__).parents[2]
+PYTEST = ROOT / "tests" / "support" / "pytest_program.py"
 ADDRESS = "127.0.0.1:4161"
 DEADLINE = 100.0
 

@@ -30,6 +30,8 @@ _LEDGER = str(ROOT / "tests" / "transactions" / "ledger.py")
 
 Sessions = async_sessionmaker[AsyncSession]
 modes = pytest.mark.parametrize("mode", MODES)
+# for what happens at the servers; that both databases remember what was handled is tested where a channel is moved back
+one_database = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 
 
 async def publish(cluster: Cluster, topic: str, *bodies: str) -> None:
@@ -43,7 +45,7 @@ async def publish(cluster: Cluster, topic: str, *bodies: str) -> None:
 
 @modes
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@one_database
 async def test_a_process_that_is_killed_at_any_line_of_its_handler(
     cluster: Cluster, topic: str, sessions: Sessions, database: str, mode: str, step: str
 ) -> None:
@@ -130,6 +132,7 @@ async def test_a_database_that_is_down_after_the_commit(
 
 
 @modes
+@one_database
 @pytest.mark.parametrize("change", ["emptied", "deleted"])
 async def test_a_channel_that_is_emptied_or_deleted(
     cluster: Cluster, topic: str, sessions: Sessions, mode: str, change: str
@@ -170,7 +173,7 @@ async def test_a_channel_that_is_moved_back(cluster: Cluster, topic: str, sessio
 
 
 @modes
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@one_database
 async def test_a_leader_that_is_killed(sessions: Sessions, mode: str) -> None:
     with Cluster(nodes=3) as cluster:
         cluster.create_topic("t", partitions=1, replicas=3, ordered=True, extend=True, channels=["ch"])
@@ -188,6 +191,7 @@ async def test_a_leader_that_is_killed(sessions: Sessions, mode: str) -> None:
 
 
 @modes
+@one_database
 async def test_partitions_that_are_added(cluster: Cluster, topic: str, sessions: Sessions, mode: str) -> None:
     service = Service(mode, topic, cluster.lookupd, sessions)
     async with service.consumer, Producer(cluster.lookupd) as producer, Admin(cluster.lookupd) as admin:
@@ -202,6 +206,7 @@ async def test_partitions_that_are_added(cluster: Cluster, topic: str, sessions:
     assert await service.effects() == dict.fromkeys(before + after, 1)
 
 
+@one_database
 @pytest.mark.parametrize("mode", ["plain", "inbox"])
 async def test_a_topic_that_is_created_again(cluster: Cluster, topic: str, sessions: Sessions, mode: str) -> None:
     """Its offsets begin at 0 once more; positions refuse it, see test_positions."""

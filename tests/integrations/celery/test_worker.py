@@ -18,12 +18,20 @@ import pytest
 
 from nsqext import sync
 from tests.support.blocking_client import eventually
+from tests.support.command_line import Process, environment
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
+_IMPORTS = (
+    *("celery.__main__", "celery.bin.celery", "celery.apps.worker", "celery.worker.worker", "celery.worker.consumer"),
+    *("celery.concurrency.prefork", "celery.concurrency.solo", "celery.concurrency.thread", "celery.app.amqp"),
+    *("celery.app.control", "celery.app.events", "celery.app.log", "celery.events.state", "celery.fixups.django"),
+    *("celery.worker.components", "celery.worker.control", "celery.worker.strategy", "celery.backends.base"),
+    *("celery.loaders.app", "kombu.transport.virtual", "nsqext.integrations.celery"),
+)
 
 
 @pytest.fixture
@@ -48,19 +56,17 @@ def notes() -> set[int]:
 
 
 @contextmanager
-def worker(name: str, pool: str = "prefork") -> Iterator[subprocess.Popen[bytes]]:
+def worker(name: str, pool: str = "prefork") -> Iterator[Process]:
     """A worker with two processes or threads."""
     words = ["worker", "--concurrency", "2", "--pool", pool, "--hostname", f"{name}@test", "--loglevel", "WARNING"]
-    process = subprocess.Popen([sys.executable, "-m", "celery", "-A", "tasks", *words], cwd=HERE)
-    try:
-        yield process
-    finally:
-        process.terminate()
+    with Process(
+        (str(HERE / "worker.py"), "-A", "tasks", *words), environment(), HERE, imports=_IMPORTS, output=(1, 2)
+    ) as process:
         try:
-            process.wait(25)
+            yield process
         finally:
-            process.kill()
-            process.wait()
+            process.send_signal(signal.SIGTERM)
+            process.wait(25)
 
 
 # each pool, and each generation
@@ -72,7 +78,7 @@ def test_a_worker_runs_tasks_answers_ping_and_drains(tasks: Any, pool: str) -> N
     with worker("one", pool) as process:
         eventually(lambda: notes() == set(range(51)), seconds=60.0)
         assert tasks.app.control.inspect(["one@test"], timeout=5).ping() == {"one@test": {"ok": "pong"}}
-        process.terminate()
+        process.send_signal(signal.SIGTERM)
         assert process.wait(25) == 0
 
 

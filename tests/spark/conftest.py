@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.spark_cluster import REAL, Servers, running_servers
+from tests.support.spark_python import forked_python
 from tests.support.spark_standalone import SESSION
 
 if TYPE_CHECKING:
@@ -61,10 +61,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from nsqext.spark import register
 
     folder = tmp_path_factory.mktemp("spark")
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, forked_python() as python:
         # workers import the modules of the tests, whose functions are sent to them
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))))
-        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        patch.setenv("PYSPARK_PYTHON", python)
         patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
         session = (
             SparkSession.builder.master("local[2, 2]")

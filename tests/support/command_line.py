@@ -92,6 +92,7 @@ class Process:
             "environment": variables,
             "folder": str(cwd or Path.cwd()),
             "terminal": terminal is not None,
+            "leads": True,
         }
         socket.send_fds(_server(*imports), [json.dumps(request).encode()], [*streams, other.fileno()])
         other.close()

@@ -43,12 +43,19 @@ _LAZY = (
 _NOT_BEFORE = ("nsqext.cli.admin.spark",)  # its libraries start threads, which do not survive a fork
 
 
-def serve(control: socket.socket) -> list[str] | None:
-    """Fork a process for each request. Returns the words of the command in such a process, and None at the end."""
+def serve(control: socket.socket, owner: int | None = None) -> list[str] | None:
+    """Fork a process for each request. Returns the words of the command in such a process, and None at the end.
+
+    The end is that of ``control``, or of the pipe ``owner``.
+    """
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
+        if owner is not None:
+            selector.register(owner, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
+                if key.fd == owner:
+                    return None
                 if key.data is not None:
                     selector.unregister(key.fileobj)
                     _report(key.fd, *key.data)
@@ -85,7 +92,8 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
         os.dup2(descriptor, number)
     for descriptor in descriptors:
         os.close(descriptor)
-    os.setsid()
+    if request["leads"]:
+        os.setsid()
     if request["terminal"]:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     os.chdir(request["folder"])

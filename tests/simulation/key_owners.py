@@ -69,6 +69,7 @@ class KeyOwners:
         messages: number of messages.
         keys: number of keys.
         seconds: virtual seconds in which the messages are published.
+        tags: number of tags, if keys are shared by tags.
         handled: every call of a handler.
     """
 
@@ -77,6 +78,7 @@ class KeyOwners:
     messages: int
     keys: int
     seconds: float = 60.0
+    tags: int = TAGS
     handled: list[Handled] = field(factory=list, init=False)
     _workers: dict[int, ClientProcess] = field(factory=dict, init=False)
 
@@ -122,7 +124,7 @@ class KeyOwners:
             *("orders", "billing"),
             lookupd=world.cluster.lookupd,
             dispatch="key_failover",
-            key_tags=TAGS if self.by_tags else None,
+            key_tags=self.tags if self.by_tags else None,
             concurrency=LANES,
             max_in_flight=50 * LANES,
             heartbeat_interval=_HEARTBEAT,
@@ -144,7 +146,7 @@ class KeyOwners:
 
     async def _publish(self, world: World) -> None:
         numbers: dict[str, int] = defaultdict(int)
-        async with Producer(world.cluster.lookupd, key_tags=TAGS if self.by_tags else 0, timeout=60.0) as producer:
+        async with Producer(world.cluster.lookupd, key_tags=self.tags if self.by_tags else 0, timeout=60.0) as producer:
             for first in range(0, self.messages, BATCH):
                 batch = []
                 for message in range(first, min(first + BATCH, self.messages)):

@@ -6,10 +6,10 @@ from base64 import b64decode
 from pathlib import Path
 
 import orjson
-import pytest
 
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER, SIZE_HEADER, Codec, compress_body, decompress_body
 from nsqext.protocol.headers import decode_headers
+from tests.support.tables import table
 
 _RECORDS = orjson.loads((Path(__file__).parent / "data" / "client_compression.json").read_bytes())
 _CODECS: dict[str, Codec] = {"1": "gzip", "2": "snappy", "3": "lz4"}
@@ -24,7 +24,7 @@ def test_every_codec_was_recorded() -> None:
     assert sorted(recorded) == ["1"] * 3 + ["2"] * 3 + ["3"] * 3
 
 
-@pytest.mark.parametrize("record", _RECORDS)
+@table("record", _RECORDS)
 def test_bodies_compressed_by_the_go_client_are_restored(record: dict[str, str]) -> None:
     headers = decode_headers(record["header"].encode())
     body = _told(int(headers["k"][1:]))

@@ -10,11 +10,12 @@ from nsqext.broker.engine.header_filter import compile_filter
 from nsqext.protocol.messages import EXT_JSON
 from nsqext.protocol.record import Record
 from tests.captures import RecordedFilter, recorded_filters
+from tests.support.tables import table
 
 RECORDED = [pytest.param(one, id=json.dumps(one.wanted)) for one in recorded_filters()]
 
 
-@pytest.mark.parametrize("recorded", RECORDED)
+@table("recorded", RECORDED)
 def test_a_filter_passes_the_same_messages_as_the_real_server(recorded: RecordedFilter) -> None:
     matches = compile_filter(recorded.wanted)
     passed = []

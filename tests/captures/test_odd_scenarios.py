@@ -25,6 +25,7 @@ from tests.soak.clusters import free_ports
 from tests.support import plain_http
 from tests.support.nsqd_sessions import Client, Clock, make_node
 from tests.support.plain_http import post
+from tests.support.tables import table
 
 if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import Node
@@ -228,7 +229,7 @@ def _seconds_until_closed(talker: Talker) -> float:
     return seconds
 
 
-@pytest.mark.parametrize("recorded", [pytest.param(one, id=f"{one.generation}-{one.name}") for one in ALL])
+@table("recorded", [pytest.param(one, id=f"{one.generation}-{one.name}") for one in ALL])
 def test_an_embedded_node_answers_as_the_real_one_did(recorded: OddConversation) -> None:
     clock = Clock()
     limits = ServerLimits() if recorded.generation == "ha" else ServerLimits.original()

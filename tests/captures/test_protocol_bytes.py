@@ -28,6 +28,7 @@ from nsqext.protocol.server.command_parser import PublishItem, Target, parse_pub
 from nsqext.protocol.server.negotiate import ClientSettings, ServerLimits, identify_reply, negotiate
 from tests.captures import Conversation, Step, conversation, conversations, disk_records
 from tests.support.command_reader import OpenRules, read_commands, write_command
+from tests.support.tables import table
 
 ALL = [pytest.param(one, id=one.name) for one in conversations()]
 _MAGIC = b"  V2"
@@ -47,7 +48,7 @@ def _frame(step: Step) -> tuple[int, bytes]:
 # Frames
 
 
-@pytest.mark.parametrize("recorded", ALL)
+@table("recorded", ALL)
 def test_every_frame_of_the_server_is_read_in_any_chunks(recorded: Conversation) -> None:
     for steps in recorded.connections().values():
         received = _joined(steps, "recv")
@@ -71,7 +72,7 @@ _ODD_LINES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("recorded", ALL)
+@table("recorded", ALL)
 def test_every_command_is_read_by_the_server_role_and_written_alike_by_the_client_role(recorded: Conversation) -> None:
     for steps in recorded.connections().values():
         sent = _joined(steps, "send")
@@ -88,7 +89,7 @@ def test_every_command_is_read_by_the_server_role_and_written_alike_by_the_clien
         assert reading.error is not None or reading.rest == b""
 
 
-@pytest.mark.parametrize("recorded", ALL)
+@table("recorded", ALL)
 def test_a_body_that_the_server_refused_is_refused_with_the_same_frame(recorded: Conversation) -> None:
     for steps in recorded.connections().values():
         sent = _joined(steps, "send")
@@ -116,7 +117,7 @@ def _exchanges(steps: list[Step]) -> list[tuple[bytes, tuple[int, bytes]]]:
     ]
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "extend"),
     [
         ("pub_plain", False), ("pub_ext", True), ("pub_ext_errors", True), ("pub_ext_on_plain", False),
@@ -248,7 +249,7 @@ _WITH_MESSAGES = [
 ]
 
 
-@pytest.mark.parametrize("recorded", _WITH_MESSAGES)
+@table("recorded", _WITH_MESSAGES)
 def test_every_message_has_its_shape(recorded: Conversation) -> None:
     for steps in recorded.connections().values():
         for step in steps:
@@ -290,7 +291,7 @@ def test_all_shapes_were_recorded() -> None:
 # Errors
 
 
-@pytest.mark.parametrize("recorded", ALL)
+@table("recorded", ALL)
 def test_every_error_has_a_class_and_a_flag_for_the_connection(recorded: Conversation) -> None:
     for steps in recorded.connections().values():
         for step, following in pairwise([*steps, Step(0, "end", b"")]):
@@ -312,7 +313,7 @@ def test_every_error_has_a_class_and_a_flag_for_the_connection(recorded: Convers
 # The client role
 
 
-@pytest.mark.parametrize("recorded", ALL)
+@table("recorded", ALL)
 def test_the_client_role_pairs_every_answer_with_its_command(recorded: Conversation) -> None:
     for steps in recorded.connections().values():
         if not steps[0].data.startswith(_MAGIC):

@@ -13,6 +13,7 @@ from nsqext.protocol.client.client_protocol import FrameParser
 from nsqext.protocol.frames import FrameType
 from tests.captures import Conversation, Step, conversations, edge_conversations
 from tests.support.nsqd_sessions import Client, Clock, host, make_node
+from tests.support.tables import table
 
 if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import Node
@@ -158,7 +159,7 @@ class _Replay:
         pytest.fail("the connection stays open")
 
 
-@pytest.mark.parametrize("recorded", REPLAYED + EDGES)
+@table("recorded", REPLAYED + EDGES)
 def test_a_node_answers_as_the_real_server_did(recorded: Conversation) -> None:
     _Replay(recorded).run()
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-import pytest
-
 from nsqext import sync
+from tests.support.tables import table
 
 API = Path(__file__).parents[2] / "docs" / "reference" / "api"
 _SKIPPED = ("arrow", "index", "spark")  # need extras that the test environment may leave out
@@ -41,7 +40,7 @@ def listed() -> Iterator[tuple[str, str]]:
 LISTED = list(listed())
 
 
-@pytest.mark.parametrize("page", sorted(page.stem for page in API.glob("*.md") if page.stem != "index"))
+@table("page", sorted(page.stem for page in API.glob("*.md") if page.stem != "index"))
 def test_the_index_lists_every_page(page: str) -> None:
     assert f"\n{page}\n" in (API / "index.md").read_text(encoding="utf-8")
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
-
-import pytest
+from typing import TYPE_CHECKING
 
 from benchmarks.bench_check import BASELINE, TOLERANCE
 from benchmarks.curves.curve import RESULTS
@@ -14,11 +13,15 @@ from benchmarks.paths import ROWS
 from benchmarks.report import PAGE
 from benchmarks.scale import simulate
 from tests.support.programs import ROOT
+from tests.support.tables import table
+
+if TYPE_CHECKING:
+    import pytest
 
 _CURVES = sorted(path.stem for path in RESULTS.glob("*.json") if path.stem != "client")
 
 
-@pytest.mark.parametrize("name", _CURVES)
+@table("name", _CURVES)
 def test_a_curve_is_on_the_page(name: str) -> None:
     """``python -m docs.pictures.draw_benchmarks`` writes page and picture."""
     measured = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))

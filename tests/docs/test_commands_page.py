@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import shlex
 
-import pytest
-
 from docs import commands_table
 from nsqext.cli import COMMANDS
+from tests.support.tables import table
 
 ALL = dict(commands_table.commands())
 
@@ -17,7 +16,7 @@ def test_the_page_is_up_to_date() -> None:
     assert written == commands_table.page(), "run python docs/commands_table.py"
 
 
-@pytest.mark.parametrize("name", ALL)
+@table("name", ALL)
 def test_every_command_has_examples_that_call_it(name: str) -> None:
     found = commands_table.examples(ALL[name])
     assert any(f"nsqext {name}" in example for example in found), found

@@ -5,23 +5,20 @@ from __future__ import annotations
 import importlib
 import re
 
-import pytest
-
 from docs import logs_table
 from nsqext.client.consumer.handlers.dead_letter import DEAD_LETTER_PREFIX
 from nsqext.protocol import headers
 from nsqext.protocol.client import body_compression
 from nsqext.spark.options import ID_HEADER
 from tests.support.programs import ROOT
+from tests.support.tables import table
 
 _API = ROOT / "docs" / "reference" / "api"
 # errors, App, Router and Admin are described on the page of their own module
 _ELSEWHERE = {"__version__", "errors", "Admin", "App", "Router"} | set(importlib.import_module("nsqext.errors").__all__)
 
 
-@pytest.mark.parametrize(
-    "module", ["nsqext", "admin", "app", "broker", "middleware", "observability", "spark", "sync", "testing", "web"]
-)
+@table("module", ["nsqext", "admin", "app", "broker", "middleware", "observability", "spark", "sync", "testing", "web"])
 def test_every_public_name_has_a_page(module: str) -> None:
     public = set(importlib.import_module("nsqext" if module == "nsqext" else f"nsqext.{module}").__all__)
     listed = set(re.findall(r"^   (\w+)$", (_API / f"{module}.md").read_text(encoding="utf-8"), re.MULTILINE))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from nsqext.protocol.extjson import UnreadableHeader, quote, read_header, read_leniently
 from nsqext.protocol.headers import TRACE_ID_HEADER
+from tests.support.tables import table
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_deep_nesting_is_refused() -> None:
     assert read_header(b'{"a":' * 299 + b"1" + b"}" * 299, "b").keys() == {"a"}
 
 
-@pytest.mark.parametrize(
+@table(
     ("header", "text"),
     [
         (b'{"a":{"b":[1,tru]}}', 'array value: unexpected value found: "tru]}}"; unparsed tail: "tru]}}"'),

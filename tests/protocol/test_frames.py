@@ -8,6 +8,7 @@ import pytest
 
 from nsqext.protocol.client.client_protocol import FrameParser
 from nsqext.protocol.frames import HEARTBEAT, OK, FrameType, encode_frame
+from tests.support.tables import table
 
 _TWO = encode_frame(FrameType.RESPONSE, OK) + encode_frame(FrameType.MESSAGE, b"x" * 300)
 
@@ -17,7 +18,7 @@ def test_a_frame_has_size_type_and_data() -> None:
     assert encode_frame(FrameType.RESPONSE, b"") == b"\x00\x00\x00\x04\x00\x00\x00\x00"
 
 
-@pytest.mark.parametrize("piece", [1, 2, 3, 7, 8, 9, 100, 1000])
+@table("piece", [1, 2, 3, 7, 8, 9, 100, 1000])
 def test_the_pieces_do_not_matter(piece: int) -> None:
     parser = FrameParser()
     frames = [frame for start in range(0, len(_TWO), piece) for frame in parser.feed(_TWO[start : start + piece])]
@@ -47,7 +48,7 @@ def test_frames_are_returned_one_at_a_time_where_a_layer_may_begin() -> None:
     assert parser.feed(_TWO) == [(0, OK)]
 
 
-@pytest.mark.parametrize(
+@table(
     ("data", "text"),
     [
         (b"\x00\x00\x00\x03\x00\x00\x00\x00", "frame size 3 is not within 4..100"),

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from nsqext.protocol.extjson import UnreadableFields, read_fields
+from tests.support.tables import table
 
 _LISTS: dict[str, Any] = {"list": [{"key": str}], "names": [str]}
 _SCHEMA = {"name": str, "count": int, "rate": 127, "on": bool, "inner": {"key": str, "n": int}, **_LISTS}
 
 
-@pytest.mark.parametrize(
+@table(
     ("body", "expected"),
     [
         (b"null", {}),
@@ -42,7 +43,7 @@ def test_members_that_servers_read(body: bytes, expected: dict[str, Any]) -> Non
     assert read_fields(body, _SCHEMA) == expected
 
 
-@pytest.mark.parametrize(
+@table(
     "body",
     [
         b"", b"{", b"[]", b"5", b'"x"', b"true", b"{}x", b"{'name':'x'}", b'{"name":1}', b'{"name":true}',

@@ -15,11 +15,12 @@ from nsqext.protocol.hashing import (
     murmur3_32,
     murmur3_partition,
 )
+from tests.support.tables import table
 
 _COUNTS = (2, 3, 4, 8, 16)
 
 
-@pytest.mark.parametrize(
+@table(
     ("data", "seed", "expected"),
     [
         (b"", 0, 0),
@@ -69,7 +70,7 @@ def test_murmur3_partitions_are_the_go_clients(key: str, murmur: int, partitions
     assert tuple(murmur3_partition(key.encode(), count) for count in _COUNTS) == partitions
 
 
-@pytest.mark.parametrize(
+@table(
     ("key", "code", "partitions"),
     [
         ("", 0, (0, 0, 0, 0, 0)),
@@ -88,7 +89,7 @@ def test_java_partitions_are_the_java_clients(key: str, code: int, partitions: t
     assert tuple(java_string_partition(key.encode(), count) for count in _COUNTS) == partitions
 
 
-@pytest.mark.parametrize(
+@table(
     ("key", "code", "partitions"),
     [
         (0, 0, (0, 0, 0, 0, 0)),

@@ -10,6 +10,7 @@ import pytest
 
 from nsqext.errors import InvalidHeader, InvalidInput, InvalidName, ProtocolError
 from nsqext.protocol.headers import MAX_HEADER_BYTES, add_key, decode_headers, encode_headers, tag_of
+from tests.support.tables import table
 
 
 def test_headers_tag_and_trace_id_are_one_object() -> None:
@@ -37,7 +38,7 @@ def test_header_names(name: str) -> None:
     assert decode_headers(encode_headers({name: "v"})) == {name: "v"}
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a\n", "a:b", "é", 'a"', 7, None, b"a", "a\x00"])
+@table("name", ["", "a b", "a\n", "a:b", "é", 'a"', 7, None, b"a", "a\x00"])
 def test_bad_header_names(name: Any) -> None:
     with pytest.raises(InvalidHeader, match=r"header name .* is not valid: use letters, digits"):
         encode_headers({name: "v"})
@@ -84,7 +85,7 @@ def test_bad_tags_and_trace_ids_are_refused() -> None:
             encode_headers(trace_id=trace_id)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@table(
     ("encoded", "expected"),
     [
         (b"", {}),

@@ -10,6 +10,7 @@ import pytest
 from nsqext.errors import InvalidSetting, ProtocolError
 from nsqext.protocol.identify import FILTER_EQUAL, FILTER_MULTI, ExtFilter, IdentifyRequest, Negotiated
 from nsqext.protocol.server.negotiate import ClientSettings, ServerLimits, identify_reply, negotiate
+from tests.support.tables import table
 
 
 def _members(request: IdentifyRequest) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def test_a_filter_of_several_names() -> None:
     }
 
 
-@pytest.mark.parametrize(
+@table(
     ("options", "text"),
     [
         ({"snappy": True, "deflate_level": 1}, "cannot be used together"),
@@ -99,7 +100,7 @@ def test_deflate_without_a_level_is_deflate() -> None:
     assert Negotiated.decode(b'{"deflate":false,"deflate_level":6}').deflate_level == 0
 
 
-@pytest.mark.parametrize(
+@table(
     "data",
     [
         b"", b"KO", b"[]", b"5", b"null{", b'"OK"', b"\xff", b'{"tls_v1":"yes"}', b'{"max_rdy_count":0}',

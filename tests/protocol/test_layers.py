@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from nsqext.errors import InvalidSetting, ProtocolError
 from nsqext.protocol.layers import MAX_DECODED, DeflateLayer, Layer, SnappyLayer
+from tests.support.tables import table
 
 OK = bytes.fromhex("00000006000000004f4b")
 BODY = b"through the layer " + b"z" * 300
@@ -180,7 +181,7 @@ def test_a_snappy_chunk_is_not_waited_for_when_it_is_too_long() -> None:
         SnappyLayer().decode(STREAM_START + b"\x00\xff\xff\xff")
 
 
-@pytest.mark.parametrize(
+@table(
     ("wire", "text"),
     [
         (OK, "begins with a chunk of type 0x00"),

@@ -19,6 +19,7 @@ from nsqext.protocol.lookupd_tcp import (
     response_size,
     unregister,
 )
+from tests.support.tables import table
 
 _PEER = PeerInfo("10.0.0.1", 4150, 4151, "1.3.0", "host", "zone", "region")
 _NEW_PEER = PeerInfo("10.0.0.1", 4150, 4151, "0.3.7-HA.1.9.9")
@@ -80,7 +81,7 @@ def test_the_redesigned_generation_names_the_partition() -> None:
     assert _refused(b"REGISTER t\n", partitions=True) == "E_INVALID REGISTER insufficient number of params"
 
 
-@pytest.mark.parametrize(
+@table(
     ("data", "text"),
     [
         (b"BOGUS x\n", "E_INVALID invalid command BOGUS"),
@@ -97,7 +98,7 @@ def test_bad_commands_are_refused(data: bytes, text: str) -> None:
     assert _refused(data) == text
 
 
-@pytest.mark.parametrize(
+@table(
     ("data", "text"),
     [
         (register("t"), "E_INVALID client must IDENTIFY"),

@@ -6,6 +6,7 @@ import pytest
 
 from nsqext.errors import ProtocolError
 from nsqext.protocol.messages import EXT_JSON, EXT_NONE, EXT_TAG, RawMessage, decode_into, encode_message, message_id
+from tests.support.tables import table
 
 _HEAD = bytes.fromhex("18e9e85ed920b381 0003 0008000000000002 000000000000007b")
 _HEADERS = {EXT_NONE: b"", EXT_TAG: b"canary", EXT_JSON: b'{"k":"v"}'}
@@ -48,7 +49,7 @@ def test_a_message_object_can_be_filled_again() -> None:
     assert (message.version, message.header, message.offset, message.size, message.body) == (0, b"", -1, 0, b"second")
 
 
-@pytest.mark.parametrize(
+@table(
     ("data", "extend", "detail"),
     [
         (b"", False, False),

@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ("ROOT", "Process", "Terminal", "environment", "lines", "run", "run_fresh", "started")
+__all__ = ("ROOT", "Process", "Terminal", "environment", "lines", "run", "run_code", "run_fresh", "started")
 
 ROOT = str(Path(__file__).parents[2])
 _LIMIT = 50.0
@@ -70,6 +70,7 @@ class Process:
         terminal: int | None = None,
         *,
         joined: bool = False,
+        whole: bool = False,
         imports: tuple[str, ...] = (),
         output: tuple[int, int] | None = None,
     ) -> None:
@@ -93,6 +94,7 @@ class Process:
             "folder": str(cwd or Path.cwd()),
             "terminal": terminal is not None,
             "leads": True,
+            "whole": whole,
         }
         socket.send_fds(_server(*imports), [json.dumps(request).encode()], [*streams, other.fileno()])
         other.close()
@@ -182,6 +184,21 @@ def run(
     with started(*words, cwd=cwd, **variables) as process:
         output, errors = process.communicate(stdin, limit)
     return subprocess.CompletedProcess(words, process.wait(), output, errors)
+
+
+def run_code(program: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python program to the end of its interpreter, in pipes.
+
+    Args:
+        program: its text.
+        folder: for its file.
+        variables: of its environment.
+    """
+    file = folder / "program.py"
+    file.write_text(program, encoding="utf-8")
+    with Process((str(file),), environment(**variables), folder, whole=True) as process:
+        output, errors = process.communicate()
+        return subprocess.CompletedProcess(str(file), process.wait(), output.decode(), errors.decode())
 
 
 def run_fresh(*words: str, **variables: str) -> subprocess.CompletedProcess[bytes]:

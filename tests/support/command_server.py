@@ -25,8 +25,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import typer.main
-
 from nsqext import cli
 
 __all__ = ("LARGEST",)
@@ -43,8 +41,8 @@ _LAZY = (
 _NOT_BEFORE = ("nsqext.cli.admin.spark",)  # its libraries start threads, which do not survive a fork
 
 
-def serve(control: socket.socket, owner: int | None = None) -> list[str] | None:
-    """Fork a process for each request. Returns the words of the command in such a process, and None at the end.
+def serve(control: socket.socket, owner: int | None = None) -> dict[str, Any] | None:
+    """Fork a process for each request. Returns the request in such a process, and None at the end.
 
     The end is that of ``control``, or of the pipe ``owner``.
     """
@@ -63,7 +61,7 @@ def serve(control: socket.socket, owner: int | None = None) -> list[str] | None:
                 data, descriptors, _, _ = socket.recv_fds(control, LARGEST, 4, socket.MSG_CMSG_CLOEXEC)
                 if not data:
                     return None
-                request = json.loads(data)
+                request: dict[str, Any] = json.loads(data)
                 pid = os.fork()
                 if pid == 0:
                     for other in selector.get_map().values():
@@ -71,7 +69,7 @@ def serve(control: socket.socket, owner: int | None = None) -> list[str] | None:
                             other.data[1].close()
                             os.close(other.fd)
                     _become(request, descriptors)
-                    return [*request["words"]]
+                    return request
                 for descriptor in descriptors[:3]:
                     os.close(descriptor)
                 reply = socket.socket(fileno=descriptors[3])
@@ -131,6 +129,8 @@ def end(code: int) -> None:
 def remember_commands() -> None:
     """Make typer inspect the function of each command once, before the forks; the process of a command did it again
     for all commands of its group, which took half of its time."""
+    import typer.main
+
     build: Callable[..., Any] = typer.main.get_command_from_info
     built: dict[Hashable, Any] = {}
 
@@ -157,6 +157,7 @@ def main() -> None:
     remember_commands()
     for name in (*_LAZY, *sys.argv[2:]):
         import_module(name)
+    import_module("nsqext.http.client")._without_certificates()
     # help of a group, and of a command with options, for whose types typer imports pydantic
     for command in (["topic", "--help"], ["delay", "list", "--help"]):
         with redirect_stdout(io.StringIO()), suppress(SystemExit):
@@ -164,9 +165,10 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     with socket.socket(fileno=int(sys.argv[1])) as control:
-        words = serve(control)
-    if words is None:
+        request = serve(control)
+    if request is None:
         return
+    words: list[str] = request["words"]
     code: object = 0
     try:
         if words and words[0].endswith(".py"):
@@ -178,8 +180,9 @@ def main() -> None:
         code = error.code or 0
     if not isinstance(code, int):
         sys.exit(str(code))
-    with suppress(BrokenPipeError):  # the interpreter reports it
-        end(code)
+    if not request["whole"]:
+        with suppress(BrokenPipeError):  # the interpreter reports it
+            end(code)
     sys.exit(code)
 
 

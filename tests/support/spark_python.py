@@ -79,12 +79,12 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     with socket.socket(fileno=int(sys.argv[1])) as control:
-        words = serve(control, sys.stdin.fileno())
-    if words is None:
+        request = serve(control, sys.stdin.fileno())
+    if request is None:
         return
     code: object = 0
     try:
-        _run(*words)
+        _run(*request["words"])
     except SystemExit as error:
         code = error.code or 0
     if not isinstance(code, int):

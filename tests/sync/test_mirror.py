@@ -12,6 +12,7 @@ import nsqext
 from nsqext import sync
 from nsqext.client.consumer.handlers.batches import MessageBatch
 from nsqext.client.consumer.message import Message
+from tests.support.tables import table
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster
@@ -80,7 +81,7 @@ def blocking_type(annotation: str) -> str:
     return annotation
 
 
-@pytest.mark.parametrize(
+@table(
     ("original", "blocking", "name"),
     [
         pytest.param(original, blocking, name, id=f"{original.__name__}.{name}")

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +20,7 @@ import pytest
 import nsqext
 from nsqext import sync
 from nsqext.errors import BatchFailed, DeliveryUnknown, InvalidBody, InvalidState, TopicNotFound
+from tests.support.command_line import run_code
 from tests.support.consumers import depth
 from tests.support.messages import placed
 
@@ -212,7 +214,7 @@ def test_several_share_a_lookup_in_the_loop_of_the_process(cluster: Cluster, top
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_process_has_its_own_loop(cluster: Cluster, topic: str) -> None:
+def test_a_forked_process_has_its_own_loop(cluster: Cluster, topic: str, tmp_path: Path) -> None:
     program = f"""
 import os
 from nsqext import sync
@@ -225,12 +227,14 @@ with sync.Producer({cluster.lookupd!r}) as producer:
         os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 """
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    run = run_code(program, tmp_path)
     assert run.returncode == 0, run.stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_clients_opened_before_a_fork_raise_in_the_child_and_work_in_the_parent(cluster: Cluster, topic: str) -> None:
+def test_clients_opened_before_a_fork_raise_in_the_child_and_work_in_the_parent(
+    cluster: Cluster, topic: str, tmp_path: Path
+) -> None:
     program = f"""
 import os, signal
 from nsqext import sync
@@ -248,7 +252,7 @@ with sync.Producer({cluster.lookupd!r}) as producer:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     producer.publish({topic!r}, b"parent")
 """
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    run = run_code(program, tmp_path)
     assert run.returncode == 0, run.stderr
 
 
@@ -267,10 +271,12 @@ def test_a_producer_that_is_dropped_without_close_does_not_block_the_program() -
 @pytest.mark.parametrize("drain", [False, True])
 @pytest.mark.parametrize("end", ["", "raise SystemExit(3)"])
 def test_messages_of_a_batcher_are_published_or_counted_when_the_program_ends(
-    cluster: Cluster, topic: str, drain: bool, end: str
+    cluster: Cluster, topic: str, tmp_path: Path, drain: bool, end: str
 ) -> None:
     program = f"""
+import warnings
 from nsqext import sync
+warnings.simplefilter("default", ResourceWarning)
 producer = sync.Producer({cluster.lookupd!r}).start()
 producer.publish({topic!r}, b"first")
 batcher = producer.batcher({topic!r}, linger=30.0, drain_at_exit={drain})
@@ -279,8 +285,7 @@ for number in range(7):
     batcher.add(b"%d" % number)
 {end}
 """
-    command = [sys.executable, "-W", "default::ResourceWarning", "-c", program]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    run = run_code(program, tmp_path)
     assert run.returncode == (3 if end else 0), run.stderr
     stored = depth(cluster, topic)
     if drain:
@@ -291,14 +296,16 @@ for number in range(7):
         assert run.stderr.startswith("7 messages of a batcher were not published")
 
 
-def test_a_batcher_that_cannot_be_drained_when_the_program_ends_counts_its_messages() -> None:
+def test_a_batcher_that_cannot_be_drained_when_the_program_ends_counts_its_messages(tmp_path: Path) -> None:
     program = """
+import warnings
 from nsqext import sync
+warnings.simplefilter("default", ResourceWarning)
 producer = sync.Producer("127.0.0.1:1", close_timeout=0.2).start()
 batcher = producer.batcher("t", drain_at_exit=True)
 batcher.__enter__()
 batcher.add(b"x")
 """
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    run = run_code(program, tmp_path)
     assert run.returncode == 0
     assert "1 messages of a batcher were not published" in run.stderr

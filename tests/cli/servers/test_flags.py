@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsqext.cli.servers.flags import FlagError, parse_flags, read_flags
+from tests.support.tables import table
 
 KINDS = {"f": "float", "m": "minutes", "v": "fives"} | {
     "a": "str",
@@ -17,7 +18,7 @@ KINDS = {"f": "float", "m": "minutes", "v": "fives"} | {
 }
 
 
-@pytest.mark.parametrize(
+@table(
     ("line", "found"),
     [
         ("-a x", {"a": "x"}),
@@ -47,7 +48,7 @@ def test_valid_command_lines(line: str, found: dict[str, object]) -> None:
     assert parse_flags(line.split(), KINDS) == found
 
 
-@pytest.mark.parametrize(
+@table(
     ("line", "text"),
     [
         ("-nope", "flag provided but not defined: -nope"),

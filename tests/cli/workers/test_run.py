@@ -60,6 +60,16 @@ async def drains(app):
 """
 
 
+LIBRARY = """
+import sniffio
+
+@app.lifespan
+async def names_the_library(app):
+    print("runs on", sniffio.current_async_library(), file=sys.stderr)
+    yield
+"""
+
+
 class Program:
     """A running ``nsqext run``."""
 
@@ -116,10 +126,9 @@ def publish(cluster: Cluster, topic: str, *bodies: str) -> None:
         producer.publish_many(topic, [body.encode() for body in bodies])
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_workers_share_are_restarted_and_drained(cluster: Cluster, topic: str, tmp_path: Path, backend: str) -> None:
+def test_workers_share_are_restarted_and_drained(cluster: Cluster, topic: str, tmp_path: Path) -> None:
     (tmp_path / "service.py").write_text(SERVICE.format(topic=topic, prefix=""))
-    words = ("service:app", "--workers", "2", "--ready-file", "ready", "--backend", backend)
+    words = ("service:app", "--workers", "2", "--ready-file", "ready")
     with program(tmp_path, cluster, *words) as running:
         running.wait_log("all 2 workers are ready")
         assert (tmp_path / "ready").exists()
@@ -171,12 +180,13 @@ def test_the_ready_file_exists_when_the_workers_are_reported_as_ready(
 
 
 def test_workers_that_stop_by_themselves_are_not_restarted(cluster: Cluster, topic: str, tmp_path: Path) -> None:
-    (tmp_path / "service.py").write_text(SERVICE.format(topic=topic, prefix=""))
-    with program(tmp_path, cluster, "service") as running:
+    (tmp_path / "service.py").write_text(SERVICE.format(topic=topic, prefix="") + LIBRARY)
+    with program(tmp_path, cluster, "service", "--backend", "trio") as running:
         running.wait_log("all 1 workers are ready")
         publish(cluster, topic, "stop")
         assert running.end() == 0
     assert [line.split()[0] for line in running.handled()] == ["stop"]
+    assert "runs on trio" in running.log
 
 
 def test_workers_are_restarted_when_their_source_changes_and_killed_on_a_second_signal(
@@ -206,7 +216,7 @@ def test_signals_that_are_repeated_within_a_second_do_not_end_the_drain(
     cluster: Cluster, topic: str, tmp_path: Path
 ) -> None:
     (tmp_path / "service.py").write_text(SERVICE.format(topic=topic, prefix="") + FINISHES_SLOWLY)
-    with program(tmp_path, cluster, "service:app") as running:
+    with program(tmp_path, cluster, "service:app", "--backend", "trio") as running:
         running.wait_log("all 1 workers are ready")
         for _ in range(5):
             running.process.send_signal(signal.SIGTERM)
@@ -250,19 +260,19 @@ async def wait(app):
 
 
 @pytest.mark.parametrize(
-    ("source", "place", "reason"),
+    ("source", "place", "workers", "reason"),
     [
-        ("", "absent:app", "no module 'absent'"),
-        ("app = 1", "service:app", "is not an nsqext.App"),
-        ("import absent", "service:app", "cannot be imported"),
-        ("import nsqext\napp = nsqext.App('127.0.0.1:1', tls_key=1)", "service:app", "tls_key"),
+        ("", "absent:app", 2, "no module 'absent'"),
+        ("app = 1", "service:app", 1, "is not an nsqext.App"),
+        ("import absent", "service:app", 1, "cannot be imported"),
+        ("import nsqext\napp = nsqext.App('127.0.0.1:1', tls_key=1)", "service:app", 1, "tls_key"),
     ],
 )
 def test_a_program_that_cannot_start_ends(
-    cluster: Cluster, tmp_path: Path, source: str, place: str, reason: str
+    cluster: Cluster, tmp_path: Path, source: str, place: str, workers: int, reason: str
 ) -> None:
     (tmp_path / "service.py").write_text(source)
-    with program(tmp_path, cluster, place, "--workers", "2") as running:
+    with program(tmp_path, cluster, place, "--workers", str(workers)) as running:
         assert running.end() == CANNOT_START
     assert reason in running.log
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.integrations.celery.envelope import decode_message, due_time, encode_message, expires_after, foreign_message
+from tests.support.tables import table
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=8),
@@ -46,7 +47,7 @@ def test_body_headers_and_properties_are_kept(body: str | bytes, headers: dict[s
         assert stored == (body.encode() if isinstance(body, str) else body)  # other clients read it
 
 
-@pytest.mark.parametrize(
+@table(
     ("body", "headers"),
     [
         (b"plain", {}),

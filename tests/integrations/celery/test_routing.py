@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.integrations.celery.envelope import Binding, Exchange, channel_name, nsq_name, topic_of
 from nsqext.protocol.names import check_channel, check_topic
+from tests.support.tables import table
 
 REPLIES = Exchange("reply.celery.pidbox", durable=False)
 EVENTS = Exchange("celeryev", "topic")
@@ -26,7 +26,7 @@ def test_different_names_stay_different(names: list[str]) -> None:
     assert len({nsq_name(name) for name in names}) == len(names)
 
 
-@pytest.mark.parametrize(
+@table(
     ("exchange", "routing_key", "topic"),
     [
         (Exchange(), "celery", "celery"),
@@ -42,7 +42,7 @@ def test_the_topic_follows_from_exchange_and_routing_key(exchange: Exchange, rou
     assert topic_of(exchange, routing_key) == topic
 
 
-@pytest.mark.parametrize(
+@table(
     ("pattern", "matching", "other"),
     [
         ("#", ["", "a", "a.b.c"], []),

@@ -6,11 +6,12 @@ import pytest
 
 from nsqext.errors import InvalidBody
 from nsqext.protocol.client import commands
+from tests.support.tables import table
 
 _ID = bytes(range(5, 21))
 
 
-@pytest.mark.parametrize(
+@table(
     ("written", "expected"),
     [
         (commands.NOP, b"NOP\n"),

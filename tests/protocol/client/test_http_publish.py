@@ -38,6 +38,7 @@ from nsqext.protocol.client.commands import (
 from nsqext.protocol.client.http_publish import MAX_QUERY, HttpPublish, decode_reply, encode_publish
 from nsqext.protocol.frames import decode_trace_reply
 from nsqext.protocol.headers import encode_headers
+from tests.support.tables import table
 
 ONE = b"\0\0\0\1"
 TRACES = st.integers(0, 2**64 - 1)
@@ -184,7 +185,7 @@ ERRORS: list[tuple[int, bytes, type[NsqError]]] = [
 ]
 
 
-@pytest.mark.parametrize(("status", "content", "kind"), ERRORS)
+@table(("status", "content", "kind"), ERRORS)
 def test_refusals_are_those_of_tcp(status: int, content: bytes, kind: type[NsqError]) -> None:
     with pytest.raises(NsqError) as caught:
         reply(PLAIN, content, status)

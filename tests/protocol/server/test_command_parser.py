@@ -9,6 +9,7 @@ from nsqext.protocol.frames import RequestError
 from nsqext.protocol.server.command_parser import MAX_LINE, MAX_LINE_CLASSIC, Command, CommandParser
 from tests.support.command_reader import OpenRules, read_commands
 from tests.support.commands import ext_body, multi_body
+from tests.support.tables import table
 
 _ID = b"\n FIN\r\nREQ \x00\x80\xff\n\n"
 
@@ -19,7 +20,7 @@ def _words(data: bytes, *, raw_ids: bool = True) -> list[list[bytes]]:
     return [command.words for command in reading.commands]
 
 
-@pytest.mark.parametrize(
+@table(
     ("line", "words"),
     [
         (b"NOP\n", [b"NOP"]),
@@ -42,7 +43,7 @@ def test_raw_ids_may_contain_any_byte() -> None:
     assert _words(data) == [[b"FIN", _ID], [b"REQ", _ID, b"90"], [b"TOUCH", _ID], [b"NOP"]]
 
 
-@pytest.mark.parametrize(
+@table(
     ("line", "words"),
     [
         (b"REQ " + _ID + b"\n", [b"REQ", _ID]),

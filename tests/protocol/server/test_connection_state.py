@@ -6,9 +6,10 @@ import pytest
 
 from nsqext.protocol.frames import RequestError
 from nsqext.protocol.server.command_parser import State, check_state
+from tests.support.tables import table
 
 
-@pytest.mark.parametrize(
+@table(
     ("verb", "taken"),
     [
         ("IDENTIFY", {State.INIT}),

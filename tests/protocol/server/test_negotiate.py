@@ -9,6 +9,7 @@ import pytest
 
 from nsqext.protocol.frames import RequestError
 from nsqext.protocol.server.negotiate import ClientSettings, ServerLimits, identify_reply, negotiate
+from tests.support.tables import table
 
 _HA = ServerLimits()
 _NSQ = ServerLimits.original()
@@ -71,7 +72,7 @@ def test_identifying_again_keeps_unnamed_settings() -> None:
     assert not settings.snappy
 
 
-@pytest.mark.parametrize(
+@table(
     ("members", "name", "expected"),
     [
         ({"heartbeat_interval": -1}, "heartbeat_interval", 0.0),
@@ -110,7 +111,7 @@ def test_settings_granted_by_the_original_server(members: dict[str, Any], name: 
     assert getattr(_identify(_NSQ, **members), name) == expected
 
 
-@pytest.mark.parametrize(
+@table(
     ("limits", "members", "text"),
     [
         (_HA, {"heartbeat_interval": 999}, "heartbeat interval (999) is invalid"),

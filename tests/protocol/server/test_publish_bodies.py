@@ -17,6 +17,7 @@ from nsqext.protocol.server.command_parser import (
 )
 from nsqext.protocol.server.negotiate import ServerLimits
 from tests.support.commands import ext_body, multi_body, trace_body
+from tests.support.tables import table
 
 _HA = ServerLimits()
 _NSQ = ServerLimits.original()
@@ -56,7 +57,7 @@ def test_batches() -> None:
     assert parse_publish(b"MPUB_EXT", plain, _HA, _PLAIN) == [PublishItem(b"a")]
 
 
-@pytest.mark.parametrize(
+@table(
     ("verb", "body", "text"),
     [
         (b"PUB_EXT", ext_body(b"", b"x"), _UNREADABLE + 'cannot parse empty string; unparsed tail: ""'),
@@ -106,7 +107,7 @@ def test_a_single_publish_reads_the_header_before_it_asks_for_the_topic_and_a_ba
         parse_publish(b"MPUB_EXT", multi_body([ext_body(b"{", b"x")]), _HA, _PLAIN)
 
 
-@pytest.mark.parametrize(
+@table(
     ("verb", "body", "text"),
     [
         (b"PUB", b"", "E_BAD_BODY invalid body size 0"),

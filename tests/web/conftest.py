@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 
-@pytest.fixture(scope="module", params=["asyncio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
     """The event loop of a test marked with ``anyio``."""
-    return str(request.param)
+    return "asyncio"

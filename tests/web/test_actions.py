@@ -11,7 +11,7 @@ import pytest
 from nsqext import Admin, Producer
 from nsqext.broker import Cluster
 from nsqext.web.actions import ACTIONS
-from tests.support.web_pages import browsing, page_with, press, token_of
+from tests.support.web_pages import browsing, page_with, press, submit, token_of
 
 pytestmark = pytest.mark.anyio
 
@@ -114,6 +114,26 @@ async def test_a_channel_is_skipped_and_moved(ha: Cluster) -> None:
         for position, time in (("time", "yesterday"), ("time", ""), ("nowhere", ""), ("", "")):
             refused = await press(browser, "seek-channel", position=position, time=time, **place)
             assert (position, refused.status_code) == (position, 400)
+
+
+async def test_the_forms_of_pages_have_what_their_actions_take(ha: Cluster) -> None:
+    topic = fresh()
+    ha.create_topic(topic, channels=["ch"])
+    async with browsing(ha, write=True) as browser:
+        for label, action in (
+            ("Pause", "pause-channel"),
+            ("Unpause", "unpause-channel"),
+            ("Skip messages", "skip-channel"),
+            ("Stop skipping", "unskip-channel"),
+            ("Move channel", "seek-channel"),
+            ("Empty channel", "empty-channel"),
+            ("Delete channel", "delete-channel"),
+            ("Empty topic", "empty-topic"),
+            ("Delete topic", "delete-topic"),
+        ):
+            path = f"/topics/{topic}" + ("/channels/ch" if action.endswith("channel") else "")
+            done = await submit(browser, path, label, action)
+            assert (action, done.status_code, ACTIONS[action].done in done.text) == (action, 200, True)
 
 
 async def test_settings_of_topics_and_channels_are_changed(ha: Cluster) -> None:

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(scope="module", params=["asyncio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
     """The event loop of the tests: commands run on asyncio."""
-    return str(request.param)
+    return "asyncio"
 
 
 @pytest.fixture(scope="module")

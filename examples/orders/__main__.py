@@ -97,7 +97,7 @@ def send(client: httpx.Client, count: int, service: subprocess.Popen[bytes], clu
     for number in range(count):
         order = {"customer": f"c{number % 7}", "cents": 1 + number}
         client.post("/orders", json=order).raise_for_status()
-        if number and number % (count // 4) == 0:
+        if number and number % (count // 3) == 0:
             os.kill(random.choice(workers_of(service)), signal.SIGKILL)
         if number == count // 2 and cluster is not None:
             cluster.kill(cluster.leader("orders"))
@@ -112,7 +112,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.orders", description=__doc__)
     parser.add_argument("--lookupd", help="HTTP address of a redesigned NSQ with the topics orders and bills")
     parser.add_argument("--database", help="postgresql://user@host/name")
-    parser.add_argument("--orders", type=int, default=0, help="send so many orders, and end; at least 4")
+    parser.add_argument("--orders", type=int, default=0, help="send so many orders, and end; at least 3")
     given = parser.parse_args()
     with ExitStack() as stack:
         cluster = None if given.lookupd else cluster_of(stack)

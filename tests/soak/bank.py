@@ -35,6 +35,8 @@ __all__ = ("BankResult", "run_bank")
 
 _PARTITIONS = 2
 _REPLICAS = 3
+_DOWN = (1.0, 6.0)
+"""Seconds for which a leader is down, beyond the shortest time of its cluster."""
 _DRAIN = 180.0
 """Seconds after the last kill within which every transfer is applied and confirmed."""
 _TERMINATE = """
@@ -123,7 +125,7 @@ class _Disaster:
                 await self._rest()
                 await _until_in_sync(admin, topics)
                 topic, partition = self._chance.choice(topics), self._chance.randrange(_PARTITIONS)
-                seconds = self._cluster.shortest + self._chance.uniform(1.0, 6.0)
+                seconds = self._cluster.shortest + self._chance.uniform(*_DOWN)
                 leader = await run_sync(self._cluster.leader, topic, partition)
                 end = await run_sync(self._cluster.begin, Fault("kill", 0.0, seconds, leader, 0.0), topics)
                 self.kills["leader"] += 1

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -140,7 +140,7 @@ class TaskResult:
 
 @define
 class _Workers:
-    """Two workers with two processes each."""
+    """Workers with their processes."""
 
     framework: Framework
     queue: str
@@ -200,8 +200,10 @@ def run_tasks(
     folder: Path,
     kill: str = "kill",
     environment: Callable[[str, str], None] = os.environ.__setitem__,
+    workers: Sequence[str] = ("one", "two"),
+    injected: Sequence[tuple[str, str]] = FAULTS,
 ) -> TaskResult:
-    """Send tasks to two workers, with each fault once, at even distances of the progress.
+    """Send tasks to workers, with each fault once, at even distances of the progress.
 
     Args:
         framework: the framework.
@@ -211,6 +213,8 @@ def run_tasks(
         folder: for logs and files.
         kill: how nsqd ends: ``kill`` or ``terminate``.
         environment: sets a variable of this process, which sends the tasks.
+        workers: names of the workers; faults kill processes of ``one``, and ``two``.
+        injected: kinds of faults and their nodes, in their order.
     """
     notes = folder / "notes"
     notes.touch()
@@ -225,22 +229,22 @@ def run_tasks(
         "NSQ_NOTES": str(notes),
         "NSQ_OPTIONS": orjson.dumps(options).decode(),
     }
-    workers = _Workers(framework, queue, {**os.environ, **own}, folder, {})
+    running = _Workers(framework, queue, {**os.environ, **own}, folder, {})
     for name, value in own.items():
         environment(name, value)
     sys.modules.pop(framework.module, None)
     module = importlib.import_module(framework.module)
     faults: list[str] = []
-    share = count / (len(FAULTS) + 1)
+    share = count / (len(injected) + 1)
 
     def may_send(number: int) -> bool:
-        return len(faults) == len(FAULTS) or number < share * (len(faults) + 2)
+        return len(faults) == len(injected) or number < share * (len(faults) + 2)
 
     arguments = (module, range(count), seconds, may_send)
     sender = threading.Thread(target=framework.send, args=arguments, daemon=True)
     try:
-        workers.start("one")
-        workers.start("two")
+        for name in workers:
+            running.start(name)
         began = time.monotonic()
         sender.start()
         runs: Counter[int] = Counter()
@@ -251,9 +255,9 @@ def run_tasks(
             if found.total() > runs.total():
                 progress = time.monotonic()
             runs = found
-            if len(faults) < len(FAULTS) and len(runs) >= share * (len(faults) + 1):
-                kind, node = FAULTS[len(faults)]
-                faults.append(_inject(kill if kind == "kill" else kind, node, workers, cluster))
+            if len(faults) < len(injected) and len(runs) >= share * (len(faults) + 1):
+                kind, node = injected[len(faults)]
+                faults.append(_inject(kill if kind == "kill" else kind, node, running, cluster))
                 progress = time.monotonic()
             if time.monotonic() > progress + _PATIENT:
                 break
@@ -261,7 +265,7 @@ def run_tasks(
         sender.join(_PATIENT)
         waiting = _waiting(cluster, queue, framework.channel or queue)
     finally:
-        workers.stop()
+        running.stop()
         cluster.stop()
     return TaskResult(runs, sorted(set(range(count)) - runs.keys()), waiting, taken, faults)
 

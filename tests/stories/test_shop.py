@@ -22,7 +22,7 @@ from nsqext.broker import Cluster
 from tests.support.blocking_client import eventually
 
 ROOT = str(Path(__file__).parents[2])
-ORDERS = 400
+ORDERS = 160
 
 
 class Shop:

@@ -24,7 +24,7 @@ _SECONDS = 100
 
 @pytest.fixture
 def databases(tmp_path: Path) -> tuple[str, str]:
-    """Two databases with the tables of outbox and inbox; `tests/soak/test_bank.py` runs the bank on PostgreSQL."""
+    """Two databases with the tables of outbox and inbox; `make soak-bank` runs the bank on PostgreSQL."""
     found = (f"sqlite:///{tmp_path}/first.db", f"sqlite:///{tmp_path}/second.db")
     for database in found:
         OutboxStore(database, create=True).close()

@@ -248,8 +248,8 @@ def run(
     seed: int,
     folder: Path,
     servers: Servers,
-    finish: Callable[[Driver], None] = Driver.finish,
     *,
+    kind: Callable[..., Driver] = Driver,
     rate: float = _RATE,
     count: bool = False,
     delta: str = "",
@@ -261,7 +261,7 @@ def run(
         seed: of everything that is left to chance.
         folder: where the driver keeps everything.
         servers: the cluster.
-        finish: reads to the end when all is quiet.
+        kind: the class of the driver.
         rate: messages that are published a second, at most.
         count: also count the messages of a topic, and publish the counts.
         delta: Maven coordinate of Delta, to write that instead of Parquet.
@@ -273,7 +273,7 @@ def run(
         extend: 1,
         servers.make_topic("ordered", 2, ordered=True, replicas=3): 2,
     }
-    driver = Driver(
+    driver = kind(
         folder,
         servers.options
         | {
@@ -295,7 +295,7 @@ def run(
             say(f"kill {number}: {driver.run_and_kill(chance)}")
     driver.options |= _AT_LAST
     publishing.close(extend)
-    finish(driver)
+    driver.finish()
     result = compare(driver, publishing, anyio.run(ends, servers, topics), servers.first)
     if count:
         compare_counts(driver, result)

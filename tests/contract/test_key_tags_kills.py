@@ -211,7 +211,8 @@ async def test_keys_keep_their_order_while_the_leader_is_killed(
         workers.end()
     assert two_at_once(handled, float("inf")) == []
     assert {one.worker for one in handled} == {0, 1, 2}
-    assert len(handled) - MESSAGES < 3 * 200
+    # those in flight, and, at a real server, those whose end the followers did not know yet
+    assert len(handled) - MESSAGES < 2 * 3 * 200
 
 
 def drafts(first: int, numbers: dict[str, list[int]]) -> list[OutgoingMessage]:

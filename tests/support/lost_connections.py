@@ -154,6 +154,10 @@ class LossyConsumers:
                     lambda: all(len(consumer.connections) == len(messages) for consumer in self._consumers)
                 )
                 tasks.start_soon(self._publish, producer, topic, messages)
+                # the order holds from the first message that was received from a partition
+                await eventually(
+                    lambda: len({name.partition("/")[0] for name, _ in self.begun}) == len(messages), PATIENCE
+                )
                 for done in sorted(self._rng.sample(range(1, wanted), self._cuts)):
                     await eventually(lambda done=done: len(set(self.done)) >= done, PATIENCE)  # type: ignore[misc]
                     faults.cut(self._rng)
@@ -165,12 +169,11 @@ class LossyConsumers:
     async def _publish(
         self, producer: Producer, topic: str, messages: Mapping[int, Sequence[bytes | OutgoingMessage]]
     ) -> None:
-        for partition, given in messages.items():
-            for first in range(0, len(given), 40):
-                await producer.publish_many(
-                    topic, given[first : first + 40], partition=partition if partition >= 0 else None
-                )
-                await anyio.sleep(0.01)
+        for first in range(0, max(map(len, messages.values())), 40):
+            for partition, given in messages.items():
+                if batch := given[first : first + 40]:
+                    await producer.publish_many(topic, batch, partition=partition if partition >= 0 else None)
+                    await anyio.sleep(0.01)
 
 
 def numbered(partitions: int, keys: int, count: int, seed: int) -> dict[int, list[OutgoingMessage]]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import zipfile
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING
@@ -26,6 +29,20 @@ if TYPE_CHECKING:
     from tests.support.spark_cluster import Servers
 
 ROWS = 5000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A file of the first days of the year, the later ones first: the whole one takes seconds to read."""
+    with zipfile.ZipFile(flights.flights_file()) as whole, whole.open(whole.namelist()[0]) as lines:
+        names, *days = islice(lines, 1 + 2 * ROWS)
+    small = tmp_path_factory.mktemp("flights") / "flights.csv.zip"
+    with zipfile.ZipFile(small, "w") as archive:
+        archive.writestr("flights.csv", b"".join([names, *days[ROWS:], *days[:ROWS]]))
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (check, flights):
+            patch.setattr(module, "flights_file", lambda: small)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -145,7 +145,6 @@ def test_everything_arrives_once_and_the_figures_are_those_of_the_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The streams run while flights are published."""
-    monkeypatch.setattr("examples.flights_pipeline.pipeline._EVERY", 0.5)
     monkeypatch.setattr("examples.flights_pipeline.pipeline._PATIENCE", 90.0)
     few = some[:2000]
     with Progress(disable=True) as progress:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import json
 import os
 import pty
@@ -17,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from threading import Thread
 from typing import IO, TYPE_CHECKING, Any, Self
+from zlib import crc32
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -35,20 +37,38 @@ def environment(**variables: str) -> dict[str, str]:
 
 @cache
 def _server(*modules: str) -> socket.socket:
-    """Start the process that commands are forked from, which has imported modules; once per test process."""
-    control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    words = [sys.executable, "-W", "error", "-m", "tests.support.command_server", str(other.fileno()), *modules]
-    server = subprocess.Popen(
-        words, env=environment(), stdin=subprocess.DEVNULL, pass_fds=[other.fileno()], start_new_session=True
-    )
-    other.close()
+    """Connect to the process that commands are forked from, which has imported modules; one for all workers of a run.
 
-    def stop() -> None:
-        control.close()
-        server.wait()
-
-    atexit.register(stop)
+    It ends when they have ended.
+    """
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", f"{os.getpid()}")
+    address = f"\0nsqext-{run}-{crc32(repr((ROOT, modules)).encode()):08x}"
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with Path(__file__).with_name("command_server.py").open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one worker starts it, and it does not end while another one connects
+        try:
+            control.connect(address)
+        except ConnectionRefusedError:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+                listener.bind(address)
+                listener.listen()
+                descriptor = listener.fileno()
+                words = [sys.executable, "-W", "error", "-m", "tests.support.command_server", str(descriptor), *modules]
+                _started.append(
+                    subprocess.Popen(
+                        words,
+                        env=environment(),
+                        stdin=subprocess.DEVNULL,
+                        pass_fds=[descriptor],
+                        start_new_session=True,
+                    )
+                )
+                control.connect(address)
+    atexit.register(control.close)
     return control
+
+
+_started: list[subprocess.Popen[bytes]] = []
 
 
 class Process:

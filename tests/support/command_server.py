@@ -1,8 +1,9 @@
 """Start `nsqext` commands and Python programs by forking, which saves the second of imports of a new interpreter.
 
 ``python -W error -m tests.support.command_server DESCRIPTOR MODULE...`` imports modules and receives requests from
-`tests.support.command_line` with the standard streams of the command attached, and returns its process id and, at its
-end, its exit code. A first word that ends in ``.py`` is the path of a program.
+`tests.support.command_line`, at connections to a socket that listens. The standard streams of the command are attached.
+It returns the process id of the command and, at its end, its exit code. A first word that ends in ``.py`` is the path
+of a program.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import io
 import json
 import os
 import runpy
+import select
 import selectors
 import socket
 import sys
@@ -44,30 +46,47 @@ _NOT_BEFORE = ("nsqext.cli.admin.spark",)  # its libraries start threads, which 
 def serve(control: socket.socket, owner: int | None = None) -> dict[str, Any] | None:
     """Fork a process for each request. Returns the request in such a process, and None at the end.
 
-    The end is that of ``control``, or of the pipe ``owner``.
+    The end is that of ``control``, or of the pipe ``owner``; where ``control`` listens, that of all its connections.
     """
+    listens = bool(control.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    clients: set[socket.socket] = set()
     with selectors.DefaultSelector() as selector:
-        selector.register(control, selectors.EVENT_READ)
+        selector.register(control, selectors.EVENT_READ, control)
         if owner is not None:
             selector.register(owner, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
+                source = key.data
                 if key.fd == owner:
                     return None
-                if key.data is not None:
+                if source is control and listens:
+                    client, _ = control.accept()
+                    clients.add(client)
+                    selector.register(client, selectors.EVENT_READ, client)
+                    continue
+                if not isinstance(source, socket.socket):
                     selector.unregister(key.fileobj)
                     _report(key.fd, *key.data)
                     continue
-                data, descriptors, _, _ = socket.recv_fds(control, LARGEST, 4, socket.MSG_CMSG_CLOEXEC)
+                data, descriptors, _, _ = socket.recv_fds(source, LARGEST, 4, socket.MSG_CMSG_CLOEXEC)
                 if not data:
-                    return None
+                    if source is control:
+                        return None
+                    selector.unregister(source)
+                    source.close()
+                    clients.remove(source)
+                    if not clients and _is_unused(control):
+                        return None
+                    continue
                 request: dict[str, Any] = json.loads(data)
                 pid = os.fork()
                 if pid == 0:
                     for other in selector.get_map().values():
-                        if other.data is not None:
+                        if isinstance(other.data, tuple):
                             other.data[1].close()
                             os.close(other.fd)
+                    for client in clients:
+                        client.close()
                     _become(request, descriptors)
                     return request
                 for descriptor in descriptors[:3]:
@@ -75,6 +94,16 @@ def serve(control: socket.socket, owner: int | None = None) -> dict[str, Any] | 
                 reply = socket.socket(fileno=descriptors[3])
                 reply.send(b"%d" % pid)
                 selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, reply))
+
+
+def _is_unused(listener: socket.socket) -> bool:
+    """Close a socket unless a connection to it is waiting; no other is made meanwhile, see `command_line`."""
+    with Path(__file__).open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if select.select([listener], [], [], 0)[0]:
+            return False
+        listener.close()
+        return True
 
 
 def _report(watched: int, pid: int, reply: socket.socket) -> None:

@@ -413,7 +413,7 @@ async def test_traced_messages_are_logged(ha: Cluster, caplog: pytest.LogCapture
         await admin.trace_topic(topic, channel=channel)
         await producer.publish(topic, b"1", trace_id=77)
         await (await anext(consumer)).finish()
-        with anyio.fail_after(10):
+        with anyio.fail_after(25):
             while "finished by" not in caplog.text:  # noqa: ASYNC110 - no event for it
                 await anyio.sleep(0.02)
         assert "trace id 77" in caplog.text
@@ -422,7 +422,7 @@ async def test_traced_messages_are_logged(ha: Cluster, caplog: pytest.LogCapture
         caplog.clear()
         await producer.publish(topic, b"2", trace_id=78)
         await (await anext(consumer)).finish()
-        with anyio.fail_after(10):
+        with anyio.fail_after(25):
             while (await admin.stats(topic, channel)).channels[channel].lag:  # noqa: ASYNC110 - no event for it
                 await anyio.sleep(0.02)
     assert "trace id 78" not in caplog.text

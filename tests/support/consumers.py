@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import anyio
 from anyio import create_task_group
 
-from nsqext import Consumer, ConsumerSettings
+from nsqext import Consumer, ConsumerSettings, LookupSettings
 from nsqext.protocol.messages import is_text_id
 from tests.support import plain_http
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tests.support.fake_nsqd import Peer, ScriptedNode
 
 __all__ = (
+    "PATIENT_LOOKUP",
     "QUICK",
     "depth",
     "eventually",
@@ -36,6 +37,9 @@ __all__ = (
 
 _PATIENCE = 25.0
 
+PATIENT_LOOKUP: LookupSettings = {"lookup_request_timeout": 20.0, "lookup_straggler_timeout": 20.0}
+"""A slow machine makes no request fail."""
+
 
 def quick(**settings: Unpack[ConsumerSettings]) -> dict[str, Any]:
     """Return settings with short pauses, long timeouts, and the full RDY count from the start."""
@@ -44,17 +48,16 @@ def quick(**settings: Unpack[ConsumerSettings]) -> dict[str, Any]:
         "max_reconnect_wait": 0.1,
         "close_timeout": 20.0,
         "start_timeout": 25.0,
-        "lookup_request_timeout": 20.0,
-        "lookup_straggler_timeout": 20.0,
         "initial_ready": 2500,
         "lookup_max_pause": 0.1,
+        **PATIENT_LOOKUP,
         **settings,
     }
 
 
 QUICK = quick()
 
-_OF_LOOKUP = frozenset(("lookup_max_pause", "lookup_request_timeout", "lookup_straggler_timeout"))
+_OF_LOOKUP = frozenset(("lookup_max_pause", *PATIENT_LOOKUP))
 
 
 def quick_sharing(**settings: Unpack[ConsumerSettings]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import anyio
 import anyio.lowlevel
 
 from nsqext import Producer, ProducerSettings
+from tests.support.consumers import PATIENT_LOOKUP
 from tests.support.fake_nsqd import (
     Answer,
     ScriptedLookup,
@@ -23,14 +24,22 @@ __all__ = ("bodies", "bounded", "producing", "publish_keyed", "quick")
 
 
 def quick(**settings: Unpack[ProducerSettings]) -> dict[str, Any]:
-    """Return settings with short pauses."""
-    return {"timeout": 5.0, "retry_wait": 0.005, "max_retry_wait": 0.05, "lookup_max_pause": 0.02, **settings}
+    """Return settings with short pauses and long timeouts."""
+    return {
+        "timeout": 50.0,
+        "lookup_timeout": 50.0,
+        **PATIENT_LOOKUP,
+        "retry_wait": 0.005,
+        "max_retry_wait": 0.05,
+        "lookup_max_pause": 0.02,
+        **settings,
+    }
 
 
 @asynccontextmanager
 async def bounded() -> AsyncIterator[None]:
     """Fail the test if the block takes too long."""
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         yield
 
 

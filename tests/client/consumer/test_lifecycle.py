@@ -154,7 +154,7 @@ async def test_signals_are_received_before_the_first_message(cluster: Cluster, t
     publish(cluster, topic, b"a")
     before = signal.signal(signal.SIGTERM, lambda *given: missed.append(given))
     try:
-        with anyio.fail_after(10):
+        with anyio.fail_after(25):
             await consumer.serve(signals=True)
         assert not missed
     finally:

@@ -17,7 +17,7 @@ from nsqext.broker import Cluster
 from nsqext.errors import InvalidSetting
 from nsqext.http import client as http_client
 from nsqext.lookup.responses import LookupHttp
-from tests.support.consumers import depth, eventually, publish, quick, quick_sharing, take
+from tests.support.consumers import PATIENT_LOOKUP, depth, eventually, publish, quick, quick_sharing, take
 
 NODES = 2
 
@@ -81,7 +81,7 @@ def topics_of(cluster: Cluster, count: int) -> list[str]:
 
 
 async def test_consumers_and_producers_of_twenty_topics_ask_once(cluster: Cluster, asked: Asked) -> None:
-    lookup = Lookup(cluster.lookupd, lookup_max_pause=0.1)
+    lookup = Lookup(cluster.lookupd, lookup_max_pause=0.1, **PATIENT_LOOKUP)
     topics = topics_of(cluster, _TOPICS)
     ready = 0
     bodies: list[bytes] = []
@@ -109,7 +109,7 @@ async def test_consumers_and_producers_of_twenty_topics_ask_once(cluster: Cluste
 
 async def test_clients_of_an_app_share_lookups(cluster: Cluster, asked: Asked) -> None:
     topic_a, topic_b, topic_c, topic_d = topics_of(cluster, 4)
-    app = App(cluster.lookupd, lookup_poll_interval=30)
+    app = App(cluster.lookupd, lookup_poll_interval=30, **PATIENT_LOOKUP)
     seen: list[str] = []
 
     @app.handler(topic_a, "ch")
@@ -135,7 +135,7 @@ async def test_clients_of_an_app_share_lookups(cluster: Cluster, asked: Asked) -
 
 async def test_an_app_may_share_with_others(cluster: Cluster, asked: Asked) -> None:
     topic_a, topic_b = topics_of(cluster, 2)
-    lookup = Lookup(cluster.lookupd)
+    lookup = Lookup(cluster.lookupd, **PATIENT_LOOKUP)
     app = App(lookup)
 
     @app.handler(topic_a, "ch")
@@ -171,7 +171,7 @@ async def test_the_producer_of_dead_letters_asks_with_its_consumer(cluster: Clus
 
 async def test_waiters_continue_when_the_requesting_task_is_cancelled(cluster: Cluster, asked: Asked) -> None:
     topic_a, topic_b = topics_of(cluster, 2)
-    lookup = Lookup(cluster.lookupd, lookup_poll_interval=0.05)
+    lookup = Lookup(cluster.lookupd, lookup_poll_interval=0.05, **PATIENT_LOOKUP)
     async with Producer(lookup) as producer:
         async with Consumer(topic_a, "ch", lookupd=lookup, **quick_sharing()):
             await producer.publish(topic_b, b"x")
@@ -214,7 +214,7 @@ async def test_addresses_that_are_switched_move_all_connections(cluster: Cluster
     with Cluster(nodes=1) as other:
         for name in (topic_a, topic_b):
             other.create_topic(name, partitions=2, channels=["ch"])
-        lookup = Lookup(cluster.lookupd, lookup_max_pause=0.1)
+        lookup = Lookup(cluster.lookupd, lookup_max_pause=0.1, **PATIENT_LOOKUP)
         async with (
             Producer(lookup) as producer,
             Consumer(topic_b, "ch", lookupd=lookup, **quick_sharing()) as consumer,

@@ -154,7 +154,7 @@ async def test_a_cancelled_publish_is_sent_whole() -> None:
             tasks.cancel_scope.cancel()
         node.hold.set()
         await producer.publish("orders", b"next")
-        with anyio.fail_after(10):
+        with anyio.fail_after(25):
             while len(node.requests) < 2:  # noqa: ASYNC110 - no event of a foreign task
                 await anyio.sleep(0.01)
     assert sorted(map(len, node.bodies)) == [4, len(body)]

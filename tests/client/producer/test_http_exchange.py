@@ -66,7 +66,7 @@ def _failure(reason: str, *, sent: bool = True, cause: BaseException | None = No
 
 @asynccontextmanager
 async def _connected(client: Client) -> AsyncIterator[HttpConnection]:
-    with anyio.fail_after(10):
+    with anyio.fail_after(25):
         async with anyio.create_task_group() as tasks:
             connection = HttpConnection(_ADDRESS, "n:4151", ConnectionOptions(), cast("Any", tasks.start_soon))
             connection._client = cast("HttpClient", client)

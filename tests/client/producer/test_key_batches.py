@@ -46,7 +46,7 @@ class Groups:
         connections = self.bench.connections
         before = len(connections.commands)
         assert self.lock.try_enter(_KEY)
-        with anyio.fail_after(10):
+        with anyio.fail_after(25):
             async with anyio.create_task_group() as tasks:
                 groups = KeyGroups(self.bench.sender, self.lock, self._start(tasks.start_soon))
                 for message in messages:

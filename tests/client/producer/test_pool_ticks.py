@@ -129,7 +129,7 @@ async def test_callers_at_the_same_time_share_a_connection_whose_node_is_kept() 
     async def connect() -> None:
         connections.append(await pool.connection(opening))
 
-    with anyio.fail_after(10):
+    with anyio.fail_after(25):
         async with anyio.create_task_group() as tasks:
             for _ in range(2):
                 tasks.start_soon(connect)
@@ -221,7 +221,7 @@ async def test_a_pool_rests_until_it_is_used(wake: str | None) -> None:
         await pool._rest(0.02 if wake is None else 20.0)
         rested.append(True)
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(25):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(rest)
             await anyio.wait_all_tasks_blocked()

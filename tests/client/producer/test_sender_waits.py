@@ -39,7 +39,7 @@ async def _no(errors: list[NsqError]) -> str:
 async def test_lookup_is_asked_until_it_answers() -> None:
     sender = Bench().sender
     errors: list[NsqError] = [PartitionUnavailable("x"), LookupUnreachable("x")]
-    with anyio.fail_after(5):
+    with anyio.fail_after(25):
         assert await sender.wait_for_lookup(lambda: _no(errors)) == "found"
     assert not sender.attempts
 
@@ -56,7 +56,7 @@ async def test_the_first_error_of_lookup_is_raised_without_a_retry(retry: bool) 
     sender = Bench().sender
     errors: list[NsqError] = [PartitionUnavailable("first"), NotLookupd("second")]
     cast("Routes", sender.routes).waits = False
-    with anyio.fail_after(5), pytest.raises(NsqError) as caught:
+    with anyio.fail_after(25), pytest.raises(NsqError) as caught:
         await sender.wait_for_lookup(lambda: _no(errors), retry=retry)
     assert type(caught.value) is (NotLookupd if retry else PartitionUnavailable)
     assert not sender.attempts
@@ -64,7 +64,7 @@ async def test_the_first_error_of_lookup_is_raised_without_a_retry(retry: bool) 
 
 async def test_other_errors_than_those_of_lookup_are_raised_at_once() -> None:
     sender = Bench().sender
-    with anyio.fail_after(5), pytest.raises(TopicNotFound):
+    with anyio.fail_after(25), pytest.raises(TopicNotFound):
         cast("Routes", sender.routes).answers = [TopicNotFound("x")]
         cast("Routes", sender.routes).waits = False
         await sender.wait_for_route("t", sender_module._clock())
@@ -80,7 +80,7 @@ async def test_the_wait_for_lookup_ends_when_the_producer_closes() -> None:
             await sender.wait_for_lookup(lambda: _no(errors))
         ended.append("closed")
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(25):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(wait)
             while len(errors) > 99_990:
@@ -93,10 +93,10 @@ async def test_the_wait_for_lookup_ends_with_the_time_of_the_publish() -> None:
     bench = Bench(timeout=0.05)
     endless: list[NsqError] = [PartitionUnavailable("no leader")] * 100_000
     for started in (None, sender_module._clock() - 0.04):
-        with anyio.fail_after(5), pytest.raises(PublishFailed, match=r"within 0\.05 s; last error: no leader"):
+        with anyio.fail_after(25), pytest.raises(PublishFailed, match=r"within 0\.05 s; last error: no leader"):
             await bench.sender.wait_for_lookup(lambda: _no(endless), started)
     bench = Bench(timeout=1000.0)
-    with anyio.fail_after(5), pytest.raises(PublishFailed, match="within 1000 s"):
+    with anyio.fail_after(25), pytest.raises(PublishFailed, match="within 1000 s"):
         await bench.sender.wait_for_lookup(lambda: _no(endless), sender_module._clock() - 1000.1)
 
 

@@ -115,7 +115,7 @@ async def test_the_wait_for_held_messages_ends_with_the_last_answer() -> None:
         await held.wait()
         ended.append(message.answered)
 
-    with anyio.fail_after(10):
+    with anyio.fail_after(25):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(wait)
             await anyio.sleep(0.03)

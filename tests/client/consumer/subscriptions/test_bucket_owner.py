@@ -143,7 +143,7 @@ class Scene:
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Wait for something that the buckets do."""
-        with anyio.fail_after(10):
+        with anyio.fail_after(25):
             while not condition():  # noqa: ASYNC110 - there is no event for it
                 await anyio.sleep(0.001)
 

@@ -212,7 +212,7 @@ async def test_a_seek_ends_the_subscriptions_and_waits_for_the_moves(partitions:
     for assignment in scene.assignments.values():
         assignment.moved.set()
     del scene.live[0]  # it has no connection at the moment
-    with anyio.fail_after(10):
+    with anyio.fail_after(25):
         async with anyio.create_task_group() as tasks:
 
             async def seek() -> None:
@@ -244,7 +244,7 @@ async def test_a_cancelled_seek_ends_all_subscriptions() -> None:
 
 async def test_a_seek_fails_when_the_partition_is_given_up_before_the_move() -> None:
     scene, ended = Scene(), list[object]()
-    with anyio.fail_after(10):
+    with anyio.fail_after(25):
         async with anyio.create_task_group() as tasks:
 
             async def seek() -> None:

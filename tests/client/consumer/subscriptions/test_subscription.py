@@ -29,6 +29,7 @@ from tests.support.fake_nsqd import (
     scripted_node,
 )
 from tests.support.machine_pauses import unless_paused
+from tests.support.sleeps import settled
 
 pytestmark = pytest.mark.anyio
 
@@ -158,32 +159,42 @@ async def test_a_message_that_timed_out_is_not_answered() -> None:
         await peer.raw(message(1) + message(2))
         mine = await subject.__anext__()
         await eventually(lambda: mine.expired)
-        await peer.raw(message(3))
-        await eventually(lambda: subject.statistics().received == 3)
-        assert (await subject.__anext__()).internal_id == 3, "number 2 timed out in the consumer"
+        async with anyio.create_task_group() as tasks:
+
+            async def take_next() -> None:
+                assert (await anext(subject)).internal_id == 3, "number 2 timed out in the consumer"
+
+            tasks.start_soon(take_next)
+            await settled()
+            await peer.raw(message(3))
         assert mine.expired
         await peer.close()
 
 
 async def test_messages_that_timed_out_are_not_in_flight() -> None:
     """Redeliveries of messages that timed out do not count as violations of RDY."""
-    granted = {**PLAIN, "msg_timeout": 300}
-    async with scripted_node(granted=granted) as node, consumer(node, auto_touch=False, on_lost="ignore") as subject:
-        peer = await serve(node)
-        for start in (1, 11, 21, 31):  # more in total than twice RDY and 16
-            await peer.raw(b"".join(message(number) for number in range(start, start + 10)))
-            await eventually(lambda start=start: subject.statistics().received == start + 9)  # type: ignore[misc]
-            await eventually(lambda: subject.statistics().in_flight == 0)
-        await peer.raw(message(41) + message(42))
-        taken = await subject.__anext__()
-        assert taken.internal_id == 41
-        await taken.touch()
-        (connection,) = subject.connections
-        assert connection.in_flight == 2
-        await taken.finish()
-        found = subject.statistics()
-        assert (found.received, found.finished, found.lost, found.in_flight) == (42, 1, 40, 1)
-        await peer.close()
+
+    async def attempt(number: int) -> None:
+        options: ConsumerSettings = {"auto_touch": False, "on_lost": "ignore"}
+        async with scripted_node(granted={**PLAIN, "msg_timeout": 300}) as node, consumer(node, **options) as subject:
+            peer = await serve(node)
+            for start in (1, 11, 21, 31):  # more in total than twice RDY and 16
+                await peer.raw(b"".join(message(number) for number in range(start, start + 10)))
+                await eventually(lambda start=start: subject.statistics().received == start + 9)  # type: ignore[misc]
+                await eventually(lambda: subject.statistics().in_flight == 0)
+            await peer.raw(message(41) + message(42))
+            with anyio.fail_after(5):
+                taken = await subject.__anext__()
+            assert taken.internal_id == 41
+            await taken.touch()
+            (connection,) = subject.connections
+            assert connection.in_flight == 2
+            await taken.finish()
+            found = subject.statistics()
+            assert (found.received, found.finished, found.lost, found.in_flight) == (42, 1, 40, 1)
+            await peer.close()
+
+    await unless_paused(attempt, 0.1)
 
 
 async def test_messages_that_wait_are_touched() -> None:

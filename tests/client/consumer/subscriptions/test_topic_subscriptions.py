@@ -221,7 +221,7 @@ async def test_only_a_lookup_service_that_may_answer_soon_is_waited_for(
                 errors.append(failure)
 
         tasks.start_soon(run)
-        with anyio.fail_after(10):
+        with anyio.fail_after(25):
             while not errors and scene.lists < 3:  # noqa: ASYNC110 - there is no event for a list
                 await anyio.sleep(0.001)
         tasks.cancel_scope.cancel()

@@ -13,6 +13,7 @@ from nsqext import Admin, App, Consumer, Message, Producer
 from nsqext.delays import DelayRelay, DelayStore
 from nsqext.errors import DelayNotSupported
 from nsqext.middleware import CallNext, Handling, Middleware
+from tests.support.consumers import eventually
 from tests.support.messages import DEADLINE, subscribed
 
 if TYPE_CHECKING:
@@ -72,8 +73,8 @@ async def test_messages_arrive_when_they_are_due(cluster_under_test: ClusterUnde
         due = await publish_delayed(producer, topic, {b"c": 1.2, b"a": 0.01, b"b": 0.4})
         await producer.publish(topic, b"now")
         await received.wait(4)
-    bodies = [body for body, _, _ in received.arrivals]
-    assert bodies.index(b"now") < bodies.index(b"c")
+    times = {body: arrived for body, arrived, _ in received.arrivals}
+    assert times[b"now"] < times[b"c"] or times[b"now"] > due[b"c"]
     assert middleware.calls == 4
     for body, arrived, attempts in received.arrivals:
         assert arrived >= due.get(body, 0.0)
@@ -88,12 +89,12 @@ async def test_a_message_that_waits_in_flight_does_not_hold_up_the_others(
     received = Received(consumer)
     async with Producer(lookupd) as producer, subscribed(consumer):
         await producer.publish(topic, b"later", delay=4, partition=0)  # a new channel: the consumer keeps it
+        due = time.time() + 4
         await producer.publish(topic, b"now", partition=0)
-        published = time.time()
         await received.wait(2)
     (first, arrived, _), (second, *_) = received.arrivals
     assert (first, second) == (b"now", b"later")
-    assert arrived < published + 3
+    assert arrived < due
 
 
 async def test_waiting_is_no_attempt(cluster_under_test: ClusterUnderTest, channel: str) -> None:
@@ -119,12 +120,15 @@ async def test_messages_of_its_key_overtake_a_delayed_one(cluster_under_test: Cl
     consumer = Consumer(topic, channel, lookupd=lookupd, key="##key", concurrency=2, requeue_delay=0.0, backoff="off")
     received = Received(consumer, failures=1)
     async with Producer(lookupd) as producer, subscribed(consumer):
+        due = time.time() + 1
         await producer.publish(topic, b"later", delay=1, key="k")
         for body in (b"first", b"second"):
             await producer.publish(topic, body, key="k")
         await received.wait(6)
-    bodies = [body for body, _, _ in received.arrivals]
-    assert bodies == [b"first", b"first", b"second", b"second", b"later", b"later"]
+    others = [(body, arrived) for body, arrived, _ in received.arrivals if body != b"later"]
+    assert [body for body, _ in others] == [b"first", b"first", b"second", b"second"]
+    overtaken = [body for body, _, _ in received.arrivals[4:]] == [b"later", b"later"]
+    assert overtaken or others[-1][1] > due, "a slow machine handles them when the delayed one is due"
 
 
 async def test_batches_and_iteration_wait_too(cluster_under_test: ClusterUnderTest, channel: str) -> None:
@@ -172,30 +176,32 @@ async def test_topics_whose_consumers_cannot_delay_are_refused(
 
 
 async def relayed(lookupd: list[str], topic: str, channel: str, store: DelayStore, **options: Any) -> list[bytes]:
-    """Publish two messages by a relay, of which one is cancelled; return what arrives until the other does."""
+    """Publish two messages by a relay, of which one is cancelled; return what arrives until nothing waits there."""
     relay = DelayRelay(store, topic=f"delayed_{channel}")
     async with Admin(lookupd) as admin:
         await admin.create_topic(relay.topic, channels=relay.channels)
         await admin.create_channel(topic, channel)
     app = App(lookupd)
     arrived: list[bytes] = []
+    delivered = anyio.Event()
     relay.attach(app)
 
     @app.handler(topic, channel)
     async def handle(message: Message) -> None:
         assert time.time() >= due
         arrived.append(message.body)
-        app.stop()
+        delivered.set()
 
     try:
         async with Producer(lookupd, delay_via="relay", delay_topic=relay.topic) as producer:
             await app.start()
-            due = time.time() + 3
-            await producer.publish(topic, b"later", delay=3, **options)
-            await producer.publish(topic, b"never", delay=2.9, identity="never", **options)
+            due = time.time() + 2
+            await producer.publish(topic, b"later", delay=2, **options)
+            await producer.publish(topic, b"never", delay=60, identity="never", **options)
             await producer.cancel_delayed("never")
             with anyio.fail_after(DEADLINE):
-                await app.wait()
+                await delivered.wait()
+            await eventually(lambda: store.waiting(topic) == [])
     finally:
         await app.aclose()
         async with Admin(lookupd) as admin:
@@ -210,7 +216,6 @@ async def test_a_relay_delays_messages_of_every_topic(
     name: str = getattr(cluster_under_test, topic)
     with DelayStore(tmp_path / "store") as store:
         assert await relayed(cluster_under_test.lookupd, name, channel, store, key="k") == [b"later"]
-        assert store.waiting(name) == []
 
 
 async def test_a_relay_delays_messages_of_the_original_nsq(original: Original, channel: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 
 import anyio
 import pytest
@@ -26,6 +27,22 @@ async def test_a_failure_during_a_pause_is_repeated() -> None:
         tries.append(number)
         if number == 0:
             await anyio.run_process(["sh", "-c", _STOP_US])
+            raise AssertionError("too late")
+
+    await unless_paused(attempt, 0.2)
+    assert tries[-1] == 1
+
+
+@pytest.mark.anyio
+async def test_a_failure_while_the_event_loop_stood_still_is_repeated() -> None:
+    tries: list[int] = []
+
+    async def attempt(number: int) -> None:
+        tries.append(number)
+        if number == 0:
+            await anyio.sleep(0.05)
+            time.sleep(0.4)  # noqa: ASYNC251 - the thread that measures runs on
+            await anyio.sleep(0.05)
             raise AssertionError("too late")
 
     await unless_paused(attempt, 0.2)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import anyio
 from anyio import create_task_group
 
-from nsqext import Consumer, ConsumerSettings, LookupSettings
+from nsqext import Consumer, ConsumerSettings
 from nsqext.protocol.messages import is_text_id
 from tests.support import plain_http
 
@@ -37,7 +37,7 @@ __all__ = (
 
 _PATIENCE = 25.0
 
-PATIENT_LOOKUP: LookupSettings = {"lookup_request_timeout": 20.0, "lookup_straggler_timeout": 20.0}
+PATIENT_LOOKUP: dict[str, Any] = {"lookup_request_timeout": 20.0, "lookup_straggler_timeout": 20.0}
 """A slow machine makes no request fail."""
 
 

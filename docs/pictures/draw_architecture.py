@@ -71,8 +71,15 @@ def imports() -> dict[str, set[str]]:
     }
 
 
+def _statements(parent: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(parent):
+        if not isinstance(node, ast.expr):
+            yield node
+            yield from _statements(node)
+
+
 def _imported(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in _statements(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("nsqext."):
             yield node.module.split(".")[1]
 

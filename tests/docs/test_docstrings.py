@@ -33,7 +33,7 @@ def described(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, str
         elif isinstance(statement, ast.Assign | ast.AnnAssign):
             target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
             said = following.value if isinstance(following, ast.Expr) else None
-            if public(name := ast.unparse(target)) and isinstance(said, ast.Constant) and isinstance(said.value, str):
+            if isinstance(said, ast.Constant) and isinstance(said.value, str) and public(name := ast.unparse(target)):
                 yield f"{prefix}{name}", said.value
 
 

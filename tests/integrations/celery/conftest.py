@@ -17,7 +17,7 @@ Connect = Callable[..., kombu.Connection]
 
 
 @pytest.fixture(autouse=True)
-def every_client_is_closed(cluster: Cluster) -> Iterator[None]:
+def every_client_is_closed() -> Iterator[None]:
     """Check that a test leaves no blocking client open, each of which has a lease of the shared event loop."""
     before = shared_loop._provider._leases
     yield

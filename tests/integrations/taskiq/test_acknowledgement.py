@@ -47,7 +47,7 @@ async def unacknowledged(cluster: Cluster, queue: str, seconds: float = _SETTLE)
     async with Admin(cluster.lookupd) as admin:
         with anyio.move_on_after(seconds):
             while await _lag(admin, queue):  # noqa: ASYNC110 - the server has no event
-                await anyio.sleep(0.02)
+                await anyio.sleep(0.1)
         return await _lag(admin, queue)
 
 

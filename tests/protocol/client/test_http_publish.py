@@ -92,7 +92,7 @@ def test_a_trace_id_is_an_argument(trace_id: int, body: bytes) -> None:
     assert encode_publish(multi_trace(line("MPUB_TRACE"), [trace_id], [body])).query == publish.query
 
 
-@given(st.dictionaries(st.from_regex(r"\A[0-9a-zA-Z_.#-]+\Z").filter(lambda name: name[:2] != "##"), st.text()))
+@given(st.dictionaries(st.text("059afzAFZ_.#-", min_size=1).filter(lambda name: name[:2] != "##"), st.text()))
 def test_headers_survive_that_servers_decode_them_twice(headers: dict[str, str]) -> None:
     headers = {name: text.encode("utf-8", "replace").decode() for name, text in headers.items()}
     encoded = encode_headers(headers, tag="t", trace_id=7)

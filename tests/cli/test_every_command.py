@@ -138,26 +138,37 @@ def test_the_tables_name_every_command() -> None:
 
 
 @pytest.fixture(scope="module")
-def clusters() -> Iterator[tuple[Cluster, Cluster]]:
-    """A redesigned cluster, and an original one with the topic ``orders``."""
-    with Cluster(nodes=1) as cluster, Cluster(nodes=1, generation="nsq") as original:
+def clusters() -> Iterator[tuple[Cluster, Cluster, Producer]]:
+    """A redesigned cluster with a producer, and an original one with the topic ``orders``; both have a topic."""
+    with (
+        Cluster(nodes=1) as cluster,
+        Cluster(nodes=1, generation="nsq") as original,
+        Producer(cluster.lookupd) as producer,
+    ):
+        cluster.create_topic("first", channels=["ch"])
         original.create_topic("orders", channels=["ch"])
-        yield cluster, original
+        yield cluster, original, producer
 
 
 @pytest.fixture
-def place(clusters: tuple[Cluster, Cluster], tmp_path: Path) -> Place:
-    """Fresh topics and files."""
-    cluster, original = clusters
+def place(request: pytest.FixtureRequest, clusters: tuple[Cluster, Cluster, Producer], tmp_path: Path) -> Place:
+    """What the command of the test names: fresh topics and files."""
+    cluster, original, producer = clusters
     topic, other = f"t_{token_hex(4)}", f"t_{token_hex(4)}"
-    cluster.create_topic(topic, extend=True, channels=["ch", "keyed"])
-    cluster.create_topic(other, extend=True, channels=["ch"])
-    with Producer(cluster.lookupd) as producer:
+    name = request.node.callspec.params["name"] if hasattr(request.node, "callspec") else "top"
+    text = (ENDING | TABLES | RUNNING)[name][0] + (SERVICE if name == "run" else "")
+    if "{topic" in text:
+        cluster.create_topic(topic, extend=True, channels=["ch", "keyed"])
         producer.publish(topic, b"one", key="k", trace_id=7)
-    (tmp_path / "one.jsonl").write_text('{"body": "one"}\n')
-    with DelayStore(tmp_path / "delayed") as store:
-        store.add([(DelayedMessage(identity="order-17", topic=topic, due=2**42), b"later")])
-    OutboxStore(f"sqlite:///{tmp_path}/shop.db", create=True).close()
+    if "{other}" in text:
+        cluster.create_topic(other, extend=True, channels=["ch"])
+    if "one.jsonl" in text:
+        (tmp_path / "one.jsonl").write_text('{"body": "one"}\n')
+    if "/delayed" in text:
+        with DelayStore(tmp_path / "delayed") as store:
+            store.add([(DelayedMessage(identity="order-17", topic=topic, due=2**42), b"later")])
+    if "/shop.db" in text:
+        OutboxStore(f"sqlite:///{tmp_path}/shop.db", create=True).close()
     (tmp_path / "service.py").write_text(SERVICE.format(topic=topic))
     (tmp_path / "contexts.toml").write_text('[contexts]\n"here" = "nsq://127.0.0.1:1"\n')
     (node,) = cluster.nodes.values()

@@ -120,6 +120,7 @@ async def test_a_consumer_continues_where_the_database_is_and_not_where_the_chan
 
 
 @pytest.mark.parametrize("change", ["emptied", "moved back", "moved to the end"])
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)  # where the consumer continues is read before
 async def test_a_channel_that_is_moved_meanwhile_is_moved_back(
     cluster: Cluster, topic: str, sessions: Sessions, change: str
 ) -> None:

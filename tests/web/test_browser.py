@@ -53,17 +53,23 @@ def classic() -> Iterator[Cluster]:
         yield running
 
 
-@pytest.fixture
-def page(driver: Chrome, cluster: Cluster) -> Iterator[Browser]:
-    """The page of an embedded cluster; the browser must report no error."""
+@pytest.fixture(scope="module")
+def address(driver: Chrome, cluster: Cluster) -> Iterator[Address]:
+    """The address of the page of an embedded cluster."""
     options = WebOptions(write=True, interval=0.5)
     with served(WebPage(cluster.lookupd, options, cluster=cluster), Address("127.0.0.1", 0)) as address:
-        browser = Browser(driver, f"http://{address}")
-        browser.show_as()
-        browser.errors()
-        yield browser
+        yield address
         driver.get("about:blank")
-        assert browser.errors() == []
+
+
+@pytest.fixture
+def page(driver: Chrome, address: Address) -> Iterator[Browser]:
+    """A browser for the page, which must report no error."""
+    browser = Browser(driver, f"http://{address}")
+    browser.show_as()
+    browser.errors()
+    yield browser
+    assert browser.errors() == []
 
 
 def test_pages_are_read_by_following_links(page: Browser, cluster: Cluster) -> None:
@@ -83,6 +89,8 @@ def test_pages_are_read_by_following_links(page: Browser, cluster: Cluster) -> N
 
 def test_numbers_change_while_the_page_is_open(page: Browser, cluster: Cluster) -> None:
     cluster.create_topic("counted", channels=["audit"])
+    page.open("/")
+    page.wait(lambda: page.row("counted"))
     page.open("/topics/counted")
     page.wait(lambda: page.script("!document.getElementById('state').hidden"))
     page.driver.execute_script("window.same = true")

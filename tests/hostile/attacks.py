@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from threading import Thread
+from typing import Any
 
 import anyio
 from attrs import field, frozen
@@ -21,10 +20,11 @@ from nsqext.protocol.client.body_compression import COMPRESS_HEADER, SIZE_HEADER
 from nsqext.sync import Producer
 from tests.hostile.honest import HONEST_TOPIC, honest
 from tests.hostile.meter import Usage
+from tests.support.command_line import Process, environment
 
 __all__ = ("ATTACKS", "Attack", "Bounds", "Result", "honest_cluster", "run")
 
-_ROOT = Path(__file__).parents[2]
+_FOLDER = Path(__file__).parent
 _MIB = 1 << 20
 _CONSUMED = {"consume_honest": "target", "consume_headers": "headers"}
 """Topics of honest servers, by the scenario that consumes from them."""
@@ -164,40 +164,33 @@ ATTACKS: tuple[Attack, ...] = (
 
 
 @contextmanager
-def _program(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def _program(module: str, *arguments: str) -> Iterator[Process]:
     """Run a module in a process of its own; it is killed in the end, if it has not ended."""
-    command = [sys.executable, "-m", f"tests.hostile.{module}", *arguments]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    words = (str(_FOLDER / f"{module}.py"), *arguments)
+    with Process(words, environment(), _FOLDER.parents[1]) as process:
+        assert process.stderr is not None
+        Thread(target=process.stderr.read, daemon=True).start()  # its log does not block it
+        yield process
 
 
-def _pipes(process: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
+def _tell(process: Process, data: object) -> None:
     assert process.stdin is not None
+    process.stdin.write(json.dumps(data).encode() + b"\n")
+    process.stdin.flush()
+
+
+def _read(process: Process) -> Any:
     assert process.stdout is not None
-    return process.stdin, process.stdout
-
-
-def _tell(process: subprocess.Popen[str], data: object) -> None:
-    stdin, _ = _pipes(process)
-    stdin.write(json.dumps(data) + "\n")
-    stdin.flush()
-
-
-def _read(process: subprocess.Popen[str]) -> Any:
-    _, stdout = _pipes(process)
-    line = stdout.readline()
+    line = process.stdout.readline()
     if not line:
-        raise RuntimeError(f"{process.args!r} ended without an answer")
+        raise RuntimeError(f"process {process.pid} ended without an answer")
     return json.loads(line)
 
 
-def _end(process: subprocess.Popen[str]) -> dict[str, int]:
+def _end(process: Process) -> dict[str, int]:
     """End an attacker; return its counters."""
-    stdin, _ = _pipes(process)
-    stdin.close()
+    assert process.stdin is not None
+    process.stdin.close()
     counters: dict[str, int] = _read(process)
     return counters
 
@@ -222,9 +215,7 @@ def run(attack: Attack, cluster: Cluster, seconds: float) -> Result:
         return _result(attack, usage, _end(attacker), seconds)
 
 
-def _watch_client(
-    victim: subprocess.Popen[str], attack: Attack, cluster: Cluster, seconds: float, hostile: str
-) -> Usage:
+def _watch_client(victim: Process, attack: Attack, cluster: Cluster, seconds: float, hostile: str) -> Usage:
     task = {"side": "client", "scenario": attack.scenario, "hostile": hostile, "seconds": seconds}
     _tell(victim, {**task, "lookupd": cluster.lookupd[0]})
     return Usage(**_read(victim))

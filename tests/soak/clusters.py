@@ -13,12 +13,14 @@ import time
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlencode
 
 import orjson
 
 from tests.support.cluster import REAL
+from tests.support.command_line import Process, environment
 from tests.support.programs import ROOT
 
 if TYPE_CHECKING:
@@ -119,14 +121,15 @@ class EmbeddedProcess:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._down: set[str] = set()
         self.lookupd: list[str] = []
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "tests.soak.cluster_process", str(self._seed)]
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, cwd=ROOT)
+        words = (str(ROOT / "tests" / "soak" / "cluster_process.py"), str(self._seed))
+        self._process = Process(words, environment(), ROOT)
+        assert self._process.stderr is not None
+        Thread(target=self._process.stderr.read, daemon=True).start()  # its log does not block it
         self.lookupd = self._read()["lookupd"]
 
     def _read(self) -> dict[str, Any]:
@@ -190,10 +193,9 @@ class EmbeddedProcess:
     def stop(self) -> None:
         if self._process is not None:
             assert self._process.stdin is not None
-            assert self._process.stdout is not None
-            self._process.stdin.close()
-            self._process.stdout.close()
-            self._process.wait()
+            with self._process:
+                self._process.stdin.close()
+                self._process.wait()
 
 
 def _ask(method: str, address: str, path: str, **parameters: object) -> Any:

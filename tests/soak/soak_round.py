@@ -6,13 +6,12 @@ import logging
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from threading import Thread
+from typing import IO, TYPE_CHECKING
 
 import anyio
 import orjson
@@ -25,6 +24,7 @@ from tests.simulation.history import Channel
 from tests.soak.client_process import CONCURRENCY, CONSUMERS, Settings
 from tests.soak.clusters import TOPICS
 from tests.soak.records import Record, SoakHistory
+from tests.support.command_line import Process, environment
 from tests.support.machine_pauses import PauseWatch
 from tests.support.programs import ROOT
 
@@ -43,6 +43,7 @@ _CALM = 1.0
 _NODES = ("n1", "n2", "n3")
 _CLIENT_FAULTS = ("client_kill", "client_stop", "client_cut", "client_cut")
 _PHASE = 90.0
+_CLIENT = ROOT / "tests" / "soak" / "client_process.py"
 
 
 @frozen
@@ -139,7 +140,7 @@ class ClientHandle:
     """
 
     role: str
-    process: subprocess.Popen[bytes]
+    process: Process
     record: Record
     stopped: bool = False
 
@@ -148,15 +149,14 @@ class ClientHandle:
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(text.encode() + b"\n")
+            self.process.stdin.flush()
         except BrokenPipeError:
             logger.debug("%s has ended", self.role)
 
     def kill(self) -> None:
         """Kill it, and read the rest of its record."""
-        assert self.process.stdin is not None
-        self.process.kill()  # also ends a stopped process
-        self.process.wait()
-        self.process.stdin.close()
+        with self.process:  # leaving it kills the process, also a stopped one
+            pass
         self.record.process_died(time.monotonic())
 
 
@@ -331,9 +331,9 @@ class Soak:
             plan.on_unknown,  # type: ignore[arg-type]
             self.cluster.traced,
         )
-        command = [sys.executable, "-m", "tests.soak.client_process", orjson.dumps(asdict(settings)).decode()]
-        with (self.folder / f"{name}.err").open("wb") as errors:
-            process = subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stderr=errors, cwd=ROOT)
+        words = (str(_CLIENT), orjson.dumps(asdict(settings)).decode())
+        process = Process(words, environment(), ROOT, joined=True)
+        Thread(target=_copy, args=(process.stdout, path.with_suffix(".err")), daemon=True).start()
         self._clients[role] = ClientHandle(role, process, Record(path, self.history))
 
     def _read(self) -> None:
@@ -369,6 +369,11 @@ class Soak:
     def _kill_all(self) -> None:
         for client in self._clients.values():
             client.kill()
+
+
+def _copy(source: IO[bytes], file: Path) -> None:
+    """Write what a process prints to a file, until it ends."""
+    file.write_bytes(source.read())
 
 
 async def create_topics(lookupd: list[str], replicas: int, names: dict[str, str]) -> None:

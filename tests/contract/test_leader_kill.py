@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 
 logger = logging.getLogger("tests.contract")
 
-_STALL = 2.0 if not REAL else 40.0
+_STALL = 10.0 if not REAL else 40.0
 """Longest time of a publish or a consumption, in seconds; a real cluster detects a kill after 20 s."""
 _BEFORE, _AFTER = 20, 40
 """Publishes of each publisher before the kill, and after it."""

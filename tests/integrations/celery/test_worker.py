@@ -77,7 +77,7 @@ def test_a_worker_runs_tasks_answers_ping_and_drains(tasks: Any, pool: str) -> N
     tasks.note.apply_async((50,), countdown=1)
     with worker("one", pool) as process:
         eventually(lambda: notes() == set(range(51)), seconds=60.0)
-        assert tasks.app.control.inspect(["one@test"], timeout=5).ping() == {"one@test": {"ok": "pong"}}
+        assert tasks.app.control.inspect(["one@test"], timeout=25).ping() == {"one@test": {"ok": "pong"}}
         process.send_signal(signal.SIGTERM)
         assert process.wait(25) == 0
 

@@ -17,7 +17,7 @@ from nsqext.broker import Cluster
 from nsqext.transactions import Outbox, OutboxRelay, OutboxStore
 from tests.support.consumers import eventually
 
-_ORDERS = 60
+_ORDERS = 30
 
 
 class Killed(Exception):

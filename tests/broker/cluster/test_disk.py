@@ -6,9 +6,6 @@ import errno
 import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -19,6 +16,7 @@ import pytest
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidSetting
 from tests.support.blocking_client import BlockingClient, eventually, lookup, partitions
+from tests.support.command_line import started
 
 
 def publish(cluster: Cluster, topic: str, *bodies: bytes) -> None:
@@ -294,16 +292,10 @@ class Broker:
     """`nsqext broker` in a process of its own."""
 
     def __init__(self, path: Path) -> None:
-        root = str(Path(__file__).parents[3])
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "nsqext", "broker", "--data-path", str(path), "--topic", "t:replicas=3,channel=ch"],
-            env={**os.environ, "PYTHONPATH": root},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self.process = started("broker", "--data-path", str(path), "--topic", "t:replicas=3,channel=ch")
         assert self.process.stdout is not None
         self.lookupd = ""
-        while (line := self.process.stdout.readline()) != "ready\n":
+        while (line := self.process.stdout.readline().decode()) != "ready\n":
             assert line, "the broker ended"
             if line.startswith("nsqlookupd"):
                 self.lookupd = line.split()[-1]
@@ -315,8 +307,8 @@ class Broker:
 
     def kill(self) -> None:
         """Kill the process."""
-        self.process.send_signal(signal.SIGKILL)
-        self.process.communicate(timeout=60)
+        with self.process:  # leaving it kills the process
+            pass
 
 
 def _publish_until_it_breaks(address: str, first: int, acknowledged: list[bytes]) -> None:

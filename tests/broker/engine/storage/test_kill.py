@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.command_line import Process, environment
 from tests.support.engine_partition import Bench
 
 WRITER = """
@@ -33,16 +32,17 @@ for number in range(first, first + 1_000_000):
 @pytest.mark.parametrize("acknowledged", [1, 1000])
 def test_acknowledged_messages_survive_a_kill(tmp_path: Path, acknowledged: int) -> None:
     last = 1
+    program, data = tmp_path / "writer.py", tmp_path / "data"
+    program.write_text(WRITER)
     for _ in range(2):
-        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-        assert writer.stdout is not None
-        with writer, writer.stdout:
+        with Process((str(program), str(data)), environment()) as writer:
+            assert writer.stdout is not None
             for line in writer.stdout:
                 last = int(line)
                 if last % acknowledged == 0:
                     writer.kill()
                     break
-    again = Bench(data_path=tmp_path)
+    again = Bench(data_path=data)
     assert again.partition.log.end_count >= last - 1
     consumer = again.consume(ready=2500)
     numbers = []

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+_PATIENCE = 120
+
 
 @define
 class Query(Driver):
@@ -39,7 +41,7 @@ class Query(Driver):
             self._wait(query, lambda: self._planned() > self.done() > before, "a batch is run")
             killed = kill_processes()
             with pytest.raises(StreamingQueryException):
-                query.awaitTermination(60)
+                query.awaitTermination(_PATIENCE)
         finally:
             query.stop()
         return f"{killed} processes, {self.done() - before} batches later"
@@ -51,7 +53,7 @@ class Query(Driver):
 
     def _wait(self, query: StreamingQuery, condition: Callable[[], bool], what: str) -> None:
         """Wait for something while the query runs; raises its error if it fails."""
-        wait_for(lambda: condition() or not query.isActive, what)
+        wait_for(lambda: condition() or not query.isActive, what, _PATIENCE)
         if (error := query.exception()) is not None:
             raise error
 

@@ -14,6 +14,7 @@ from nsqext.broker.options import ClusterOptions
 from nsqext.errors import InvalidSetting, PublishFailed
 from nsqext.lookup.options import LookupOptions
 from nsqext.types import Address
+from tests.support.machine_pauses import repeated_if_paused
 
 pytestmark = pytest.mark.anyio
 
@@ -79,6 +80,7 @@ async def test_all_clients_reach_mapped_nodes(lookupd: str, form: str) -> None:
                 break
 
 
+@repeated_if_paused(0.1)
 async def test_the_error_names_the_lookup_node_that_lists_an_unknown_host(lookupd: str) -> None:
     async with Producer(lookupd, timeout=0.5) as producer:
         with pytest.raises(PublishFailed) as caught:
@@ -88,6 +90,7 @@ async def test_the_error_names_the_lookup_node_that_lists_an_unknown_host(lookup
     assert "set address_map" in str(caught.value)
 
 
+@repeated_if_paused(0.1)
 async def test_an_address_of_the_user_that_is_unknown_has_the_old_hint() -> None:
     async with Producer(nsqd=f"{HIDDEN}:4150", timeout=0.5) as producer:
         with pytest.raises(PublishFailed, match="check the host name"):

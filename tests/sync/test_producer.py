@@ -48,7 +48,7 @@ def test_a_publish_returns_its_receipt(cluster: Cluster, topic: str) -> None:
 
 
 def test_errors_equal_those_of_the_asynchronous_producer(cluster: Cluster, topic: str) -> None:
-    with sync.Producer(cluster.lookupd, timeout=0.5) as producer:
+    with sync.Producer(cluster.lookupd) as producer:
         with pytest.raises(InvalidBody):
             producer.publish(topic, b"")
         with pytest.raises(TopicNotFound):

@@ -229,7 +229,7 @@ async def test_an_error_that_prevents_the_start_is_raised_and_not_logged_as_well
         """Do nothing."""
 
     async with serving(answering(http(b"<html>"))) as address:
-        options = quick(lookup_timeout=300.0, start_timeout=0.0 if way in ("run", "iterate") else 5.0)
+        options = quick(lookup_timeout=300.0, start_timeout=0.0 if way in ("run", "iterate") else 20.0)
         consumer = Consumer("t", "ch", lookupd=str(address), **options)
         app = App(str(address), **options)
         app.handler("t", "ch")(handle)

@@ -18,6 +18,7 @@ from nsqext.broker import Cluster
 from nsqext.errors import ConnectionFailed, InvalidSetting, NsqError, ProtocolError
 from nsqext.errors.server import PubFailed, Unauthorized
 from tests.support.consumers import eventually
+from tests.support.machine_pauses import repeated_if_paused
 from tests.support.messages import finish_all
 
 pytestmark = pytest.mark.anyio
@@ -121,6 +122,7 @@ async def test_a_publish_without_response_has_an_unknown_outcome() -> None:
 
 
 @pytest.mark.parametrize("on_unknown", ["retry", "raise"])
+@repeated_if_paused(0.1)
 async def test_a_node_that_cannot_be_reached_has_stored_nothing(on_unknown: Literal["retry", "raise"]) -> None:
     async with Producer(nsqd="127.0.0.1:1", transport="http", timeout=0.2, on_unknown=on_unknown) as producer:
         with pytest.raises(PublishFailed, match=r"not stored within 0\.2 s") as caught:
@@ -221,7 +223,7 @@ async def test_an_error_of_a_proxy_is_an_unknown_outcome() -> None:
 @pytest.mark.parametrize("content", [b"<html>", b'{"version"', b"[]"])
 async def test_another_server_is_named(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "INFO", content)
-    async with http_node() as node, producer_of(node, timeout=1.0) as producer:
+    async with http_node() as node, producer_of(node) as producer:
         with pytest.raises(ProtocolError, match="is this nsqd's HTTP port"):
             await producer.publish("orders", b"hi")
 

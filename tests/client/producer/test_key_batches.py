@@ -95,7 +95,7 @@ async def test_a_publish_without_others_behind_it_is_no_batch() -> None:
     assert groups.bench.counts == (4, 0, 0, 0)
 
 
-@pytest.mark.parametrize(("ago", "verbs"), [(14.0, ["MPUB"]), (16.0, ["PUB", "PUB"])])
+@pytest.mark.parametrize(("ago", "verbs"), [(5.0, ["MPUB"]), (16.0, ["PUB", "PUB"])])
 async def test_a_publish_with_little_time_left_is_sent_alone(ago: float, verbs: list[str]) -> None:
     groups = Groups(timeout=30.0)
     await groups.connect()

@@ -44,6 +44,7 @@ from nsqext.lookup.partition_map import PartitionMap
 from nsqext.protocol.frames import encode_trace_reply
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address, TopicMeta
+from tests.support.machine_pauses import repeated_if_paused
 from tests.support.publish_bench import Bench, batch_of
 from tests.support.sleeps import recorded_sleeps
 
@@ -273,6 +274,7 @@ async def test_a_key_that_leads_to_no_partition_is_refused() -> None:
     assert bench.routes.asked == []
 
 
+@repeated_if_paused(0.02)
 async def test_a_partition_without_leader_says_that_it_has_no_channel() -> None:
     bench = Bench(timeout=0.1)
     del bench.routes.leaders[1]
@@ -306,6 +308,7 @@ async def test_a_topic_that_lookup_does_not_answer_for_is_awaited_while_that_mak
     assert bench.counts == (1, 1, 0, 2)
 
 
+@repeated_if_paused(0.02)
 async def test_a_publish_fails_when_its_time_is_over() -> None:
     bench = Bench(NotLeader("E_FAILED_ON_NOT_LEADER"), timeout=0.05)
     with pytest.raises(PublishFailed, match=r"not stored within 0\.05 s; last error: ") as caught:

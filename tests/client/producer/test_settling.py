@@ -23,6 +23,8 @@ from nsqext.errors import (
     PublishFailed,
     RequestTimeout,
 )
+from tests.support.fake_nsqd import until
+from tests.support.machine_pauses import repeated_if_paused
 from tests.support.producers import bounded
 
 if TYPE_CHECKING:
@@ -164,7 +166,9 @@ async def test_the_first_publish_of_a_producer_is_looked_for_from_the_beginning(
     assert await _stored(cluster, "plain", 1) == [b"first"]
 
 
+@repeated_if_paused(0.1)
 async def test_without_the_leader_it_stays_unknown(cluster: Cluster) -> None:
+    await run_sync(cluster.faults.heal)
     async with bounded(), _settling(cluster, settle_timeout=0.8) as producer:
         await producer.publish("plain", b"before")
         await run_sync(lambda: cluster.faults.cut("n1", "in"))
@@ -174,8 +178,10 @@ async def test_without_the_leader_it_stays_unknown(cluster: Cluster) -> None:
         assert producer.statistics().unknown == 1
 
 
+@repeated_if_paused(0.1)
 async def test_a_publish_that_the_server_may_still_execute_stays_unknown(cluster: Cluster) -> None:
     """Its connection is open: the command may be executed after the log was read."""
+    await run_sync(cluster.faults.heal)
     async with bounded(), _settling(cluster, timeout=0.5, settle_timeout=1.5) as producer:
         await producer.publish("plain", b"before")
         await run_sync(lambda: cluster.faults.delay("n1", "in", 4.0))
@@ -184,7 +190,9 @@ async def test_a_publish_that_the_server_may_still_execute_stays_unknown(cluster
         await run_sync(cluster.faults.heal)
 
 
+@repeated_if_paused(0.1)
 async def test_a_message_that_is_not_stored_in_time_was_certainly_not_stored(cluster: Cluster) -> None:
+    await run_sync(cluster.faults.heal)
     async with bounded(), _settling(cluster, timeout=0.3) as producer:
         await producer.publish("plain", b"before")
         await run_sync(lambda: cluster.faults.cut("n1", "in", connections=1))
@@ -207,7 +215,7 @@ async def test_a_closed_producer_reports_what_it_does_not_know(cluster: Cluster)
         await run_sync(lambda: cluster.faults.cut("n1", "in"))
         await run_sync(lambda: cluster.faults.refuse("n1"))
         tasks.start_soon(publish, producer)
-        await anyio.sleep(0.3)
+        await until(lambda: not producer._pool.connections)
     assert len(outcomes) == 1
 
 

@@ -360,7 +360,7 @@ async def test_options_that_would_be_ignored_are_refused() -> None:
 
 
 async def test_health(cluster: Cluster, topics: tuple[str, str]) -> None:
-    app = App(cluster.lookupd)
+    app = App(cluster.lookupd, start_timeout=25.0)
     app.handler(topics[0], "ch")(nothing)
     assert app.health() == Health(live=True, ready=False, reasons=("the app is not running",))
     with anyio.fail_after(25):

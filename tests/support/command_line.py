@@ -52,23 +52,16 @@ def _server(*modules: str) -> socket.socket:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
                 listener.bind(address)
                 listener.listen()
-                descriptor = listener.fileno()
-                words = [sys.executable, "-W", "error", "-m", "tests.support.command_server", str(descriptor), *modules]
-                _started.append(
-                    subprocess.Popen(
-                        words,
-                        env=environment(),
-                        stdin=subprocess.DEVNULL,
-                        pass_fds=[descriptor],
-                        start_new_session=True,
-                    )
+                listener.set_inheritable(True)
+                words = ["-W", "error", "-m", "tests.support.command_server", str(listener.fileno()), *modules]
+                nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
+                # not a subprocess of Python, which would warn when this worker ends before others
+                os.posix_spawn(
+                    sys.executable, [sys.executable, *words], environment(), file_actions=[nothing], setsid=True
                 )
                 control.connect(address)
     atexit.register(control.close)
     return control
-
-
-_started: list[subprocess.Popen[bytes]] = []
 
 
 class Process:

@@ -226,7 +226,9 @@ async def test_settings_of_a_topic_are_changed(cluster_under_test: ClusterUnderT
         assert meta is not None
         assert (meta.disable_channel_auto_create, meta.replica) == (True, 1)
         await admin.create_channel(topic, "registered")
-        assert "registered" in await admin.channels(topic)
+        with anyio.fail_after(60):  # the leader of a real cluster hears of it later
+            while "registered" not in await admin.channels(topic):  # noqa: ASYNC110 - no event for it
+                await anyio.sleep(0.1)
         await admin.set_topic(topic, replicas=2, registered_channels_only=False)
         meta = (await admin.topic(topic)).meta
         assert meta is not None

@@ -120,10 +120,11 @@ class OutboxRelay:
             Exception: an error of the database other than an outage.
         """
         listener = OutboxListener(self._store)
+        lease = float(str(producer.settings["timeout"])) + _LEASE
         try:
             while True:
                 try:
-                    if not await self._publish_next(producer):
+                    if not await self._publish_next(producer, lease):
                         await listener.wait(self._poll)
                 except self._store.outage as error:
                     logger.warning("the database of the outbox cannot be reached: %s", error)
@@ -133,11 +134,10 @@ class OutboxRelay:
                 await to_thread.run_sync(listener.close)
                 await to_thread.run_sync(self._store.leave, self._owner)
 
-    async def _publish_next(self, producer: Producer) -> bool:
-        """Publish the next messages; return whether there may be more."""
+    async def _publish_next(self, producer: Producer, lease: float) -> bool:
+        """Publish the next messages, leased for some seconds; return whether there may be more."""
         now = time.time()
-        until = now + float(str(producer.settings["timeout"])) + _LEASE
-        shards = await to_thread.run_sync(self._store.lease, self._owner, now, until)
+        shards = await to_thread.run_sync(self._store.lease, self._owner, now, now + lease)
         self._resting = {topic: again for topic, again in self._resting.items() if again > now}
         rows = await to_thread.run_sync(self._store.rows, shards, self._resting, self._batch)
         by_topic: dict[str, list[OutboxRow]] = {}

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 _LOOKUP: LookupSettings = {"lookup_max_pause": 0.05}
-_OWN: ProducerSettings = {"timeout": 5, "retry_wait": 0.001, "close_timeout": 2}
+_OWN: ProducerSettings = {"timeout": 50, "retry_wait": 0.001, "close_timeout": 20}
 _SETTINGS: ProducerSettings = {**_OWN, "lookup_max_pause": 0.05}
 
 

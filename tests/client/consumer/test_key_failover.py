@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -197,18 +198,22 @@ async def test_consumers_that_share_the_keys_use_all_of_their_lanes(cluster: Clu
 
 async def test_later_messages_of_a_key_wait_for_a_delayed_one(cluster: Cluster, topic: str) -> None:
     arrived: list[tuple[bytes, int]] = []
+    times: dict[bytes, float] = {}
     consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, dispatch="key_failover")
 
     @consumer.handler
     async def handle(message: Message) -> None:
         arrived.append((message.body, message.attempts))
+        times[message.body] = time.time()
 
     async with consumer, Producer(cluster.lookupd) as producer:
+        due = time.time() + 0.5
         await producer.publish(topic, b"delayed", key="k", delay=0.5)
         await producer.publish(topic, b"behind", key="k")
         await producer.publish(topic, b"other", key="j")
         await eventually(lambda: len(arrived) == 3)
-    assert arrived == [(b"other", 1), (b"delayed", 1), (b"behind", 1)]
+    assert [one for one in arrived if one[0] != b"other"] == [(b"delayed", 1), (b"behind", 1)]
+    assert arrived[0] == (b"other", 1) or times[b"other"] > due, "a slow machine handles it when the first one is due"
 
 
 async def test_key_failover_with_positions(cluster: Cluster, topic: str) -> None:

@@ -12,7 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack, suppress
 from functools import partial
 from importlib.util import find_spec
 from operator import attrgetter
@@ -25,6 +25,9 @@ from nsqext.errors import InvalidState
 from nsqext.transport.event_loop import current_loop
 
 logger: logging.Logger = logging.getLogger("nsqext.sync")
+
+_HALT_TIMEOUT = 5.0
+"""Seconds that the end of the process waits for an event loop that is busy."""
 
 C = TypeVar("C", bound=AbstractAsyncContextManager[Any, bool | None])
 T = TypeVar("T")
@@ -55,6 +58,7 @@ class SharedLoop:
         self._portal: BlockingPortal | None = None
         self._kept: tuple[BlockingPortalProvider, BlockingPortal] | None = None
         self._renew()
+        atexit.register(self._halt)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._renew)
 
@@ -64,7 +68,7 @@ class SharedLoop:
         if portal is not None:
             self.orphaned = (*self.orphaned, portal)
             # the cleanup at the end of the interpreter would wait for its thread forever
-            vars(portal)["start_task_soon"] = _refuse
+            _refuse(portal, "the event loop stayed in the parent when this process was forked")
         self._provider = BlockingPortalProvider("asyncio", {"use_uvloop": find_spec("uvloop") is not None})
 
     def enter(self) -> tuple[BlockingPortalProvider, BlockingPortal]:
@@ -88,6 +92,24 @@ class SharedLoop:
             portal.call(portal.stop, True)  # cancels what objects that were not closed wait for
             provider.__exit__(None, None, None)
 
+    def _halt(self) -> None:
+        """Stop the event loop of objects that were not closed, before the interpreter ends.
+
+        Its thread, a daemon, would run on: a timer of uvloop that is due after the interpreter has ended ends the
+        process with SIGSEGV. Nothing is closed or cancelled, as for a process that is killed.
+        """
+        halted = threading.Event()
+
+        def halt() -> None:
+            halted.set()
+            threading.Event().wait()  # until the process ends
+
+        if self._portal is not None:
+            with suppress(RuntimeError):  # the last object was closed
+                self._portal.start_task_soon(halt)
+                halted.wait(_HALT_TIMEOUT)
+            _refuse(self._portal, "the process ends")
+
 
 def _check_system_threads() -> None:
     """Raise InvalidState if the event loop cannot run in a thread of the system, or threads cannot wait for it."""
@@ -100,8 +122,13 @@ def _check_system_threads() -> None:
             )
 
 
-def _refuse(*_: object, **__: object) -> None:
-    raise RuntimeError("the event loop stayed in the parent when this process was forked")
+def _refuse(portal: BlockingPortal, reason: str) -> None:
+    """Refuse further calls, which would wait for ever."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError(reason)
+
+    vars(portal)["start_task_soon"] = refuse
 
 
 shared_loop: SharedLoop = SharedLoop()

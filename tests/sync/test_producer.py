@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import os
 import signal
@@ -266,6 +267,25 @@ def test_a_producer_that_is_dropped_without_close_does_not_block_the_program() -
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=False)
     assert (run.returncode, run.stdout, run.stderr) == (0, "continued\n", "")
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "on_exit"), reason="the C library has no on_exit")
+def test_no_timer_of_a_producer_that_was_not_closed_runs_after_the_interpreter(tmp_path: Path) -> None:
+    program = """
+import ctypes
+import anyio
+from nsqext import sync
+producer = sync.Producer("127.0.0.1:1").start()
+async def wake():
+    while True:
+        await anyio.sleep(0.4)
+producer._portal.start_task_soon(wake)
+library = ctypes.CDLL(None)
+library.on_exit(library.sleep, None)  # which receives the exit code
+raise SystemExit(1)
+"""
+    run = run_code(program, tmp_path)
+    assert (run.returncode, run.stdout, run.stderr) == (1, "", "")
 
 
 @pytest.mark.parametrize("drain", [False, True])

@@ -168,8 +168,6 @@ _LONG = (
 _SPREAD = ("tests/docs/test_snippets.py", "tests/simulation/test_schedules.py")
 """Files whose tests share nothing, and run in any worker."""
 
-_SPARK_READ = "tests/spark/read"
-
 
 @cache
 def _uses_spark(file: str) -> bool:
@@ -211,10 +209,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Run a file in one worker, because its tests share a cluster.
-
-    Files with a Spark session share two workers: all in one would take longer than everything else together.
-    """
+    """Run a file in one worker, because its tests share a cluster; and files with a Spark session, which share Java."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
@@ -224,7 +219,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     def scope(nodeid: str) -> str:
         file = _file_of(nodeid)
         if _uses_spark(file):
-            return _SPARK_READ if file.startswith(_SPARK_READ) else "tests/spark"
+            return "tests/spark"
         return nodeid if file in _SPREAD else file
 
     files._split_scope = scope

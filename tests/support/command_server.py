@@ -155,6 +155,27 @@ def end(code: int) -> None:
     os._exit(code)
 
 
+def run_requests(run: Callable[[dict[str, Any]], None], owner: int | None = None) -> None:
+    """Serve requests at the socket of the first argument, see `serve`; each forked process runs one, and ends."""
+    gc.collect()
+    gc.freeze()
+    with socket.socket(fileno=int(sys.argv[1])) as control:
+        request = serve(control, owner)
+    if request is None:
+        return
+    code: object = 0
+    try:
+        run(request)
+    except SystemExit as error:
+        code = error.code or 0
+    if not isinstance(code, int):
+        sys.exit(str(code))
+    if not request["whole"]:
+        with suppress(BrokenPipeError):  # the interpreter reports it
+            end(code)
+    sys.exit(code)
+
+
 def remember_commands() -> None:
     """Make typer inspect the function of each command once, before the forks; the process of a command did it again
     for all commands of its group, which took half of its time."""
@@ -191,28 +212,17 @@ def main() -> None:
     for command in (["topic", "--help"], ["delay", "list", "--help"]):
         with redirect_stdout(io.StringIO()), suppress(SystemExit):
             cli.main(command)
-    gc.collect()
-    gc.freeze()
-    with socket.socket(fileno=int(sys.argv[1])) as control:
-        request = serve(control)
-    if request is None:
-        return
+    run_requests(_run)
+
+
+def _run(request: dict[str, Any]) -> None:
+    """Run the command or program of a request in this process."""
     words: list[str] = request["words"]
-    code: object = 0
-    try:
-        if words and words[0].endswith(".py"):
-            run_file(*words)
-        else:
-            sys.argv = ["nsqext", *words]
-            cli.main()
-    except SystemExit as error:
-        code = error.code or 0
-    if not isinstance(code, int):
-        sys.exit(str(code))
-    if not request["whole"]:
-        with suppress(BrokenPipeError):  # the interpreter reports it
-            end(code)
-    sys.exit(code)
+    if words and words[0].endswith(".py"):
+        run_file(*words)
+    else:
+        sys.argv = ["nsqext", *words]
+        cli.main()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ file, without cached bytecode: more than a second of CPU time each. A new interp
 
 from __future__ import annotations
 
-import gc
 import os
 import runpy
 import shlex
@@ -23,7 +22,7 @@ from pkgutil import walk_packages
 
 import nsqext.spark
 from tests.support.command_line import ROOT
-from tests.support.command_server import end, serve
+from tests.support.command_server import run_requests
 
 __all__ = ("forked_python",)
 
@@ -76,20 +75,7 @@ def _run(option: str, name: str, *arguments: str) -> None:
 def main() -> None:
     """Serve requests; in a forked process, run what Spark asked for."""
     _import_all()
-    gc.collect()
-    gc.freeze()
-    with socket.socket(fileno=int(sys.argv[1])) as control:
-        request = serve(control, sys.stdin.fileno())
-    if request is None:
-        return
-    code: object = 0
-    try:
-        _run(*request["words"])
-    except SystemExit as error:
-        code = error.code or 0
-    if not isinstance(code, int):
-        sys.exit(str(code))
-    end(code)
+    run_requests(lambda request: _run(*request["words"]), sys.stdin.fileno())
 
 
 if __name__ == "__main__":

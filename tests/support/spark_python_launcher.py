@@ -21,6 +21,7 @@ def main(path: str, words: list[str]) -> int:
         "folder": os.getcwd(),  # noqa: PTH109 (pathlib takes longer to import than everything else)
         "terminal": False,
         "leads": False,
+        "whole": False,
     }
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as control:

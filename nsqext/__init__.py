@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from nsqext.lookup.options import LookupSettings
     from nsqext.protocol.identify import ExtFilter
     from nsqext.transport.options import ConnectionSettings
-    from nsqext.types import Address, Receipt, TopicMeta
+    from nsqext.types import Address, RawJson, Receipt, TopicMeta
 
 __all__ = (
     "Address",
@@ -68,6 +68,7 @@ __all__ = (
     "ProducerSettings",
     "ProducerStatistics",
     "PublishFailed",
+    "RawJson",
     "Receipt",
     "Reject",
     "Requeue",
@@ -104,7 +105,7 @@ _HOMES = {
     "nsqext.lookup.lookup": ("Lookup",),
     "nsqext.protocol.identify": ("ExtFilter",),
     "nsqext.transport.options": ("ConnectionSettings",),
-    "nsqext.types": ("Address", "Receipt", "TopicMeta"),
+    "nsqext.types": ("Address", "RawJson", "Receipt", "TopicMeta"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from attrs import field, frozen
 
-__all__ = ("Address", "Receipt", "TopicMeta")
+__all__ = ("Address", "RawJson", "Receipt", "TopicMeta")
 
 
 @frozen(order=True)
@@ -20,6 +20,12 @@ class Address:
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class RawJson(str):
+    """Text of a header's value that servers store and JSON parsers refuse, such as ``NaN``, ``1e400`` or ``01``."""
+
+    __slots__ = ()
 
 
 @frozen

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Unpack
 
 import anyio
-import orjson
+import msgspec
 import typer
 from attrs import define, field, frozen
 
@@ -105,7 +105,7 @@ def print_record(record: Mapping[str, Any], text: str, *, json: bool) -> None:
     if not json:
         print("\n".join(map(printable, text.split("\n"))), flush=True)
         return
-    line = orjson.dumps(record, default=str).decode()
+    line = msgspec.json.encode(record, enc_hook=str).decode()  # numbers of headers may have more than 64 bits
     if sys.stdout.isatty() and not line.isprintable():
         line = "".join(one if one.isprintable() else _json_escape(one) for one in line)
     print(line, flush=True)

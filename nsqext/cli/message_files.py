@@ -18,7 +18,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-import orjson
+import msgspec
 from attrs import frozen
 
 from nsqext import OutgoingMessage
@@ -106,7 +106,7 @@ class MessageFiles:
     def append(self, records: Sequence[dict[str, Any]]) -> None:
         """Write records and synchronize the file with the disk, so that they survive a power loss."""
         file = self._file or self._open()
-        data = gzip.compress(b"".join(orjson.dumps(record) + b"\n" for record in records), compresslevel=6)
+        data = gzip.compress(b"".join(msgspec.json.encode(record) + b"\n" for record in records), compresslevel=6)
         written = 0
         while written < len(data):  # a write to an almost full disk may be partial
             written += file.write(data[written:])
@@ -165,7 +165,7 @@ def read_entries(path: Path, skip: int = 0) -> Iterator[Entry]:
         if number <= skip:
             continue
         try:
-            record = orjson.loads(line)
+            record = msgspec.json.decode(line)
         except ValueError as error:
             raise InvalidInput(f"{path.name}, line {number} is not JSON: {error}") from error
         if not isinstance(record, dict):

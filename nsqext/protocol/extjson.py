@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import orjson
 
 from nsqext.arguments import is_whole
+from nsqext.types import RawJson
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_DEPTH = 300
@@ -63,8 +64,45 @@ def read_header(header: bytes, name: str) -> dict[str, Any]:
 
 
 def read_leniently(header: bytes) -> dict[str, Any]:
-    """Return the members of a header as the server parses it, or raise `UnreadableHeader`; only texts have values."""
-    return _Reader(header).read()
+    """Return the members of a header as the server parses it, or raise `UnreadableHeader`; the first of equal names."""
+    return {name: _read_value(value) for name, value in reversed(_Reader(header).read())}
+
+
+def read_values(header: bytes) -> dict[str, Any]:
+    """Return each member of a header that can be read on its own, or raise `UnreadableHeader` as the server does.
+
+    Whole numbers are exact. A value that is not JSON (``NaN``, ``1e400``, ``01``) is a `RawJson`. Of equal names the
+    last is used, as JSON parsers do.
+    """
+    members = _Reader(header).read()
+    return {encodable(name): _without_surrogates(_read_value(value)) for name, value in members}
+
+
+def _read_value(value: bytes) -> Any:
+    if value[:1] == b'"':
+        return _unescape(value[1:-1])
+    text = value.decode("utf-8", "replace")
+    try:
+        return json.loads(text, strict=False, parse_float=_finite, parse_constant=_refuse)
+    except (ValueError, RecursionError):  # also of a number with more digits than Python converts
+        return RawJson(text)
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if math.isinf(value):
+        raise ValueError(f"{number} is beyond the largest number")
+    return value
+
+
+def _without_surrogates(value: Any) -> Any:
+    if type(value) is str:
+        return encodable(value)
+    if isinstance(value, list):
+        return [_without_surrogates(item) for item in value]
+    if isinstance(value, dict):
+        return {encodable(name): _without_surrogates(item) for name, item in value.items()}
+    return value
 
 
 def quote(text: str) -> str:
@@ -86,18 +124,23 @@ def quote(text: str) -> str:
 
 
 class _Reader:
-    """Parse one value without recursion; keep names and texts of the outermost object's members."""
+    """Parse a value without recursion; return the name and the bytes of each member of the outermost object."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._open: list[bytes] = []
         self._name = ""
-        self._members: dict[str, Any] = {}
+        self._start = 0  # where the value of the current member begins
+        self._members: list[tuple[str, bytes]] = []
 
-    def read(self) -> dict[str, Any]:
+    def read(self) -> list[tuple[str, bytes]]:
         position, wanted = self._skip(0), True
         while wanted or self._open:
+            if wanted and self._open == [b"{"]:
+                self._start = position
             position, wanted = self._value(position) if wanted else self._behind(position)
+            if not wanted and self._open == [b"{"]:
+                self._members.append((self._name, self._data[self._start : position]))
         position = self._skip(position)
         if position < len(self._data):
             raise UnreadableHeader(f"unexpected tail: {_tail(self._data[position:])}")
@@ -118,13 +161,9 @@ class _Reader:
         if len(self._open) >= _MAX_DEPTH:
             self._fail(f"too big depth for the nested JSON; it exceeds {_MAX_DEPTH}", position)
         if first in _NAMES:
-            self._keep(None)
             return self._enter(first, self._skip(position + 1))
         if first == b'"':
-            text, position = self._string(position + 1, "cannot parse string: ")
-            self._keep(_unescape(text))
-            return position, False
-        self._keep(None)
+            return self._string(position + 1, "cannot parse string: ")[1], False
         if first in (b"t", b"f", b"n"):
             return self._word(position), False
         return self._number(position), False
@@ -160,7 +199,8 @@ class _Reader:
         position = self._skip(position)
         if self._at(position) != b":":
             self._fail_inside("missing ':' after object key", position)
-        self._name = _unescape(name)
+        if self._open == [b"{"]:
+            self._name = _unescape(name)
         return self._skip(position + 1)
 
     def _string(self, position: int, what: str, inside: bool = False) -> tuple[bytes, int]:
@@ -189,10 +229,6 @@ class _Reader:
                 self._fail(f"cannot parse number: unexpected char: {quote(_as_text(self._at(position)))}", position)
             return odd.end()
         return stop
-
-    def _keep(self, value: str | None) -> None:
-        if self._open == [b"{"]:
-            self._members.setdefault(self._name, value)
 
     def _fail(self, text: str, position: int) -> NoReturn:
         names = [_NAMES[kind] for kind in self._open]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from functools import lru_cache
 from math import inf
-from typing import Any
+from typing import Any, TypeGuard
 
 import orjson
 
 from nsqext.arguments import is_whole
 from nsqext.errors import InvalidHeader, ProtocolError
-from nsqext.protocol.extjson import UnreadableHeader, encodable, read_leniently
+from nsqext.protocol.extjson import UnreadableHeader, read_values
 from nsqext.protocol.names import check_tag, check_trace_id
+from nsqext.types import RawJson
 
 __all__ = (
     "DUE_HEADER",
@@ -26,6 +28,7 @@ __all__ = (
     "add_key",
     "decode_headers",
     "encode_headers",
+    "header_json",
     "header_text",
     "tag_of",
 )
@@ -140,9 +143,10 @@ def decode_headers(encoded: bytes) -> dict[str, Any]:
     """Return the headers of a delivered message.
 
     Servers store the bytes unchanged and accept any JSON value (captured: pub_ext), so values may be of any JSON type,
-    and a header that is not an object gives an empty dict. They also accept some invalid JSON: invalid UTF-8, half
-    a surrogate pair, control characters, invalid numbers. Such a header is parsed as servers do, with replacement
-    characters for invalid text, and None for values that are not text.
+    and a header that is not an object gives an empty dict. Whole numbers are exact. Of equal names the last is used.
+
+    Servers also accept some invalid JSON. Invalid UTF-8 and half a surrogate pair are read as replacement characters. A
+    value that is not JSON, such as ``NaN``, ``1e400`` or ``01``, is a `nsqext.RawJson`: its text.
 
     Raises:
         ProtocolError: servers cannot parse the bytes either.
@@ -153,20 +157,45 @@ def decode_headers(encoded: bytes) -> dict[str, Any]:
         value = orjson.loads(encoded)
     except orjson.JSONDecodeError as error:
         try:
-            odd = read_leniently(encoded)
+            return read_values(encoded)
         except UnreadableHeader:
             raise ProtocolError(f"extend header is not JSON: {error}") from error
-        return {encodable(name): encodable(text) if isinstance(text, str) else text for name, text in odd.items()}
-    return value if isinstance(value, dict) else {}
+    if not isinstance(value, dict):
+        return {}
+    for item in value.values():
+        # orjson reads whole numbers beyond 64 bits as floats
+        if type(item) is not str and isinstance(item, float | list | dict):
+            return _with_exact_numbers(encoded, value)
+    return value
+
+
+def _with_exact_numbers(encoded: bytes, value: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return read_values(encoded)
+    except UnreadableHeader:  # nested more deeply than servers read
+        return value
 
 
 def header_text(headers: Mapping[str, Any], name: str) -> str | None:
     """Return a header as text; None unless it is text that is not empty, or a whole number."""
     value = headers.get(name)
-    return str(value) if (isinstance(value, str) and value) or is_whole(value, -inf) else None
+    return str(value) if (_is_text(value) and value) or is_whole(value, -inf) else None
+
+
+def header_json(value: Any) -> str | None:
+    """Return the value of a header as text: text as it is, None for null, any other value as JSON."""
+    return (
+        value
+        if value is None or isinstance(value, str)
+        else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    )
+
+
+def _is_text(value: Any) -> TypeGuard[str]:
+    return isinstance(value, str) and not isinstance(value, RawJson)
 
 
 def tag_of(headers: Mapping[str, Any]) -> str | None:
     """Return the dispatch tag; a value that is not text counts as no tag (captured: tag_dispatch)."""
     tag = headers.get(TAG_HEADER)
-    return tag if isinstance(tag, str) and tag else None
+    return tag if _is_text(tag) and tag else None

@@ -27,6 +27,7 @@ from nsqext.client.settings import producer_settings, settings_for
 from nsqext.errors import InvalidInput, NsqError, TopicNotFound
 from nsqext.http.api import Call, HttpFault, first_values
 from nsqext.http.uvicorn_server import HttpServer, listen
+from nsqext.protocol.headers import header_json
 from nsqext.types import Address
 from nsqext.web.actions import ACTIONS, Action, Form, Target, topic_page
 from nsqext.web.monitor import Monitor, Snapshot
@@ -81,7 +82,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {shown.__name__: shown for shown in (age, count, moment, per_second, size)}
+    found.filters |= {shown.__name__: shown for shown in (age, count, header_json, moment, per_second, size)}
     found.globals |= {"sparkline": sparkline, "key_ranges": key_ranges, "version": __version__}
     found.globals["ui"] = found.get_template(
         "parts.html"

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from types import MappingProxyType
 from typing import Any
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nsqext.errors import InvalidHeader, InvalidInput, InvalidName, ProtocolError
-from nsqext.protocol.headers import MAX_HEADER_BYTES, add_key, decode_headers, encode_headers, tag_of
+from nsqext.protocol.headers import (
+    MAX_HEADER_BYTES,
+    add_key,
+    decode_headers,
+    encode_headers,
+    header_json,
+    header_text,
+    tag_of,
+)
+from nsqext.types import RawJson
 from tests.support.tables import table
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=3), values, max_size=3),
+    max_leaves=6,
+)
 
 
 def test_headers_tag_and_trace_id_are_one_object() -> None:
@@ -99,12 +117,54 @@ def test_bad_tags_and_trace_ids_are_refused() -> None:
         (b'{"a":"\xff","b":"c"}', {"a": "\ufffd", "b": "c"}),
         (b'{"a":"\\ud800","\\udfff":"c"}', {"a": "\ufffd", "\ufffd": "c"}),
         (b'{"a":"x\ny","##client_dispatch_tag":"t"}', {"a": "x\ny", "##client_dispatch_tag": "t"}),
-        (b'{"a":1e999,"b":"c"}', {"a": None, "b": "c"}),
+        (b'{"a":1e999,"b":"c","c":7,"d":true}', {"a": RawJson("1e999"), "b": "c", "c": 7, "d": True}),
+        (b'{"n":-inf,"m":+NaN,"o":01,"p":1e+,"q":7}', {"n": "-inf", "m": "+NaN", "o": "01", "p": "1e+", "q": 7}),
+        (b'{"a":[1,{"b":NaN}],"c":[1,{"b":2}]}', {"a": RawJson('[1,{"b":NaN}]'), "c": [1, {"b": 2}]}),
+        (b'{"a":{"name":"cut \\ud83d","\\ud83d":1},"b":7}', {"a": {"name": "cut \ufffd", "\ufffd": 1}, "b": 7}),
+        (b'{"a":1,"b":{"a":NaN},"a":2}', {"a": 2, "b": RawJson('{"a":NaN}')}),
+        (b'{"a":1,"b":2,"a":3}', {"a": 3, "b": 2}),
         (b"nan", {}),
     ],
 )
 def test_headers_stored_by_servers_are_decoded(encoded: bytes, expected: dict[str, Any]) -> None:
     assert decode_headers(encoded) == expected
+
+
+@table(
+    "number",
+    [(1 << 63), (1 << 64) - 1, 1 << 64, -(1 << 63), -(1 << 63) - 1, 10**400, -(10**400)],
+)
+def test_whole_numbers_are_exact(number: int) -> None:
+    assert decode_headers(b'{"n":%d,"l":[{"n":%d}]}' % (number, number)) == {"n": number, "l": [{"n": number}]}
+    assert header_text({"n": number}, "n") == header_json(number) == str(number)
+
+
+def test_a_value_that_is_not_json_is_its_text_and_neither_tag_nor_key() -> None:
+    digits = "9" * 5000  # more than Python converts
+    encoded = b'{"##client_dispatch_tag":NaN,"##key":01,"n":%s,"text":"NaN"}' % digits.encode()
+    headers = decode_headers(encoded)
+    assert headers["n"] == digits
+    assert {name: isinstance(value, RawJson) for name, value in headers.items()} == {
+        "##client_dispatch_tag": True,
+        "##key": True,
+        "n": True,
+        "text": False,
+    }
+    assert tag_of(headers) is header_text(headers, "##key") is None
+    assert header_json(headers["n"]) == digits
+
+
+def test_a_header_that_is_nested_more_deeply_than_servers_read_has_the_values_of_its_json() -> None:
+    nested = decode_headers(b'{"a":%s1%s,"b":1.5}' % (b"[" * 400, b"]" * 400))
+    assert nested["b"] == 1.5
+
+
+@given(st.dictionaries(st.text(max_size=5), _JSON, max_size=4))
+def test_each_value_of_valid_json_is_read_as_the_standard_library_reads_it(members: dict[str, Any]) -> None:
+    encoded = json.dumps(members, ensure_ascii=False).encode("utf-8", "replace")
+    assert decode_headers(encoded) == json.loads(encoded)
+    with_odd_value = encoded[:-1] + (b"," if members else b"") + b'"odd value":NaN}'
+    assert decode_headers(with_odd_value) == json.loads(encoded) | {"odd value": "NaN"}
 
 
 @pytest.mark.parametrize("encoded", [b"{", b"\xff", b"not json", b'{"a":1}x', b"[" * 5000])

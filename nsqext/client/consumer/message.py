@@ -220,7 +220,7 @@ class Message(RawMessage):
     def headers(self) -> Mapping[str, Any]:
         """Extend headers without the reserved ones; empty if it has none.
 
-        Values are text, unless a publisher of another kind used other JSON values.
+        Values are text, unless another client used other JSON values; a value that is not JSON is a `nsqext.RawJson`.
 
         Raises:
             ProtocolError: the header is not JSON, even by the lenient rules of servers.

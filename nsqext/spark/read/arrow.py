@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-import orjson
 import pyarrow as pa
 from attrs import define
 
 from nsqext.errors import ProtocolError
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER, SIZE_HEADER, decompress_body, is_compressed
-from nsqext.protocol.headers import KEY_HEADER, RESERVED_PREFIX, TAG_HEADER, decode_headers, tag_of
+from nsqext.protocol.headers import KEY_HEADER, RESERVED_PREFIX, TAG_HEADER, decode_headers, header_json, tag_of
 from nsqext.protocol.messages import EXT_JSON, EXT_TAG, MESSAGE_ID_SIZE
 from nsqext.spark.columns import BASE_COLUMNS, Columns, arrow_schema
 
@@ -204,7 +203,7 @@ class _Batch:
         """Return the headers of a message; None if it has none."""
         if len(header) <= _HEADER_START:
             return None
-        pairs = [(name, _text(value)) for name, value in parsed.items() if not name.startswith(RESERVED_PREFIX)]
+        pairs = [(name, header_json(value)) for name, value in parsed.items() if not name.startswith(RESERVED_PREFIX)]
         if not self.rows.headers_as_array:
             return pairs
         return [{"key": name, "value": None if value is None else value.encode()} for name, value in pairs]
@@ -221,7 +220,7 @@ _BUILDERS: dict[str, Callable[[_Batch], pa.Array]] = {
     "attempts": lambda batch: batch.numbers("attempts", np.int32),
     "tag": lambda batch: batch.from_headers("tag", _tag),
     "headers": lambda batch: batch.from_headers("headers", batch.pairs),
-    "key": lambda batch: batch.from_headers("key", lambda _, parsed: _text(parsed.get(KEY_HEADER))),
+    "key": lambda batch: batch.from_headers("key", lambda _, parsed: header_json(parsed.get(KEY_HEADER))),
 }
 
 
@@ -234,10 +233,3 @@ def _tag(header: bytes, parsed: Mapping[str, Any]) -> str | None:
     if header[0] == EXT_TAG:
         return header[_HEADER_START:].decode("utf-8", "replace") or None
     return tag_of(parsed)
-
-
-def _text(value: object) -> str | None:
-    """Return the value of a header as text; other values than text as JSON."""
-    if value is None or isinstance(value, str):
-        return value
-    return orjson.dumps(value).decode()

@@ -167,7 +167,7 @@ def test_headers_that_servers_store_although_they_are_not_quite_json() -> None:
     """A message of another client must not stop a query."""
     (row, half) = read(message(header=b'{"a":"\xff","##key":"k"}'), message(header=b'{"a":"\\ud800","n":1e999}'))
     assert (row["headers"], row["key"]) == ({"a": "\ufffd"}, "k")
-    assert half["headers"] == {"a": "\ufffd", "n": None}
+    assert half["headers"] == {"a": "\ufffd", "n": "1e999"}
 
 
 def test_large_bodies_are_read_in_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:

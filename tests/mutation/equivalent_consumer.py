@@ -79,7 +79,7 @@ CONSUMER: dict[tuple[str, str, str], str] = {
         "_BLOCKED = 5  # looks in a row at a partition that delivers nothing, before that is an error, or is logged",
     ): "the number of looks is chosen",
     (
-        "client/consumer/subscriptions/subscription_group.py",
+        "client/pulse.py",
         "number + 1",
         "_LIST_FROM = 4  # topics of a service from which on the list of all topics is read, if it is not long",
     ): "the number of topics is chosen",
@@ -150,14 +150,14 @@ CONSUMER: dict[tuple[str, str, str], str] = {
         "used_up = message.attempts > 1 and self._policy.attempts_exhausted(message)",
     ): "speed only: a first attempt exhausts nothing",
     (
-        "client/consumer/subscriptions/subscription_group.py",
+        "client/pulse.py",
         "GtE to Gt",
         "listed = len(self.since) >= _LIST_FROM and self.metadata.lists_cheaply(len(self.since))",
     ): "the number of topics is chosen",
     (
-        "client/consumer/subscriptions/subscription_group.py",
+        "client/pulse.py",
         "plus and minus",
-        "if self.silence.due + _PAST_DUE < self.due_at:",
+        "if self.silence.due + PAST_DUE < self.due_at:",
     ): "one tick more",
     (
         "client/consumer/subscriptions/subscription_group.py",

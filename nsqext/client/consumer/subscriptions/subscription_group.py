@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
 from math import inf
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import anyio
-from anyio.lowlevel import RunVar
 from attrs import define, field, frozen
 
 from nsqext.client.consumer.subscriptions.rdy_distributor import IDLE, IDLE_TURN, RdyDistributor
+from nsqext.client.pulse import PAST_DUE, Pulse
 from nsqext.dispatch.buckets import KeySharing
 from nsqext.waits import Waiters
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.subscriptions.subscription import Subscription
     from nsqext.client.events import ClientEvents
     from nsqext.lookup.metadata import MetadataCache
-    from nsqext.types import Address
 
 
 @frozen
@@ -61,133 +59,10 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 _TICK = 0.25  # seconds between two ticks while messages are received or something is unsent
 _IDLE_TICK = 5.0
 """Longest time between two ticks of a `Pulse`, and of a connection without messages while others have some."""
-_PAST_DUE = 0.01  # seconds by which a tick follows a time that has to have passed
 _LONGEST_REST = 60.0  # longest time between two ticks while nothing is in flight and nothing is due
 _TICKS_PER_TIMEOUT = 8
-_AFTERWARDS = 0.05
-"""Seconds after a late tick within which bytes may have been in the socket before it: trio runs timers and readers of a
-turn of the event loop in any order."""
-
-_SILENCE = 4.0  # seconds without a message, and seconds between two lookups, of a topic
-_JITTER = 1.0  # most seconds by which a pause is shorter, so that processes do not look topics up together
-_RATE = 25.0  # most lookups per second, of topics that are looked up one by one
-_LIST_FROM = 4  # topics of a service from which on the list of all topics is read, if it is not long
 
 _clock = time.monotonic
-_Service: TypeAlias = "frozenset[Address]"
-
-
-@frozen
-class _Upgradable:
-    """Topics without extend support that consumers of one lookup service have subscribed to."""
-
-    metadata: MetadataCache  # where the topics are looked up
-    since: dict[str, float] = field(factory=dict)  # when messages of each topic were received last
-
-    def look_up(self, looked_up: dict[str, float], now: float) -> float:
-        """Look up the topics that are due; return when the next one is. Updates when each was looked up last."""
-        listed = len(self.since) >= _LIST_FROM and self.metadata.lists_cheaply(len(self.since))
-        pause = _SILENCE if listed else max(_SILENCE, len(self.since) / _RATE)
-        due = [topic for topic, since in self.since.items() if max(since, looked_up[topic]) + pause <= now]
-        if due and listed:
-            self.metadata.poll_extended(self.since)
-        for topic in self.since if due and listed else due:
-            if not listed:
-                self.metadata.poll_soon(topic, "r")
-            looked_up[topic] = now - random.uniform(0.0, _JITTER)
-        return min((max(since, looked_up[topic]) + pause for topic, since in self.since.items()), default=inf)
-
-
-class SilenceWatch:
-    """Looks up topics that may have been upgraded to extend support by another tool, because no message arrives.
-
-    After an upgrade, the first message stops the deliveries to connections without extend support: the server sends
-    neither messages nor heartbeats to them, and reports nothing (captured: upgrade_ext). A missing heartbeat shows it
-    after 30 s. So topics without extend support are looked up while no message arrives; a message shows that its topic
-    was not upgraded. Several topics are looked up with one request for the list of all topics, unless that is long.
-
-    One watch serves all consumers of an event loop, so that consumers share its lookups.
-    """
-
-    def __init__(self) -> None:
-        self.due: float = inf  # time of the next `look_up`; infinity without such topics
-        self._looked_up: dict[_Service, dict[str, float]] = {}
-
-    def watch(self, subscription: Subscription, now: float) -> None:
-        """Watch the topic of a subscription that was opened."""
-        if subscription.upgradable:
-            self.due = min(self.due, now + _SILENCE)
-
-    def look_up(self, groups: Iterable[SubscriptionGroup], now: float) -> None:
-        """Look up the topics of all consumers that are due."""
-        services: dict[_Service, _Upgradable] = {}
-        for group in groups:
-            metadata = group.metadata
-            found = services.setdefault(frozenset(metadata.addresses), _Upgradable(metadata))
-            received = group.received_at()
-            for topic in {one.topic for one in group.subscriptions if one.upgradable}:
-                found.since[topic] = max(received[topic], found.since.get(topic, -inf))
-        before, self._looked_up, self.due = self._looked_up, {}, inf
-        for service, found in services.items():
-            last = before.get(service, {})
-            looked_up = self._looked_up[service] = {topic: last.get(topic, -inf) for topic in found.since}
-            self.due = min(self.due, found.look_up(looked_up, now))
-
-
-class Pulse:
-    """Detects, for all consumers of an event loop, that the process or the event loop stood still.
-
-    One timer, that of the first consumer, is enough: the others wake only when something is due.
-    """
-
-    def __init__(self) -> None:
-        self.groups: dict[SubscriptionGroup, None] = {}  # the open consumers, first the one whose timer keeps ticking
-        self.ticked_at: float = 0.0  # when that timer ticked last
-        self.due_at: float = inf  # when its next tick is due
-        self.stood_since: float = 0.0  # last tick before the latest standstill
-        self.stood_until: float = -inf  # until when bytes that are read may have arrived during the standstill
-        self.silence: SilenceWatch = SilenceWatch()  # looks up topics without messages
-
-    def notice(self, since: float, now: float) -> None:
-        """Record that a timer was late, whose last tick was at a time."""
-        if now >= self.stood_until:
-            self.stood_since, self.stood_until = max(since, self.ticked_at), now + _AFTERWARDS
-
-    def limit(self, group: SubscriptionGroup, pause: float, now: float) -> float:
-        """Return the pause of a timer, which is short for the first one."""
-        first = next(iter(self.groups))
-        if first is not group:
-            if now + group.longest_pause() < self.due_at:
-                first.wake_timer()
-            return pause
-        pause = min(pause, *(other.longest_pause() for other in self.groups))
-        pause = max(0.0, min(pause, self.silence.due + _PAST_DUE - now))
-        self.ticked_at, self.due_at = now, now + pause
-        return pause
-
-    def look_up_silent(self, now: float) -> None:
-        """Look up the topics that may have been upgraded."""
-        if now >= self.silence.due:
-            self.silence.look_up(self.groups, now)
-
-    def watch(self, subscription: Subscription, now: float) -> None:
-        """Look the topic of a new subscription up while no message arrives."""
-        self.silence.watch(subscription, now)
-        if self.silence.due + _PAST_DUE < self.due_at:
-            for first in self.groups:
-                first.wake_timer()
-                break
-
-    def leave(self, group: SubscriptionGroup) -> None:
-        """Remove a consumer that ends; the next one keeps the time."""
-        del self.groups[group]
-        self.due_at = inf
-        for first in self.groups:
-            first.wake_timer()
-            break
-
-
-_pulse: RunVar[Pulse] = RunVar("nsqext_pulse")
 
 
 @define(eq=False)
@@ -237,7 +112,8 @@ class SubscriptionGroup:
         self.rebalance()
         self._all_due = 0.0  # its message timeout may be shorter than the current pause
         self.wake_timer()
-        self._pulse.watch(subscription, _clock())
+        if subscription.upgradable:
+            self._pulse.watch_silence(_clock())
 
     def remove(self, subscription: Subscription) -> bool:
         """Remove a subscription that ended; return whether it had been added."""
@@ -293,11 +169,15 @@ class SubscriptionGroup:
             lookup_failures=self.metadata.failures,
         )
 
-    def received_at(self) -> dict[str, float]:
-        """Return topic -> when messages of its subscriptions were received last, or when the last one was opened."""
-        found: dict[str, float] = {}
-        for one in self.live:
-            found[one.topic] = max(one.received_at, found.get(one.topic, 0.0))
+    def upgradable_topics(self) -> dict[str, float]:
+        """Return the subscribed topics without extend support, and when messages of each were received last.
+
+        Until then, the time when the last of their subscriptions was opened.
+        """
+        found = {subscription.topic: 0.0 for subscription in self.subscriptions if subscription.upgradable}
+        for subscription in self.live:
+            if subscription.topic in found:
+                found[subscription.topic] = max(subscription.received_at, found[subscription.topic])
         return found
 
     # RDY
@@ -415,9 +295,8 @@ class SubscriptionGroup:
 
     async def run_timer(self) -> None:
         """Tick for ever: a few times a second while messages are in flight, when something is due while it is idle."""
-        self._pulse = pulse = _pulse.get(None) or Pulse()
-        _pulse.set(pulse)
-        pulse.groups[self] = None
+        self._pulse = pulse = Pulse.current()
+        pulse.members[self] = None
         try:
             while True:
                 self._ticked_at = started = _clock()
@@ -468,10 +347,10 @@ class SubscriptionGroup:
         """Return the seconds until an idle consumer ticks: turns end, windows are reset, a heartbeat is missing."""
         due = min((subscription.silence_due for subscription in self.live), default=inf)
         if self.flow.takes_turns:
-            due = min(due, now + IDLE_TURN + _PAST_DUE)
+            due = min(due, now + IDLE_TURN + PAST_DUE)
         reset = self._received_at + IDLE
         if now < reset:
-            due = min(due, reset + _PAST_DUE)
+            due = min(due, reset + PAST_DUE)
         return max(_TICK, min(due - now, _LONGEST_REST))
 
     def longest_pause(self) -> float:

@@ -12,7 +12,7 @@ from anyio.lowlevel import checkpoint
 from nsqext.client.consumer.options import BackoffOptions
 from nsqext.client.consumer.subscriptions import subscription_group as module
 from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff
-from nsqext.client.consumer.subscriptions.subscription_group import ConsumerConnection, Pulse
+from nsqext.client.consumer.subscriptions.subscription_group import ConsumerConnection
 from nsqext.dispatch.buckets import KeySharing
 from nsqext.errors import InvalidState
 from nsqext.transport.options import ConnectionOptions
@@ -53,9 +53,9 @@ def test_the_last_receipt_of_a_topic_is_that_of_any_of_its_subscriptions(now: li
     bench, times = Bench(), [("t", 5.0), ("t", 7.0), ("t", 6.0), ("u", 9.0)]
     for number, (topic, time) in enumerate(times):
         connection = Connection(topic, number)
-        connection.received_at = time
+        connection.received_at, connection.upgradable = time, number == 2
         bench.add(connection)
-    assert bench.group.received_at() == {"t": 7.0, "u": 9.0}
+    assert bench.group.upgradable_topics() == {"t": 7.0}
 
 
 def test_a_bucket_of_keys_never_waits_for_a_turn(now: list[float]) -> None:
@@ -196,11 +196,13 @@ def test_a_pause_of_a_backoff_wakes_the_timer_in_time(now: list[float]) -> None:
 
 
 def test_silent_topics_are_looked_up_by_the_ticks_of_any_consumer(now: list[float]) -> None:
-    bench, connection = Bench(), Connection()
+    other, bench, connection = Bench(), Bench(), Connection()
+    other.add(Connection())
+    assert other.group._pulse.silence.due == inf, "its topic has extend support"
     connection.upgradable, connection.received_at, connection.msg_timeout = True, _NOW, 100.0
     connection.request.options.connection = ConnectionOptions(heartbeat_interval=60.0)
     pulse = bench.group._pulse
-    pulse.groups[bench.group] = None
+    pulse.members[bench.group] = None
     pulse.due_at = _NOW + 60.0
     bench.group._due_at = inf
     bench.add(connection)
@@ -213,17 +215,6 @@ def test_silent_topics_are_looked_up_by_the_ticks_of_any_consumer(now: list[floa
     bench.group._tick(_NOW + 4.0, 0.0)
     assert bench.looked_up == ["t"]
     assert _NOW + 7.0 <= pulse.silence.due <= _NOW + 8.0
-
-
-def test_a_standstill_begins_with_the_last_tick_of_any_consumer() -> None:
-    pulse = Pulse()
-    pulse.ticked_at = 90.0
-    pulse.notice(80.0, 100.0)
-    assert (pulse.stood_since, pulse.stood_until) == pytest.approx((90.0, 100.05))
-    pulse.notice(99.0, 100.04)
-    assert (pulse.stood_since, pulse.stood_until) == pytest.approx((90.0, 100.05)), "a timer of the same standstill"
-    pulse.notice(95.0, 101.0)
-    assert (pulse.stood_since, pulse.stood_until) == pytest.approx((95.0, 101.05))
 
 
 def test_bytes_that_are_read_after_a_standstill_may_have_arrived_before_it() -> None:
@@ -245,7 +236,7 @@ async def test_a_timer_that_rests_is_woken_and_ends_with_its_consumer() -> None:
         async with anyio.create_task_group() as tasks:
             for one in (bench, other):
                 tasks.start_soon(one.group.run_timer)
-                while one.group not in one.group._pulse.groups:
+                while one.group not in one.group._pulse.members:
                     await checkpoint()
             assert other.group._pulse is bench.group._pulse
             for _ in range(5):
@@ -257,4 +248,4 @@ async def test_a_timer_that_rests_is_woken_and_ends_with_its_consumer() -> None:
             assert bench.late == []
             assert other.late[0] < 0.25
             tasks.cancel_scope.cancel()
-    assert not bench.group._pulse.groups
+    assert not bench.group._pulse.members

@@ -15,7 +15,7 @@ import pytest
 from nsqext import Consumer
 from nsqext.client.consumer.subscriptions import subscription_group as module
 from nsqext.client.consumer.subscriptions.subscription import Subscription
-from nsqext.client.consumer.subscriptions.subscription_group import Pulse, SubscriptionGroup
+from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
 from nsqext.client.events import ClientEvent
 from tests.support.consumers import eventually, quick
 from tests.support.fake_nsqd import PLAIN, Peer, message, scripted_node
@@ -223,48 +223,13 @@ async def test_pending_commands_of_a_turn_are_sent_together() -> None:
         tasks.cancel_scope.cancel()
 
 
-class Group:
-    """What a pulse needs of a consumer."""
-
-    def __init__(self, longest: float) -> None:
-        self.longest = longest
-        self.woken = 0
-
-    def longest_pause(self) -> float:
-        return self.longest
-
-    def wake_timer(self) -> None:
-        self.woken += 1
-
-
-def pulse_of(*groups: Group) -> Pulse:
-    pulse = Pulse()
-    pulse.groups.update(dict.fromkeys(cast("list[SubscriptionGroup]", groups)))
-    return pulse
-
-
-async def test_one_of_the_idle_consumers_wakes_often() -> None:
-    groups = one, two, three = Group(4.0), Group(4.0), Group(1.0)
-    pulse = pulse_of(*groups)
-    assert pulse.limit(cast("SubscriptionGroup", two), 30.0, 100.0) == 30.0
-    assert one.woken == 1  # it has not ticked so far
-    assert pulse.limit(cast("SubscriptionGroup", one), 30.0, 100.0) == 1.0  # the shortest of all
-    assert (pulse.ticked_at, pulse.due_at) == (100.0, 101.0)
-    assert pulse.limit(cast("SubscriptionGroup", three), 30.0, 100.5) == 30.0
-    assert pulse.limit(cast("SubscriptionGroup", one), 0.25, 101.0) == 0.25
-    assert [group.woken for group in groups] == [1, 0, 0]
-    pulse.leave(cast("SubscriptionGroup", one))
-    assert two.woken == 1
-    assert pulse.limit(cast("SubscriptionGroup", two), 30.0, 101.5) == 1.0
-
-
 async def test_an_idle_consumer_notices_by_the_timer_of_another_that_the_process_stood_still() -> None:
     async with scripted_node(granted=PLAIN) as node:
         async with (
             Consumer("t", "ch", nsqd=str(node), **quick(start_timeout=0.0)) as first,
             Consumer("t", "ch", nsqd=str(node), **quick(start_timeout=0.0)) as second,
         ):
-            await eventually(lambda: len(first._group._pulse.groups) == 2)
+            await eventually(lambda: len(first._group._pulse.members) == 2)
             group, pulse = second._group, second._group._pulse
             assert pulse is first._group._pulse
             now = time.monotonic()
@@ -273,7 +238,7 @@ async def test_an_idle_consumer_notices_by_the_timer_of_another_that_the_process
             assert group.earliest_receipt(now) == now
             assert group.earliest_receipt(now + 20.0) == now - 25.0  # its own timer is late as well
             assert group.earliest_receipt(now + 3.0) == now - 4.0
-        assert not pulse.groups
+        assert not pulse.members
 
 
 async def test_an_idle_consumer_rests_until_a_heartbeat_is_missing() -> None:

@@ -1,4 +1,4 @@
-"""Topics without extend support are looked up while no message arrives; others are not."""
+"""The timers of consumers share a pulse; topics without extend support are looked up while no message arrives."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable
 from math import inf
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
+import pytest
 from attrs import define, field
 
-from nsqext.client.consumer.subscriptions.subscription_group import SilenceWatch, SubscriptionGroup
-
-if TYPE_CHECKING:
-    from nsqext.client.consumer.subscriptions.subscription import Subscription
+from nsqext.client.pulse import Pulse, PulseMember, SilenceWatch
 
 
 @define
 class Stand:
-    """The members of a subscription that the watch reads."""
+    """A topic that a consumer has subscribed to."""
 
     topic: str = "t"
     delivered_at: float = 100.0
@@ -45,30 +43,42 @@ class Lookups:
         self.topics.append(topic)
 
 
-@define
-class Group:
-    """The members of the subscriptions of a consumer that the watch reads."""
+@define(eq=False)
+class Member:
+    """The subscriptions of a consumer."""
 
-    metadata: Lookups
-    subscriptions: list[Stand]
+    metadata: Lookups = field(factory=Lookups)
+    stands: list[Stand] = field(factory=list)
+    longest: float = 4.0
+    woken: int = 0
 
-    def received_at(self) -> dict[str, float]:
-        in_order = sorted(self.subscriptions, key=lambda stand: stand.delivered_at)
-        return {stand.topic: stand.delivered_at for stand in in_order}
+    def upgradable_topics(self) -> dict[str, float]:
+        in_order = sorted(self.stands, key=lambda stand: stand.delivered_at)
+        return {stand.topic: stand.delivered_at for stand in in_order if stand.upgradable}
+
+    def longest_pause(self) -> float:
+        return self.longest
+
+    def wake_timer(self) -> None:
+        self.woken += 1
+
+
+def member(of: Member) -> PulseMember:
+    return cast("PulseMember", of)
 
 
 class Consumers:
     """Consumers of an event loop, each with its metadata and subscriptions, and their watch."""
 
     def __init__(self, consumers: list[tuple[Lookups, list[Stand]]]) -> None:
-        self.groups = [Group(lookups, stands) for lookups, stands in consumers]
+        self.members = [Member(lookups, stands) for lookups, stands in consumers]
         self.watch = SilenceWatch()
         for _, stands in consumers:
             for stand in stands:
-                self.watch.watch(cast("Subscription", stand), stand.delivered_at)
+                self.watch.watch(stand.delivered_at)
 
     def look_up(self, now: float) -> None:
-        self.watch.look_up(cast("list[SubscriptionGroup]", self.groups), now)
+        self.watch.look_up(map(member, self.members), now)
 
     def run(self, until: float) -> list[float]:
         """Look up whenever it is due; return the times at which something was looked up."""
@@ -83,7 +93,7 @@ class Consumers:
 
     @property
     def looked_up(self) -> int:
-        return sum(len(group.metadata.topics) + len(group.metadata.lists) for group in self.groups)
+        return sum(len(one.metadata.topics) + len(one.metadata.lists) for one in self.members)
 
 
 def test_a_silent_topic_is_looked_up_every_four_seconds_at_the_latest() -> None:
@@ -145,7 +155,6 @@ def test_more_topics_of_a_large_cluster_are_looked_up_less_often() -> None:
 
 
 def test_other_topics_are_not_looked_up() -> None:
-    assert Consumers([(Lookups(), [Stand(upgradable=False)])]).watch.due == inf
     stand = Stand()
     consumers = Consumers([(Lookups(), [stand])])
     stand.upgradable = False
@@ -158,3 +167,29 @@ def test_a_topic_that_was_left_is_forgotten() -> None:
     consumers.run(150.0)
     stands.clear()
     assert (consumers.run(200.0), consumers.watch.due) == ([], inf)
+
+
+def test_one_of_the_idle_consumers_wakes_often() -> None:
+    members = one, two, three = Member(), Member(), Member(longest=1.0)
+    pulse = Pulse(dict.fromkeys(map(member, members)))
+    assert pulse.limit(member(two), 30.0, 100.0) == 30.0
+    assert one.woken == 1  # it has not ticked so far
+    assert pulse.limit(member(one), 30.0, 100.0) == 1.0  # the shortest of all
+    assert (pulse.ticked_at, pulse.due_at) == (100.0, 101.0)
+    assert pulse.limit(member(three), 30.0, 100.5) == 30.0
+    assert pulse.limit(member(one), 0.25, 101.0) == 0.25
+    assert [one.woken for one in members] == [1, 0, 0]
+    pulse.leave(member(one))
+    assert two.woken == 1
+    assert pulse.limit(member(two), 30.0, 101.5) == 1.0
+
+
+def test_a_standstill_begins_with_the_last_tick_of_any_consumer() -> None:
+    pulse = Pulse()
+    pulse.ticked_at = 90.0
+    pulse.notice(80.0, 100.0)
+    assert (pulse.stood_since, pulse.stood_until) == pytest.approx((90.0, 100.05))
+    pulse.notice(99.0, 100.04)
+    assert (pulse.stood_since, pulse.stood_until) == pytest.approx((90.0, 100.05)), "a timer of the same standstill"
+    pulse.notice(95.0, 101.0)
+    assert (pulse.stood_since, pulse.stood_until) == pytest.approx((95.0, 101.05))

@@ -1,0 +1,163 @@
+"""What the consumers of one event loop share: they notice a standstill of the process, and look up silent topics."""
+
+from __future__ import annotations
+
+import random
+from math import inf
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from anyio.lowlevel import RunVar
+from attrs import define, field, frozen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nsqext.lookup.metadata import MetadataCache
+    from nsqext.types import Address
+
+PAST_DUE = 0.01
+"""Seconds by which a tick follows a time that has to have passed."""
+_AFTERWARDS = 0.05
+"""Seconds after a late tick within which bytes may have been in the socket before it: trio runs timers and readers of a
+turn of the event loop in any order."""
+
+_SILENCE = 4.0  # seconds without a message, and seconds between two lookups, of a topic
+_JITTER = 1.0  # most seconds by which a pause is shorter, so that processes do not look topics up together
+_RATE = 25.0  # most lookups per second, of topics that are looked up separately
+_LIST_FROM = 4  # topics of a service from which on the list of all topics is read, if it is not long
+
+_Service: TypeAlias = "frozenset[Address]"
+
+
+class PulseMember(Protocol):
+    """The subscriptions of a consumer, which have a timer."""
+
+    @property
+    def metadata(self) -> MetadataCache:
+        """Where its topics are looked up."""
+
+    def upgradable_topics(self) -> dict[str, float]:
+        """Return the subscribed topics without extend support, and when messages of each were received last."""
+
+    def longest_pause(self) -> float:
+        """Return the seconds after which it has to tick at the latest."""
+
+    def wake_timer(self) -> None:
+        """Tick in the next turn of the event loop."""
+
+
+@frozen
+class _Upgradable:
+    """Topics without extend support that consumers of one lookup service have subscribed to."""
+
+    metadata: MetadataCache  # where the topics are looked up
+    since: dict[str, float] = field(factory=dict)  # when messages of each topic were received last
+
+    def look_up(self, looked_up: dict[str, float], now: float) -> float:
+        """Look up the topics that are due; return when the next is. Updates when each was looked up last."""
+        listed = len(self.since) >= _LIST_FROM and self.metadata.lists_cheaply(len(self.since))
+        pause = _SILENCE if listed else max(_SILENCE, len(self.since) / _RATE)
+        due = [topic for topic, since in self.since.items() if max(since, looked_up[topic]) + pause <= now]
+        if due and listed:
+            self.metadata.poll_extended(self.since)
+        for topic in self.since if due and listed else due:
+            if not listed:
+                self.metadata.poll_soon(topic, "r")
+            looked_up[topic] = now - random.uniform(0.0, _JITTER)
+        return min((max(since, looked_up[topic]) + pause for topic, since in self.since.items()), default=inf)
+
+
+class SilenceWatch:
+    """Looks up topics that may have been upgraded to extend support by another tool, because no message arrives.
+
+    After an upgrade, the first message stops the deliveries to connections without extend support: the server sends
+    neither messages nor heartbeats to them, and reports nothing (captured: upgrade_ext). A missing heartbeat shows it
+    after 30 s. So topics without extend support are looked up while no message arrives; a message shows that its topic
+    was not upgraded. Several topics are looked up with one request for the list of all topics, unless that is long.
+    """
+
+    def __init__(self) -> None:
+        self.due: float = inf  # time of the next `look_up`; infinity without such topics
+        self._looked_up: dict[_Service, dict[str, float]] = {}
+
+    def watch(self, now: float) -> None:
+        """Look up a topic that was subscribed to, unless messages arrive."""
+        self.due = min(self.due, now + _SILENCE)
+
+    def look_up(self, members: Iterable[PulseMember], now: float) -> None:
+        """Look up the topics of all consumers that are due."""
+        services: dict[_Service, _Upgradable] = {}
+        for member in members:
+            metadata = member.metadata
+            found = services.setdefault(frozenset(metadata.addresses), _Upgradable(metadata))
+            for topic, received in member.upgradable_topics().items():
+                found.since[topic] = max(received, found.since.get(topic, -inf))
+        before, self._looked_up, self.due = self._looked_up, {}, inf
+        for service, found in services.items():
+            last = before.get(service, {})
+            looked_up = self._looked_up[service] = {topic: last.get(topic, -inf) for topic in found.since}
+            self.due = min(self.due, found.look_up(looked_up, now))
+
+
+@define(eq=False)
+class Pulse:
+    """Detects, for all consumers of an event loop, that the process or the event loop stood still.
+
+    The timer of the first consumer is enough: the others wake only when something is due.
+    """
+
+    members: dict[PulseMember, None] = field(factory=dict)  # open consumers; the timer of the first keeps ticking
+    ticked_at: float = 0.0  # when that timer ticked last
+    due_at: float = inf  # when its next tick is due
+    stood_since: float = 0.0  # last tick before the latest standstill
+    stood_until: float = -inf  # until when bytes that are read may have arrived during the standstill
+    silence: SilenceWatch = field(factory=SilenceWatch)  # looks up topics without messages
+
+    @classmethod
+    def current(cls) -> Pulse:
+        """Return the pulse of the running event loop."""
+        pulse = _current.get(None) or cls()
+        _current.set(pulse)
+        return pulse
+
+    def notice(self, since: float, now: float) -> None:
+        """Record that a timer was late, whose last tick was at a time."""
+        if now >= self.stood_until:
+            self.stood_since, self.stood_until = max(since, self.ticked_at), now + _AFTERWARDS
+
+    def limit(self, member: PulseMember, pause: float, now: float) -> float:
+        """Return the pause of a timer, which is short for the first consumer."""
+        first = next(iter(self.members))
+        if first is not member:
+            if now + member.longest_pause() < self.due_at:
+                first.wake_timer()
+            return pause
+        pause = min(pause, *(other.longest_pause() for other in self.members))
+        pause = max(0.0, min(pause, self.silence.due + PAST_DUE - now))
+        self.ticked_at, self.due_at = now, now + pause
+        return pause
+
+    def look_up_silent(self, now: float) -> None:
+        """Look up the topics that may have been upgraded."""
+        if now >= self.silence.due:
+            self.silence.look_up(self.members, now)
+
+    def watch_silence(self, now: float) -> None:
+        """Look up a topic that was subscribed to, and has no extend support, while no message arrives."""
+        self.silence.watch(now)
+        if self.silence.due + PAST_DUE < self.due_at:
+            self._wake_first()
+
+    def leave(self, member: PulseMember) -> None:
+        """Remove a consumer that ends; the next one keeps the time."""
+        del self.members[member]
+        self.due_at = inf
+        self._wake_first()
+
+    def _wake_first(self) -> None:
+        for first in self.members:
+            first.wake_timer()
+            break
+
+
+_current: RunVar[Pulse] = RunVar("nsqext_pulse")

@@ -8,14 +8,18 @@ CONSUMER: dict[tuple[str, str, str], str] = {
     (
         "client/consumer/subscriptions/early_messages.py",
         "Lt to LtE",
-        "if message.header.find(DELAYED_MARK) < 0:",
+        "if message.header.find(DUE_HEADER.encode()) < 0:",
     ): "a header begins with a brace",
     (
         "client/consumer/message.py",
         "number + 1",
         "return int(size) if size.isascii() and size.isdigit() and len(size) < 20 else MAX_UNPACKED",
     ): "a number of 20 digits is above the bound as well",
-    ("client/consumer/handlers/failure_policy.py", "number + 1", "self._added += 1"): "the numbers only have to rise",
+    (
+        "client/consumer/subscriptions/early_messages.py",
+        "number + 1",
+        "self._added += 1",
+    ): "the numbers only have to rise",
     ("client/consumer/handlers/workers.py", "LtE to Lt", "if pause <= 0:"): "a wait of no seconds ends at once",
     (
         "client/consumer/subscriptions/subscription.py",
@@ -50,12 +54,12 @@ CONSUMER: dict[tuple[str, str, str], str] = {
     (
         "client/consumer/subscriptions/subscription.py",
         "GtE to Gt",
-        "if extend and message.header.find(DELAYED_MARK) >= 0:",
+        "if extend and message.header.find(_DELAYED) >= 0:",
     ): "a header begins with a brace",
     (
         "client/consumer/subscriptions/subscription.py",
         "number + 1",
-        "if extend and message.header.find(DELAYED_MARK) >= 0:",
+        "if extend and message.header.find(_DELAYED) >= 0:",
     ): "a header begins with a brace",
     (
         "client/consumer/subscriptions/partition_reader.py",

@@ -112,8 +112,7 @@ class Scene:
             metadata=self,
             events=SimpleNamespace(emit=lambda *event: self.events.append(event)),
             tasks=tasks,
-            deliver=None,
-            forget=self.forgotten.append,
+            receiver=SimpleNamespace(dispatch=None, forget=self.forgotten.append),
             wants=lambda key: self.options.partitions is None or key in self.options.partitions,
         )
         self.subject = Subscriber("t", cast("SubscriberContext", context), self.failed.append, discovered=discovered)

@@ -6,18 +6,17 @@ from math import inf
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Literal, cast
 
-from nsqext.client.consumer.options import BackoffOptions
+from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions
 from nsqext.client.consumer.subscriptions import subscription_group as module
-from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff, RdyDistributor
-from nsqext.client.consumer.subscriptions.subscription import Subscription
+from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff
 from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
 from nsqext.client.events import ClientEvent, ClientEvents
 from nsqext.dispatch.buckets import KeySharing
 from nsqext.transport.options import ConnectionOptions
 
 if TYPE_CHECKING:
-    from nsqext.client.consumer.message import UnpackBudget
-    from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
+    from nsqext.client.consumer.subscriptions.subscription import Subscription
+    from nsqext.client.tasks import BackgroundTasks
     from nsqext.lookup.metadata import MetadataCache
 
 __all__ = ("Bench", "Connection", "ready")
@@ -66,23 +65,17 @@ class Bench:
     """A group of connections that a test adds."""
 
     def __init__(self, max_in_flight: int = 10, mode: Literal["consumer", "connection"] = "connection") -> None:
-        self.backoff = Backoff(BackoffOptions(mode=mode), lambda: 1.0)
-        self.flow = RdyDistributor[Subscription](max_in_flight, self.backoff, initial_ready=100)
         self.events: list[ClientEvent] = []
         self.looked_up: list[str] = []
         self.late: list[float] = []
         events = ClientEvents()
         events.add(self.events.append)
-        self.group = SubscriptionGroup(
-            self.flow,
-            self.backoff,
-            lambda now, late: self.late.append(late),
-            events,
-            cast("UnpackBudget", None),
-            cast("EarlyMessages", None),
-            lambda: None,
-            cast("MetadataCache", self),
+        options = ConsumerOptions(
+            max_in_flight=max_in_flight, max_in_flight_bytes=0, initial_ready=100, backoff=BackoffOptions(mode=mode)
         )
+        tasks = cast("BackgroundTasks", SimpleNamespace(check_event_loop=lambda: None))
+        self.group = SubscriptionGroup(options, cast("MetadataCache", self), events, tasks)
+        self.backoff, self.flow = self.group.backoff, self.group.flow
 
     answer_age: float | None = 1.5
     failures: int = 2
@@ -100,6 +93,10 @@ class Bench:
         """Add open subscriptions."""
         for connection in connections:
             self.group.add(cast("Subscription", connection))
+
+    def ticked(self, now: float, late: float) -> None:
+        """Record by how much a tick was late."""
+        self.late.append(late)
 
     def remove(self, connection: Connection) -> bool:
         """Remove a subscription that ended."""

@@ -90,8 +90,7 @@ class FakeMonitor:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.unpack_budget = UnpackBudget(0)
-        self.kept: list[tuple[int, float]] = []
-        self.early = EarlyMessages(lambda message, at: self.kept.append((message.internal_id, at)))
+        self.early: EarlyMessages | None = None
         self.idle = False
         self.on_time_until = inf
         self.share = 2
@@ -99,6 +98,15 @@ class FakeMonitor:
 
     def received(self, subscription: Subscription) -> None:
         self.calls.append("received")
+
+    def early_messages(self) -> EarlyMessages:
+        self.early = self.early or EarlyMessages()
+        return self.early
+
+    @property
+    def kept(self) -> list[tuple[int, float]]:
+        """The messages that are kept until they are due, and when they are."""
+        return [] if self.early is None else [(message.internal_id, at) for at, _, message in self.early._due]
 
     def earliest_receipt(self, now: float) -> float:
         return self.receipt

@@ -16,7 +16,6 @@ from nsqext.client.consumer.handlers.workers import MessageHandler
 from nsqext.client.consumer.options import ConsumerOptions, ConsumerSettings
 from nsqext.client.consumer.position import check_position
 from nsqext.client.consumer.subscriptions.assignment import SubscriberContext
-from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff, RdyDistributor
 from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
 from nsqext.client.consumer.subscriptions.topics import TopicSubscriptions, select_topics
 from nsqext.client.consumer.typed.parameters import message_handler
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
     from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.position import Position
-    from nsqext.client.consumer.subscriptions.subscription import Subscription
+    from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff
     from nsqext.client.consumer.subscriptions.subscription_group import ConsumerConnection, ConsumerStatistics
     from nsqext.client.events import ClientEvent
 
@@ -105,37 +104,14 @@ class Consumer(Runnable):
         self._state = ConsumerState()
         self._tasks = BackgroundTasks("consumer", self._close)
         self._events = ClientEvents()
-        self.backoff: Backoff = Backoff(self._options.backoff)
+        self._group = SubscriptionGroup(self._options, self._metadata, self._events, self._tasks)
+        self.backoff: Backoff = self._group.backoff
         """The backoff of the consumer, read-only: its level increases while handlers fail."""
-        self._flow: RdyDistributor[Subscription] = RdyDistributor(
-            self._options.max_in_flight, self.backoff, self._options.max_in_flight_bytes, self._options.initial_ready
-        )
-        self._dispatcher = MessageDispatcher(self._options, self._flow, self._fail)
-        self._group = SubscriptionGroup(
-            self._flow,
-            self.backoff,
-            self._dispatcher.tick,
-            self._events,
-            self._dispatcher.unpack_budget,
-            self._dispatcher.early,
-            self._tasks.check_event_loop,
-            self._metadata,
-        )
-        self._topics = TopicSubscriptions(
-            select_topics(topics, self._options, has_lookup=self._metadata.has_lookup),
-            SubscriberContext(
-                self.channel,
-                self._options,
-                self._group,
-                self._metadata,
-                self._dispatcher.dispatch,
-                self._dispatcher.forget,
-                self._events,
-                self._tasks,
-            ),
-            self._fail,
-        )
-        self._iteration = MessageIteration(self._state, self._tasks, self._dispatcher, self._group)
+        self._dispatcher = MessageDispatcher(self._group, self._fail)
+        self._iteration = MessageIteration(self._state, self._dispatcher, self._group)
+        selection = select_topics(topics, self._options, has_lookup=self._metadata.has_lookup)
+        context = SubscriberContext(self.channel, self._group, self._dispatcher)
+        self._topics = TopicSubscriptions(selection, context, self._fail)
         for one in self._middleware:
             one.attach(self)
 
@@ -320,7 +296,8 @@ class Consumer(Runnable):
             self._tasks.check()  # `aclose` may have ended it meanwhile, and nothing would release the metadata
             self._metadata.acquire()
             state.opened = True
-            tasks = [*background, self._subscribe, self._group.run_flush, self._group.run_timer, self._metadata.run]
+            tasks = [*background, self._subscribe, self._group.run_flush, self._metadata.run]
+            tasks.append(partial(self._group.run_timer, self._dispatcher.tick))
             if self._dead_letters is not None:
                 tasks.append(self._dead_letters.run)
             for task in tasks:
@@ -346,7 +323,7 @@ class Consumer(Runnable):
     def _start_workers(self, handler: MessageHandler | BatchHandler) -> None:
         options = self._options
         per_call = handler.limits.max_count if isinstance(handler, BatchHandler) else 1
-        self._flow.concurrency = options.concurrency * per_call
+        self._group.flow.concurrency = options.concurrency * per_call
         dead_letter = options.failure.dead_letter
         hook = None if isinstance(dead_letter, str) else dead_letter
         if self._dead_letters is not None:
@@ -401,7 +378,7 @@ class Consumer(Runnable):
                 logger.error("the consumer cannot continue: %s", error, extra={"topic": self._name})
         started.set()
         self._dispatcher.queue.wake()
-        self._dispatcher.unpack_budget.wake()
+        self._group.unpack_budget.wake()
         state.ended.set()
 
     async def _close(self) -> None:
@@ -454,7 +431,7 @@ class Consumer(Runnable):
         if topic is not None:
             self._group.pause(check_topic(topic), paused=True)
             return
-        self._flow.paused = True
+        self._group.flow.paused = True
         self._group.rebalance()
 
     def resume(self, topic: str | None = None) -> None:
@@ -462,13 +439,13 @@ class Consumer(Runnable):
         if topic is not None:
             self._group.pause(check_topic(topic), paused=False)
         elif not self._dispatcher.queue.stopped:
-            self._flow.paused = False
+            self._group.flow.paused = False
             self._group.rebalance()
 
     @property
     def paused(self) -> bool:
         """Whether no further messages are requested of any topic."""
-        return self._flow.paused
+        return self._group.flow.paused
 
     @property
     def paused_topics(self) -> frozenset[str]:
@@ -495,11 +472,11 @@ class Consumer(Runnable):
         Raises:
             InvalidSetting: the value is not a positive number.
         """
-        return self._flow.max_in_flight
+        return self._group.flow.max_in_flight
 
     @max_in_flight.setter
     def max_in_flight(self, count: int) -> None:
-        self._flow.max_in_flight = check_number("max_in_flight", count, 1)
+        self._group.flow.max_in_flight = check_number("max_in_flight", count, 1)
         self._group.rebalance()
 
     @property

@@ -13,12 +13,11 @@ from anyio.lowlevel import checkpoint
 from attrs import define, evolve, field
 
 from nsqext.client.consumer.handlers.batches import TOUCHES, BatchHandler, HeldMessages, MessageBatch, touch_due
-from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues, FailurePolicy
+from nsqext.client.consumer.handlers.failure_policy import FailurePolicy
 from nsqext.client.consumer.handlers.key_lanes import KeyLanes
 from nsqext.client.consumer.handlers.partition_order import KeyLaneOwner, is_lost
 from nsqext.client.consumer.handlers.workers import BatchCollector, MessageQueue, StallWatch, Workers
-from nsqext.client.consumer.message import UnpackBudget, key_reader
-from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
+from nsqext.client.consumer.message import key_reader
 from nsqext.errors import InvalidInput
 from nsqext.protocol.messages import is_text_id
 
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.batches import BatchLimits
     from nsqext.client.consumer.handlers.workers import MessageHandler
     from nsqext.client.consumer.message import Message
-    from nsqext.client.consumer.options import ConsumerOptions, DeadLetterHook
-    from nsqext.client.consumer.subscriptions.rdy_distributor import RdyDistributor
+    from nsqext.client.consumer.options import DeadLetterHook
     from nsqext.client.consumer.subscriptions.subscription import Subscription
     from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
     from nsqext.client.tasks import BackgroundTasks
@@ -46,27 +44,21 @@ _SPARE_READS = 4
 class MessageDispatcher:
     """Queues received messages, in one queue or in one for each worker, and runs the workers."""
 
-    def __init__(
-        self, options: ConsumerOptions, flow: RdyDistributor[Subscription], failed: Callable[[NsqError], None]
-    ) -> None:
+    def __init__(self, group: SubscriptionGroup, failed: Callable[[NsqError], None]) -> None:
         # what all workers, or the iteration, take messages from; empty with lanes
         self.queue: MessageQueue = MessageQueue()
         # messages in flight that the program answers later, outside of a handler
         self.held: HeldMessages = HeldMessages()
-        # bounds the unpacked bytes of compressed messages
-        self.unpack_budget: UnpackBudget = UnpackBudget(options.delivery.max_unpacked_bytes)
         self._unstarted: list[Message] = []
         self._iterated: list[list[Message]] = []
         """Reads from the original NSQ whose messages the iteration hands out, or has handed out."""
         self._iterated_limit = _SPARE_READS
         self._closing = False
-        self._options = options
-        self._flow = flow  # receives the number of messages that wait for their keys
+        self._group = group  # the open subscriptions
+        self._options = options = group.options
         self._failed = failed  # called when the key of a message cannot be read
-        self._delays = DelayedRequeues()
         self._shortest = inf  # the shortest message timeout of any subscription so far
         self._touch_at = 0.0
-        self.early: EarlyMessages = EarlyMessages(self._delays.add)  # requeues messages that are not due
         self._stall = StallWatch(options.delivery.block_warning, "the loop over the consumer")
         self._lanes: KeyLanes | None = None
         self._workers: Workers | None = None
@@ -130,18 +122,21 @@ class MessageDispatcher:
         ``late``: seconds by which this call is late.
         """
         running = self._running()
-        self._delays.tick(now)
-        self.unpack_budget.release_expired()
+        early = self._group.early
+        if early is not None:
+            early.tick(now)
+        kept = () if early is None else tuple(early.kept)
+        self._group.unpack_budget.release_expired()
         lanes = self._lanes
         if lanes is not None:
             try:
                 lanes.tick(now)
             except InvalidInput as error:
                 self._failed(error)
-        self._flow.widen(len(self._delays.waiting) + (lanes.waiting if lanes is not None else 0))
+        self._group.flow.widen(len(kept) + (lanes.waiting if lanes is not None else 0))
         if now >= self._touch_at and self._options.delivery.auto_touch:
             queued = lanes.queued() if lanes is not None else self.queue.messages
-            touch_due((*running, *self.held.unanswered(), *self._delays.waiting, *queued), now)
+            touch_due((*running, *self.held.unanswered(), *kept, *queued), now)
             self._touch_at = now + self._shortest / TOUCHES
         self._stall.tick(late, running)
 
@@ -162,7 +157,7 @@ class MessageDispatcher:
         options, function = self._options, handler.function
         name = getattr(function, "__qualname__", type(function).__qualname__)
         self._stall = StallWatch(options.delivery.block_warning, f"the handler {name}")
-        policy = FailurePolicy(options.failure, dead_letters, self._delays)
+        policy = FailurePolicy(options.failure, dead_letters, self._group.early_messages)
         self._iterated.clear()  # the workers have the messages
         self._workers = Workers(policy, self._stall, self.held, flush, self._expired)
         queues = self._queues(options.concurrency)
@@ -201,7 +196,7 @@ class MessageDispatcher:
         self.queue.stopped = True  # first: threads may take messages meanwhile
         self._keep_unstarted(self.queue.take_all())
         self.queue.stop()
-        self.unpack_budget.wake()
+        self._group.unpack_budget.wake()
         if self._lanes is not None:
             self._lanes.stop()
 
@@ -347,11 +342,9 @@ class ConsumerState:
 class MessageIteration:
     """Source of messages for iteration over a consumer, for its batches, and for the workers of a batch handler."""
 
-    def __init__(
-        self, state: ConsumerState, tasks: BackgroundTasks, dispatcher: MessageDispatcher, group: SubscriptionGroup
-    ) -> None:
+    def __init__(self, state: ConsumerState, dispatcher: MessageDispatcher, group: SubscriptionGroup) -> None:
         self._state = state
-        self._tasks = tasks
+        self._tasks = group.tasks
         self._dispatcher = dispatcher  # queues the messages
         self._queue = dispatcher.queue
         self._group = group  # the open subscriptions

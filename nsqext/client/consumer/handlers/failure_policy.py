@@ -6,7 +6,6 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 import anyio
@@ -17,6 +16,7 @@ from nsqext.protocol.headers import KEY_HEADER
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.options import DeadLetterHook, FailureOptions
+    from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
@@ -26,36 +26,13 @@ _LETTERS_AT_ONCE = 32  # messages of a batch that are published to the dead lett
 _key_of = key_reader(KEY_HEADER)
 
 
-class DelayedRequeues:
-    """Requeues that wait here, because servers ignore the delay on ordered channels (captured: sub_ordered_requeue)."""
-
-    def __init__(self) -> None:
-        self.waiting: dict[Message, None] = {}  # messages whose requeue is not due
-        self._due: list[tuple[float, int, Message]] = []
-        self._added = 0
-
-    def add(self, message: Message, due: float) -> None:
-        """Requeue a message at a time of the monotonic clock."""
-        self.waiting[message] = None
-        self._added += 1
-        heappush(self._due, (due, self._added, message))
-
-    def tick(self, now: float) -> None:
-        """Requeue what is due."""
-        while self._due and self._due[0][0] <= now:
-            message = heappop(self._due)[2]
-            self.waiting.pop(message, None)
-            if not message.answered:
-                message.requeue_now(0.0, backoff=False)
-
-
 @define(eq=False)
 class FailurePolicy:
     """Decides about messages whose handler raised, or that were delivered too often."""
 
     _options: FailureOptions
     _dead_letters: DeadLetterHook | None  # receives rejected messages; None to only log and finish them
-    _delays: DelayedRequeues
+    _early: Callable[[], EarlyMessages]  # returns what keeps messages of ordered channels until they are requeued
     _chance: Callable[[], float] = lambda: random.uniform(-1, 1)  # returns a number for the jitter
 
     def delay(self, message: Message) -> float:
@@ -109,7 +86,7 @@ class FailurePolicy:
             message.requeue_now(wait, backoff=backoff)
             return
         message.owner.record_outcome(backoff)
-        self._delays.add(message, _clock() + wait)
+        self._early().keep(message, _clock() + wait)
 
     async def dead_letter(self, message: Message, error: Exception | None) -> None:
         """Send a message to the dead letters and finish it; requeue it where that fails or is not allowed."""

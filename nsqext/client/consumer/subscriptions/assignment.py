@@ -5,7 +5,7 @@ The start position of the options is one, and so are the positions that the user
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 from attrs import define, field, frozen
@@ -14,7 +14,7 @@ from nsqext.errors import InvalidPartition, InvalidSetting, InvalidState, Partit
 from nsqext.types import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.options import ConsumerOptions
@@ -30,19 +30,43 @@ Key = int | Address
 """A partition; on the original NSQ, which has no partitions, the address of a node."""
 
 
+class MessageReceiver(Protocol):
+    """What receives the messages of all subscriptions."""
+
+    def dispatch(self, messages: list[Message]) -> None:
+        """Queue the messages of one read of a subscription."""
+
+    def forget(self, subscription: Subscription) -> None:
+        """Forget the messages of a bucket of keys whose subscription ended."""
+
+
 @frozen(eq=False)
 class SubscriberContext:
     """What all subscribers of a consumer share."""
 
     channel: str
-    options: ConsumerOptions
     group: SubscriptionGroup  # the open subscriptions
-    metadata: MetadataCache  # where topics and the leaders of partitions are looked up
-    deliver: Callable[[list[Message]], None]  # called with the messages of each read
-    # called with the subscription of a bucket that ended: its messages are redelivered to the next owner
-    forget: Callable[[Subscription], None]
-    events: ClientEvents  # receives connections that open and end, and leaders that move
-    tasks: BackgroundTasks  # where the tasks of topics and partitions run
+    receiver: MessageReceiver
+
+    @property
+    def options(self) -> ConsumerOptions:
+        """The options of the consumer."""
+        return self.group.options
+
+    @property
+    def metadata(self) -> MetadataCache:
+        """Where topics and the leaders of partitions are looked up."""
+        return self.group.metadata
+
+    @property
+    def events(self) -> ClientEvents:
+        """Receives connections that open and end, and leaders that move."""
+        return self.group.events
+
+    @property
+    def tasks(self) -> BackgroundTasks:
+        """Where the tasks of topics and partitions run."""
+        return self.group.tasks
 
     def wants(self, key: Key) -> bool:
         """Return whether a partition is consumed."""

@@ -15,6 +15,7 @@ Messages that were requeued for longer than a server may accept have no such hea
 from __future__ import annotations
 
 import time
+from heapq import heappop, heappush
 from math import ceil
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _clock = time.monotonic
-DELAYED_MARK: Final = DUE_HEADER.encode()
-"""Bytes that the header of a delayed message contains."""
 KEPT: Final = 10.0
 """Seconds before a message is due from which a consumer keeps it in flight."""
 _MOST_KNOWN = 10_000  # messages that are remembered because they may be delivered early again
@@ -42,10 +41,10 @@ Name = tuple[str, bytes]
 class EarlyMessages:
     """Requeues messages that are not due, and corrects the attempts of the others."""
 
-    def __init__(self, requeue_at: Callable[[Message, float], None]) -> None:
-        # keeps a message in flight, and requeues it at a time of the monotonic clock: one of an ordered channel, where
-        # servers ignore the delay of a requeue, or one that is due soon
-        self._requeue_at = requeue_at
+    def __init__(self) -> None:
+        self.kept: dict[Message, None] = {}  # messages in flight that are requeued when they are due
+        self._due: list[tuple[float, int, Message]] = []
+        self._added = 0
         self._uncounted: dict[Name, int] = {}
         """Deliveries of messages that came early more often than planned: the server has a shorter longest requeue,
         refused one, or the clocks of two consumers differ."""
@@ -58,6 +57,24 @@ class EarlyMessages:
         if delay > ACCEPTED_DELAY or name in self.postponed:
             _, early = self.postponed.get(name, (0.0, 0))
             _remember(self.postponed, name, (_clock() + delay, early))
+
+    def keep(self, message: Message, due: float) -> None:
+        """Keep a message in flight, and requeue it at a time of the monotonic clock.
+
+        For ordered channels, where servers ignore the delay of a requeue (captured: sub_ordered_requeue), and for
+        messages that are due soon.
+        """
+        self.kept[message] = None
+        self._added += 1
+        heappush(self._due, (due, self._added, message))
+
+    def tick(self, now: float) -> None:
+        """Requeue the kept messages that are due."""
+        while self._due and self._due[0][0] <= now:
+            message = heappop(self._due)[2]
+            self.kept.pop(message, None)
+            if not message.answered:
+                message.requeue_now(0.0, backoff=False)
 
     def without_early(
         self, messages: list[Message], send_requeue: Callable[[Message, float], None], *, keep: bool
@@ -75,7 +92,7 @@ class EarlyMessages:
             if left is None:
                 ready.append(message)
             elif message.in_order or (keep and 0 < left <= min(KEPT, message.owner.msg_timeout / 2)):
-                self._requeue_at(message, _clock() + left)
+                self.keep(message, _clock() + left)
             else:
                 send_requeue(message, left)
                 message.answered = True
@@ -131,7 +148,7 @@ def _remember(known: dict[Name, T], name: Name, value: T) -> None:
 
 def due_time(message: Message) -> float | None:
     """Return when a delayed message is due, in seconds since 1970; None for other messages."""
-    if message.header.find(DELAYED_MARK) < 0:
+    if message.header.find(DUE_HEADER.encode()) < 0:
         return None
     text = message.header_value(DUE_HEADER)
     return int(text) / 1000 if text is not None and text.isascii() and text.isdigit() and len(text) < 20 else None

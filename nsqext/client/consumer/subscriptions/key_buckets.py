@@ -220,7 +220,7 @@ class KeyBuckets:
         subscription: Subscription | None = None
         try:
             subscription = await Subscription.open(
-                request, deliver=self._context.deliver, monitor=group, backoff=group.backoff
+                request, deliver=self._context.receiver.dispatch, monitor=group, backoff=group.backoff
             )
             if await self._is_alone(tag):
                 self._claiming.discard(tag)
@@ -236,7 +236,7 @@ class KeyBuckets:
             if subscription is not None:
                 subscription.end()
                 group.remove(subscription)
-                self._context.forget(subscription)
+                self._context.receiver.forget(subscription)
 
     async def _is_alone(self, tag: str) -> bool:
         """Return whether the connection of this consumer is the only one with a tag."""

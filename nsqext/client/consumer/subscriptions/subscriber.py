@@ -311,7 +311,7 @@ class Subscriber:
         try:
             await self.seeker.apply_start(assignment, view, address)
             subscription = await Subscription.open(
-                request, deliver=self._context.deliver, monitor=group, backoff=backoff
+                request, deliver=self._context.receiver.dispatch, monitor=group, backoff=backoff
             )
             assignment.opened += 1
             subscription.number = assignment.opened
@@ -344,14 +344,14 @@ class Subscriber:
             await buckets.read()
         finally:
             del self._buckets[assignment.key]
-            self._context.forget(subscription)
+            self._context.receiver.forget(subscription)
 
     def _note_sharing(self, assignment: Assignment, subscription: Subscription) -> None:
         """Log how the keys are shared; forget the messages of a partition whose last leader did it in another way."""
         sharing, before = subscription.key_sharing, assignment.last
         assignment.last = subscription
         if before is not None and before.key_sharing is not sharing:
-            self._context.forget(before)
+            self._context.receiver.forget(before)
         if sharing is not self._key_sharing:
             self._key_sharing = sharing
             count = subscription.request.key_tags

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import anyio
 from attrs import define
 
-from nsqext.client.consumer.message import MAX_DELAY, InFlightCount, Message
-from nsqext.client.consumer.subscriptions.early_messages import DELAYED_MARK
+from nsqext.client.consumer.message import ACCEPTED_DELAY, MAX_DELAY, InFlightCount, Message
 from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
 from nsqext.client.trace_log import trace_log
 from nsqext.dispatch.buckets import KeySharing
@@ -21,6 +20,7 @@ from nsqext.errors import ConnectionLost, MessageNotInFlight, NsqError, OrderVio
 from nsqext.errors.server import TouchFailed
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER
 from nsqext.protocol.client.commands import req, touch
+from nsqext.protocol.headers import DUE_HEADER
 from nsqext.protocol.messages import decode_into
 
 if TYPE_CHECKING:
@@ -41,15 +41,19 @@ _MANY = 750  # answers that are sent without waiting for the end of the turn of 
 _SPARE_COUNTS = 16
 """Counts of answered messages that are kept, beyond as many as there are messages in flight, until they are dropped."""
 _COMPRESSED = COMPRESS_HEADER.encode()
+_DELAYED = DUE_HEADER.encode()
 
 
 class SubscriptionMonitor(Protocol):
     """What a subscription reports to, apart from the messages themselves."""
 
     unpack_budget: UnpackBudget  # bounds the unpacked bytes of compressed messages
-    early: EarlyMessages  # requeues messages that are not due
+    early: EarlyMessages | None  # requeues messages that are not due; None before the first
     idle: bool  # whether it has to hear of the next read
     on_time_until: float  # messages that are read before this time arrived when they were read
+
+    def early_messages(self) -> EarlyMessages:
+        """Return ``early``, which is made when it is needed."""
 
     @property
     def share(self) -> int:
@@ -221,7 +225,7 @@ class Subscription(PartitionReader):
                     continue
                 if unpack and message.header.find(_COMPRESSED) >= 0:
                     message.budget = budget
-                if extend and message.header.find(DELAYED_MARK) >= 0:
+                if extend and message.header.find(_DELAYED) >= 0:
                     delayed = True
                 messages.append(message)
         except NsqError as error:
@@ -237,9 +241,9 @@ class Subscription(PartitionReader):
         if trace_log.active and trace_log.wants(self.topic):
             trace_log.consumed(messages, request.channel, self._connection.local_address)
         early = monitor.early
-        if delayed or early.postponed:
+        if delayed or (early is not None and early.postponed):
             keep = self._keeps_early and 2 * self.in_flight <= monitor.share
-            messages = early.without_early(messages, self.defer, keep=keep)
+            messages = monitor.early_messages().without_early(messages, self.defer, keep=keep)
             if self.key_sharing is KeySharing.SERVER:
                 self.flush()  # before a higher RDY, with which the server would send later messages of the key
         self._deliver(messages)
@@ -326,7 +330,8 @@ class Subscription(PartitionReader):
     def requeue(self, message: Message, delay: float, *, backoff: bool) -> None:
         """Send REQ with the next flush; with ``backoff`` it counts as a failure. Raises MessageNotInFlight."""
         self.record_outcome(backoff)
-        self._monitor.early.postpone(message, delay)
+        if delay > ACCEPTED_DELAY or self._monitor.early is not None:
+            self._monitor.early_messages().postpone(message, delay)
         self.defer(message, min(delay, MAX_DELAY))
 
     def defer(self, message: Message, delay: float) -> None:

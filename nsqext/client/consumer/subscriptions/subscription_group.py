@@ -8,9 +8,10 @@ from math import inf
 from typing import TYPE_CHECKING
 
 import anyio
-from attrs import define, field, frozen
+from attrs import frozen
 
-from nsqext.client.consumer.subscriptions.rdy_distributor import IDLE, IDLE_TURN, RdyDistributor
+from nsqext.client.consumer.message import UnpackBudget
+from nsqext.client.consumer.subscriptions.rdy_distributor import IDLE, IDLE_TURN, Backoff, RdyDistributor
 from nsqext.client.pulse import PAST_DUE, Pulse
 from nsqext.dispatch.buckets import KeySharing
 from nsqext.waits import Waiters
@@ -18,11 +19,11 @@ from nsqext.waits import Waiters
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sized
 
-    from nsqext.client.consumer.message import UnpackBudget
+    from nsqext.client.consumer.options import ConsumerOptions
     from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
-    from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff
     from nsqext.client.consumer.subscriptions.subscription import Subscription
     from nsqext.client.events import ClientEvents
+    from nsqext.client.tasks import BackgroundTasks
     from nsqext.lookup.metadata import MetadataCache
 
 
@@ -65,37 +66,41 @@ _TICKS_PER_TIMEOUT = 8
 _clock = time.monotonic
 
 
-@define(eq=False)
 class SubscriptionGroup:
     """The open subscriptions of one consumer, to all of its topics."""
 
-    flow: RdyDistributor[Subscription]  # distributes RDY
-    backoff: Backoff
-    # called at each tick, with the time and the seconds by which the tick was late; RDY is distributed afterwards
-    _ticked: Callable[[float, float], object]
-    _events: ClientEvents  # receives changes of the backoff
-    unpack_budget: UnpackBudget  # bounds the unpacked bytes of compressed messages
-    early: EarlyMessages  # requeues messages that are not due
-    _check_event_loop: Callable[[], object]  # raises `InvalidState` in another event loop than that of the consumer
-    metadata: MetadataCache  # where topics are looked up
-    live: dict[Subscription, None] = field(factory=dict)  # a set that keeps the order
-    opened: int = 0  # how many subscriptions were opened
-    reconnects: int = 0  # how many of them replaced one whose connection had ended
-    # messages received, requeued and lost, and bytes received, of the subscriptions that ended
-    closed_counts: tuple[int, int, int, int] = (0, 0, 0, 0)
-    paused_topics: set[str] = field(factory=set)
-    idle: bool = False  # whether the timer rests until something is due, and has to be woken by the next read
-    # messages that are read before this time arrived when they were read; for later ones ask `earliest_receipt`
-    on_time_until: float = -inf
-    _unsent: list[Subscription] = field(factory=list)
-    _flush_due: anyio.Event = field(factory=lambda: anyio.Event())
-    _tick_due: Waiters = field(factory=Waiters)
-    _ticked_at: float = 0.0
-    _due_at: float = inf
-    _pulse: Pulse = field(factory=Pulse)
-    _all_due: float = 0.0
-    _received_at: float = 0.0
-    _levels: dict[Backoff, int] = field(factory=dict)
+    def __init__(
+        self, options: ConsumerOptions, metadata: MetadataCache, events: ClientEvents, tasks: BackgroundTasks
+    ) -> None:
+        self.options: ConsumerOptions = options
+        self.metadata: MetadataCache = metadata  # where topics and the leaders of partitions are looked up
+        self.events: ClientEvents = events  # receives changes of the backoff and of connections
+        self.tasks: BackgroundTasks = tasks  # the tasks of the consumer
+        self.backoff: Backoff = Backoff(options.backoff)
+        self.flow: RdyDistributor[Subscription] = RdyDistributor(  # distributes RDY
+            options.max_in_flight, self.backoff, options.max_in_flight_bytes, options.initial_ready
+        )
+        # bounds the unpacked bytes of compressed messages
+        self.unpack_budget: UnpackBudget = UnpackBudget(options.delivery.max_unpacked_bytes)
+        self.early: EarlyMessages | None = None  # requeues messages that are not due; None before the first
+        self.live: dict[Subscription, None] = {}  # a set that keeps the order
+        self.opened: int = 0  # how many subscriptions were opened
+        self.reconnects: int = 0  # how many of them replaced one whose connection had ended
+        # messages received, requeued and lost, and bytes received, of the subscriptions that ended
+        self.closed_counts: tuple[int, int, int, int] = (0, 0, 0, 0)
+        self.paused_topics: set[str] = set()
+        self.idle: bool = False  # whether the timer rests until something is due, and the next read has to wake it
+        # messages that are read before this time arrived when they were read; for later ones ask `earliest_receipt`
+        self.on_time_until: float = -inf
+        self._unsent: list[Subscription] = []
+        self._flush_due = anyio.Event()
+        self._tick_due = Waiters()
+        self._ticked_at = 0.0
+        self._due_at = inf
+        self._pulse = Pulse()
+        self._all_due = 0.0
+        self._received_at = 0.0
+        self._levels: dict[Backoff, int] = {}
 
     @property
     def subscriptions(self) -> list[Subscription]:
@@ -180,6 +185,14 @@ class SubscriptionGroup:
                 found[subscription.topic] = max(subscription.received_at, found[subscription.topic])
         return found
 
+    def early_messages(self) -> EarlyMessages:
+        """Return what requeues messages that are not due; made when it is needed."""
+        if self.early is None:
+            from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
+
+            self.early = EarlyMessages()
+        return self.early
+
     # RDY
 
     def pause(self, topic: str, *, paused: bool) -> None:
@@ -246,7 +259,7 @@ class SubscriptionGroup:
                 self._levels[backoff] = level
                 own = backoff is not self.backoff
                 topic, partition = (subscription.topic, subscription.partition) if own else (None, None)
-                self._events.emit("backoff", topic, partition, subscription.node if own else "", f"level {level}")
+                self.events.emit("backoff", topic, partition, subscription.node if own else "", f"level {level}")
         if not active:
             self._levels.clear()
         return active
@@ -273,7 +286,7 @@ class SubscriptionGroup:
 
         Raises InvalidState in another event loop, or in a thread without one.
         """
-        self._check_event_loop()
+        self.tasks.check_event_loop()
         if not self._unsent:
             self._flush_due.set()
         self._unsent.append(subscription)
@@ -293,8 +306,13 @@ class SubscriptionGroup:
 
     # Timer
 
-    async def run_timer(self) -> None:
-        """Tick for ever: a few times a second while messages are in flight, when something is due while it is idle."""
+    async def run_timer(self, ticked: Callable[[float, float], object]) -> None:
+        """Tick for ever: a few times a second while messages are in flight, when something is due while it is idle.
+
+        Args:
+            ticked: called at each tick, with the time and the seconds by which the tick was late, before RDY is
+                distributed.
+        """
         self._pulse = pulse = Pulse.current()
         pulse.members[self] = None
         try:
@@ -308,7 +326,9 @@ class SubscriptionGroup:
                 late = max(0.0, now - self._due_at)
                 if late >= _TICK:
                     pulse.notice(self._ticked_at, now)
-                self._tick(now, late)
+                self._tick(now)
+                ticked(now, late)
+                self.rebalance()
         finally:
             pulse.leave(self)
 
@@ -317,7 +337,7 @@ class SubscriptionGroup:
         self._due_at = min(self._due_at, _clock())
         self._tick_due.wake()
 
-    def _tick(self, now: float, late: float) -> None:
+    def _tick(self, now: float) -> None:
         every = now >= self._all_due
         if every:
             self._all_due = now + self.longest_pause()
@@ -329,9 +349,6 @@ class SubscriptionGroup:
         self._pulse.look_up_silent(now)
         for backoff in self._backoffs():
             backoff.tick(now)
-        # it may raise the total that is distributed
-        self._ticked(now, late)
-        self.rebalance()
 
     def _pause(self, now: float) -> float:
         """Return the seconds until the next tick.

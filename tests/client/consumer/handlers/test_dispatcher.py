@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import pytest
@@ -12,9 +12,9 @@ from nsqext import Consumer, Message, Producer, Requeue
 from nsqext.broker import Cluster
 from nsqext.client.consumer.handlers.dispatcher import MessageDispatcher
 from nsqext.client.consumer.handlers.workers import MessageHandler, MessageQueue
-from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions, DeliveryOptions
-from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff, RdyDistributor
-from nsqext.client.consumer.subscriptions.subscription import Subscription
+from nsqext.client.consumer.options import ConsumerOptions, DeliveryOptions
+from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
+from nsqext.client.events import ClientEvents
 from tests.support.consumers import quick, take
 from tests.support.messages import RecordingOwner, make_message
 from tests.support.sleeps import settled
@@ -23,16 +23,18 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.workers import BatchCollector, Workers
     from nsqext.client.tasks import BackgroundTasks
     from nsqext.errors import NsqError
+    from nsqext.lookup.metadata import MetadataCache
 
 
-def dispatcher(failed: list[NsqError]) -> MessageDispatcher:
+def dispatcher(failed: list[NsqError] | None = None, **options: Any) -> MessageDispatcher:
     """A dispatcher without lanes and workers."""
-    flow = RdyDistributor[Subscription](10, Backoff(BackoffOptions()))
-    return MessageDispatcher(ConsumerOptions(), flow, failed.append)
+    metadata, events, tasks = cast("MetadataCache", None), ClientEvents(), cast("BackgroundTasks", None)
+    group = SubscriptionGroup(ConsumerOptions(max_in_flight=10, **options), metadata, events, tasks)
+    return MessageDispatcher(group, ([] if failed is None else failed).append)
 
 
 def test_messages_wait_in_one_queue() -> None:
-    here = dispatcher([])
+    here = dispatcher()
     here.dispatch([make_message(RecordingOwner(), 1), make_message(RecordingOwner(), 2)])
     here.dispatch([make_message(RecordingOwner(), 3)])
     here.tick(1.0, 0.0)
@@ -41,7 +43,7 @@ def test_messages_wait_in_one_queue() -> None:
 
 @pytest.mark.parametrize("answered", [False, True])
 def test_a_handler_continues_with_the_new_delivery_of_its_ordered_message(answered: bool) -> None:
-    here, old, new = dispatcher([]), RecordingOwner(in_order=True), RecordingOwner(in_order=True)
+    here, old, new = dispatcher(), RecordingOwner(in_order=True), RecordingOwner(in_order=True)
     running = make_message(old, 1)
     running.answered = answered
     here._workers = cast("Workers", SimpleNamespace(running=[running]))
@@ -53,7 +55,7 @@ def test_a_handler_continues_with_the_new_delivery_of_its_ordered_message(answer
 
 @pytest.mark.parametrize("timeout", [1.0, 60.0])
 def test_messages_are_touched_in_time_by_few_looks(timeout: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    here, owner, slow = dispatcher([]), RecordingOwner(), RecordingOwner()
+    here, owner, slow = dispatcher(), RecordingOwner(), RecordingOwner()
     owner.msg_timeout, slow.msg_timeout, tick = timeout, 900.0, timeout / 60
     here.tick(0.0, 0.0)
     here.dispatch([make_message(slow, 1)])
@@ -85,7 +87,7 @@ def test_messages_are_touched_in_time_by_few_looks(timeout: float, monkeypatch: 
 
 
 def test_answered_messages_are_not_kept() -> None:
-    here, owner = dispatcher([]), RecordingOwner()
+    here, owner = dispatcher(), RecordingOwner()
     for number in range(1000):
         message = make_message(owner, number)
         message.answered = number > 0
@@ -111,7 +113,7 @@ def _numbers(owner: RecordingOwner) -> list[str]:
 
 @pytest.mark.parametrize("difference", ["topic", "partition", "id", "timestamp"])
 def test_another_message_is_no_new_delivery(difference: str) -> None:
-    here, old, new = dispatcher([]), RecordingOwner(in_order=True), RecordingOwner(in_order=True)
+    here, old, new = dispatcher(), RecordingOwner(in_order=True), RecordingOwner(in_order=True)
     running = make_message(old, 1)
     here._workers = cast("Workers", SimpleNamespace(running=[running]))
     if difference in ("topic", "partition"):
@@ -125,7 +127,7 @@ def test_another_message_is_no_new_delivery(difference: str) -> None:
 
 
 def test_messages_in_flight_are_those_that_wait_are_held_or_handled() -> None:
-    here, owner = dispatcher([]), RecordingOwner()
+    here, owner = dispatcher(), RecordingOwner()
     one, two, three, four = (make_message(owner, number) for number in range(1, 5))
     assert here.count_in_flight() == 0
     here.dispatch([one, two])
@@ -136,7 +138,7 @@ def test_messages_in_flight_are_those_that_wait_are_held_or_handled() -> None:
 
 
 def test_what_is_received_after_the_stop_is_requeued_on_the_original_nsq_only() -> None:
-    here, owner, redesigned = dispatcher([]), RecordingOwner(), RecordingOwner()
+    here, owner, redesigned = dispatcher(), RecordingOwner(), RecordingOwner()
     first = [_of_the_original(owner, 1), make_message(redesigned, 2)]
     here.dispatch(first)
     here.stop()
@@ -157,7 +159,7 @@ def test_what_is_received_after_the_stop_is_requeued_on_the_original_nsq_only() 
 
 
 def test_what_the_iteration_handed_out_is_requeued_on_the_original_nsq() -> None:
-    here, owner = dispatcher([]), RecordingOwner()
+    here, owner = dispatcher(), RecordingOwner()
     for number in range(100):
         here.dispatch([_of_the_original(owner, number)])
         here.queue.messages[-1].answered = number % 50 > 0
@@ -174,7 +176,7 @@ def test_what_the_iteration_handed_out_is_requeued_on_the_original_nsq() -> None
 
 
 def test_messages_of_handlers_that_were_cancelled_are_requeued() -> None:
-    here, owner, ordered = dispatcher([]), RecordingOwner(), RecordingOwner(in_order=True)
+    here, owner, ordered = dispatcher(), RecordingOwner(), RecordingOwner(in_order=True)
     ended = RecordingOwner()
     ended.horizon = 1e18
     one, two = make_message(owner, 1), make_message(owner, 2)
@@ -190,9 +192,7 @@ def test_messages_of_handlers_that_were_cancelled_are_requeued() -> None:
 
 @pytest.mark.parametrize("touches", [True, False])
 def test_only_with_auto_touch_messages_are_touched(touches: bool) -> None:
-    flow = RdyDistributor[Subscription](10, Backoff(BackoffOptions()))
-    options = ConsumerOptions(delivery=DeliveryOptions(auto_touch=touches))
-    here, owner = MessageDispatcher(options, flow, lambda error: None), RecordingOwner()
+    here, owner = dispatcher(delivery=DeliveryOptions(auto_touch=touches)), RecordingOwner()
     here.dispatch([make_message(owner, 1)])
     here.held.add([make_message(owner, 2)])
     here._workers = cast("Workers", SimpleNamespace(running=[make_message(owner, 3)]))
@@ -201,23 +201,23 @@ def test_only_with_auto_touch_messages_are_touched(touches: bool) -> None:
 
 
 def test_messages_that_wait_until_they_are_due_raise_the_total_and_are_requeued_then() -> None:
-    here, owner = dispatcher([]), RecordingOwner()
+    here, owner = dispatcher(), RecordingOwner()
     message = make_message(owner, 1)
     message.received = 95.0
-    here.early._requeue_at(message, 110.0)
+    here._group.early_messages().keep(message, 110.0)
     here.tick(100.0, 0.0)
-    assert (here._flow._extra, owner.commands) == (1, [])
+    assert (here._group.flow._extra, owner.commands) == (1, [])
     here.tick(110.0, 0.0)
-    assert (here._flow._extra, _numbers(owner)) == (0, ["REQ"])
+    assert (here._group.flow._extra, _numbers(owner)) == (0, ["REQ"])
 
 
 def test_unpacked_bytes_of_messages_that_are_not_in_flight_any_more_are_released_by_a_tick() -> None:
-    here, owner = dispatcher([]), RecordingOwner()
+    here, owner = dispatcher(), RecordingOwner()
     message = make_message(owner, 1)
-    assert here.unpack_budget.reserve(message, 10)
+    assert here._group.unpack_budget.reserve(message, 10)
     owner.horizon = 1.0
     here.tick(1.0, 0.0)
-    assert here.unpack_budget.used == 0
+    assert here._group.unpack_budget.used == 0
 
 
 def test_a_key_that_cannot_be_read_ends_the_consumer() -> None:
@@ -226,8 +226,7 @@ def test_a_key_that_cannot_be_read_ends_the_consumer() -> None:
     def key_of(message: Message) -> str:
         return cast("str", 5)
 
-    flow = RdyDistributor[Subscription](10, Backoff(BackoffOptions()))
-    here = MessageDispatcher(ConsumerOptions(key=key_of), flow, failed.append)
+    here = dispatcher(failed, key=key_of)
     here.dispatch([make_message(RecordingOwner(), 1)])
     here._queues(2)
     assert len(failed) == 1
@@ -236,14 +235,13 @@ def test_a_key_that_cannot_be_read_ends_the_consumer() -> None:
 
 
 def test_messages_that_were_received_before_lanes_are_put_into_them() -> None:
-    flow = RdyDistributor[Subscription](10, Backoff(BackoffOptions()))
-    here = MessageDispatcher(ConsumerOptions(key=lambda message: message.body), flow, lambda error: None)
+    here = dispatcher(key=lambda message: message.body)
     here.dispatch([make_message(RecordingOwner(), 1, b"a"), make_message(RecordingOwner(), 2, b"b")])
     lanes = here._queues(2)
     assert not here.queue.messages
     assert sorted(message.internal_id for lane in lanes for message in lane.messages) == [1, 2]
     assert here.count_in_flight() == 2
-    plain = dispatcher([])
+    plain = dispatcher()
     assert plain._queues(3) == [plain.queue] * 3
 
 
@@ -257,11 +255,11 @@ class _Stopped(MessageQueue):
 
 @pytest.mark.anyio
 async def test_a_stop_wakes_those_that_wait_for_messages_and_keeps_the_others_from_them() -> None:
-    here = dispatcher([])
+    here = dispatcher()
     here.queue = _Stopped()
     with anyio.fail_after(25):
         async with anyio.create_task_group() as tasks:
-            for waiter in (here.queue.wait, here.unpack_budget.wait):
+            for waiter in (here.queue.wait, here._group.unpack_budget.wait):
                 tasks.start_soon(waiter)
             await settled()
             here.stop()
@@ -273,7 +271,7 @@ async def _ignore(message: Message) -> None:
 
 @pytest.mark.anyio
 async def test_what_workers_have_is_not_requeued_as_messages_of_the_iteration() -> None:
-    here, owner = dispatcher([]), RecordingOwner()
+    here, owner = dispatcher(), RecordingOwner()
     here.dispatch([_of_the_original(owner, 1)])
     tasks = cast("BackgroundTasks", SimpleNamespace(start_soon=lambda *_: None))
     here.start_workers(tasks, MessageHandler(_ignore), None, lambda: None, cast("BatchCollector", None))
@@ -285,8 +283,7 @@ async def test_what_workers_have_is_not_requeued_as_messages_of_the_iteration() 
 
 
 def test_what_waits_for_a_key_and_until_it_is_due_raises_the_total() -> None:
-    flow = RdyDistributor[Subscription](10, Backoff(BackoffOptions()))
-    here = MessageDispatcher(ConsumerOptions(key=lambda message: b"k"), flow, lambda error: None)
+    here = dispatcher(key=lambda message: b"k")
     (lane,) = here._queues(1)
     owner = RecordingOwner()
     owner.ready = 10
@@ -295,14 +292,14 @@ def test_what_waits_for_a_key_and_until_it_is_due_raises_the_total() -> None:
     lane.messages.popleft()
     owner.horizon, lost.received, waiting.received, early.received = 50.0, 40.0, 60.0, 60.0
     here._expired(lost)
-    here.early._requeue_at(early, 1e12)
+    here._group.early_messages().keep(early, 1e12)
     here.tick(70.0, 0.0)
-    assert flow._extra == 2
-    dispatcher([])._expired(lost)
+    assert here._group.flow._extra == 2
+    dispatcher()._expired(lost)
 
 
 def test_nothing_is_accepted_after_the_stop() -> None:
-    here = dispatcher([])
+    here = dispatcher()
     here.dispatch([make_message(RecordingOwner(), 1)])
     here.stop()
     assert here.queue.stopped

@@ -12,8 +12,9 @@ from anyio import create_task_group
 from anyio.lowlevel import checkpoint
 
 from nsqext import Finish, Reject, Requeue
-from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues, FailurePolicy
+from nsqext.client.consumer.handlers.failure_policy import FailurePolicy
 from nsqext.client.consumer.options import FailureOptions
+from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
 from nsqext.errors import InvalidInput
 from tests.support.messages import RecordingOwner, make_message
 
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.anyio
 
 
 def make_policy(
-    dead_letters: list[str] | None = None, delays: DelayedRequeues | None = None, **members: Any
+    dead_letters: list[str] | None = None, early: EarlyMessages | None = None, **members: Any
 ) -> FailurePolicy:
     """Return a policy without jitter that records dead letters."""
 
@@ -36,7 +37,7 @@ def make_policy(
 
     options = FailureOptions(**members)
     return FailurePolicy(
-        options, None if dead_letters is None else take, delays or DelayedRequeues(), chance=lambda: 0.0
+        options, None if dead_letters is None else take, lambda: early or EarlyMessages(), chance=lambda: 0.0
     )
 
 
@@ -51,9 +52,9 @@ async def test_failures_are_requeued_with_a_delay_that_grows() -> None:
 async def test_jitter_stays_within_its_share() -> None:
     for chance, delay in ((-1.0, 1.5), (1.0, 2.5)):
         options = FailureOptions(requeue_delay=2.0, requeue_jitter=0.25)
-        policy = FailurePolicy(options, None, DelayedRequeues(), chance=partial(float, chance))
+        policy = FailurePolicy(options, None, EarlyMessages, chance=partial(float, chance))
         assert policy.delay(make_message(RecordingOwner())) == delay
-    drawn = FailurePolicy(FailureOptions(requeue_delay=2.0, requeue_jitter=0.25), None, DelayedRequeues())
+    drawn = FailurePolicy(FailureOptions(requeue_delay=2.0, requeue_jitter=0.25), None, EarlyMessages)
     assert all(1.5 <= drawn.delay(make_message(RecordingOwner())) <= 2.5 for _ in range(100))
 
 
@@ -115,7 +116,7 @@ Letters = Callable[["Message", Exception | None], Awaitable[None]]
 
 def to_topic(take: Letters) -> FailurePolicy:
     """Return a policy whose dead letters are published to a topic, by a function of the test."""
-    return FailurePolicy(FailureOptions(max_attempts=1, dead_letter="dead", requeue_delay=0.0), take, DelayedRequeues())
+    return FailurePolicy(FailureOptions(max_attempts=1, dead_letter="dead", requeue_delay=0.0), take, EarlyMessages)
 
 
 async def test_dead_letters_of_a_batch_are_published_at_the_same_time_up_to_a_bound() -> None:
@@ -199,7 +200,7 @@ async def test_a_function_for_dead_letters_is_called_for_one_message_after_the_o
         running = False
 
     options = FailureOptions(max_attempts=1, dead_letter=take)
-    policy = FailurePolicy(options, take, DelayedRequeues())
+    policy = FailurePolicy(options, take, EarlyMessages)
     messages = [make_message(owner, number, key="ab"[number % 2]) for number in range(6)]
     await policy.batch_failed(messages, Reject())
     assert calls == list(range(6))
@@ -216,27 +217,14 @@ async def test_ordered_messages_are_rejected_only_with_reject_ordered() -> None:
 
 
 async def test_delays_of_ordered_messages_are_accepted() -> None:
-    owner, delays = RecordingOwner(in_order=True), DelayedRequeues()
-    policy = make_policy(delays=delays, requeue_delay=5.0)
+    owner, early = RecordingOwner(in_order=True), EarlyMessages()
+    policy = make_policy(early=early, requeue_delay=5.0)
     message = make_message(owner)
     await policy.failed(message, ValueError("x"))
     assert owner.commands == ["failed"]
-    assert set(delays.waiting) == {message}
-    delays.tick(0.0)
-    assert set(delays.waiting) == {message}
-    delays.tick(float("inf"))
+    assert set(early.kept) == {message}
+    early.tick(0.0)
+    assert set(early.kept) == {message}
+    early.tick(float("inf"))
     assert owner.commands == ["failed", "REQ 1 0"]
-    assert not delays.waiting
-
-
-async def test_delayed_requeues_are_sent_in_the_order_of_their_times_and_not_if_answered_before() -> None:
-    owner, delays = RecordingOwner(in_order=True), DelayedRequeues()
-    messages = [make_message(owner, number) for number in range(1, 6)]
-    for message, due in zip(messages, (3.0, 1.0, 2.0, 1.0, 2.0), strict=True):
-        delays.add(message, due)
-    messages[4].answered = True
-    for now, sent in ((0.9, []), (1.0, [2, 4]), (2.9, [3]), (3.0, [1])):
-        owner.commands.clear()
-        delays.tick(now)
-        assert owner.commands == [f"REQ {number} 0" for number in sent]
-    assert not delays.waiting
+    assert not early.kept

@@ -23,7 +23,6 @@ from tests.support.messages import RecordingOwner, make_message
 if TYPE_CHECKING:
     from nsqext import Message
     from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
-    from nsqext.client.tasks import BackgroundTasks
 
 pytestmark = pytest.mark.anyio
 
@@ -41,16 +40,16 @@ class Bench:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.options = ConsumerOptions()
         self.backoff = Backoff(BackoffOptions())
         self.flow = RdyDistributor[Subscription](10, self.backoff)
         self.subscriptions: list[Any] = []
         self.state = ConsumerState(opened=True)
-        self.dispatcher = MessageDispatcher(ConsumerOptions(), self.flow, lambda error: None)
+        self.tasks = SimpleNamespace(check=self._refuse, check_event_loop=lambda: self.calls.append("check"))
+        group = cast("SubscriptionGroup", self)
+        self.dispatcher = MessageDispatcher(group, lambda error: None)
         self.owner = RecordingOwner()
-        tasks = SimpleNamespace(check=self._refuse, check_event_loop=lambda: self.calls.append("check"))
-        self.subject = MessageIteration(
-            self.state, cast("BackgroundTasks", tasks), self.dispatcher, cast("SubscriptionGroup", self)
-        )
+        self.subject = MessageIteration(self.state, self.dispatcher, group)
 
     def _refuse(self) -> None:
         raise InvalidState("not open")

@@ -15,7 +15,7 @@ from anyio.lowlevel import checkpoint
 from nsqext import Reject
 from nsqext.client.consumer.handlers import workers as module
 from nsqext.client.consumer.handlers.batches import BatchHandler, BatchLimits, HeldMessages, touch_due
-from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues, FailurePolicy
+from nsqext.client.consumer.handlers.failure_policy import FailurePolicy
 from nsqext.client.consumer.handlers.workers import (
     BatchCollector,
     Handler,
@@ -26,6 +26,7 @@ from nsqext.client.consumer.handlers.workers import (
 )
 from nsqext.client.consumer.message import UnpackBudget
 from nsqext.client.consumer.options import FailureOptions
+from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
 from nsqext.errors import InvalidSetting
 from tests.support.messages import RecordingOwner, make_message
 
@@ -39,7 +40,7 @@ pytestmark = pytest.mark.anyio
 def workers(**members: Any) -> tuple[Workers, HeldMessages, list[str]]:
     """Return workers, the messages that they leave unanswered, and a list with an entry for each flush."""
     flushes: list[str] = []
-    policy = FailurePolicy(FailureOptions(requeue_delay=0, **members), None, DelayedRequeues())
+    policy = FailurePolicy(FailureOptions(requeue_delay=0, **members), None, EarlyMessages)
     held = HeldMessages()
     subject = Workers(policy, StallWatch(0.0, "it"), held, lambda: flushes.append("flush"), lambda message: None)
     return subject, held, flushes
@@ -299,7 +300,7 @@ async def test_messages_of_a_failed_batch_are_touched_while_their_dead_letters_a
         raise Reject
 
     options = FailureOptions(max_attempts=2, dead_letter="dead")
-    policy = FailurePolicy(options, take, DelayedRequeues())
+    policy = FailurePolicy(options, take, EarlyMessages)
     subject = Workers(policy, StallWatch(0.0, "it"), HeldMessages(), lambda: None, lambda message: None)
     collector = BatchCollector(queue, lambda: queue.stopped, lambda: 0.0)
     # the last message has used up its attempts, and is rejected before the handler is called

@@ -103,7 +103,9 @@ class Scene:
         self.log: list[str] = []
         self.forgotten: list[Connection] = []
         context = SimpleNamespace(
-            group=self, deliver=None, forget=self.forgotten.append, metadata=SimpleNamespace(channels=self)
+            group=self,
+            receiver=SimpleNamespace(dispatch=None, forget=self.forgotten.append),
+            metadata=SimpleNamespace(channels=self),
         )
         self.watch = BucketWatch()
         self.subject = KeyBuckets(

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues
 from nsqext.client.consumer.subscriptions import early_messages
 from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages, due_time
 from tests.support.messages import RecordingOwner, make_message
@@ -81,7 +80,7 @@ def handled(server: Server, early: EarlyMessages) -> Message:
 def test_a_delayed_message_is_handled_when_due_and_its_attempts_are_those_of_the_handler(
     delay: float, backlog: float, longest: float, failures: int
 ) -> None:
-    server, early = Server(delay, longest), EarlyMessages(DelayedRequeues().add)
+    server, early = Server(delay, longest), EarlyMessages()
     server.now += backlog  # before it is delivered for the first time
     message = handled(server, early)
     assert server.due is not None
@@ -99,14 +98,14 @@ def test_another_consumer_counts_the_same_attempts(delay: float, backlog: float)
     server.now += backlog
     requeues = 2 if 10.0 < delay <= 900.0 else 1  # the second one when it is due
     for _ in range(requeues):
-        assert server.deliver_to(EarlyMessages(DelayedRequeues().add)) is None
-    message = server.deliver_to(EarlyMessages(DelayedRequeues().add))
+        assert server.deliver_to(EarlyMessages()) is None
+    message = server.deliver_to(EarlyMessages())
     assert message is not None
     assert message.attempts == 1
 
 
 def test_deliveries_of_a_refused_requeue_are_not_counted() -> None:
-    server, early = Server(600.0, longest=60.0), EarlyMessages(DelayedRequeues().add)  # redelivered after msg_timeout
+    server, early = Server(600.0, longest=60.0), EarlyMessages()  # redelivered after msg_timeout
     assert handled(server, early).attempts == 1
     assert server.attempts == 11
     assert handled(server, early).attempts == 2
@@ -120,7 +119,7 @@ def test_deliveries_of_a_refused_requeue_are_not_counted() -> None:
 def test_a_requeue_that_is_longer_than_servers_accept_is_continued(
     delays: list[float], longest: float, published: float | None
 ) -> None:
-    server, early = Server(published, longest), EarlyMessages(DelayedRequeues().add)
+    server, early = Server(published, longest), EarlyMessages()
     message = handled(server, early)
     for attempts, delay in enumerate(delays, 2):
         due = server.now + delay
@@ -131,7 +130,7 @@ def test_a_requeue_that_is_longer_than_servers_accept_is_continued(
 
 
 def test_what_was_postponed_and_came_in_time_is_forgotten() -> None:
-    server, early = Server(None), EarlyMessages(DelayedRequeues().add)
+    server, early = Server(None), EarlyMessages()
     server.fail(early, handled(server, early), 1000.0)
     assert early.postponed
     handled(server, early)
@@ -139,16 +138,15 @@ def test_what_was_postponed_and_came_in_time_is_forgotten() -> None:
 
 
 def test_on_an_ordered_channel_it_stays_in_flight_until_due() -> None:
-    requeues = DelayedRequeues()
-    owner = RecordingOwner(in_order=True)
+    early, owner = EarlyMessages(), RecordingOwner(in_order=True)
     message = make_message(owner, timestamp=round(START * 1e9), due=round((START + 30) * 1000))
     clock = SimpleNamespace(time=lambda: START, monotonic=lambda: 0.0)
     with patch.object(early_messages, "time", clock), patch.object(early_messages, "_clock", clock.monotonic):
-        assert EarlyMessages(requeues.add).without_early([message], _refuse, keep=False) == []
-    assert list(requeues.waiting) == [message]
-    requeues.tick(29.0)
+        assert early.without_early([message], _refuse, keep=False) == []
+    assert list(early.kept) == [message]
+    early.tick(29.0)
     assert owner.commands == []
-    requeues.tick(30.1)
+    early.tick(30.1)
     assert owner.commands == ["REQ 1 0"]
 
 
@@ -163,9 +161,8 @@ def test_on_an_ordered_channel_it_stays_in_flight_until_due() -> None:
     ],
 )
 def test_a_message_that_is_due_soon_stays_in_flight(delay: float, sent: list[str]) -> None:
-    requeues, owner, now, attempts = DelayedRequeues(), RecordingOwner(), START, 0
+    early, owner, now, attempts = EarlyMessages(), RecordingOwner(), START, 0
     stored, due = round(START * 1e9), round((START + delay) * 1000)
-    early = EarlyMessages(requeues.add)
 
     def requeue(message: Message, delay: float) -> None:
         nonlocal now
@@ -179,10 +176,10 @@ def test_a_message_that_is_due_soon_stays_in_flight(delay: float, sent: list[str
         with patch.multiple(early_messages, time=clock, _clock=clock.monotonic):
             if early.without_early([message], requeue, keep=True):
                 break
-        if requeues.waiting:
+        if early.kept:
             owner.commands.append("kept")
             now = max(now, START + delay)
-            requeues.tick(now + 0.01)
+            early.tick(now + 0.01)
     assert message.attempts == 1
     assert owner.commands == sent
     assert now <= max(START, START + delay) + 0.01
@@ -192,11 +189,11 @@ def test_a_message_that_is_due_soon_stays_in_flight(delay: float, sent: list[str
 def test_another_value_is_no_due_time(value: str) -> None:
     message = make_message(RecordingOwner(), due=value)
     assert due_time(message) is None
-    assert EarlyMessages(DelayedRequeues().add).without_early([message], _refuse, keep=False) == [message]
+    assert EarlyMessages().without_early([message], _refuse, keep=False) == [message]
 
 
 def test_the_memory_of_uncounted_deliveries_is_bounded() -> None:
-    early = EarlyMessages(DelayedRequeues().add)
+    early = EarlyMessages()
     with patch.object(early_messages, "_MOST_KNOWN", 2):
         for number in range(1, 6):
             server = Server(600.0, longest=60.0)
@@ -204,3 +201,16 @@ def test_the_memory_of_uncounted_deliveries_is_bounded() -> None:
             for _ in range(3):
                 server.deliver_to(early)
     assert len(early._uncounted) == 2
+
+
+def test_kept_messages_are_requeued_in_the_order_of_their_times_and_not_if_answered_before() -> None:
+    owner, early = RecordingOwner(in_order=True), EarlyMessages()
+    messages = [make_message(owner, number) for number in range(1, 6)]
+    for message, due in zip(messages, (3.0, 1.0, 2.0, 1.0, 2.0), strict=True):
+        early.keep(message, due)
+    messages[4].answered = True
+    for now, sent in ((0.9, []), (1.0, [2, 4]), (2.9, [3]), (3.0, [1])):
+        owner.commands.clear()
+        early.tick(now)
+        assert owner.commands == [f"REQ {number} 0" for number in sent]
+    assert not early.kept

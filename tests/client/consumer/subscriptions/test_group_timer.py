@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import anyio
@@ -20,6 +21,7 @@ from tests.support.subscription_bench import Bench, Connection, ready
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.subscriptions.subscription import Subscription
+    from nsqext.client.tasks import BackgroundTasks
 
 _NOW = 1000.0
 
@@ -111,7 +113,7 @@ def test_no_command_is_recorded_in_another_event_loop(now: list[float]) -> None:
     def refuse() -> None:
         raise InvalidState("another event loop")
 
-    bench.group._check_event_loop = refuse
+    bench.group.tasks = cast("BackgroundTasks", SimpleNamespace(check_event_loop=refuse))
     with pytest.raises(InvalidState):
         bench.group.needs_flush(cast("Subscription", connection))
     bench.group.flush()
@@ -168,10 +170,10 @@ def test_subscriptions_without_messages_are_ticked_some_times_in_a_timeout(
     two.msg_timeout, two.request.options.connection = timeout, ConnectionOptions(heartbeat_interval=heartbeat)
     assert bench.group.longest_pause() == pause
     for time, ticked in ((_NOW, 1), (_NOW + pause - 0.01, 1), (_NOW + pause, 2)):
-        bench.group._tick(time, 0.0)
+        bench.group._tick(time)
         assert len(one.ticks) == ticked
     one.busy = True
-    bench.group._tick(_NOW + pause + 0.01, 0.0)
+    bench.group._tick(_NOW + pause + 0.01)
     assert (len(one.ticks), len(two.ticks)) == (3, 2)
 
 
@@ -210,9 +212,9 @@ def test_silent_topics_are_looked_up_by_the_ticks_of_any_consumer(now: list[floa
     assert pulse.limit(bench.group, 60.0, _NOW) == pytest.approx(4.01)
     assert (pulse.ticked_at, pulse.due_at) == pytest.approx((_NOW, _NOW + 4.01))
     assert pulse.limit(bench.group, 60.0, _NOW + 5.0) == 0.0
-    bench.group._tick(_NOW + 3.9, 0.0)
+    bench.group._tick(_NOW + 3.9)
     assert bench.looked_up == []
-    bench.group._tick(_NOW + 4.0, 0.0)
+    bench.group._tick(_NOW + 4.0)
     assert bench.looked_up == ["t"]
     assert _NOW + 7.0 <= pulse.silence.due <= _NOW + 8.0
 
@@ -235,7 +237,7 @@ async def test_a_timer_that_rests_is_woken_and_ends_with_its_consumer() -> None:
     with anyio.fail_after(20):
         async with anyio.create_task_group() as tasks:
             for one in (bench, other):
-                tasks.start_soon(one.group.run_timer)
+                tasks.start_soon(one.group.run_timer, one.ticked)
                 while one.group not in one.group._pulse.members:
                     await checkpoint()
             assert other.group._pulse is bench.group._pulse

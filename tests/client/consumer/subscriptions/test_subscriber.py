@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Never, cast
 
 import anyio
 import pytest
@@ -15,6 +15,7 @@ from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.subscriptions import subscriber as subscriber_module
 from nsqext.client.consumer.subscriptions.assignment import Assignment, SubscriberContext
 from nsqext.client.consumer.subscriptions.subscriber import Subscriber
+from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
 from nsqext.errors import InvalidPartition, InvalidSetting, InvalidState
 from nsqext.errors.server import BadTopic, InvalidCommand
 from nsqext.lookup.partition_map import PartitionMap
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from tenacity import RetryCallState
 
     from nsqext.broker import Cluster
+    from nsqext.lookup.metadata import MetadataCache
     from tests.support.fake_nsqd import ScriptedLookup
 
 
@@ -436,8 +438,9 @@ class _ClosingMetadata:
 async def test_metadata_that_is_closed_with_the_consumer_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
     consumer = Consumer("t", "ch", lookupd="127.0.0.1:1", **QUICK)
     metadata = _ClosingMetadata()
-    shared: Any = ("ch", ConsumerOptions(), consumer._group, metadata, list, list, consumer._events, consumer._tasks)
-    metadata.subscriber = subscriber = Subscriber("t", SubscriberContext(*shared), consumer._fail)
+    group = SubscriptionGroup(ConsumerOptions(), cast("MetadataCache", metadata), consumer._events, consumer._tasks)
+    context = SubscriberContext("ch", group, consumer._dispatcher)
+    metadata.subscriber = subscriber = Subscriber("t", context, consumer._fail)
     await subscriber.run()
     subscriber.closing = False
     await subscriber._refresh(Assignment(0), PartitionMap("t", "r"), 0, None)

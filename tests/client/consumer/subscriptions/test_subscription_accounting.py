@@ -271,7 +271,7 @@ def test_a_requeue_is_as_long_as_a_server_may_accept_and_is_remembered() -> None
         made.subject.requeue(one, 10 * 24 * 3600.0, backoff=False)
         made.subject.requeue(two, 1.25, backoff=False)
         assert made.flushed() == b"REQ %b 259200000\nREQ %b 1250\n" % (_id(1), _id(2))
-        assert made.monitor.early.postponed == {("t", _id(1)): (100.0 + 10 * 24 * 3600.0, 0)}
+        assert made.monitor.early_messages().postponed == {("t", _id(1)): (100.0 + 10 * 24 * 3600.0, 0)}
 
 
 # Messages that are not due

@@ -71,9 +71,9 @@ async def test_connections_without_messages_are_ticked_rarely_while_they_take_tu
         start = group._all_due
         busy.in_flight = 1
         for turn in range(1, 5):
-            group._tick(start - turn * 0.01, 0.0)
+            group._tick(start - turn * 0.01)
         assert ticked == [busy] * 4
-        group._tick(start, 0.0)
+        group._tick(start)
         assert ticked[4:] == [busy, rest]
         busy.in_flight = 0
         for peer in peers:
@@ -84,9 +84,9 @@ async def test_a_read_does_not_wake_the_timer_each_time(monkeypatch: pytest.Monk
     ticks: list[float] = []
     tick = SubscriptionGroup._tick
 
-    def count(group: SubscriptionGroup, now: float, late: float) -> None:
+    def count(group: SubscriptionGroup, now: float) -> None:
         ticks.append(now)
-        tick(group, now, late)
+        tick(group, now)
 
     monkeypatch.setattr(SubscriptionGroup, "_tick", count)
     options = quick(start_timeout=0.0)
@@ -177,11 +177,10 @@ async def test_a_tick_looks_silent_topics_up_and_ends_pauses() -> None:
     one.backoff.failed(100.0)
     bench.group.rebalance()
     assert ready(one, two) == [0, 10]
-    bench.group._tick(one.backoff.until - 0.001, 0.0)
-    assert ready(one, two) == [0, 10]
-    bench.group._tick(one.backoff.until, 1.5)
-    assert ready(one, two)[0] == 1
-    assert bench.late == [0.0, 1.5]
+    for now, expected in ((one.backoff.until - 0.001, [0, 10]), (one.backoff.until, [1, 9])):
+        bench.group._tick(now)
+        bench.group.rebalance()
+        assert ready(one, two) == expected
     assert bench.looked_up[0] == "u"
     one.live = False
     assert bench.group.subscriptions == [cast("Subscription", two)]
@@ -194,7 +193,7 @@ async def test_a_tick_knows_how_late_it_is(monkeypatch: pytest.MonkeyPatch) -> N
     bench.add(connection)
     connection.busy = True
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(bench.group.run_timer)
+        tasks.start_soon(bench.group.run_timer, bench.ticked)
         await anyio.lowlevel.checkpoint()
         now = 100.1
         bench.group.wake_timer()

@@ -285,7 +285,7 @@ def test_the_walk_sees_imports() -> None:
 
 # --- inside a room ------------------------------------------------------------------------------------------------
 
-_CONSUMER_BASE = {f"client.consumer.{name}" for name in ("message", "options", "position")}
+_CONSUMER_BASE = {f"client.consumer.{name}" for name in ("message", "options", "position", "unpacking")}
 _SERVER_TOOLS = {f"broker.{name}" for name in ("fault_injection", "listeners")}
 _ENGINE = {f"broker.engine{name}" for name in ("", ".channel", ".storage")}
 _NSQD = {"broker.nsqd", "broker.nsqd.classic", "broker.nsqd.http"}

@@ -18,6 +18,7 @@ from nsqext.protocol.names import check_tag, check_trace_id
 from nsqext.types import RawJson
 
 __all__ = (
+    "COMPRESS_HEADER",
     "DUE_HEADER",
     "IDENTITY_HEADER",
     "KEY_HEADER",
@@ -40,6 +41,8 @@ KEY_HEADER = "##key"
 """Carries the key of a message to consumers and to channels of type key_failover."""
 DUE_HEADER = "##due"
 """When a delayed message is due, in milliseconds since 1970, a decimal number; consumers requeue it until then."""
+COMPRESS_HEADER = "nsq.client.compress"
+"""How the publishing client has compressed the body, see `nsqext.protocol.client.body_compression`."""
 IDENTITY_HEADER = "nsqext_id"
 """Identifies a message that an outbox, a relay of delayed messages or the Spark sink may have stored twice."""
 

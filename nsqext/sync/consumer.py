@@ -15,9 +15,9 @@ from attrs import evolve
 
 from nsqext.arguments import is_coroutine_function
 from nsqext.client.consumer.consumer import Consumer as AsyncConsumer
-from nsqext.client.consumer.handlers.batches import requeue_unanswered
 from nsqext.client.consumer.handlers.workers import MessageHandler
 from nsqext.client.consumer.message import Message as AsyncMessage
+from nsqext.client.consumer.message import requeue_unanswered
 from nsqext.client.tasks import stopping_on_signals, takes_signals
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.sync.loop import BlockingClient, Method, OpenLoop, Same, shared_loop

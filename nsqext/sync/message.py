@@ -83,6 +83,7 @@ class Message:
     offset: Same[int] = Same()
     size: Same[int] = Same()
     expired: Same[bool] = Same()
+    in_flight: Same[bool] = Same()
 
     @property
     def answered(self) -> bool:

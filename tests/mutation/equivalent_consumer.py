@@ -11,7 +11,7 @@ CONSUMER: dict[tuple[str, str, str], str] = {
         "if message.header.find(DUE_HEADER.encode()) < 0:",
     ): "a header begins with a brace",
     (
-        "client/consumer/message.py",
+        "client/consumer/unpacking.py",
         "number + 1",
         "return int(size) if size.isascii() and size.isdigit() and len(size) < 20 else MAX_UNPACKED",
     ): "a number of 20 digits is above the bound as well",
@@ -20,7 +20,7 @@ CONSUMER: dict[tuple[str, str, str], str] = {
         "number + 1",
         "self._added += 1",
     ): "the numbers only have to rise",
-    ("client/consumer/handlers/workers.py", "LtE to Lt", "if pause <= 0:"): "a wait of no seconds ends at once",
+    ("client/consumer/handlers/iteration.py", "LtE to Lt", "if pause <= 0:"): "a wait of no seconds ends at once",
     (
         "client/consumer/subscriptions/subscription.py",
         "Gt to GtE",
@@ -66,7 +66,7 @@ CONSUMER: dict[tuple[str, str, str], str] = {
         "number + 1",
         "self._largest = 0",
     ): "the first RDY count that is set is 1 or more",
-    ("client/consumer/handlers/dispatcher.py", "number + 1", "_SPARE_READS = 4"): "the number is chosen",
+    ("client/consumer/handlers/iteration.py", "number + 1", "_SPARE = 16"): "the number is chosen",
     (
         "client/consumer/handlers/workers.py",
         "number + 1",
@@ -114,19 +114,19 @@ CONSUMER: dict[tuple[str, str, str], str] = {
         "if count > _MOST_RETURNED or size > _MOST_RETURNED_BYTES:",
     ): "the bounds are chosen",
     (
-        "client/consumer/handlers/batches.py",
+        "client/consumer/handlers/iteration.py",
         "Gt to GtE",
-        "if len(self._holdings) > self._limit:",
+        "if len(self._holdings) > self._holdings_limit:",
     ): "how many answered messages are kept is chosen",
     (
-        "client/consumer/handlers/batches.py",
+        "client/consumer/handlers/iteration.py",
         "plus and minus",
-        "self._limit = 2 * len(self._holdings) + _SPARE_HOLDINGS",
+        "self._holdings_limit = 2 * len(self._holdings) + _SPARE",
     ): "speed only: when answered messages are forgotten",
     (
-        "client/consumer/handlers/batches.py",
+        "client/consumer/handlers/iteration.py",
         "number + 1",
-        "self._limit = 2 * len(self._holdings) + _SPARE_HOLDINGS",
+        "self._holdings_limit = 2 * len(self._holdings) + _SPARE",
     ): "how many answered messages are kept is chosen",
     (
         "client/consumer/handlers/workers.py",
@@ -149,9 +149,9 @@ CONSUMER: dict[tuple[str, str, str], str] = {
         "if message.attempts > 1 and attempts_exhausted(message):",
     ): "speed only: a first attempt exhausts nothing",
     (
-        "client/consumer/handlers/workers.py",
+        "client/consumer/handlers/batches.py",
         "Gt to GtE",
-        "used_up = message.attempts > 1 and self._policy.attempts_exhausted(message)",
+        "used_up = message.attempts > 1 and policy.attempts_exhausted(message)",
     ): "speed only: a first attempt exhausts nothing",
     (
         "client/pulse.py",
@@ -179,19 +179,19 @@ CONSUMER: dict[tuple[str, str, str], str] = {
         "return False",
     ): "speed only: RDY is distributed again",
     (
-        "client/consumer/handlers/dispatcher.py",
+        "client/consumer/handlers/iteration.py",
         "Gt to GtE",
-        "if len(reads) > self._iterated_limit:",
+        "if len(self._reads) > self._reads_limit:",
     ): "how many answered reads are kept is chosen",
     (
-        "client/consumer/handlers/dispatcher.py",
+        "client/consumer/handlers/iteration.py",
         "number + 1",
-        "self._iterated_limit = 2 * len(reads) + _SPARE_READS",
+        "self._reads_limit = 2 * len(self._reads) + _SPARE",
     ): "how many answered reads are kept is chosen",
     (
-        "client/consumer/handlers/dispatcher.py",
+        "client/consumer/handlers/iteration.py",
         "plus and minus",
-        "self._iterated_limit = 2 * len(reads) + _SPARE_READS",
+        "self._reads_limit = 2 * len(self._reads) + _SPARE",
     ): "speed only: when answered reads are dropped",
     (
         "client/consumer/handlers/dispatcher.py",

@@ -502,7 +502,7 @@ _ALL = (
     ),
     Mutation(
         "a fetch that times out loses a message",
-        f"{_CLIENT}.consumer.handlers.workers:BatchCollector.collect",
+        f"{_CLIENT}.consumer.handlers.iteration:MessageIteration.collect",
         _always(_fetch_too_few),
     ),
     Mutation(

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from struct import pack
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import anyio
 
+from nsqext.client.consumer.handlers.iteration import MessageIteration
+from nsqext.client.consumer.handlers.workers import ConsumerState, MessageQueue
 from nsqext.client.consumer.message import Message
 from nsqext.dispatch.buckets import KeySharing
 from nsqext.protocol.headers import DUE_HEADER, KEY_HEADER, encode_headers
@@ -16,11 +19,13 @@ from nsqext.protocol.messages import EXT_JSON, EXT_NONE
 
 if TYPE_CHECKING:
     from nsqext import Consumer, Receipt
+    from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
 
 __all__ = (
     "DEADLINE",
     "RecordingOwner",
     "finish_all",
+    "iteration",
     "make_message",
     "nothing_for",
     "placed",
@@ -130,6 +135,7 @@ class RecordingOwner:
 
     def __init__(self, *, in_order: bool = False) -> None:
         self.in_order: bool = in_order
+        self.original: bool = False
         self.moved: bool = False
         self.taking_over: bool = False
         self.key_sharing: KeySharing = KeySharing.NONE
@@ -170,6 +176,13 @@ class RecordingOwner:
     def reset(self, reason: str) -> None:
         """Record a request to close the connection."""
         self._record("reset")
+
+
+def iteration() -> MessageIteration:
+    """Return the iteration over a consumer without connections, which holds messages."""
+    parts = {"backoff": SimpleNamespace(state="running"), "flow": SimpleNamespace(paused=False), "subscriptions": []}
+    group = cast("SubscriptionGroup", SimpleNamespace(tasks=None, grow=list, flush=list, **parts))
+    return MessageIteration(ConsumerState(opened=True), MessageQueue(), group, lambda: 0)
 
 
 def make_message(

@@ -8,17 +8,18 @@ from math import inf
 from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
 
-from nsqext.client.consumer.message import Message, UnpackBudget
 from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions
 from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
 from nsqext.client.consumer.subscriptions.partition_reader import SubscribeRequest
 from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff
 from nsqext.client.consumer.subscriptions.subscription import Subscription
+from nsqext.client.consumer.unpacking import UnpackBudget
 from nsqext.protocol.identify import Negotiated
 from nsqext.types import Address, TopicMeta
 from tests.support.fake_nsqd import message
 
 if TYPE_CHECKING:
+    from nsqext.client.consumer.message import Message
     from nsqext.errors import NsqError
     from nsqext.transport.connection import Connection
 
@@ -89,7 +90,7 @@ class FakeMonitor:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self.unpack_budget = UnpackBudget(0)
+        self.unpack_budget: UnpackBudget | None = None
         self.early: EarlyMessages | None = None
         self.idle = False
         self.on_time_until = inf
@@ -98,6 +99,10 @@ class FakeMonitor:
 
     def received(self, subscription: Subscription) -> None:
         self.calls.append("received")
+
+    def unpacking(self) -> UnpackBudget:
+        self.unpack_budget = self.unpack_budget or UnpackBudget(0)
+        return self.unpack_budget
 
     def early_messages(self) -> EarlyMessages:
         self.early = self.early or EarlyMessages()

@@ -14,7 +14,7 @@ import pytest
 import nsqext
 from nsqext import ConsumerSettings, Position, sync
 from nsqext.app import Key  # noqa: TC001 - handlers are annotated with it
-from nsqext.client.consumer.handlers.batches import requeue_unanswered
+from nsqext.client.consumer.message import requeue_unanswered
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
 from tests.support.blocking_client import eventually
 

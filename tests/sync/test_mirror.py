@@ -32,8 +32,8 @@ ASYNC_ONLY = {
     "Batcher": {"end"},  # called by the producer
     # called by the consumer
     "Message": {
-        *("finish_now", "mark_answered", "may_begin", "renew", "replace_body", "requeue_now", "try_unpack", "unpack"),
-        "with_unpacked_body",
+        *("all_headers", "finish_now", "mark_answered", "mark_returned", "may_begin", "renew", "replace_body"),
+        *("requeue_now", "restore", "try_unpack"),
     },
     "MessageBatch": {"finish_now"},
 }

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 import anyio
 
 from nsqext.arguments import check_handler_function, check_number, check_time
-from nsqext.client.consumer.handlers.batches import BatchHandler, BatchLimits, MessageBatch, MessageBatches
-from nsqext.client.consumer.handlers.dispatcher import ConsumerState, MessageDispatcher, MessageIteration
-from nsqext.client.consumer.handlers.workers import MessageHandler
+from nsqext.client.consumer.handlers.dispatcher import MessageDispatcher
+from nsqext.client.consumer.handlers.workers import BatchLimits, ConsumerState, MessageHandler
 from nsqext.client.consumer.options import ConsumerOptions, ConsumerSettings
 from nsqext.client.consumer.position import check_position
 from nsqext.client.consumer.subscriptions.assignment import SubscriberContext
@@ -33,7 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
     from types import TracebackType
 
+    from nsqext.client.consumer.handlers.batches import BatchHandler, MessageBatch, MessageBatches
     from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
+    from nsqext.client.consumer.handlers.iteration import MessageIteration
     from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 H = TypeVar("H", bound=Callable[..., Awaitable[object]])
-B = TypeVar("B", bound=Callable[[MessageBatch], Awaitable[object]])
+B = TypeVar("B", bound="Callable[[MessageBatch], Awaitable[object]]")
 
 _CANCELLED_TIMEOUT = 2.0  # seconds that cancelled handlers have to end before the connections are closed
 
@@ -107,8 +108,8 @@ class Consumer(Runnable):
         self._group = SubscriptionGroup(self._options, self._metadata, self._events, self._tasks)
         self.backoff: Backoff = self._group.backoff
         """The backoff of the consumer, read-only: its level increases while handlers fail."""
-        self._dispatcher = MessageDispatcher(self._group, self._fail)
-        self._iteration = MessageIteration(self._state, self._dispatcher, self._group)
+        self._dispatcher = MessageDispatcher(self._group, self._state, self._fail)
+        self._iteration: MessageIteration | None = None
         selection = select_topics(topics, self._options, has_lookup=self._metadata.has_lookup)
         context = SubscriberContext(self.channel, self._group, self._dispatcher)
         self._topics = TopicSubscriptions(selection, context, self._fail)
@@ -204,6 +205,8 @@ class Consumer(Runnable):
             InvalidSetting: the function is not a coroutine function, the consumer has a handler already, or a limit is
                 invalid.
         """
+        from nsqext.client.consumer.handlers.batches import BatchHandler
+
         limits = BatchLimits(max_count, max_wait)
 
         def register(function: B) -> B:
@@ -218,14 +221,16 @@ class Consumer(Runnable):
         if self._handler is not None:
             raise InvalidSetting("the consumer has a handler already", topic=self._name)
 
-    def _batch_limits(self, max_count: int, max_wait: float) -> BatchLimits:
+    def _batches(self, max_count: int, max_wait: float) -> MessageBatches:
         if self._options.lanes is not None:
             raise InvalidSetting(
                 "a loop over batches does not keep the order of keys",
                 topic=self._name,
                 hint="use batch_handler, or leave out key and dispatch='key_failover'",
             )
-        return BatchLimits(max_count, max_wait)
+        from nsqext.client.consumer.handlers.batches import MessageBatches
+
+        return MessageBatches(self._dispatcher.iteration, BatchLimits(max_count, max_wait))
 
     # Opening and closing
 
@@ -322,14 +327,13 @@ class Consumer(Runnable):
 
     def _start_workers(self, handler: MessageHandler | BatchHandler) -> None:
         options = self._options
-        per_call = handler.limits.max_count if isinstance(handler, BatchHandler) else 1
+        per_call = 1 if isinstance(handler, MessageHandler) else handler.limits.max_count
         self._group.flow.concurrency = options.concurrency * per_call
         dead_letter = options.failure.dead_letter
         hook = None if isinstance(dead_letter, str) else dead_letter
         if self._dead_letters is not None:
             hook = self._dead_letters.publish
-        iteration = self._iteration
-        self._dispatcher.start_workers(self._tasks, handler, hook, iteration.flush, iteration.batches)
+        self._dispatcher.start_workers(handler, hook)
 
     async def aclose(self) -> None:
         """Drain and close: running handlers have ``close_timeout`` seconds, then their messages are requeued.
@@ -343,7 +347,7 @@ class Consumer(Runnable):
         if self._state.opened and self._tasks.in_event_loop():
             self._stop_receiving()
             # the caller does not answer the batches that it holds while it waits
-            self._dispatcher.held.requeue(anyio.get_current_task().id)
+            self._dispatcher.requeue_held(anyio.get_current_task().id)
         await self._tasks.aclose()
 
     async def __aenter__(self) -> Self:
@@ -377,8 +381,7 @@ class Consumer(Runnable):
             if started.is_set() or not state.raises:
                 logger.error("the consumer cannot continue: %s", error, extra={"topic": self._name})
         started.set()
-        self._dispatcher.queue.wake()
-        self._group.unpack_budget.wake()
+        self._dispatcher.wake()
         state.ended.set()
 
     async def _close(self) -> None:
@@ -542,6 +545,8 @@ class Consumer(Runnable):
             InvalidState: the consumer is not open.
             NsqError: the consumer cannot continue.
         """
+        if self._iteration is None:
+            self._iteration = self._dispatcher.iteration
         return self._iteration.next()  # not a coroutine function: this is called for every message
 
     def batches(self, *, max_count: int = 500, max_wait: float = 0.2) -> MessageBatches:
@@ -561,8 +566,7 @@ class Consumer(Runnable):
         Raises:
             InvalidSetting: a limit is invalid, or the options require the order of keys.
         """
-        limits = self._batch_limits(max_count, max_wait)
-        return MessageBatches(partial(self._iteration.next_batch, limits), self._tasks.in_event_loop)
+        return self._batches(max_count, max_wait)
 
     async def fetch(self, n: int, timeout: float | None = None) -> MessageBatch:
         """Return the next messages, up to a number of them; an empty batch after the timeout.
@@ -579,10 +583,10 @@ class Consumer(Runnable):
             InvalidState: the consumer is not open, or was stopped.
             NsqError: the consumer cannot continue.
         """
-        limits = self._batch_limits(n, float("inf"))
+        batches = self._batches(n, float("inf"))
         if timeout is not None:
             check_time("timeout", timeout)
         try:
-            return await self._iteration.next_batch(limits, timeout)
+            return await batches.take(timeout)
         except StopAsyncIteration:
             raise InvalidState("the consumer was stopped", topic=self._name) from None

@@ -1,33 +1,24 @@
-"""Messages of a consumer, the exceptions by which handlers decide about them, and the budget of unpacked bodies."""
+"""Messages of a consumer, and the exceptions by which handlers decide about them."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqext.arguments import is_delay
-from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, MessageNotInFlight, ProtocolError
-from nsqext.protocol.client.body_compression import (
-    COMPRESS_HEADER,
-    MAX_UNPACKED,
-    SIZE_HEADER,
-    decompress_body,
-    is_compressed,
-)
+from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight, ProtocolError
 from nsqext.protocol.headers import KEY_HEADER, RESERVED_PREFIX, decode_headers, header_text, tag_of
 from nsqext.protocol.messages import EXT_JSON, EXT_TAG, RawMessage
 from nsqext.protocol.names import topic_and_partition
-from nsqext.waits import Waiters
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from nsqext.dispatch.buckets import KeySharing
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
-T = TypeVar("T")
 KeyOf = Callable[["Message"], str | bytes | None]
 """Returns the key of a message, None for a message without one."""
 
@@ -88,6 +79,7 @@ class Owner(Protocol):
 
     topic: str
     partition: int  # number of the partition; -1 on the original NSQ
+    original: bool  # its node is of the original NSQ, which redelivers its messages when they have timed out
     node: str  # ``host:port`` of the node
     in_order: bool  # the next message is delivered after this one was finished
     moved: bool  # the channel was moved to another position before this subscription received its first message
@@ -125,41 +117,20 @@ class Owner(Protocol):
         """End the connection, so that the server redelivers its messages in order; the consumer connects again."""
 
 
-class UnpackBudget(Waiters):
-    """Bounds the unpacked bytes of compressed messages in flight, over all connections of a consumer.
+class UnpackedBodies(Protocol):
+    """Decompresses bodies within a bound; `nsqext.client.consumer.unpacking.UnpackBudget`."""
 
-    A body is unpacked when its message is handed out. A message waits while others use up the budget; a message larger
-    than the budget is handed out while no other is unpacked. `release` wakes the tasks that wait.
-    """
+    def try_unpack(self, message: Message) -> bool:
+        """Decompress a body before its message is handed out; return False if it must wait."""
 
-    def __init__(self, limit: int) -> None:
-        super().__init__()
-        self.used: int = 0  # bytes of unpacked messages in flight
-        self._limit = limit  # bytes; 0 for no limit
-        self._messages: dict[Message, int] = {}
-
-    def reserve(self, message: Message, size: int) -> bool:
-        """Reserve bytes for a message, or change its reservation; return False if they are not available."""
-        before = self._messages.get(message)
-        if before is None and self._limit and self.used and self.used + size > self._limit:
-            return False
-        self._messages[message] = size
-        self.used += size - (before or 0)
-        return True
+    def call_unpacked(self, function: KeyOf, message: Message) -> str | bytes | None:
+        """Call a function while the body of a message is decompressed."""
 
     def release(self, message: Message) -> None:
         """Release the bytes of a message that was answered."""
-        self.used -= self._messages.pop(message, 0)
-        self.wake()
 
-    def release_expired(self) -> None:
-        """Release the bytes of messages that are not in flight any more."""
-        for message in [message for message in self._messages if message.received < message.owner.horizon]:
-            self.release(message)
-
-    def holds(self, message: Message) -> bool:
-        """Return whether a message has reserved bytes."""
-        return message in self._messages
+    async def wait(self) -> None:
+        """Wait until bytes may have been released."""
 
 
 class InFlightCount:
@@ -174,6 +145,10 @@ class InFlightCount:
 
 _NOT_COUNTED = InFlightCount()
 _FRESH = 0.2  # seconds for which a message cannot have timed out: servers grant at least one second
+_RETURNED = float("-inf")  # time of receipt of a message that its consumer has requeued: before every horizon
+
+TOUCHES = 16
+"""Looks at the messages in flight within a timeout. A message is touched when half to 9/16 of it have passed."""
 
 
 class Message(RawMessage):
@@ -191,7 +166,7 @@ class Message(RawMessage):
         self._headers: dict[str, Any] | None = None
         self.answered: bool = False  #: whether it was finished or requeued
         #: bounds the unpacked bytes of a body that the publishing client compressed; None for other bodies
-        self.budget: UnpackBudget | None = None
+        self.budget: UnpackedBodies | None = None
         self.counted: InFlightCount = counted  #: counts it as in flight, together with the other messages of its read
         self.delivered: float = counted.time  #: when it was received, in seconds of the monotonic clock
         self.received: float = counted.time  #: when it was received or last touched, on the same clock
@@ -227,7 +202,7 @@ class Message(RawMessage):
         """
         full = self._headers
         if full is None:
-            full = self._all_headers()
+            full = self.all_headers()
         # no reserved name, and no escape that could spell one; 'find' takes a third of the time of 'in'
         if self.header.find(b"##") < 0 and self.header.find(b"\\u") < 0:
             return full
@@ -238,12 +213,12 @@ class Message(RawMessage):
         """Tag of the publish."""
         if self.version == EXT_TAG:
             return self.header.decode("utf-8", "replace") or None
-        return tag_of(self._all_headers())
+        return tag_of(self.all_headers())
 
     @property
     def reserved_headers(self) -> Mapping[str, Any]:
         """Extend headers whose names begin with ``##``."""
-        return {name: value for name, value in self._all_headers().items() if name.startswith(RESERVED_PREFIX)}
+        return {name: value for name, value in self.all_headers().items() if name.startswith(RESERVED_PREFIX)}
 
     @property
     def key(self) -> str | None:
@@ -252,9 +227,10 @@ class Message(RawMessage):
 
     def header_value(self, name: str) -> str | None:
         """Return an extend header, a reserved one too; None unless it is text or a whole number."""
-        return header_text(self._all_headers(), name)
+        return header_text(self.all_headers(), name)
 
-    def _all_headers(self) -> dict[str, Any]:
+    def all_headers(self) -> dict[str, Any]:
+        """Return the extend headers with the reserved ones."""
         if self._headers is None:
             self._headers = decode_headers(self.header) if self.version == EXT_JSON else {}
         return self._headers
@@ -263,6 +239,16 @@ class Message(RawMessage):
     def expired(self) -> bool:
         """Whether it timed out or lost its connection, so that the server redelivers it."""
         return self.owner.expired(self)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether the server waits for its answer: it was not answered, and is not `expired`."""
+        return not self.answered and not self.owner.expired(self)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the server redelivers it, as its consumer knew at its last tick: `expired`, or requeued by it."""
+        return self.received < self.owner.horizon
 
     def may_begin(self, now: float) -> bool:
         """Return whether it is in flight before its handler begins, also if the process stood still until now."""
@@ -351,59 +337,22 @@ class Message(RawMessage):
         self.delivered = self.received = delivery.received
         self.attempts: int = max(self.attempts, delivery.attempts)
 
+    def mark_returned(self) -> None:
+        """Record that its consumer has requeued it: an answer of its handler raises `MessageNotInFlight`."""
+        self.answered, self.received = False, _RETURNED
+
     def try_unpack(self) -> bool:
-        """Decompress the body before the message is handed out; return False if it must wait for the budget.
+        """Decompress the body before the message is handed out; return False if it must wait for the budget."""
+        return self.budget is None or self.budget.try_unpack(self)
 
-        A body that cannot be decompressed is not changed, and keeps its compression headers.
-        """
-        budget = self.budget
-        if budget is None or budget.holds(self):
-            return True
-        if not is_compressed(self._all_headers()):
-            return budget.reserve(self, len(self.body))  # it was handed out before
-        if not budget.reserve(self, self._unpacked_size()):
-            return False
-        try:
-            self.unpack()
-        except (InvalidSetting, ProtocolError) as error:
-            logger.warning("body stays compressed: %s: %r", error, self, extra={"topic": self.topic})
-        budget.reserve(self, len(self.body))
-        return True
-
-    def _unpacked_size(self) -> int:
-        """Return the size that the publisher announced, or the largest one."""
-        size = str(self._all_headers().get(SIZE_HEADER, ""))
-        return int(size) if size.isascii() and size.isdigit() and len(size) < 20 else MAX_UNPACKED
-
-    def with_unpacked_body(self, function: Callable[[Message], T]) -> T:
-        """Call a function with this message while its body is decompressed, before the message is handed out."""
-        if self.budget is None:
-            return function(self)
-        body, headers = self.body, self._all_headers()
-        try:
-            self.unpack()
-        except (InvalidSetting, ProtocolError):
-            return function(self)
-        try:
-            return function(self)
-        finally:
-            self.body, self._headers = body, headers
-
-    def unpack(self) -> None:
-        """Decompress a body that the publishing client compressed, and remove its compression headers.
-
-        Raises:
-            ProtocolError: the body is damaged, or unpacks to too many bytes.
-            InvalidSetting: the package for the compression is not installed.
-        """
-        headers = self._all_headers()
-        if is_compressed(headers):
-            self.replace_body(decompress_body(headers, self.body), COMPRESS_HEADER, SIZE_HEADER)
+    def restore(self, body: bytes, headers: dict[str, Any]) -> None:
+        """Replace the body, and all headers."""
+        self.body: bytes = body
+        self._headers = headers
 
     def replace_body(self, body: bytes, *headers: str) -> None:
         """Replace the body by the decompressed one, and remove its compression headers."""
-        self.body: bytes = body
-        self._headers = {name: value for name, value in self._all_headers().items() if name not in headers}
+        self.restore(body, {name: value for name, value in self.all_headers().items() if name not in headers})
 
     def _check(self) -> None:
         if self.answered:
@@ -432,6 +381,34 @@ def check_requeue_delay(message: Message, delay: float) -> None:
         )
 
 
+def touch_due(messages: Iterable[Message], now: float, *, requeued: bool = False) -> int:
+    """Touch the messages of which half the timeout has passed; return how many.
+
+    Call it `TOUCHES` times within the shortest timeout. A message is not touched beyond the total time that its server
+    allows (``max_msg_timeout``). Answered messages are skipped, unless they were ``requeued`` and no REQ was sent.
+    """
+    count = 0
+    for message in messages:
+        if message.answered and not requeued:
+            continue
+        owner = message.owner
+        half = owner.msg_timeout / 2
+        if now - message.received >= half and now - message.delivered + half < owner.max_msg_timeout:
+            try:
+                owner.touch(message)
+            except MessageNotInFlight:
+                continue
+            count += 1
+    return count
+
+
+def requeue_unanswered(messages: Iterable[Message]) -> None:
+    """Requeue the messages that are in flight and not answered."""
+    for message in messages:
+        if not message.answered and not message.lost:
+            message.requeue_now(0.0, backoff=False)
+
+
 def key_reader(key: str | KeyOf) -> Callable[[Message], bytes]:
     """Return a function that reads the key of a message from a header, or by the user's function.
 
@@ -440,7 +417,11 @@ def key_reader(key: str | KeyOf) -> Callable[[Message], bytes]:
 
     def read(message: Message) -> bytes:
         try:
-            found = message.header_value(key) if isinstance(key, str) else message.with_unpacked_body(key)
+            found: str | bytes | None
+            if isinstance(key, str):
+                found = message.header_value(key)
+            else:
+                found = key(message) if message.budget is None else message.budget.call_unpacked(key, message)
             if found is None:
                 return message.id
             # a number is refused: ``bytes(n)`` would be n zeros

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal, cast
 
 from nsqext.errors import InvalidSetting, ProtocolError
+from nsqext.protocol.headers import COMPRESS_HEADER
 from nsqext.protocol.layers import import_cramjam
 from nsqext.protocol.names import check_topic, check_topic_pattern, is_topic_pattern
 
@@ -37,7 +38,6 @@ Compression = Codec | Mapping[str, Codec]
 
 _HINT = "give a codec, or codecs by topic: {'logs': 'snappy', 'events.*': 'gzip'}, in text logs=snappy,events.*=gzip"
 
-COMPRESS_HEADER: Final = "nsq.client.compress"
 SIZE_HEADER: Final = "nsq.msg.size"
 MAX_UNPACKED: Final = 64 * 1024 * 1024
 """Default of the largest body after decompression, in bytes."""

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from nsqext.client.consumer.message import UnpackBudget
+from nsqext.client.consumer.message import key_reader
+from nsqext.client.consumer.unpacking import UnpackBudget, unpack
 from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight, ProtocolError
 from nsqext.protocol.client.body_compression import compress_body
 from tests.support.messages import RecordingOwner, make_message
@@ -110,10 +111,10 @@ def test_compressed_bodies_are_restored(codec: str) -> None:
     packed = compress_body(codec, b"x" * 1000)  # type: ignore[arg-type]
     assert packed is not None
     message = make_message(RecordingOwner(), body=packed[0], headers={**packed[1], "mine": "stays"})
-    message.unpack()
+    unpack(message)
     assert message.body == b"x" * 1000
     assert dict(message.headers) == {"mine": "stays"}
-    message.unpack()
+    unpack(message)
     assert message.body == b"x" * 1000
 
 
@@ -122,26 +123,30 @@ def test_a_key_function_sees_the_restored_body_and_the_handler_the_packed_one_un
     assert packed is not None
     body, headers = packed
 
-    def look(message: Message) -> tuple[bytes, bool]:
-        return message.body, "nsq.client.compress" in message.headers
+    def look(message: Message) -> bytes:
+        return b"%d %d" % (len(message.body), "nsq.client.compress" in message.headers)
 
+    def fail(message: Message) -> bytes:
+        raise ZeroDivisionError
+
+    read, packed_body = key_reader(look), b"%d 1" % len(body)
     message = make_message(RecordingOwner(), body=body, headers=headers)
-    assert message.with_unpacked_body(look) == (body, True), "it will not be restored"
-    message.budget = UnpackBudget(10_000)
-    assert message.with_unpacked_body(look) == (b"x" * 1000, False)
-    assert look(message) == (body, True)
-    with pytest.raises(ZeroDivisionError):
-        message.with_unpacked_body(lambda message: 1 // 0)
-    assert look(message) == (body, True)
+    assert read(message) == packed_body, "it will not be restored"
+    message.budget = budget = UnpackBudget(10_000)
+    assert read(message) == b"1000 0"
+    assert look(message) == packed_body
+    with pytest.raises(InvalidInput, match="the key function failed"):
+        key_reader(fail)(message)
+    assert look(message) == packed_body
     message.body = b"damaged"
-    assert message.with_unpacked_body(look) == (b"damaged", True)
-    assert message.budget.used == 0
+    assert read(message) == b"7 1"
+    assert budget.used == 0
 
 
 def test_damaged_bodies_stay_as_they_are() -> None:
     message = make_message(RecordingOwner(), body=b"no gzip", headers={"nsq.client.compress": "1", "nsq.msg.size": "9"})
     with pytest.raises(ProtocolError):
-        message.unpack()
+        unpack(message)
     assert message.body == b"no gzip"
     assert "nsq.client.compress" in message.headers
 

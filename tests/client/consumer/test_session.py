@@ -13,14 +13,14 @@ from nsqext import Consumer, Message, Producer, Requeue
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight
 from tests.support.consumers import QUICK, depth, eventually, publish, quick, running, tape
-from tests.support.fake_nsqd import PLAIN, message, scripted_lookup, scripted_node
+from tests.support.fake_nsqd import PLAIN, REDESIGNED, message, scripted_lookup, scripted_node
 from tests.support.messages import take
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_the_order_of_the_end() -> None:
-    async with scripted_node(granted=PLAIN) as node:
+    async with scripted_node(granted=REDESIGNED) as node:
         consumer = Consumer("t", "ch", nsqd=str(node), max_in_flight=3, **QUICK)
         started, go_on = anyio.Event(), anyio.Event()
 

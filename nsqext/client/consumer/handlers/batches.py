@@ -1,141 +1,25 @@
-"""Messages in flight, which are touched before they time out, and batches: for a loop, a handler, or on request."""
+"""Batches of messages: for a loop, a handler, or on request."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from math import inf
-from typing import Protocol, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar, overload
 
-import anyio
 from attrs import frozen
 
-from nsqext.arguments import check_number, check_time
-from nsqext.client.consumer.message import Message, check_delay, check_requeue_delay
+from nsqext.client.consumer.handlers.workers import BatchLimits, interrupted
+from nsqext.client.consumer.message import Message, check_delay, check_requeue_delay, requeue_unanswered
 from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight
+
+if TYPE_CHECKING:
+    from nsqext.client.consumer.handlers.iteration import MessageIteration
+    from nsqext.client.consumer.handlers.workers import MessageQueue, Slot, Workers
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
-TOUCHES = 16
-"""Looks at the messages in flight within a timeout. A message is touched when half to 9/16 of it have passed."""
-
-_DRAIN_LOOK = 0.01  # seconds between two looks whether all held messages were answered, while the consumer closes
-_SPARE_HOLDINGS = 16
-"""Holdings that are kept, beyond twice those with unanswered messages, until the others are forgotten."""
-
-
-def touch_due(messages: Iterable[Message], now: float, *, requeued: bool = False) -> int:
-    """Touch the messages of which half the timeout has passed; return how many.
-
-    Call it `TOUCHES` times within the shortest timeout. A message is not touched beyond the total time that its server
-    allows (``max_msg_timeout``). Answered ones are skipped, unless they were ``requeued`` and no REQ was sent.
-    """
-    count = 0
-    for message in messages:
-        if message.answered and not requeued:
-            continue
-        owner = message.owner
-        half = owner.msg_timeout / 2
-        if now - message.received >= half and now - message.delivered + half < owner.max_msg_timeout:
-            try:
-                owner.touch(message)
-            except MessageNotInFlight:
-                continue
-            count += 1
-    return count
-
-
-@frozen(eq=False)
-class _Holding:
-    """Messages that were handed out together, and the task that received them; None for a handler."""
-
-    messages: Sequence[Message]
-    task: int | None
-
-
-class HeldMessages:
-    """Messages in flight that the program answers later: batches, and messages that handlers left unanswered.
-
-    The program answers them at any time. They are touched for as long as the server allows; an error is logged when it
-    takes one back. A consumer that closes waits for their answers and then requeues the others.
-    """
-
-    def __init__(self) -> None:
-        self._holdings: list[_Holding] = []
-        self._limit = _SPARE_HOLDINGS
-
-    def add(self, messages: Sequence[Message], task: int | None = None) -> None:
-        """Add messages that were handed out; ``task`` is the id of the one that received them, None for handlers."""
-        self._holdings.append(_Holding(messages, task))
-        if len(self._holdings) > self._limit:
-            self.unanswered()
-            self._limit = 2 * len(self._holdings) + _SPARE_HOLDINGS
-
-    def unanswered(self) -> list[Message]:
-        """Return the messages that are in flight and not answered; forget the others."""
-        found: list[Message] = []
-        holdings: list[_Holding] = []
-        for holding in self._holdings:
-            left = []
-            for message in holding.messages:
-                if message.answered:
-                    continue
-                if message.received >= message.owner.horizon:
-                    left.append(message)
-                elif message.owner.horizon < inf:  # otherwise its connection ended
-                    _log_timeout(message)
-            if left:
-                found += left
-                holdings.append(_Holding(left, holding.task))
-        self._holdings = holdings
-        return found
-
-    def requeue(self, task: int | None = None) -> None:
-        """Requeue the messages that one task holds, or all."""
-        holdings, self._holdings = self._holdings, []
-        for holding in holdings:
-            if task is None or holding.task == task:
-                requeue_unanswered(holding.messages)
-            else:
-                self._holdings.append(holding)
-
-    async def wait(self) -> None:
-        """Wait until all are answered, or not in flight any more."""
-        while self.unanswered():  # noqa: ASYNC110 - messages do not report their answers, to keep them cheap
-            await anyio.sleep(_DRAIN_LOOK)
-
-
-def _log_timeout(message: Message) -> None:
-    logger.error(
-        "a message was not answered within %.0f s, and the server delivers it again: it stays in flight for "
-        "-max-msg-timeout (%.0f s) at most",
-        time.monotonic() - message.delivered,
-        message.owner.max_msg_timeout,
-        extra={"topic": message.topic, "partition": message.partition, "message_id": message.id.hex()},
-    )
-
-
-def requeue_unanswered(messages: Iterable[Message]) -> None:
-    """Requeue the messages that are in flight and not answered."""
-    for message in messages:
-        if not message.answered and message.received >= message.owner.horizon:
-            message.requeue_now(0.0, backoff=False)
-
-
 _clock = time.monotonic
-
-
-@frozen
-class BatchLimits:
-    """When a batch is complete."""
-
-    max_count: int = 500  # messages of a batch, at most; ``max_in_flight`` bounds it too
-    max_wait: float = 0.2  # seconds that its first message waits for further ones
-
-    def __attrs_post_init__(self) -> None:
-        check_number("max_count", self.max_count, 1)
-        check_time("max_wait", self.max_wait)
 
 
 class _Answerable(Protocol):
@@ -272,6 +156,46 @@ class BatchHandler:
     function: BatchFunction
     limits: BatchLimits  # when a batch is complete
 
+    async def work(self, workers: Workers, slot: Slot, queue: MessageQueue) -> None:
+        """Handle batches until the consumer ends, as the worker of a slot."""
+        source = workers.source
+        while messages := await source.collect(self.limits, queue):
+            slot.batch = messages
+            try:
+                slot.batch = await self._without_exhausted(workers, messages, queue)
+                if slot.batch:
+                    since = _clock()
+                    await self._handle(workers, slot, queue)
+                    workers.stall.took(slot.batch, _clock() - since)
+            finally:
+                slot.batch = source.unanswered(slot.batch, queue)  # if it was cancelled, they are requeued
+                source.end_batch(queue)
+            slot.batch = ()
+
+    async def _without_exhausted(self, workers: Workers, messages: list[Message], queue: MessageQueue) -> list[Message]:
+        """Send messages whose attempts are used up to the dead letters; return the others."""
+        policy = workers.policy
+        exhausted: list[Message] = []
+        others: list[Message] = []
+        for message in messages:
+            used_up = message.attempts > 1 and policy.attempts_exhausted(message)
+            (exhausted if used_up else others).append(message)
+        if exhausted:
+            await policy.dead_letter_all(exhausted, None)
+            return workers.source.unanswered(others, queue)
+        return others
+
+    async def _handle(self, workers: Workers, slot: Slot, queue: MessageQueue) -> None:
+        batch, unanswered = MessageBatch(slot.batch), workers.source.unanswered
+        try:
+            await self.function(batch)
+        except Exception as error:
+            await workers.policy.batch_failed(unanswered(batch, queue), error)
+        except BaseException as error:
+            await workers.policy.batch_failed(unanswered(batch, queue), interrupted(slot, error))
+        else:
+            MessageBatch(unanswered(batch, queue)).finish_now()
+
 
 def _answer(messages: Sequence[Message], requeue_after: float | None = None, *, backoff: bool = False) -> None:
     """Finish or requeue the messages that are not answered; raise afterwards if some are not in flight any more."""
@@ -310,9 +234,9 @@ class MessageBatches:
     them in flight: they are answered later, for example by another task.
     """
 
-    def __init__(self, take: Callable[[], Awaitable[MessageBatch]], same_loop: Callable[[], bool]) -> None:
-        self._take = take  # returns the next batch
-        self._same_loop = same_loop  # whether the caller runs in the event loop of the consumer
+    def __init__(self, iteration: MessageIteration, limits: BatchLimits) -> None:
+        self._iteration = iteration  # source of the messages
+        self._limits = limits
         self._batch: MessageBatch | None = None
 
     def __aiter__(self) -> Self:
@@ -327,8 +251,12 @@ class MessageBatches:
             NsqError: the consumer cannot continue.
         """
         self._batch = None
-        self._batch = batch = await self._take()
+        self._batch = batch = await self.take()
         return batch
+
+    async def take(self, timeout: float | None = None) -> MessageBatch:
+        """Return the next batch, which the caller keeps; an empty one after the timeout in seconds."""
+        return MessageBatch(await self._iteration.next_batch(self._limits, timeout))
 
     async def aclose(self) -> None:
         """Requeue the messages of the last batch that are not answered."""
@@ -338,5 +266,5 @@ class MessageBatches:
 
     def __del__(self) -> None:
         # the loop was left; the garbage collector may call this in any thread
-        if self._batch is not None and self._same_loop():
+        if self._batch is not None and self._iteration.in_event_loop():
             requeue_unanswered(self._batch)

@@ -13,17 +13,9 @@ from math import inf
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from nsqext.client.consumer.handlers.batches import touch_due
-from nsqext.client.consumer.handlers.partition_order import (
-    KeyLaneOwner,
-    PartitionOrder,
-    Wait,
-    WaitingKeys,
-    WaitName,
-    is_lost,
-    owner_of,
-)
+from nsqext.client.consumer.handlers.partition_order import KeyLaneOwner, PartitionOrder, Wait, owner_of
 from nsqext.client.consumer.handlers.workers import MessageQueue
+from nsqext.client.consumer.message import touch_due
 from nsqext.dispatch.buckets import KeySharing
 from nsqext.errors import InvalidInput
 
@@ -61,16 +53,17 @@ class KeyLanes:
         self._gap_wait = delivery.gap_wait
         self._orders: dict[tuple[str, int | str] | Owner, PartitionOrder] = {}
         self._owners: dict[PartitionOrder, KeyLaneOwner] = {}
-        self._waiting = WaitingKeys(key)
-        self._waits = self._waiting.waits
+        self._delayed: dict[bytes, Wait] = {}  # keys whose first message was requeued
         self._unstarted: list[Message] = []
         # messages of the batches that handlers have, and when those that were requeued are due
-        self.handed_out: dict[Message, float | None] = {}
+        self._handed_out: dict[Message, float | None] = {}
+        # the same messages by lane, in their order, with their keys
+        self._batches: dict[MessageQueue, dict[Message, bytes]] = {}
 
     @property
     def waiting(self) -> int:
         """Number of messages in flight that wait for their key, or for unseen messages."""
-        return sum(not is_lost(message) for message in self._blocked())
+        return sum(not message.lost for message in self._blocked())
 
     def count_in_flight(self) -> int:
         """Return how many messages are in lanes, or wait for others."""
@@ -132,37 +125,34 @@ class KeyLanes:
         name = _name_of(owner)
         order = self._orders.get(name)
         if order is None:
-            order = self._orders[name] = PartitionOrder(owner.key_sharing)
+            sharing = owner.key_sharing
+            patience = _FAILOVER_WAIT if sharing is KeySharing.SERVER else self._redelivery_wait
+            order = self._orders[name] = PartitionOrder(sharing, patience)
         found = self._owners.get(order)
         if found is None or found.owner is not owner:
             found = self._owners[order] = KeyLaneOwner(owner, order, self.delay)
             if order.subscribe(found, self.clock()):
                 self._forget_lost(order)
             else:
-                due = self._redelivery_due(order)
-                for wait in self._waiting.of(order):
+                due = order.redelivery_due(self.clock())
+                for wait in order.lost.values():
                     wait.due = due
         return found
-
-    def _redelivery_due(self, order: PartitionOrder) -> float:
-        """Return when a wait that begins now for a lost message ends."""
-        return max(self.clock(), order.held_from) + self._wait_of(order)
-
-    def _wait_of(self, order: PartitionOrder) -> float:
-        return _FAILOVER_WAIT if order.ordered_by_server else self._redelivery_wait
 
     def _accept(self, order: PartitionOrder, message: Message, woken: dict[MessageQueue, None]) -> None:
         key = self.key(message)
         order.unfinished[message.id] = message
-        if self._waits:
-            wait = self._waiting.find(key, order)
-            if wait is not None:
-                wait.behind.append(message)
-                if wait.due == inf:
-                    wait.due = self._redelivery_due(order)
-                if wait.lost and message.partition < 0:
-                    self._return(message)
-                return
+        delayed, lost = self._delayed.get(key), order.lost.get(key)
+        if delayed is not None:
+            delayed.behind.append(message)
+            return
+        if lost is not None:
+            lost.behind.append(message)
+            if lost.due == inf:
+                lost.due = order.redelivery_due(self.clock())
+            if message.owner.original:
+                self._return(message)
+            return
         lane = self._lane(key)
         if not lane.stopped:
             lane.messages.append(message)
@@ -175,15 +165,15 @@ class KeyLanes:
         """Continue a message that keeps its place, or whose handler runs, with its new delivery."""
         key = self.key(message)
         message.renew(delivery)
-        delayed = self._waits.get((key, None))
-        requeued = (delayed is not None and delayed.message is message) or self.handed_out.get(message) is not None
+        delayed = self._delayed.get(key)
+        requeued = (delayed is not None and delayed.message is message) or self._handed_out.get(message) is not None
         if message.answered and not requeued:
             logger.info("finished again, its first FIN was lost: %r", message, extra={"topic": message.topic})
             message.finish_now()
             return
-        wait = self._waits.get((key, order))
+        wait = order.lost.get(key)
         if wait is not None and wait.message is message:
-            self._waiting.end((key, order))
+            self._end(key, order.lost)
 
     def forget(self, owner: Owner) -> None:
         """Forget the messages of a connection that ended, except for those whose handlers run.
@@ -203,16 +193,23 @@ class KeyLanes:
         One of a batch waits from the end of its handler on: that may answer further messages of the key.
         """
         key, due = self.key(message), self.clock() + delay
-        if message in self.handed_out:
-            self.handed_out[message] = due
+        if message in self._handed_out:
+            self._handed_out[message] = due
         else:
             self.delay_all(key, [message], self._lane(key), due)
 
     def delay_all(self, key: bytes, messages: list[Message], lane: MessageQueue, due: float) -> None:
         """Handle messages of a key again at a time, in their order, and the later ones of the key after them."""
         kept = [message for message in messages if not self._is_forgotten(message)]
-        if kept:
-            self._waiting.delay(key, kept, lane, due)
+        if not kept:
+            return
+        first, *behind = kept
+        behind += _take(lane, lambda other: self.key(other) == key)
+        before = self._delayed.get(key)
+        if before is not None:  # of another partition, whose messages do not wait for those of this one
+            behind += before.messages()
+            due = max(due, before.due)
+        self._delayed[key] = Wait(first, lane, due, behind)
 
     def _is_forgotten(self, message: Message) -> bool:
         """Return whether the connection of a message has ended, and the server redelivers it to any consumer."""
@@ -221,47 +218,68 @@ class KeyLanes:
 
     def expired(self, message: Message) -> None:
         """Keep the place of a message that was lost before its handler was called."""
-        key = self.key(message)
-        self._waiting.lose(key, message, self._lane(key), self._redelivery_due(owner_of(message).order))
+        key, order = self.key(message), owner_of(message).order
+        lane = self._lane(key)
+        behind = _take(lane, lambda other: owner_of(other).order is order and self.key(other) == key)
+        order.lost[key] = Wait(message, lane, order.redelivery_due(self.clock()), behind)
 
     def tick(self, now: float) -> None:
         """Handle messages again whose delay has passed, end waits that took too long, and touch waiting messages."""
-        for wait in self._waits.values():
-            if not wait.lost:
-                wait.message.answered = False  # its handler requeued it, and no REQ was sent
+        for wait in self._delayed.values():
+            wait.message.answered = False  # its handler requeued it, and no REQ was sent
         if not self.lanes[0].stopped:
-            for entry in self._waiting.due(now):
-                self._end_wait(*entry)
+            for key in [key for key, wait in self._delayed.items() if wait.due <= now]:
+                self._end_delay(key)
             for order in self._orders.values():
+                for key in [key for key, wait in order.lost.items() if wait.due <= now]:
+                    self._give_up_waiting(order, key, now)
                 self._watch(order, now)
         touch_due(self._blocked(), now)
-        touch_due((message for message, due in self.handed_out.items() if due is not None), now, requeued=True)
+        touch_due((message for message, due in self._handed_out.items() if due is not None), now, requeued=True)
 
-    def _end_wait(self, name: WaitName, wait: Wait) -> None:
-        message = wait.message
-        order = owner_of(message).order
-        if wait.lost and order.ordered_by_server:
+    def _end_delay(self, key: bytes) -> None:
+        message = self._delayed[key].message
+        message.answered = False
+        if not message.lost:
+            message.attempts += 1
+        self._end(key, self._delayed)  # if it is lost, its worker calls `expired`
+
+    def _give_up_waiting(self, order: PartitionOrder, key: bytes, now: float) -> None:
+        """End a wait for a redelivery that took too long, unless the server could not deliver."""
+        wait = order.lost[key]
+        if order.ordered_by_server:
             self._end_failover_wait(wait)
-        elif wait.lost and not self._can_receive(order):
-            wait.due = self._redelivery_due(order)
-        elif wait.lost:
-            lost = [message, *(other for other in wait.behind if _is_gone(other))]
-            wait.behind = [other for other in wait.behind if not _is_gone(other)]
-            for other in lost:
-                owner_of(other).order.unfinished.pop(other.id, None)
-            logger.warning(
-                "%d messages of a key were not redelivered within %g s, later ones are handled first: %r",
-                len(lost),
-                self._redelivery_wait,
-                message,
-                extra={"topic": message.topic, "partition": message.partition},
-            )
-            self._waiting.end(name, without_first=True)
-        else:
-            message.answered = False
-            if not is_lost(message):
-                message.attempts += 1
-            self._waiting.end(name)  # if it is lost, its worker calls `expired`
+            return
+        if not order.can_receive():
+            wait.due = order.redelivery_due(now)
+            return
+        lost = [message for message in wait.messages() if message is wait.message or _is_gone(message)]
+        wait.behind = [message for message in wait.behind if not _is_gone(message)]
+        for message in lost:
+            owner_of(message).order.unfinished.pop(message.id, None)
+        logger.warning(
+            "%d messages of a key were not redelivered within %g s, later ones are handled first: %r",
+            len(lost),
+            self._redelivery_wait,
+            wait.message,
+            extra={"topic": wait.message.topic, "partition": wait.message.partition},
+        )
+        self._end(key, order.lost, without_first=True)
+
+    def _end(self, key: bytes, waits: dict[bytes, Wait], *, without_first: bool = False) -> None:
+        """End a wait: its messages return to their lane, in front of the others, or wait for another message."""
+        wait = waits.pop(key)
+        row = wait.behind if without_first else list(wait.messages())
+        delayed = self._delayed.get(key)
+        if delayed is not None:
+            delayed.behind[:0] = row
+            return
+        ready: list[Message] = []
+        for message in row:
+            lost = owner_of(message).order.lost.get(key)
+            (ready if lost is None else lost.behind).append(message)
+        wait.lane.messages.extendleft(reversed(ready))
+        wait.lane.wake()
 
     def _end_failover_wait(self, wait: Wait) -> None:
         """End the connection if messages wait for one that was not redelivered.
@@ -271,51 +289,30 @@ class KeyLanes:
         with the first unfinished message of each key. While nothing waits, the place is kept.
         """
         wait.due = inf
-        if not all(map(is_lost, wait.behind)):
+        if not all(message.lost for message in wait.behind):
             owner = owner_of(wait.message).order.owner
             if owner is not None:
                 owner.reset("a message timed out and was not redelivered, but later ones of its key were received")
-
-    def _can_receive(self, order: PartitionOrder) -> bool:
-        """Return whether the server can deliver a message; the time of a wait for redelivery passes only while it can.
-
-        It cannot while it is disconnected or paused, or while as many messages as RDY allows are being handled. It can
-        where messages that wait for others use up RDY, because `_make_room` requeues some of them.
-        """
-        owner = order.owner
-        if owner is None or owner.horizon == inf or not owner.ready:
-            return False
-        return order.in_flight() < owner.ready or self._count_blocked(order) * 2 >= owner.ready
-
-    def _count_blocked(self, order: PartitionOrder) -> int:
-        behind = (message for wait in self._waiting.of(order) for message in wait.behind)
-        return len(order.early) + sum(not is_lost(message) for message in behind)
 
     def _watch(self, order: PartitionOrder, now: float) -> None:
         """End the wait for unseen messages; make room where messages that wait use up RDY."""
         owner = order.owner
         if owner is None or owner.horizon == inf:
             return
-        order.forget_handled(now - self._wait_of(order))
+        order.forget_handled(now - order.redelivery_wait)
         if order.ordered_by_server:
             self._bound_lost(order)
             return
         if order.gap_due is not None:
-            if not order.settling and not self._can_receive(order):
+            if not order.settling and not order.can_receive():
                 order.gap_due = now + self._gap_wait
             elif order.gap_due <= now and not (order.settling and owner.taking_over):
                 self._end_gap(order)
-        blocked = self._count_blocked(order)
         if order.returned:
             count, size = order.forget_returned()
             if count > _MOST_RETURNED or size > _MOST_RETURNED_BYTES:
                 self._give_up(order)
-        if order.settling or not blocked or order.in_flight() < owner.ready:
-            order.full_since = None
-        elif order.full_since is None:
-            order.full_since = now
-        elif now - order.full_since >= _FULL:
-            order.full_since = None
+        if order.lacks_room(now, _FULL):
             self._make_room(order)
 
     def _give_up(self, order: PartitionOrder) -> None:
@@ -331,7 +328,7 @@ class KeyLanes:
 
     def _bound_lost(self, order: PartitionOrder) -> None:
         """End the connection when more messages were lost to other consumers than could be in flight."""
-        owner, lost = order.owner, sum(1 + len(wait.behind) for wait in self._waiting.of(order))
+        owner, lost = order.owner, sum(1 + len(wait.behind) for wait in order.lost.values())
         if owner is not None and lost > 2 * order.most_ready:
             owner.reset("messages of many keys timed out and were not redelivered")
 
@@ -354,8 +351,8 @@ class KeyLanes:
         """Requeue the newer half of the messages that wait for others; they keep their places."""
         for message in order.drop_newest_early():
             self._return(message)
-        for wait in self._waiting.of(order):
-            behind = [message for message in wait.behind if not is_lost(message)]
+        for wait in order.lost.values():
+            behind = [message for message in wait.behind if not message.lost]
             for message in behind[len(behind) // 2 :]:
                 self._return(message)
 
@@ -367,10 +364,10 @@ class KeyLanes:
         """
         owner = owner_of(message)
         times, delay = owner.order.note_returned(message), 0.0
-        if message.partition < 0:
+        if owner.original:
             delay = max(_RETURN * times, owner.order.held_from - self.clock())
         owner.send_requeue(message, delay)
-        message.answered, message.received = False, -inf
+        message.mark_returned()
 
     def _forget_replaced(self, order: PartitionOrder, known: Message, message: Message) -> None:
         """Forget a message whose id the server has given to another one, and those that were behind it in the queue."""
@@ -386,16 +383,82 @@ class KeyLanes:
         """Remove the lost messages of a partition behind an offset, except for those whose handlers run."""
 
         def gone(message: Message) -> bool:
-            return owner_of(message).order is order and is_lost(message) and message.offset >= offset
+            return owner_of(message).order is order and message.lost and message.offset >= offset
 
-        for message in self._waiting.remove(self.lanes, gone):
+        removed = [message for lane in self.lanes for message in _take(lane, gone)]
+        for waits in (self._delayed, order.lost):
+            for key, wait in list(waits.items()):
+                removed += filter(gone, wait.messages())
+                wait.behind = [message for message in wait.behind if not gone(message)]
+                if gone(wait.message):
+                    self._end(key, waits, without_first=True)
+        for message in removed:
             order.unfinished.pop(message.id, None)
 
     def _blocked(self) -> Iterator[Message]:
         """Return the messages that wait for others, and so are in no lane."""
-        yield from self._waiting.messages()
+        for wait in self._delayed.values():
+            yield from wait.messages()
         for order in self._orders.values():
+            for wait in order.lost.values():
+                yield from wait.messages()
             yield from order.early.values()
+
+    # Batches
+
+    def take(self, lane: MessageQueue, count: int) -> list[Message]:
+        """Remove up to a number of messages from a lane and return those that are in flight, with unpacked bodies.
+
+        They are the next messages of several keys, in their order. Messages that do not fit into the budget for
+        unpacked bytes stay. `end_batch` has to follow.
+        """
+        messages, keys, now = lane.messages, self._batches.setdefault(lane, {}), self.clock()
+        while messages and len(keys) < count:
+            message = messages.popleft()
+            if not message.may_begin(now):
+                self.expired(message)  # takes the later ones of its key out of the lane
+            elif message.budget is not None and not message.try_unpack():
+                messages.appendleft(message)
+                break
+            else:
+                keys[message] = self.key(message)
+        self._handed_out |= dict.fromkeys(keys)
+        return list(keys)
+
+    def _rows(self, lane: MessageQueue) -> list[list[Message]]:
+        """Return the first requeued message of each key of a batch, and those behind it that wait for it.
+
+        Later messages of the key wait that are requeued too, or not answered.
+        """
+        rows: dict[bytes, list[Message]] = {}
+        for message, key in self._batches.get(lane, {}).items():
+            if self._handed_out[message] is not None:
+                rows.setdefault(key, []).append(message)
+            elif key in rows and not message.answered:
+                rows[key].append(message)
+        return list(rows.values())
+
+    def held_back(self, lane: MessageQueue) -> set[Message]:
+        """Return the messages of the batch of a lane that wait for an earlier one of their key, which was requeued."""
+        due = self._handed_out
+        return {message for row in self._rows(lane) for message in row if due[message] is None}
+
+    def end_batch(self, lane: MessageQueue) -> None:
+        """Let requeued messages of a batch, and those that are held back, wait for the longest delay of their key.
+
+        Messages that were requeued are handed out with one attempt more.
+        """
+        rows, keys = self._rows(lane), self._batches.pop(lane, {})
+        due = {message: self._handed_out.pop(message) for message in keys}
+        for row in rows:
+            for message in row:
+                if due[message] is not None:
+                    message.answered = False
+                    if message is not row[0] and not message.lost:
+                        message.attempts += 1  # that of the first one is counted at the end of the wait
+                elif message.budget is not None:
+                    message.budget.release(message)
+            self.delay_all(keys[row[0]], row, lane, max(due[message] or 0.0 for message in row))
 
     # Closing
 
@@ -405,24 +468,29 @@ class KeyLanes:
         for lane in self.lanes:
             lane.stop()
 
-    def requeue_remaining(self, wanted: Callable[[Message], bool]) -> None:
+    def requeue_remaining(self) -> None:
         """Send REQ for messages that were not handled, delayed ones with the rest of their delay; call `stop` first.
 
-        Only for those that are ``wanted``: the server redelivers the others when the connection ends.
+        On the original NSQ only: the redesigned redelivers them when the connection ends.
         """
         now = self.clock()
         remaining = [(message, 0.0) for message in self._unstarted]
         for order in self._orders.values():
             remaining += [(message, 0.0) for message in order.early.values()]
             order.early.clear()
-        for wait in self._waits.values():
-            delay = 0.0 if wait.lost else max(0.0, wait.due - now)
-            remaining += [(message, delay) for message in (wait.message, *wait.behind)]
-        self._waits.clear()
+            remaining += [(message, 0.0) for wait in order.lost.values() for message in wait.messages()]
+            order.lost.clear()
+        for wait in self._delayed.values():
+            remaining += [(message, max(0.0, wait.due - now)) for message in wait.messages()]
+        self._delayed.clear()
         self._unstarted = []
         for message, delay in remaining:
-            if wanted(message):
+            if message.owner.original:
                 owner_of(message).send_requeue(message, delay)
+
+    def send_requeue(self, message: Message) -> None:
+        """Send REQ for a message whose handler was cancelled."""
+        owner_of(message).send_requeue(message)
 
     def queued(self) -> Iterator[Message]:
         """Return the messages in the lanes, without those that wait for their key."""
@@ -439,7 +507,18 @@ def _name_of(owner: Owner) -> tuple[str, int | str] | Owner:
 
 def _is_gone(message: Message) -> bool:
     """Return whether a message is lost, and does not arrive again because it was requeued."""
-    return is_lost(message) and message.id not in owner_of(message).order.returned
+    return message.lost and message.id not in owner_of(message).order.returned
+
+
+def _take(lane: MessageQueue, wanted: Callable[[Message], bool]) -> list[Message]:
+    """Remove messages from a lane and return them."""
+    taken: list[Message] = []
+    others: list[Message] = []
+    for message in lane.messages:
+        (taken if wanted(message) else others).append(message)
+    lane.messages.clear()
+    lane.messages.extend(others)
+    return taken
 
 
 def lane_number(key: bytes, count: int) -> int:

@@ -18,6 +18,7 @@ from one to the other.
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, cast
 
 from attrs import define, field
@@ -25,15 +26,27 @@ from attrs import define, field
 from nsqext.dispatch.buckets import KeySharing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from nsqext.client.consumer.handlers.workers import MessageQueue
     from nsqext.client.consumer.message import Message, Owner
 
 
-def is_lost(message: Message) -> bool:
-    """Return whether the server will redeliver a message: it timed out, was requeued, or its connection ended."""
-    return message.received < message.owner.horizon
+@define(eq=False)
+class Wait:
+    """A key whose first message cannot be handled yet, and the later messages of the key."""
+
+    message: Message  # the first message
+    lane: MessageQueue  # the lane of the key
+    # when the message is handled again, or for a lost one, when the wait for its redelivery ends. Infinite for a lost
+    # message of a key_failover channel while no other message waits behind it.
+    due: float
+    behind: list[Message] = field(factory=list)
+
+    def messages(self) -> Iterator[Message]:
+        """Return all messages that wait, the first one first."""
+        yield self.message
+        yield from self.behind
 
 
 @define(eq=False)
@@ -47,6 +60,8 @@ class PartitionOrder:
     # how the keys are shared. The server of a channel of type key_failover keeps the order of a key across connections,
     # so that nothing is expected to return to this consumer.
     key_sharing: KeySharing = KeySharing.NONE
+    redelivery_wait: float = 60.0  # seconds that later messages of a key wait for the redelivery of a lost one
+    lost: dict[bytes, Wait] = field(factory=dict)  # keys whose first message the server has to redeliver
     owner: Owner | None = None  # the current subscription
     # messages that were received and not finished, lost ones included, by id
     unfinished: dict[bytes, Message] = field(factory=dict)
@@ -80,7 +95,7 @@ class PartitionOrder:
         previous, self.owner = self.owner, owner
         if previous is not None:
             self.note_ready(previous.ready)  # it may have grown after the last message was received
-            self.held_from = now + previous.msg_timeout if owner.partition < 0 else now
+            self.held_from = now + previous.msg_timeout if owner.original else now
         if self._frontier < 0 and self.early:
             self._frontier = min(self.early)  # lost while the first messages were collected
         self.early.clear()
@@ -130,7 +145,7 @@ class PartitionOrder:
         """Forget unseen messages behind an offset, where the server has lost its queue and stores other messages."""
         self._frontier = self._last_end = min(self._frontier, offset)
         self._unseen, self.gap_due = 0, None
-        self.early = {at: message for at, message in self.early.items() if not is_lost(message)}
+        self.early = {at: message for at, message in self.early.items() if not message.lost}
 
     def receive(self, message: Message) -> list[Message]:
         """Record a new message; return the messages that can be handled now, in order."""
@@ -174,7 +189,7 @@ class PartitionOrder:
             del before[message_id]
         unfinished = self.unfinished
         for message in [message for message in unfinished.values() if message.answered]:
-            if is_lost(message) and message.received + message.owner.msg_timeout < since:
+            if message.lost and message.received + message.owner.msg_timeout < since:
                 del unfinished[message.id]
 
     def note_returned(self, message: Message) -> int:
@@ -192,9 +207,40 @@ class PartitionOrder:
         newest = sorted(self.early)[len(self.early) // 2 :]
         return [self.early.pop(offset) for offset in newest]
 
+    def redelivery_due(self, now: float) -> float:
+        """Return when a wait that begins now for a lost message ends."""
+        return max(now, self.held_from) + self.redelivery_wait
+
+    def can_receive(self) -> bool:
+        """Return whether the server can deliver a message; the time of a wait for redelivery passes only while it can.
+
+        It cannot while it is disconnected or paused, or while as many messages as RDY allows are being handled. It can
+        where messages that wait for others use up RDY, because some of them are requeued, see `lacks_room`.
+        """
+        owner = self.owner
+        if owner is None or owner.horizon == inf or not owner.ready:
+            return False
+        return self.in_flight() < owner.ready or self.count_blocked() * 2 >= owner.ready
+
+    def count_blocked(self) -> int:
+        """Return how many messages in flight wait for unseen or lost ones."""
+        behind = (message for wait in self.lost.values() for message in wait.behind)
+        return len(self.early) + sum(not message.lost for message in behind)
+
+    def lacks_room(self, now: float, longest: float) -> bool:
+        """Return whether messages that wait for others have used up RDY for so many seconds."""
+        if self.owner is None or self.settling or not self.count_blocked() or self.in_flight() < self.owner.ready:
+            self.full_since = None
+        elif self.full_since is None:
+            self.full_since = now
+        elif now - self.full_since >= longest:
+            self.full_since = None
+            return True
+        return False
+
     def in_flight(self) -> int:
         """Return how many messages this process holds of the current subscription."""
-        return len(self.early) + sum(not is_lost(message) for message in self.unfinished.values())
+        return len(self.early) + sum(not message.lost for message in self.unfinished.values())
 
 
 class KeyLaneOwner:
@@ -205,6 +251,7 @@ class KeyLaneOwner:
         self.order: PartitionOrder = order
         self.topic: str = owner.topic
         self.partition: int = owner.partition
+        self.original: bool = owner.original
         self.node: str = owner.node
         self.in_order: bool = owner.in_order
         self.key_sharing: KeySharing = owner.key_sharing
@@ -245,7 +292,7 @@ class KeyLaneOwner:
 
     def send_requeue(self, message: Message, delay: float = 0.0) -> None:
         """Send REQ with a delay in seconds, if the message is in flight."""
-        if not is_lost(message):
+        if not message.lost:
             self.owner.requeue(message, delay, backoff=False)
             message.mark_answered()
 
@@ -268,100 +315,3 @@ class KeyLaneOwner:
 def owner_of(message: Message) -> KeyLaneOwner:
     """Return the owner of a message in lanes."""
     return cast("KeyLaneOwner", message.owner)
-
-
-WaitName = tuple[bytes, "PartitionOrder | None"]
-"""A key, and the partition whose messages of this key wait for a lost one; None if all messages of the key wait."""
-
-
-@define(eq=False)
-class Wait:
-    """A key whose first message cannot be handled yet."""
-
-    message: Message  # its first message
-    lane: MessageQueue  # the lane of the key
-    # when the message is handled again, or for a lost one, when the wait for its redelivery ends. Infinite for a lost
-    # message of a key_failover channel while no other message waits behind it.
-    due: float
-    lost: bool  # whether the server has to redeliver the message first
-    behind: list[Message] = field(factory=list)  # later messages of the key
-
-
-class WaitingKeys:
-    """The waits of all keys."""
-
-    def __init__(self, key: Callable[[Message], bytes]) -> None:
-        self.waits: dict[WaitName, Wait] = {}  # by key and partition; read it, and change it by the methods
-        self._key = key  # reads the key of a message
-
-    def find(self, key: bytes, order: PartitionOrder) -> Wait | None:
-        """Return what a new message of a key and partition waits for; None if it can be handled."""
-        return self.waits.get((key, None)) or self.waits.get((key, order))
-
-    def of(self, order: PartitionOrder) -> list[Wait]:
-        """Return the waits for lost messages of a partition."""
-        return [wait for (_, partition), wait in self.waits.items() if partition is order]
-
-    def due(self, now: float) -> list[tuple[WaitName, Wait]]:
-        """Return the waits whose time has passed."""
-        return [entry for entry in self.waits.items() if entry[1].due <= now]
-
-    def messages(self) -> Iterator[Message]:
-        """Return all messages that wait."""
-        for wait in self.waits.values():
-            yield wait.message
-            yield from wait.behind
-
-    def delay(self, key: bytes, messages: Sequence[Message], lane: MessageQueue, due: float) -> None:
-        """Let all messages of a key wait for a requeued one, the first of those that were handed out together."""
-        first, *behind = messages
-        behind += take(lane, lambda other: self._key(other) == key)
-        before = self.waits.get((key, None))
-        if before is not None:  # of another partition, whose messages do not wait for those of this one
-            behind += (before.message, *before.behind)
-            due = max(due, before.due)
-        self.waits[key, None] = Wait(first, lane, due, lost=False, behind=behind)
-
-    def lose(self, key: bytes, message: Message, lane: MessageQueue, due: float) -> None:
-        """Let the messages of a key and partition wait for a lost one."""
-        order = owner_of(message).order
-        wait = Wait(message, lane, due, lost=True)
-        wait.behind = take(lane, lambda other: owner_of(other).order is order and self._key(other) == key)
-        self.waits[key, order] = wait
-
-    def end(self, name: WaitName, *, without_first: bool = False) -> None:
-        """End a wait: its messages return to their lane, in front of the others, or wait for another message."""
-        key, wait = name[0], self.waits.pop(name)
-        row = wait.behind if without_first else [wait.message, *wait.behind]
-        delayed = self.waits.get((key, None))
-        if delayed is not None:
-            delayed.behind[:0] = row
-            return
-        ready: list[Message] = []
-        for message in row:
-            lost = self.waits.get((key, owner_of(message).order))
-            (ready if lost is None else lost.behind).append(message)
-        wait.lane.messages.extendleft(reversed(ready))
-        wait.lane.wake()
-
-    def remove(self, lanes: Sequence[MessageQueue], gone: Callable[[Message], bool]) -> list[Message]:
-        """Remove messages from the lanes and the waits, and return them."""
-        removed = [message for lane in lanes for message in take(lane, gone)]
-        for name, wait in list(self.waits.items()):
-            removed += filter(gone, wait.behind)
-            wait.behind = [message for message in wait.behind if not gone(message)]
-            if gone(wait.message):
-                removed.append(wait.message)
-                self.end(name, without_first=True)
-        return removed
-
-
-def take(lane: MessageQueue, wanted: Callable[[Message], bool]) -> list[Message]:
-    """Remove messages from a lane and return them."""
-    taken: list[Message] = []
-    others: list[Message] = []
-    for message in lane.messages:
-        (taken if wanted(message) else others).append(message)
-    lane.messages.clear()
-    lane.messages.extend(others)
-    return taken

@@ -8,27 +8,26 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 from anyio import get_cancelled_exc_class
 from anyio.lowlevel import checkpoint
 from attrs import define, field, frozen
 
-from nsqext.arguments import check_kinds
-from nsqext.client.consumer.handlers.batches import BatchHandler, MessageBatch
+from nsqext.arguments import check_kinds, check_number, check_time
 from nsqext.client.consumer.message import Message
 from nsqext.errors import InvalidState
 from nsqext.waits import Waiters
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Iterable
 
     from anyio.abc import TaskGroup
 
-    from nsqext.client.consumer.handlers.batches import BatchLimits, HeldMessages
     from nsqext.client.consumer.handlers.failure_policy import FailurePolicy
     from nsqext.client.tasks import BackgroundTasks
+    from nsqext.errors import NsqError
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
@@ -112,60 +111,14 @@ class MessageQueue:
         await self._wake.wait()
 
 
-class BatchCollector:
-    """Takes messages from a queue when they make a batch.
+@define(eq=False)
+class ConsumerState:
+    """Whether a consumer is open, and why it ended."""
 
-    Messages stay in the queue until then: cancelling `collect` loses none.
-    """
-
-    def __init__(self, queue: MessageQueue, ended: Callable[[], bool], request_more: Callable[[], float]) -> None:
-        self.queue: MessageQueue = queue
-        self.ended: Callable[[], bool] = ended  # whether no further batch is handed out
-        # sends answers and raises RDY; returns for how many seconds to wait for more messages
-        self.request_more: Callable[[], float] = request_more
-        self._turn = anyio.Lock()
-
-    async def collect(self, limits: BatchLimits, deadline: float = float("inf")) -> list[Message]:
-        """Return the next messages; none at the end of the consumer, or by the deadline on the monotonic clock.
-
-        A batch is handed out early when all messages that may be in flight were received. Concurrent calls take turns.
-        """
-        messages = self.queue.messages
-        async with self._turn:
-            while not self.ended():
-                if len(messages) < limits.max_count and await self._wait(limits, deadline):
-                    continue
-                taken = self.take(limits.max_count)
-                if taken or _clock() >= deadline:
-                    return taken
-                if messages and (budget := messages[0].budget) is not None:
-                    self.request_more()
-                    with anyio.move_on_after(deadline - _clock()):
-                        await budget.wait()
-        return []
-
-    def take(self, count: int) -> list[Message]:
-        """Remove up to a number of messages, and return those that can be handed out."""
-        return self.queue.take(count)
-
-    def held_back(self) -> Collection[Message]:
-        """Return the messages of the last batch that wait for an earlier one of their key, which was requeued."""
-        return ()
-
-    def end(self) -> None:
-        """Let requeued messages of the last batch, and those that are held back, wait for their time."""
-
-    async def _wait(self, limits: BatchLimits, deadline: float) -> bool:
-        """Wait for further messages; return False if the batch should not wait longer."""
-        patience, now, messages = self.request_more(), _clock(), self.queue.messages
-        pause = deadline - now
-        if messages:
-            pause = min(pause, messages[0].delivered + limits.max_wait - now, patience)
-        if pause <= 0:
-            return False
-        with anyio.move_on_after(pause) as scope:
-            await self.queue.wait()
-        return not scope.cancelled_caught
+    opened: bool = False  # whether it was opened
+    ended: anyio.Event = field(factory=lambda: anyio.Event())  # set when no further message will be delivered
+    error: NsqError | None = None  # why; None if the consumer was stopped
+    raises: bool = True  # whether an error is raised in the caller: while it opens, and while the caller waits
 
 
 @define(eq=False)
@@ -176,6 +129,18 @@ class Slot:
     message: Message | None = None
     batch: Sequence[Message] = ()
     scope: anyio.CancelScope = field(factory=lambda: anyio.CancelScope(shield=True))
+
+
+@frozen
+class BatchLimits:
+    """When a batch is complete."""
+
+    max_count: int = 500  # messages of a batch, at most; ``max_in_flight`` bounds it too
+    max_wait: float = 0.2  # seconds that its first message waits for further ones
+
+    def __attrs_post_init__(self) -> None:
+        check_number("max_count", self.max_count, 1)
+        check_time("max_wait", self.max_wait)
 
 
 @frozen
@@ -190,6 +155,10 @@ class MessageHandler:
 
     def __attrs_post_init__(self) -> None:
         check_kinds(self)
+
+    async def work(self, workers: Workers, slot: Slot, queue: MessageQueue) -> None:
+        """Handle messages until the queue is stopped, as the worker of a slot."""
+        await workers.handle(self, slot, queue)
 
 
 @define(eq=False)
@@ -232,39 +201,59 @@ def _names(messages: Sequence[Message]) -> str:
     return f"{named} and {further} further messages" if further > 0 else named
 
 
+class AnyHandler(Protocol):
+    """A `MessageHandler` or `BatchHandler`."""
+
+    @property
+    def function(self) -> Callable[..., Awaitable[object]]:
+        """What is called."""
+
+    async def work(self, workers: Workers, slot: Slot, queue: MessageQueue) -> None:
+        """Handle messages until the queue is stopped, as the worker of a slot."""
+
+
+class MessageSource(Protocol):
+    """Where workers take messages from."""
+
+    @property
+    def flush(self) -> Callable[[], None]:
+        """Sends all answers, before a worker waits."""
+
+    def expired(self, message: Message) -> None:
+        """Keep the place of a message that is not in flight any more when its turn comes."""
+
+    def hold(self, messages: Sequence[Message]) -> None:
+        """Hold messages whose handler returned, until the program answers them."""
+
+    async def collect(self, limits: BatchLimits, queue: MessageQueue) -> list[Message]:
+        """Return the next batch of a queue; empty at the end of the consumer."""
+
+    def unanswered(self, messages: Iterable[Message], queue: MessageQueue) -> list[Message]:
+        """Return the messages of a batch that were not answered, and are not held back."""
+
+    def end_batch(self, queue: MessageQueue) -> None:
+        """Record that the handler of the last batch of a queue has ended."""
+
+
 @define(eq=False)
 class Workers:
     """The tasks that call a handler."""
 
-    _policy: FailurePolicy  # decides about messages whose handler raised
-    _stall: StallWatch  # records handlers that took long
-    _held: HeldMessages  # receives messages that are not finished when their handler returns
-    _flush: Callable[[], None]  # sends all answers
-    _expired: Callable[[Message], None]  # called with messages that are not in flight any more when their turn comes
-    _slots: list[Slot] = field(factory=list)
-    _busy: int = 0
-    _ended: Waiters = field(factory=Waiters)
-    _cancelled: list[Message] = field(factory=list)
+    policy: FailurePolicy  # decides about messages whose handler raised
+    stall: StallWatch  # records handlers that took long
+    source: MessageSource
+    _slots: list[Slot] = field(factory=list, init=False)
+    _busy: int = field(default=0, init=False)
+    _ended: Waiters = field(factory=Waiters, init=False)
+    _cancelled: list[Message] = field(factory=list, init=False)
 
-    def start(
-        self, tasks: TaskGroup | BackgroundTasks, handler: MessageHandler, queues: Sequence[MessageQueue]
-    ) -> None:
+    def start(self, tasks: TaskGroup | BackgroundTasks, handler: AnyHandler, queues: Sequence[MessageQueue]) -> None:
         """Start a worker for each queue. Workers are shielded from cancellation: only `cancel` ends them early."""
         for queue in queues:
-            self._start(tasks, partial(self._work, handler=handler, queue=queue))
-
-    def start_batches(
-        self, tasks: TaskGroup | BackgroundTasks, handler: BatchHandler, sources: Sequence[BatchCollector]
-    ) -> None:
-        """Start a worker for each source, which handles batches; only `cancel` ends them early."""
-        for source in sources:
-            self._start(tasks, partial(self._work_batches, handler=handler, source=source))
-
-    def _start(self, tasks: TaskGroup | BackgroundTasks, work: Callable[[Slot], Awaitable[None]]) -> None:
-        slot = Slot()
-        self._slots.append(slot)
-        self._busy += 1
-        tasks.start_soon(self._run, slot, work)
+            slot = Slot()
+            self._slots.append(slot)
+            self._busy += 1
+            tasks.start_soon(self._run, slot, partial(handler.work, self, slot, queue))
 
     @property
     def running(self) -> list[Message]:
@@ -289,11 +278,11 @@ class Workers:
         cancelled, self._cancelled = self._cancelled, []
         return cancelled
 
-    async def _run(self, slot: Slot, work: Callable[[Slot], Awaitable[None]]) -> None:
+    async def _run(self, slot: Slot, work: Callable[[], Awaitable[None]]) -> None:
         try:
             slot.task = anyio.get_current_task()
             with slot.scope:
-                await work(slot)
+                await work()
         finally:
             if slot.message is not None:
                 self._cancelled.append(slot.message)
@@ -302,9 +291,10 @@ class Workers:
             self._busy -= 1
             self._ended.wake()
 
-    async def _work(self, slot: Slot, handler: MessageHandler, queue: MessageQueue) -> None:
-        handle, auto_finish, attempts_exhausted = handler.function, handler.auto_finish, self._policy.attempts_exhausted
-        burst = handler.burst
+    async def handle(self, handler: MessageHandler, slot: Slot, queue: MessageQueue) -> None:
+        """Call a handler for each message of a queue, as the worker of a slot."""
+        handle, burst, auto_finish = handler.function, handler.burst, handler.auto_finish
+        flush, attempts_exhausted = self.source.flush, self.policy.attempts_exhausted
         if burst is not None:
 
             def handle(_: Message) -> Awaitable[object]:
@@ -314,7 +304,7 @@ class Workers:
         now = since = _clock()
         while not queue.stopped:
             if not messages:
-                self._flush()
+                flush()
                 await queue.wait()
                 now = since = _clock()
                 continue
@@ -323,33 +313,33 @@ class Workers:
             except IndexError:  # the thread of another worker has taken it
                 continue
             if not message.may_begin(now):
-                self._expired(message)  # it timed out in the queue, or its connection ended: it is redelivered
+                self.source.expired(message)  # it timed out in the queue, or its connection ended: it is redelivered
                 continue
             slot.message = message
             if message.budget is not None and not await self._unpack(message):
-                self._expired(message)
+                self.source.expired(message)
                 slot.message = None
                 continue
             try:
                 if message.attempts > 1 and attempts_exhausted(message):
-                    await self._policy.dead_letter(message, None)
+                    await self.policy.dead_letter(message, None)
                 else:
                     await handle(message)
             except Exception as error:
-                await self._policy.failed(slot.message, error)
+                await self.policy.failed(slot.message, error)
             except BaseException as error:
-                await self._policy.failed(slot.message, _interrupted(slot, error))
+                await self.policy.failed(slot.message, interrupted(slot, error))
             else:
                 message = slot.message  # a burst has handled others since
                 if not message.answered:
                     if auto_finish:
                         message.finish_now()
                     else:
-                        self._held.add((message,))
+                        self.source.hold((message,))
             now = _clock()
             if now - since > _SLICE:
-                self._stall.took((message,), now - since)
-                self._flush()
+                self.stall.took((message,), now - since)
+                flush()
                 await checkpoint()
                 now = since = _clock()
             slot.message = None
@@ -357,55 +347,12 @@ class Workers:
     async def _unpack(self, message: Message) -> bool:
         """Decompress a body as soon as the budget allows it; return False if the message expired meanwhile."""
         while message.budget is not None and not message.try_unpack():
-            self._flush()
+            self.source.flush()
             await message.budget.wait()
         return message.may_begin(_clock())
 
-    async def _work_batches(self, slot: Slot, handler: BatchHandler, source: BatchCollector) -> None:
-        while messages := await source.collect(handler.limits):
-            slot.batch = messages
-            try:
-                slot.batch = await self._without_exhausted(messages, source)
-                if slot.batch:
-                    since = _clock()
-                    await self._handle_batch(slot, handler, source)
-                    self._stall.took(slot.batch, _clock() - since)
-            finally:
-                slot.batch = _without_answer(slot.batch, source)  # if it was cancelled, they are requeued
-                source.end()
-            slot.batch = ()
 
-    async def _without_exhausted(self, messages: list[Message], source: BatchCollector) -> list[Message]:
-        """Send messages whose attempts are used up to the dead letters; return the others."""
-        exhausted: list[Message] = []
-        others: list[Message] = []
-        for message in messages:
-            used_up = message.attempts > 1 and self._policy.attempts_exhausted(message)
-            (exhausted if used_up else others).append(message)
-        if exhausted:
-            await self._policy.dead_letter_all(exhausted, None)
-            return _without_answer(others, source)
-        return others
-
-    async def _handle_batch(self, slot: Slot, handler: BatchHandler, source: BatchCollector) -> None:
-        batch = MessageBatch(slot.batch)
-        try:
-            await handler.function(batch)
-        except Exception as error:
-            await self._policy.batch_failed(_without_answer(batch, source), error)
-        except BaseException as error:
-            await self._policy.batch_failed(_without_answer(batch, source), _interrupted(slot, error))
-        else:
-            MessageBatch(_without_answer(batch, source)).finish_now()
-
-
-def _without_answer(messages: Iterable[Message], source: BatchCollector) -> list[Message]:
-    """Return the messages of a batch that were not answered, and are not held back."""
-    held_back = source.held_back()
-    return [message for message in messages if not message.answered and message not in held_back]
-
-
-def _interrupted(slot: Slot, error: BaseException) -> InvalidState:
+def interrupted(slot: Slot, error: BaseException) -> InvalidState:
     """Return the failure of a handler that raised a cancellation or GeneratorExit by itself.
 
     Raises the given error if the worker was cancelled, its event loop has ended, or it is another error.

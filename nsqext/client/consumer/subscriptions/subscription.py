@@ -18,19 +18,18 @@ from nsqext.client.trace_log import trace_log
 from nsqext.dispatch.buckets import KeySharing
 from nsqext.errors import ConnectionLost, MessageNotInFlight, NsqError, OrderViolation, ProtocolError
 from nsqext.errors.server import TouchFailed
-from nsqext.protocol.client.body_compression import COMPRESS_HEADER
 from nsqext.protocol.client.commands import req, touch
-from nsqext.protocol.headers import DUE_HEADER
+from nsqext.protocol.headers import COMPRESS_HEADER, DUE_HEADER
 from nsqext.protocol.messages import decode_into
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
-    from nsqext.client.consumer.message import UnpackBudget
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
     from nsqext.client.consumer.subscriptions.partition_reader import SubscribeRequest
     from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff
+    from nsqext.client.consumer.unpacking import UnpackBudget
     from nsqext.protocol.identify import Negotiated
     from nsqext.transport.connection import Connection
 
@@ -47,10 +46,12 @@ _DELAYED = DUE_HEADER.encode()
 class SubscriptionMonitor(Protocol):
     """What a subscription reports to, apart from the messages themselves."""
 
-    unpack_budget: UnpackBudget  # bounds the unpacked bytes of compressed messages
     early: EarlyMessages | None  # requeues messages that are not due; None before the first
     idle: bool  # whether it has to hear of the next read
     on_time_until: float  # messages that are read before this time arrived when they were read
+
+    def unpacking(self) -> UnpackBudget:
+        """Return what bounds the unpacked bytes of compressed messages; made when it is needed."""
 
     def early_messages(self) -> EarlyMessages:
         """Return ``early``, which is made when it is needed."""
@@ -139,6 +140,7 @@ class Subscription(PartitionReader):
         self.key_sharing: KeySharing = request.key_sharing
         self.topic: str = request.topic
         self.partition: int = request.partition
+        self.original: bool = self.partition < 0 and not negotiated.is_ha  # whether its node is of the original NSQ
         self.in_order: bool = request.ordered
         self.backoff: Backoff = backoff  # of the consumer, or of this connection alone
         self.in_flight: int = 0  # messages that were received and neither answered nor timed out
@@ -211,7 +213,7 @@ class Subscription(PartitionReader):
         self._expire(now)
         monitor = self._monitor
         extend, detail, order, request = self.extend, self.detail, self._order, self.request
-        unpack, budget = extend and request.options.delivery.decompress, monitor.unpack_budget
+        unpack = extend and request.options.delivery.decompress
         messages: list[Message] = []
         delayed = keep = False
         failure: NsqError | None = None
@@ -224,7 +226,7 @@ class Subscription(PartitionReader):
                 if order is not None and not order.accepts(message):
                     continue
                 if unpack and message.header.find(_COMPRESSED) >= 0:
-                    message.budget = budget
+                    message.budget = monitor.unpacking()
                 if extend and message.header.find(_DELAYED) >= 0:
                     delayed = True
                 messages.append(message)

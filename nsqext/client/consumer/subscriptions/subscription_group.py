@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import anyio
 from attrs import frozen
 
-from nsqext.client.consumer.message import UnpackBudget
 from nsqext.client.consumer.subscriptions.rdy_distributor import IDLE, IDLE_TURN, Backoff, RdyDistributor
 from nsqext.client.pulse import PAST_DUE, Pulse
 from nsqext.dispatch.buckets import KeySharing
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.options import ConsumerOptions
     from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
     from nsqext.client.consumer.subscriptions.subscription import Subscription
+    from nsqext.client.consumer.unpacking import UnpackBudget
     from nsqext.client.events import ClientEvents
     from nsqext.client.tasks import BackgroundTasks
     from nsqext.lookup.metadata import MetadataCache
@@ -80,8 +80,8 @@ class SubscriptionGroup:
         self.flow: RdyDistributor[Subscription] = RdyDistributor(  # distributes RDY
             options.max_in_flight, self.backoff, options.max_in_flight_bytes, options.initial_ready
         )
-        # bounds the unpacked bytes of compressed messages
-        self.unpack_budget: UnpackBudget = UnpackBudget(options.delivery.max_unpacked_bytes)
+        # bounds the unpacked bytes of compressed messages; None before the first
+        self.unpack_budget: UnpackBudget | None = None
         self.early: EarlyMessages | None = None  # requeues messages that are not due; None before the first
         self.live: dict[Subscription, None] = {}  # a set that keeps the order
         self.opened: int = 0  # how many subscriptions were opened
@@ -184,6 +184,14 @@ class SubscriptionGroup:
             if subscription.topic in found:
                 found[subscription.topic] = max(subscription.received_at, found[subscription.topic])
         return found
+
+    def unpacking(self) -> UnpackBudget:
+        """Return what bounds the unpacked bytes of compressed messages; made when it is needed."""
+        if self.unpack_budget is None:
+            from nsqext.client.consumer.unpacking import UnpackBudget
+
+            self.unpack_budget = UnpackBudget(self.options.delivery.max_unpacked_bytes)
+        return self.unpack_budget
 
     def early_messages(self) -> EarlyMessages:
         """Return what requeues messages that are not due; made when it is needed."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gc import collect
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import pytest
@@ -12,15 +13,17 @@ from anyio import create_task_group
 
 from nsqext import Consumer, MessageBatch, Position, Producer
 from nsqext.broker import Cluster
-from nsqext.client.consumer.handlers.batches import BatchLimits, MessageBatches
-from nsqext.client.consumer.handlers.workers import BatchCollector, MessageQueue
+from nsqext.client.consumer.handlers.batches import MessageBatches
+from nsqext.client.consumer.handlers.workers import BatchLimits
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, MessageNotInFlight
 from tests.support.consumers import QUICK, depth, eventually, in_batches, publish
-from tests.support.messages import RecordingOwner, make_message
+from tests.support.messages import RecordingOwner, iteration, make_message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from nsqext import Message
+    from nsqext.client.consumer.handlers.iteration import MessageIteration
 
 pytestmark = pytest.mark.anyio
 
@@ -171,12 +174,13 @@ async def test_loops_over_batches_do_not_promise_the_order_of_keys(keys: dict[st
 async def test_what_a_loop_over_batches_leaves_is_requeued_once_and_in_its_event_loop_only() -> None:
     owner, running = RecordingOwner(), [True]
 
-    async def take() -> MessageBatch:
-        return MessageBatch([make_message(owner, 1), make_message(owner, 2)])
+    async def take(*_: object) -> list[Message]:
+        return [make_message(owner, 1), make_message(owner, 2)]
 
+    source = cast("MessageIteration", SimpleNamespace(next_batch=take, in_event_loop=lambda: running[0]))
     for leave in ("aclose", "reference", "other loop", "before the first batch"):
         owner.commands.clear()
-        batches = MessageBatches(take, lambda: running[0])
+        batches = MessageBatches(source, BatchLimits())
         if leave != "before the first batch":
             batch = await anext(batches)
             await batch[0].finish()
@@ -192,8 +196,8 @@ async def test_what_a_loop_over_batches_leaves_is_requeued_once_and_in_its_event
 
 
 async def test_a_cancelled_collect_leaves_the_messages_in_the_queue() -> None:
-    queue = MessageQueue()
-    collector = BatchCollector(queue, lambda: False, lambda: 60.0)
+    collector = iteration()
+    queue = collector._queue
     queue.put([make_message(RecordingOwner())])
     queue.messages[0].delivered = float("inf")
     with anyio.move_on_after(0.01):
@@ -202,8 +206,8 @@ async def test_a_cancelled_collect_leaves_the_messages_in_the_queue() -> None:
 
 
 async def test_expired_messages_are_left_out() -> None:
-    queue, owner = MessageQueue(), RecordingOwner()
-    collector = BatchCollector(queue, lambda: False, lambda: 0.0)
+    collector, owner = iteration(), RecordingOwner()
+    queue = collector._queue
     queue.put([make_message(owner, number) for number in (1, 2, 3)])
     queue.messages[1].received = 5.0
     owner.horizon = 1.0

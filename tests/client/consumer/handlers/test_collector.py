@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from math import inf
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import anyio
 import pytest
 from anyio import create_task_group
 
-from nsqext.client.consumer.handlers import workers as module
-from nsqext.client.consumer.handlers.batches import BatchLimits
-from nsqext.client.consumer.handlers.workers import BatchCollector, MessageQueue
-from nsqext.client.consumer.message import UnpackBudget
+from nsqext.client.consumer.handlers import iteration as module
+from nsqext.client.consumer.handlers.iteration import MessageIteration
+from nsqext.client.consumer.handlers.workers import BatchLimits, ConsumerState, MessageQueue
+from nsqext.client.consumer.unpacking import UnpackBudget
 from tests.support.messages import RecordingOwner, make_message
 from tests.support.sleeps import settled
+
+if TYPE_CHECKING:
+    from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
 
 pytestmark = pytest.mark.anyio
 
@@ -26,11 +32,13 @@ class Bench:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, patience: float = inf) -> None:
         monkeypatch.setattr(module, "_clock", lambda: _NOW)
+        monkeypatch.setattr(MessageIteration, "request_more", self._request_more)
         self.owner = RecordingOwner()
         self.queue = MessageQueue()
         self.requests = 0
-        self.ended = False
-        self.collector = BatchCollector(self.queue, lambda: self.ended, self._request_more)
+        self.state = ConsumerState()
+        group = cast("SubscriptionGroup", SimpleNamespace(tasks=None))
+        self.collector = MessageIteration(self.state, self.queue, group, lambda: 0)
         self.patience = patience
 
     def _request_more(self) -> float:
@@ -96,11 +104,11 @@ async def test_a_batch_does_not_wait_longer_than_messages_can_be_received(
 async def test_a_batch_is_empty_at_its_deadline_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch, 0.0)
     assert await bench.collect(BatchLimits(2, 60.0), deadline=_NOW) == []
-    monkeypatch.undo()
+    monkeypatch.setattr(module, "_clock", time.monotonic)
     assert await bench.collect(BatchLimits(2, 60.0), deadline=module._clock() + 0.01) == []
 
     def end() -> None:
-        bench.ended = True
+        bench.state.ended.set()
         bench.queue.stop()
 
     assert await bench.collect(BatchLimits(2, 60.0), end) == []
@@ -125,7 +133,7 @@ async def test_a_batch_waits_while_others_use_up_the_budget_for_unpacked_bytes(m
     assert bench.requests == 0
     assert await bench.collect(BatchLimits(2, 60.0), lambda: budget.release(one)) == [3]
     assert bench.requests == 1, "answers are sent before it waits"
-    monkeypatch.undo()
+    monkeypatch.setattr(module, "_clock", time.monotonic)
     assert await bench.collect(BatchLimits(1, 60.0), deadline=module._clock() + 0.01) == []
     budget.release(two)
     assert await bench.collect(BatchLimits(1, 60.0)) == [4]

@@ -11,7 +11,7 @@ import pytest
 from nsqext import Consumer, Message, Producer, Requeue
 from nsqext.broker import Cluster
 from nsqext.client.consumer.handlers.dispatcher import MessageDispatcher
-from nsqext.client.consumer.handlers.workers import MessageHandler, MessageQueue
+from nsqext.client.consumer.handlers.workers import ConsumerState, MessageHandler, MessageQueue
 from nsqext.client.consumer.options import ConsumerOptions, DeliveryOptions
 from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
 from nsqext.client.events import ClientEvents
@@ -20,7 +20,7 @@ from tests.support.messages import RecordingOwner, make_message
 from tests.support.sleeps import settled
 
 if TYPE_CHECKING:
-    from nsqext.client.consumer.handlers.workers import BatchCollector, Workers
+    from nsqext.client.consumer.handlers.workers import Workers
     from nsqext.client.tasks import BackgroundTasks
     from nsqext.errors import NsqError
     from nsqext.lookup.metadata import MetadataCache
@@ -30,7 +30,7 @@ def dispatcher(failed: list[NsqError] | None = None, **options: Any) -> MessageD
     """A dispatcher without lanes and workers."""
     metadata, events, tasks = cast("MetadataCache", None), ClientEvents(), cast("BackgroundTasks", None)
     group = SubscriptionGroup(ConsumerOptions(max_in_flight=10, **options), metadata, events, tasks)
-    return MessageDispatcher(group, ([] if failed is None else failed).append)
+    return MessageDispatcher(group, ConsumerState(opened=True), ([] if failed is None else failed).append)
 
 
 def test_messages_wait_in_one_queue() -> None:
@@ -64,16 +64,16 @@ def test_messages_are_touched_in_time_by_few_looks(timeout: float, monkeypatch: 
     message.received = message.delivered = 2 * tick
     here.dispatch([message])
     held = here.queue.take_all()
-    here.held.add(held)
+    here.hold(held)
     looks = 0
-    unanswered = here.held.unanswered
+    unanswered = here.iteration.held
 
     def counted() -> list[Message]:
         nonlocal looks
         looks += 1
         return unanswered()
 
-    monkeypatch.setattr(here.held, "unanswered", counted)
+    monkeypatch.setattr(here.iteration, "held", counted)
     for number in range(2, 602):
         now = number * tick
         before = len(owner.commands)
@@ -91,19 +91,20 @@ def test_answered_messages_are_not_kept() -> None:
     for number in range(1000):
         message = make_message(owner, number)
         message.answered = number > 0
-        here.held.add([message])
-    assert [message.internal_id for message in here.held.unanswered()] == [0]
-    assert len(here.held._holdings) == 1
+        here.hold([message])
+    assert [message.internal_id for message in here.iteration.held()] == [0]
+    assert len(here.iteration._holdings) == 1
     for number in range(1000):
         message = make_message(owner, number)
         message.answered = True
-        here.held.add([message])
-    assert len(here.held._holdings) < 50
+        here.hold([message])
+    assert len(here.iteration._holdings) < 50
 
 
 def _of_the_original(owner: RecordingOwner, number: int) -> Message:
     message = make_message(owner, number)
     message.id = b"%016x" % number
+    owner.original = True
     return message
 
 
@@ -132,7 +133,7 @@ def test_messages_in_flight_are_those_that_wait_are_held_or_handled() -> None:
     assert here.count_in_flight() == 0
     here.dispatch([one, two])
     assert here.count_in_flight() == 2
-    here.held.add([three])
+    here.hold([three])
     here._workers = cast("Workers", SimpleNamespace(running=[four]))
     assert here.count_in_flight() == 4
 
@@ -160,10 +161,11 @@ def test_what_is_received_after_the_stop_is_requeued_on_the_original_nsq_only() 
 
 def test_what_the_iteration_handed_out_is_requeued_on_the_original_nsq() -> None:
     here, owner = dispatcher(), RecordingOwner()
+    owner.horizon = -1.0
     for number in range(100):
         here.dispatch([_of_the_original(owner, number)])
         here.queue.messages[-1].answered = number % 50 > 0
-    assert len(here._iterated) < 20
+    assert len(here.iteration._reads) < 20
     here.dispatch([make_message(RecordingOwner(), 200)])
     handed_out = [here.queue.messages.popleft() for _ in range(len(here.queue.messages))]
     here.stop()
@@ -171,8 +173,8 @@ def test_what_the_iteration_handed_out_is_requeued_on_the_original_nsq() -> None
     waiting = [message for message in handed_out[:-1] if not message.answered]
     assert owner.commands == [f"REQ {message.internal_id} 0" for message in waiting]
     assert len(waiting) == 2
-    assert [message.received for message in waiting] == [float("-inf")] * 2
-    assert handed_out[-1].received == 0.0
+    assert not any(message.in_flight for message in waiting)
+    assert handed_out[-1].in_flight
 
 
 def test_messages_of_handlers_that_were_cancelled_are_requeued() -> None:
@@ -183,7 +185,7 @@ def test_messages_of_handlers_that_were_cancelled_are_requeued() -> None:
     two.answered = True
     taken = [one, two, make_message(ordered, 3), make_message(ended, 4)]
     here._workers = cast("Workers", SimpleNamespace(running=[], take_cancelled=lambda: taken))
-    here.held.add([make_message(owner, 5)])
+    here.hold([make_message(owner, 5)])
     here.stop()
     here.requeue_remaining()
     assert owner.commands == ["REQ 1 0", "REQ 5 0"]
@@ -194,7 +196,7 @@ def test_messages_of_handlers_that_were_cancelled_are_requeued() -> None:
 def test_only_with_auto_touch_messages_are_touched(touches: bool) -> None:
     here, owner = dispatcher(delivery=DeliveryOptions(auto_touch=touches)), RecordingOwner()
     here.dispatch([make_message(owner, 1)])
-    here.held.add([make_message(owner, 2)])
+    here.hold([make_message(owner, 2)])
     here._workers = cast("Workers", SimpleNamespace(running=[make_message(owner, 3)]))
     here.tick(55.0, 0.0)
     assert sorted(owner.commands) == (["TOUCH 1", "TOUCH 2", "TOUCH 3"] if touches else [])
@@ -214,10 +216,11 @@ def test_messages_that_wait_until_they_are_due_raise_the_total_and_are_requeued_
 def test_unpacked_bytes_of_messages_that_are_not_in_flight_any_more_are_released_by_a_tick() -> None:
     here, owner = dispatcher(), RecordingOwner()
     message = make_message(owner, 1)
-    assert here._group.unpack_budget.reserve(message, 10)
+    budget = here._group.unpacking()
+    assert budget.reserve(message, 10)
     owner.horizon = 1.0
     here.tick(1.0, 0.0)
-    assert here._group.unpack_budget.used == 0
+    assert budget.used == 0
 
 
 def test_a_key_that_cannot_be_read_ends_the_consumer() -> None:
@@ -259,7 +262,7 @@ async def test_a_stop_wakes_those_that_wait_for_messages_and_keeps_the_others_fr
     here.queue = _Stopped()
     with anyio.fail_after(25):
         async with anyio.create_task_group() as tasks:
-            for waiter in (here.queue.wait, here._group.unpack_budget.wait):
+            for waiter in (here.queue.wait, here._group.unpacking().wait):
                 tasks.start_soon(waiter)
             await settled()
             here.stop()
@@ -273,8 +276,8 @@ async def _ignore(message: Message) -> None:
 async def test_what_workers_have_is_not_requeued_as_messages_of_the_iteration() -> None:
     here, owner = dispatcher(), RecordingOwner()
     here.dispatch([_of_the_original(owner, 1)])
-    tasks = cast("BackgroundTasks", SimpleNamespace(start_soon=lambda *_: None))
-    here.start_workers(tasks, MessageHandler(_ignore), None, lambda: None, cast("BatchCollector", None))
+    here._group.tasks = cast("BackgroundTasks", SimpleNamespace(start_soon=lambda *_: None))
+    here.start_workers(MessageHandler(_ignore), None)
     here.dispatch([_of_the_original(owner, 2)])
     assert len(here.queue.take_all()) == 2
     here.stop()
@@ -291,11 +294,11 @@ def test_what_waits_for_a_key_and_until_it_is_due_raises_the_total() -> None:
     here.dispatch([lost, waiting])
     lane.messages.popleft()
     owner.horizon, lost.received, waiting.received, early.received = 50.0, 40.0, 60.0, 60.0
-    here._expired(lost)
+    here.expired(lost)
     here._group.early_messages().keep(early, 1e12)
     here.tick(70.0, 0.0)
     assert here._group.flow._extra == 2
-    dispatcher()._expired(lost)
+    dispatcher().expired(lost)
 
 
 def test_nothing_is_accepted_after_the_stop() -> None:

@@ -7,9 +7,9 @@ from math import inf
 import anyio
 import pytest
 
-from nsqext.client.consumer.handlers.batches import HeldMessages, touch_due
+from nsqext.client.consumer.message import touch_due
 from nsqext.errors import MessageNotInFlight
-from tests.support.messages import RecordingOwner, make_message
+from tests.support.messages import RecordingOwner, iteration, make_message
 
 
 def test_messages_are_touched_after_half_of_the_timeout() -> None:
@@ -52,15 +52,15 @@ def test_messages_are_not_touched_beyond_the_limit_of_the_server() -> None:
 def test_a_held_message_that_the_server_took_back_is_logged_once(
     caplog: pytest.LogCaptureFixture, horizon: float, logged: int
 ) -> None:
-    owner, held = RecordingOwner(), HeldMessages()
+    owner, held = RecordingOwner(), iteration()
     lost, answered, later = (make_message(owner, number) for number in range(3))
     lost.received = answered.received = 40.0
     later.received = inf
     answered.answered = True
-    held.add([lost, answered, later])
+    held.hold([lost, answered, later])
     owner.horizon = horizon
     for _ in range(2):
-        assert held.unanswered() == [later]
+        assert held.held() == [later]
     assert len(caplog.records) == logged
     if logged:
         assert "-max-msg-timeout (900 s)" in caplog.text
@@ -77,42 +77,42 @@ def test_requeued_messages_are_touched_where_their_requeue_is_kept_back() -> Non
 
 
 def test_the_messages_of_a_task_are_requeued_without_those_of_others() -> None:
-    owner, held = RecordingOwner(), HeldMessages()
+    owner, held = RecordingOwner(), iteration()
     messages = [make_message(owner, number) for number in range(6)]
     messages[0].answered = True
     messages[1].received = 10.0
-    held.add(messages[:3], 7)
-    held.add(messages[3:4], 8)
-    held.add(messages[4:5])
+    held.hold(messages[:3], 7)
+    held.hold(messages[3:4], 8)
+    held.hold(messages[4:5])
     owner.horizon = -1.0
     messages[1].received = -5.0
-    held.requeue(7)
+    held.requeue_held(7)
     assert owner.commands == ["REQ 2 0"]
-    assert held.unanswered() == messages[3:5]
-    held.requeue()
+    assert held.held() == messages[3:5]
+    held.requeue_held()
     assert owner.commands == ["REQ 2 0", "REQ 3 0", "REQ 4 0"]
-    assert held.unanswered() == []
+    assert held.held() == []
 
 
 def test_few_of_many_answered_messages_are_kept() -> None:
-    owner, held = RecordingOwner(), HeldMessages()
+    owner, held = RecordingOwner(), iteration()
     for number in range(500):
         message = make_message(owner, number)
-        held.add([message])
+        held.hold([message])
         message.answered = number % 100 > 0
     assert len(held._holdings) < 60
-    assert [message.internal_id for message in held.unanswered()] == [0, 100, 200, 300, 400]
+    assert [message.internal_id for message in held.held()] == [0, 100, 200, 300, 400]
 
 
 @pytest.mark.anyio
 async def test_the_wait_for_held_messages_ends_with_the_last_answer() -> None:
-    owner, held = RecordingOwner(), HeldMessages()
+    owner, held = RecordingOwner(), iteration()
     message = make_message(owner)
-    held.add([message])
+    held.hold([message])
     ended: list[bool] = []
 
     async def wait() -> None:
-        await held.wait()
+        await held.wait_for_held()
         ended.append(message.answered)
 
     with anyio.fail_after(25):

@@ -10,13 +10,13 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from nsqext.client.consumer.handlers import dispatcher as module
-from nsqext.client.consumer.handlers.batches import BatchLimits
-from nsqext.client.consumer.handlers.dispatcher import ConsumerState, MessageDispatcher, MessageIteration
-from nsqext.client.consumer.message import UnpackBudget
-from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions
+from nsqext.client.consumer.handlers import iteration as module
+from nsqext.client.consumer.handlers.iteration import MessageIteration
+from nsqext.client.consumer.handlers.workers import BatchLimits, ConsumerState, MessageQueue
+from nsqext.client.consumer.options import BackoffOptions
 from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff, RdyDistributor
 from nsqext.client.consumer.subscriptions.subscription import Subscription
+from nsqext.client.consumer.unpacking import UnpackBudget
 from nsqext.errors import InvalidState, ProtocolError
 from tests.support.messages import RecordingOwner, make_message
 
@@ -40,23 +40,22 @@ class Bench:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self.options = ConsumerOptions()
         self.backoff = Backoff(BackoffOptions())
         self.flow = RdyDistributor[Subscription](10, self.backoff)
         self.subscriptions: list[Any] = []
         self.state = ConsumerState(opened=True)
         self.tasks = SimpleNamespace(check=self._refuse, check_event_loop=lambda: self.calls.append("check"))
-        group = cast("SubscriptionGroup", self)
-        self.dispatcher = MessageDispatcher(group, lambda error: None)
+        self.queue = MessageQueue()
         self.owner = RecordingOwner()
-        self.subject = MessageIteration(self.state, self.dispatcher, group)
+        group = cast("SubscriptionGroup", self)
+        self.subject = MessageIteration(self.state, self.queue, group, lambda: len(self.queue.messages))
 
     def _refuse(self) -> None:
         raise InvalidState("not open")
 
     def flush_before_wait(self, waiting: object) -> None:
         """Record that answers are sent."""
-        assert waiting is self.dispatcher.queue.messages
+        assert waiting is self.queue.messages
         self.calls.append("flush")
 
     def grow(self) -> None:
@@ -69,7 +68,7 @@ class Bench:
 
     def put(self, *messages: Message) -> None:
         """Receive messages."""
-        self.dispatcher.queue.put(list(messages))
+        self.queue.put(list(messages))
 
     def message(self, number: int) -> Message:
         """Return a message in flight."""
@@ -143,7 +142,7 @@ async def test_how_a_loop_ends() -> None:
     with pytest.raises(ProtocolError):
         await bench.subject.next()
     bench.state.error = None
-    bench.dispatcher.queue.stopped = True
+    bench.queue.stopped = True
     with pytest.raises(StopAsyncIteration):
         await bench.subject.next()
     bench.state.opened = False
@@ -154,7 +153,7 @@ async def test_how_a_loop_ends() -> None:
 
     def fail() -> None:
         other.state.error = error
-        other.dispatcher.queue.wake()
+        other.queue.wake()
 
     with pytest.raises(ExceptionGroup) as caught:
         await other.result(other.subject.next, fail)
@@ -168,12 +167,12 @@ async def test_batches_are_held_by_the_task_that_received_them() -> None:
     bench.put(one, two)
     batch = await bench.subject.next_batch(BatchLimits(2, 60.0))
     assert (list(batch), bench.state.raises, bench.flow.concurrency) == ([one, two], True, 2)
-    assert bench.dispatcher.held.unanswered() == [one, two]
+    assert bench.subject.held() == [one, two]
     await bench.subject.next_batch(BatchLimits(1, 60.0), 0.0)
     assert bench.flow.concurrency == 2, "it does not shrink"
-    bench.dispatcher.held.requeue(-1)
+    bench.subject.requeue_held(-1)
     assert bench.owner.commands == []
-    bench.dispatcher.held.requeue(anyio.get_current_task().id)
+    bench.subject.requeue_held(anyio.get_current_task().id)
     assert bench.owner.commands == ["REQ 1 0", "REQ 2 0"]
 
 
@@ -217,5 +216,5 @@ async def test_a_batch_waits_briefly_where_a_connection_has_used_up_its_rdy(
     if state == "waiting":
         bench.backoff.failed(0.0)
     bench.put(bench.message(1))
-    assert bench.subject.batches.request_more() == patience
+    assert bench.subject.request_more() == patience
     assert bench.calls == ["grow", "send"], "the answers make room for further messages"

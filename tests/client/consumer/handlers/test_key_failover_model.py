@@ -21,9 +21,8 @@ from nsqext.broker.engine.options import ChannelKind, PartitionOptions
 from nsqext.broker.engine.partition import Partition
 from nsqext.broker.engine.storage.log import Refusal
 from nsqext.broker.engine.storage.partition_store import NewMessage
-from nsqext.client.consumer.handlers.batches import touch_due
 from nsqext.client.consumer.handlers.key_lanes import KeyLanes
-from nsqext.client.consumer.message import Message, key_reader
+from nsqext.client.consumer.message import Message, key_reader, touch_due
 from nsqext.client.consumer.options import DeliveryOptions
 from nsqext.dispatch.buckets import KeySharing
 from nsqext.errors import MessageNotInFlight
@@ -43,7 +42,7 @@ class Link(Subscriber):
     """A connection: the subscriber of the channel, and the subscription of the lanes."""
 
     topic, partition, node, in_order, moved, ignore_lost = "t", 0, "127.0.0.1:4150", False, False, False
-    taking_over = False
+    taking_over = original = False
     max_msg_timeout = 30.0
     key_sharing = KeySharing.SERVER
 

@@ -8,12 +8,10 @@ import anyio
 import pytest
 from anyio import create_task_group
 
-from nsqext.client.consumer.handlers.dispatcher import LaneBatches
 from nsqext.client.consumer.handlers.key_lanes import KeyLanes, lane_number
-from nsqext.client.consumer.handlers.partition_order import is_lost
-from nsqext.client.consumer.handlers.workers import BatchCollector
-from nsqext.client.consumer.message import UnpackBudget, key_reader
+from nsqext.client.consumer.message import key_reader
 from nsqext.client.consumer.options import DeliveryOptions
+from nsqext.client.consumer.unpacking import UnpackBudget
 from nsqext.dispatch.buckets import KeySharing
 from nsqext.errors import InvalidInput
 from tests.support.key_lanes import Bench, Owner, at_place, cut
@@ -77,7 +75,7 @@ async def test_messages_of_a_lost_connection_keep_their_places() -> None:
     bench.put("a3", "a2", "b1", "a1", owner=again)
     bench.wait(6.0)
     assert bench.rows() == {"a": ["a1", "a2", "a3"], "b": ["b1"]}
-    assert not [message for message in bench.lanes.queued() if is_lost(message)]
+    assert not [message for message in bench.lanes.queued() if message.lost]
     bench.take(first)
     await first.finish()
     assert again.commands == [("FIN", b"a1")]
@@ -278,6 +276,7 @@ async def test_no_message_is_handed_out_after_the_stop() -> None:
 @pytest.mark.anyio
 async def test_remaining_messages_are_requeued_with_the_rest_of_their_delay() -> None:
     bench = Bench(2)
+    bench.owner.original = True
     a1, _, b1, _, c1 = bench.put("a1", "a2", "b1", "b2", "c1")
     bench.take(a1)
     await a1.requeue(5.0)
@@ -286,26 +285,28 @@ async def test_remaining_messages_are_requeued_with_the_rest_of_their_delay() ->
     bench.wait(2.0)
     await b1.requeue(1.0)  # its handler was still running
     bench.owner.horizon, c1.received = 0.5, 0.0  # no longer in flight
-    bench.lanes.requeue_remaining(lambda message: message.body != b"b2")
-    assert sorted(bench.owner.delays.items()) == [(b"a1", 3.0), (b"a2", 3.0), (b"b1", 1.0)]
-    bench.lanes.requeue_remaining(lambda message: True)
-    assert len(bench.owner.commands) == 3
+    for _ in range(2):
+        bench.lanes.requeue_remaining()
+        assert sorted(bench.owner.delays.items()) == [(b"a1", 3.0), (b"a2", 3.0), (b"b1", 1.0), (b"b2", 0.0)]
+    assert len(bench.owner.commands) == 4
     assert a1.answered
 
 
 def test_a_key_function_that_fails_is_an_error() -> None:
     bench = Bench()
+    bench.owner.original = True
     bench.lanes = KeyLanes(2, key_reader(lambda message: {b"good": "k"}[message.body]), bench.clock, DeliveryOptions())
     with pytest.raises(InvalidInput, match="must return str, bytes or None"):
         bench.put("good", "bad", "good", "good")
     assert [message.body for message in bench.lanes.queued()] == [b"good"]
     bench.lanes.stop()
-    bench.lanes.requeue_remaining(lambda message: True)
+    bench.lanes.requeue_remaining()
     assert bench.owner.commands == [("REQ", body) for body in (b"bad", b"good", b"good", b"good")]
 
 
 def test_a_key_function_that_fails_for_a_message_that_was_sorted_is_an_error() -> None:
     bench = Bench()
+    bench.owner.original = True
     bench.lanes = KeyLanes(
         2, key_reader(lambda message: {b"a1": "k", b"a3": "k"}[message.body]), bench.clock, DeliveryOptions()
     )
@@ -313,7 +314,7 @@ def test_a_key_function_that_fails_for_a_message_that_was_sorted_is_an_error() -
     with pytest.raises(InvalidInput, match="must return str, bytes or None"):
         bench.wait(0.3)
     bench.lanes.stop()
-    bench.lanes.requeue_remaining(lambda message: True)
+    bench.lanes.requeue_remaining()
     assert sorted(bench.owner.commands) == [("REQ", b"a1"), ("REQ", b"a2"), ("REQ", b"a3")]
 
 
@@ -365,13 +366,24 @@ async def test_a_waiting_worker_wakes_when_a_message_is_received_or_sorted_or_it
     assert taken[1:] == [b"a1"]
 
 
-def _batches(bench: Bench) -> LaneBatches:
-    """Return the batches of the lane of the key ``a``."""
-    lane = bench.lanes.lanes[lane_number(b"a", 4)]
-    return LaneBatches(bench.lanes, lane, BatchCollector(lane, lambda: False, lambda: 0.0))
+class _Batches:
+    """The batches of the lane of the key ``a``."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.lane = bench.lanes.lanes[lane_number(b"a", 4)]
+
+    def take(self, count: int) -> list[Message]:
+        return self.bench.lanes.take(self.lane, count)
+
+    def held_back(self) -> set[Message]:
+        return self.bench.lanes.held_back(self.lane)
+
+    def end(self) -> None:
+        self.bench.lanes.end_batch(self.lane)
 
 
-def _take(bench: Bench, batches: LaneBatches, *bodies: str) -> list[Message]:
+def _take(bench: Bench, batches: _Batches, *bodies: str) -> list[Message]:
     """Receive messages of the key ``a`` and take them as a batch."""
     bench.put(*bodies)
     return batches.take(10)
@@ -379,7 +391,7 @@ def _take(bench: Bench, batches: LaneBatches, *bodies: str) -> list[Message]:
 
 def test_the_messages_of_a_batch_behind_a_requeued_one_wait_for_it() -> None:
     bench = Bench()
-    batches = _batches(bench)
+    batches = _Batches(bench)
     first, second, third, fourth = _take(bench, batches, "a1", "a2", "a3", "a4")
     first.finish_now()
     second.requeue_now(30.0, backoff=False)
@@ -399,7 +411,7 @@ def test_the_messages_of_a_batch_behind_a_requeued_one_wait_for_it() -> None:
 def test_a_requeued_message_of_a_batch_is_touched_and_survives_its_redelivery() -> None:
     """It counts as answered, but no REQ was sent; while its handler runs, neither a tick nor a redelivery finish it."""
     bench = Bench()
-    batches = _batches(bench)
+    batches = _Batches(bench)
     first, second = _take(bench, batches, "a1", "a2")
     first.requeue_now(1.0, backoff=False)
     bench.wait(31.0)
@@ -416,7 +428,7 @@ def test_a_requeued_message_of_a_batch_is_touched_and_survives_its_redelivery() 
 def test_a_requeued_message_of_a_bucket_that_has_another_owner_is_forgotten() -> None:
     bench = Bench()
     bench.owner.key_sharing = KeySharing.TAGS
-    batches = _batches(bench)
+    batches = _Batches(bench)
     for in_batch in (True, False):
         (message,) = _take(bench, batches, "a1")
         if not in_batch:
@@ -426,7 +438,7 @@ def test_a_requeued_message_of_a_bucket_that_has_another_owner_is_forgotten() ->
         message.requeue_now(1.0, backoff=False)
         batches.end()
         bench.wait(100.0)
-        assert (bench.rows(), bench.lanes.waiting, dict(bench.lanes._waits)) == ({}, 0, {})
+        assert (bench.rows(), bench.lanes.waiting, bench.lanes._delayed) == ({}, 0, {})
 
 
 def test_the_messages_of_a_bucket_are_handled_again_by_its_owner_and_forgotten_with_its_connection() -> None:
@@ -445,9 +457,9 @@ def test_the_messages_of_a_bucket_are_handled_again_by_its_owner_and_forgotten_w
 
 def test_a_batch_of_a_lane_has_what_is_in_flight_and_fits() -> None:
     bench, budget = Bench(), UnpackBudget(3)
-    batches = _batches(bench)
+    batches = _Batches(bench)
     lost, first, second, third, fourth = bench.put("a1", "b2", "b3", "b4", "b5")
-    lane = batches.queue
+    lane = batches.lane
     lane.messages.clear()
     lane.messages.extend((lost, first, second, third, fourth))
     lost.received = -1.0
@@ -467,7 +479,7 @@ def test_a_batch_of_a_lane_has_what_is_in_flight_and_fits() -> None:
 
 def test_what_a_batch_holds_back_releases_its_unpacked_bytes_and_has_no_attempt_more() -> None:
     bench, budget = Bench(), UnpackBudget(100)
-    batches = _batches(bench)
+    batches = _Batches(bench)
     for message in bench.put("a1", "a2", "a3"):
         message.budget = budget
     first, second, third = batches.take(10)

@@ -9,10 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from nsqext.client.consumer.handlers.batches import MessageBatch
-from nsqext.client.consumer.handlers.dispatcher import LaneBatches
 from nsqext.client.consumer.handlers.key_lanes import KeyLanes
-from nsqext.client.consumer.handlers.partition_order import is_lost
-from nsqext.client.consumer.handlers.workers import BatchCollector
 from nsqext.client.consumer.message import Message, key_reader
 from nsqext.client.consumer.options import DeliveryOptions
 from nsqext.dispatch.buckets import KeySharing
@@ -30,7 +27,7 @@ class _Connection:
 
     topic, partition, node, in_order = "t", 0, "127.0.0.1:4150", False
     msg_timeout, max_msg_timeout, ignore_lost, moved, ready = _TIMEOUT, 900.0, False, False, _READY
-    taking_over = False
+    taking_over = original = False
     key_sharing = KeySharing.NONE
 
     def __init__(self, server: _Server) -> None:
@@ -171,7 +168,8 @@ class _Model(RuleBasedStateMachine):
 
     @invariant()
     def a_waiting_key_is_in_no_lane(self) -> None:
-        waiting = {int(key) for key, _ in self.lanes._waits}
+        waits = [self.lanes._delayed, *(order.lost for order in self.lanes._orders.values())]
+        waiting = {int(key) for keys in waits for key in keys}
         assert not any(int(message.body) % _KEYS in waiting for message in self.lanes.queued())
 
     @invariant()
@@ -222,7 +220,7 @@ class LanesMachine(_Model):
         messages = self.lanes.lanes[lane].messages
         while self.running[lane] is None and messages:
             message = messages.popleft()
-            if is_lost(message):
+            if message.lost:
                 self.lanes.expired(message)
                 continue
             self.check_order(int(message.body))
@@ -253,16 +251,13 @@ class BatchesMachine(_Model):
     def __init__(self) -> None:
         self.running: list[list[Message]] = [[], []]
         super().__init__()
-        self.batches = [
-            LaneBatches(self.lanes, lane, BatchCollector(lane, lambda: False, lambda: 0.0)) for lane in self.lanes.lanes
-        ]
 
     @rule(lane=st.integers(0, 1), count=st.integers(1, 4))
     def begin(self, lane: int, count: int) -> None:
         """A worker takes a batch."""
         if self.running[lane]:
             return
-        self.running[lane] = self.batches[lane].take(count)
+        self.running[lane] = self.lanes.take(self.lanes.lanes[lane], count)
         ahead: list[int] = []
         for message in self.running[lane]:
             assert not message.answered
@@ -289,7 +284,7 @@ class BatchesMachine(_Model):
     @rule(lane=st.integers(0, 1), fails=st.booleans())
     def end(self, lane: int, *, fails: bool) -> None:
         """The handler returns or raises: its worker answers the rest as `Workers` does, those held back excepted."""
-        held_back = self.batches[lane].held_back()
+        held_back = self.lanes.held_back(self.lanes.lanes[lane])
         rest = [message for message in self._unanswered(lane) if message not in held_back]
         if fails:
             for message in rest:
@@ -300,7 +295,7 @@ class BatchesMachine(_Model):
                 earlier = set(range(number % _KEYS, number, _KEYS))
                 assert earlier <= self.done, f"{number} is finished, and {min(earlier - self.done)} was requeued"
             MessageBatch(rest).finish_now()
-        self.batches[lane].end()
+        self.lanes.end_batch(self.lanes.lanes[lane])
         self.running[lane] = []
 
     def _unanswered(self, lane: int) -> list[Message]:

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.client.consumer.handlers import key_lanes
-from nsqext.client.consumer.handlers.partition_order import is_lost
 from tests.support.key_lanes import Bench, Owner, at_place, cut
 
 
@@ -168,10 +167,11 @@ def test_messages_that_wait_for_unseen_ones_are_requeued_at_the_end() -> None:
     bench.put_at(1)
     bench.wait(0.3)
     again = cut(bench)
+    again.original = True
     bench.put_at(4, 3)
     bench.lanes.stop()
     for _ in range(2):
-        bench.lanes.requeue_remaining(lambda message: True)
+        bench.lanes.requeue_remaining()
     assert sorted(again.commands) == [("REQ", b"a3"), ("REQ", b"a4")], "once; number 1 was lost with its connection"
     assert bench.lanes.waiting == 0
 
@@ -207,7 +207,7 @@ async def test_messages_that_use_up_rdy_while_they_wait_are_requeued() -> None:
     assert again.delays == {b"a4": 0.0, b"a5": 0.0}, "the redesigned NSQ redelivers the lost one first"
     bench.put("a5", "a1", owner=again)
     assert bench.rows() == {"a": ["a1", "a2", "a3", "a4", "a5"]}
-    assert [is_lost(message) for message in bench.lanes.queued()] == [False, False, False, True, False]
+    assert [message.lost for message in bench.lanes.queued()] == [False, False, False, True, False]
 
 
 def test_early_messages_that_use_up_rdy_make_room_for_those_before_them() -> None:
@@ -249,10 +249,10 @@ async def test_a_message_that_made_room_has_the_attempts_that_it_was_handled() -
 async def test_redelivered_messages_that_use_up_rdy_make_room_for_an_earlier_one() -> None:
     """On a new connection to the original NSQ, even if nothing else was received."""
     bench = Bench(1)
-    bench.owner.partition = -1
+    bench.owner.partition, bench.owner.original = -1, True
     first, _ = bench.put("a1", "a2")
     again = cut(bench)
-    again.partition, again.ready = -1, 1
+    again.partition, again.original, again.ready = -1, True, 1
     bench.put("a2", owner=again)
     bench.expire(first)
     bench.wait(0.1)
@@ -268,10 +268,10 @@ async def test_the_order_is_given_up_when_too_many_messages_wait(
 ) -> None:
     monkeypatch.setattr(key_lanes, "_MOST_RETURNED", 2)
     bench = Bench(1)
-    bench.owner.partition = -1
+    bench.owner.partition, bench.owner.original = -1, True
     (first,) = bench.put("a1")
     again = cut(bench)
-    again.partition = -1
+    again.partition, again.original = -1, True
     bench.put("b1", owner=again)
     bench.expire(first)
     bench.put("a2", "a3", owner=again)
@@ -293,9 +293,10 @@ async def test_only_messages_that_wait_now_count_against_the_order(
     monkeypatch.setattr(key_lanes, "_MOST_RETURNED_BYTES", most_bytes)
     bench = Bench(1)
     for number in range(4):
-        bench.owner.partition = -1
+        bench.owner.partition, bench.owner.original = -1, True
         (lost,) = bench.put(f"a{number}")
-        cut(bench).partition = -1
+        again = cut(bench)
+        again.partition, again.original = -1, True
         bench.put("b1")
         bench.expire(lost)
         bench.put("a8", "a9")
@@ -310,12 +311,12 @@ async def test_only_messages_that_wait_now_count_against_the_order(
 async def test_the_original_nsq_redelivers_after_the_timeout(caplog: pytest.LogCaptureFixture) -> None:
     """It keeps messages of a lost connection in flight: the time for a redelivery counts from their timeout."""
     bench = Bench(1)
-    bench.owner.partition = -1
+    bench.owner.partition, bench.owner.original = -1, True
     first, finished = bench.put("a1", "b1")
     bench.take(first)
     bench.take(finished).finish_now()
     again = cut(bench)
-    again.partition, again.ready = -1, 2
+    again.partition, again.original, again.ready = -1, True, 2
     bench.put("a2", owner=again)
     bench.lanes.expired(first)
     bench.put("a3", owner=again)

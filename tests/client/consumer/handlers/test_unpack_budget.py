@@ -10,7 +10,7 @@ import pytest
 from anyio import create_task_group
 
 from nsqext import Consumer, Message, MessageBatch, OutgoingMessage, Producer
-from nsqext.client.consumer.message import UnpackBudget
+from nsqext.client.consumer.unpacking import UnpackBudget
 from nsqext.protocol.client.body_compression import compress_body
 from tests.support.consumers import eventually, quick, running
 from tests.support.messages import RecordingOwner, make_message

@@ -13,37 +13,68 @@ from anyio import create_task_group
 from anyio.lowlevel import checkpoint
 
 from nsqext import Reject
+from nsqext.client.consumer.handlers import batches
 from nsqext.client.consumer.handlers import workers as module
-from nsqext.client.consumer.handlers.batches import BatchHandler, BatchLimits, HeldMessages, touch_due
+from nsqext.client.consumer.handlers.batches import BatchHandler
 from nsqext.client.consumer.handlers.failure_policy import FailurePolicy
 from nsqext.client.consumer.handlers.workers import (
-    BatchCollector,
+    BatchLimits,
     Handler,
     MessageHandler,
     MessageQueue,
     StallWatch,
     Workers,
 )
-from nsqext.client.consumer.message import UnpackBudget
+from nsqext.client.consumer.message import touch_due
 from nsqext.client.consumer.options import FailureOptions
 from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
+from nsqext.client.consumer.unpacking import UnpackBudget
 from nsqext.errors import InvalidSetting
 from tests.support.messages import RecordingOwner, make_message
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from nsqext import MessageBatch
     from nsqext.client.consumer.message import Message
 
 pytestmark = pytest.mark.anyio
 
 
-def workers(**members: Any) -> tuple[Workers, HeldMessages, list[str]]:
-    """Return workers, the messages that they leave unanswered, and a list with an entry for each flush."""
-    flushes: list[str] = []
+class Source:
+    """Where workers take messages from: calls are recorded, and batches are taken as soon as there are messages."""
+
+    def __init__(self) -> None:
+        self.flushes = self.ends = 0
+        self.lost: list[Message] = []
+        self.held: list[Message] = []
+
+    def flush(self) -> None:
+        self.flushes += 1
+
+    def expired(self, message: Message) -> None:
+        self.lost.append(message)
+
+    def hold(self, messages: Sequence[Message]) -> None:
+        self.held += messages
+
+    async def collect(self, limits: BatchLimits, queue: MessageQueue) -> list[Message]:
+        while not queue.messages and not queue.stopped:
+            await queue.wait()
+        return queue.take(limits.max_count)
+
+    def unanswered(self, messages: Iterable[Message], queue: MessageQueue) -> list[Message]:
+        return [message for message in messages if not message.answered]
+
+    def end_batch(self, queue: MessageQueue) -> None:
+        self.ends += 1
+
+
+def workers(**members: Any) -> tuple[Workers, Source]:
+    """Return workers, and what they take messages from."""
     policy = FailurePolicy(FailureOptions(requeue_delay=0, **members), None, EarlyMessages)
-    held = HeldMessages()
-    subject = Workers(policy, StallWatch(0.0, "it"), held, lambda: flushes.append("flush"), lambda message: None)
-    return subject, held, flushes
+    source = Source()
+    return Workers(policy, StallWatch(0.0, "it"), source), source
 
 
 def test_threads_take_messages_that_need_no_decision_of_the_event_loop() -> None:
@@ -95,14 +126,14 @@ async def test_messages_are_finished_in_order_and_answers_are_flushed_when_the_q
     async def handle(message: Message) -> None:
         seen.append(message.internal_id)
 
-    subject, _, flushes = workers()
+    subject, source = workers()
     async with create_task_group() as tasks:
         subject.start(tasks, MessageHandler(handle), [queue])
         queue.put([make_message(owner, number) for number in range(5)])
         await _drain(subject, queue)
     assert seen == [0, 1, 2, 3, 4]
     assert owner.commands == [f"FIN {number}" for number in range(5)]
-    assert len(flushes) == 1
+    assert source.flushes == 1
 
 
 async def test_a_message_that_expired_in_the_queue_is_not_handled() -> None:
@@ -111,7 +142,7 @@ async def test_a_message_that_expired_in_the_queue_is_not_handled() -> None:
     async def handle(message: Message) -> None:
         raise AssertionError("it was handled")
 
-    subject, _, _ = workers()
+    subject, _ = workers()
     owner.horizon = 1.0
     queue.put([make_message(owner)])
     async with create_task_group() as tasks:
@@ -126,7 +157,7 @@ async def test_a_message_without_remaining_attempts_is_rejected_before_the_handl
     async def handle(message: Message) -> None:
         raise AssertionError("it was handled")
 
-    subject, _, _ = workers(max_attempts=3)
+    subject, _ = workers(max_attempts=3)
     queue.put([make_message(owner, attempts=4)])
     async with create_task_group() as tasks:
         subject.start(tasks, MessageHandler(handle), [queue])
@@ -140,7 +171,7 @@ async def test_an_answer_by_hand_is_not_repeated() -> None:
     async def handle(message: Message) -> None:
         await message.requeue(1.0)
 
-    subject, _, _ = workers()
+    subject, _ = workers()
     queue.put([make_message(owner)])
     async with create_task_group() as tasks:
         subject.start(tasks, MessageHandler(handle), [queue])
@@ -155,16 +186,13 @@ async def test_without_auto_finish_the_message_stays_in_flight_after_its_handler
         if message.internal_id == 2:
             await message.finish()
 
-    subject, held, _ = workers()
+    subject, source = workers()
     queue.put([make_message(owner, number) for number in (1, 2, 3)])
     async with create_task_group() as tasks:
         subject.start(tasks, MessageHandler(handle, auto_finish=False), [queue])
         await _drain(subject, queue)
     assert owner.commands == ["FIN 2"]
-    assert [message.internal_id for message in held.unanswered()] == [1, 3]
-    held.requeue()
-    assert owner.commands == ["FIN 2", "REQ 1 0", "REQ 3 0"]
-    assert held.unanswered() == []
+    assert [message.internal_id for message in source.held if not message.answered] == [1, 3]
 
 
 async def test_running_handlers_can_be_cancelled() -> None:
@@ -173,7 +201,7 @@ async def test_running_handlers_can_be_cancelled() -> None:
     async def handle(message: Message) -> None:
         await anyio.sleep_forever()
 
-    subject, _, _ = workers()
+    subject, _ = workers()
     async with create_task_group() as tasks:
         subject.start(tasks, MessageHandler(handle), [queue, queue])
         queue.put([make_message(owner, number) for number in (1, 2, 3)])
@@ -190,23 +218,14 @@ async def test_running_handlers_can_be_cancelled() -> None:
     assert subject.take_cancelled() == []
 
 
-class _Ended(BatchCollector):
-    """Counts the batches that were ended."""
-
-    ends = 0
-
-    def end(self) -> None:
-        self.ends += 1
-
-
 @asynccontextmanager
 async def _handling(
-    subject: Workers, handle: Callable[[MessageBatch], Awaitable[None]], source: BatchCollector
+    subject: Workers, handle: Callable[[MessageBatch], Awaitable[None]], queue: MessageQueue
 ) -> AsyncIterator[None]:
     """Handle batches of three messages; at the end, wait for the workers, which the test stops."""
     with anyio.fail_after(25):
         async with create_task_group() as tasks:
-            subject.start_batches(tasks, BatchHandler(handle, BatchLimits(max_count=3)), [source])
+            subject.start(tasks, BatchHandler(handle, BatchLimits(max_count=3)), [queue])
             yield
             await subject.wait()
 
@@ -216,7 +235,7 @@ async def test_the_rest_of_a_batch_is_answered_by_the_end_of_its_handler(
     error: BaseException | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner, queue, now = RecordingOwner(), MessageQueue(), [100.0]
-    monkeypatch.setattr(module, "_clock", lambda: now[0])
+    monkeypatch.setattr(batches, "_clock", lambda: now[0])
 
     async def handle(batch: MessageBatch) -> None:
         await batch[1].finish()
@@ -224,17 +243,16 @@ async def test_the_rest_of_a_batch_is_answered_by_the_end_of_its_handler(
         if error is not None:
             raise error
 
-    subject, _, _ = workers()
-    subject._stall = StallWatch(0.04, "it")
+    subject, source = workers()
+    subject.stall = StallWatch(0.04, "it")
     queue.put([make_message(owner, number) for number in (1, 2, 3)])
-    source = _Ended(queue, lambda: queue.stopped, lambda: 0.0)
-    async with _handling(subject, handle, source):
+    async with _handling(subject, handle, queue):
         while len(owner.commands) < 3:
             await checkpoint()
         queue.stop()
     rest = ["FIN 1", "FIN 3"] if error is None else ["REQ 1 0!", "REQ 3 0!"]
     assert (owner.commands, source.ends) == (["FIN 2", *rest], 1)
-    assert [round(seconds, 3) for seconds, _ in subject._stall._slow] == [0.03]
+    assert [round(seconds, 3) for seconds, _ in subject.stall._slow] == [0.03]
 
 
 async def test_the_batch_of_a_cancelled_handler_is_known_without_what_it_has_answered() -> None:
@@ -244,10 +262,9 @@ async def test_the_batch_of_a_cancelled_handler_is_known_without_what_it_has_ans
         await batch[0].finish()
         await anyio.sleep_forever()
 
-    subject, _, _ = workers()
+    subject, _ = workers()
     queue.put([make_message(owner, number) for number in (1, 2, 3)])
-    collector = BatchCollector(queue, lambda: queue.stopped, lambda: 0.0)
-    async with _handling(subject, handle, collector):
+    async with _handling(subject, handle, queue):
         while len(owner.commands) < 1:
             await checkpoint()
         assert [message.internal_id for message in subject.running] == [2, 3]
@@ -262,7 +279,7 @@ async def test_a_handler_that_runs_is_not_cancelled_with_the_task_that_started_i
     async def handle(message: Message) -> None:
         await resume.wait()
 
-    subject, _, _ = workers()
+    subject, _ = workers()
     queue.put([make_message(owner)])
     with anyio.fail_after(25):
         async with create_task_group() as tasks:
@@ -301,11 +318,10 @@ async def test_messages_of_a_failed_batch_are_touched_while_their_dead_letters_a
 
     options = FailureOptions(max_attempts=2, dead_letter="dead")
     policy = FailurePolicy(options, take, EarlyMessages)
-    subject = Workers(policy, StallWatch(0.0, "it"), HeldMessages(), lambda: None, lambda message: None)
-    collector = BatchCollector(queue, lambda: queue.stopped, lambda: 0.0)
+    subject = Workers(policy, StallWatch(0.0, "it"), Source())
     # the last message has used up its attempts, and is rejected before the handler is called
     queue.put([make_message(owner, number, attempts=number) for number in (1, 2, 3)])
-    async with _handling(subject, handle, collector):
+    async with _handling(subject, handle, queue):
         for published, touched in (([3], ["TOUCH 1", "TOUCH 2", "TOUCH 3"]), ([1, 2], ["TOUCH 1", "TOUCH 2"])):
             assert sorted([await letters.receive() for _ in published]) == published
             assert touch_due(subject.running, 40.0) == len(touched)
@@ -339,7 +355,7 @@ async def test_a_handler_that_fails_has_its_message_requeued(error: BaseExceptio
         if message.internal_id == 1:
             raise error
 
-    subject, _, _ = workers()
+    subject, _ = workers()
     await _handled(subject, handle, make_message(owner, 1), make_message(owner, 2, attempts=5))
     assert owner.commands == ["REQ 1 0!", "FIN 2"]
 
@@ -353,14 +369,13 @@ async def test_expired_messages_and_those_without_attempts_are_not_handled() -> 
     async def keep(message: Message, error: Exception | None) -> None:
         letters.append(message)
 
-    expired, letters = list["Message"](), list["Message"]()
-    subject, _, _ = workers(max_attempts=1)
-    subject._expired = expired.append
-    subject._policy._dead_letters = keep
+    letters = list["Message"]()
+    subject, source = workers(max_attempts=1)
+    subject.policy._dead_letters = keep
     lost, used_up, first = (make_message(owner, number, attempts=attempts) for number, attempts in enumerate((1, 2, 1)))
     owner.horizon, used_up.received, first.received = 1.0, 2.0, 2.0
     await _handled(subject, handle, lost, used_up, first)
-    assert (expired, handled, letters, owner.commands) == ([lost], [first], [used_up], ["FIN 1", "FIN 2"])
+    assert (source.lost, handled, letters, owner.commands) == ([lost], [first], [used_up], ["FIN 1", "FIN 2"])
 
 
 @pytest.mark.parametrize("expires", [False, True])
@@ -373,15 +388,13 @@ async def test_a_message_waits_for_the_budget_until_it_expires(expires: bool) ->
     other, waiting = make_message(owner, 1), make_message(owner, 2)
     waiting.budget = other.budget = budget
     assert other.try_unpack()
-    expired: list[Message] = []
-    subject, _, flushes = workers()
-    subject._expired = expired.append
+    subject, source = workers()
     queue = MessageQueue()
     queue.put([waiting])
     with anyio.fail_after(25):
         async with create_task_group() as tasks:
             subject.start(tasks, MessageHandler(handle), [queue])
-            while not flushes:
+            while not source.flushes:
                 await checkpoint()
             assert (subject.running, handled) == ([waiting], [])
             waiting.received = -1.0
@@ -390,20 +403,20 @@ async def test_a_message_waits_for_the_budget_until_it_expires(expires: bool) ->
             while subject.running:
                 await checkpoint()
             queue.stop()
-    assert (handled, expired) == (([], [waiting]) if expires else ([waiting], []))
+    assert (handled, source.lost) == (([], [waiting]) if expires else ([waiting], []))
     assert owner.commands == ["FIN 1"] + ["FIN 2"] * (not expires)
 
 
 async def test_a_worker_whose_handlers_never_wait_yields_and_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     owner, now = RecordingOwner(), [100.0]
     monkeypatch.setattr(module, "_clock", lambda: now[0])
-    subject, _, flushes = workers()
-    subject._stall = StallWatch(0.04, "it")
+    subject, source = workers()
+    subject.stall = StallWatch(0.04, "it")
     flushed: list[int] = []
     turns: set[int] = set()
 
     async def handle(message: Message) -> None:
-        flushed.append(len(flushes))
+        flushed.append(source.flushes)
         now[0] += 0.011 if message.internal_id < 6 else 0.03
 
     async def others() -> None:
@@ -416,7 +429,7 @@ async def test_a_worker_whose_handlers_never_wait_yields_and_is_measured(monkeyp
         await _handled(subject, handle, *(make_message(owner, number) for number in range(8)))
     assert flushed == [0, 0, 1, 1, 2, 2, 3, 4], "after more than 0.02 s"
     assert turns & {2, 4, 6, 7}, "others run then"
-    assert [round(seconds, 3) for seconds, _ in subject._stall._slow] == [0.022, 0.022, 0.022, 0.03, 0.03]
+    assert [round(seconds, 3) for seconds, _ in subject.stall._slow] == [0.022, 0.022, 0.022, 0.03, 0.03]
 
 
 async def test_a_stopped_queue_hands_out_nothing() -> None:

@@ -1,0 +1,106 @@
+"""Decompress bodies that the publishing client compressed, within a bound; loaded when such a message arrives."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from nsqext.errors import InvalidSetting, ProtocolError
+from nsqext.protocol.client.body_compression import (
+    COMPRESS_HEADER,
+    MAX_UNPACKED,
+    SIZE_HEADER,
+    decompress_body,
+    is_compressed,
+)
+from nsqext.waits import Waiters
+
+if TYPE_CHECKING:
+    from nsqext.client.consumer.message import KeyOf, Message
+
+logger: logging.Logger = logging.getLogger("nsqext.consumer")
+
+
+class UnpackBudget(Waiters):
+    """Bounds the unpacked bytes of compressed messages in flight, over all connections of a consumer.
+
+    A body is unpacked when its message is handed out. A message waits while others use up the budget; a message larger
+    than the budget is handed out while no other is unpacked. `release` wakes the tasks that wait.
+    """
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.used: int = 0  # bytes of unpacked messages in flight
+        self._limit = limit  # bytes; 0 for no limit
+        self._messages: dict[Message, int] = {}
+
+    def reserve(self, message: Message, size: int) -> bool:
+        """Reserve bytes for a message, or change its reservation; return False if they are not available."""
+        before = self._messages.get(message)
+        if before is None and self._limit and self.used and self.used + size > self._limit:
+            return False
+        self._messages[message] = size
+        self.used += size - (before or 0)
+        return True
+
+    def release(self, message: Message) -> None:
+        """Release the bytes of a message that was answered."""
+        self.used -= self._messages.pop(message, 0)
+        self.wake()
+
+    def release_expired(self) -> None:
+        """Release the bytes of messages that are not in flight any more."""
+        for message in [message for message in self._messages if message.lost]:
+            self.release(message)
+
+    def holds(self, message: Message) -> bool:
+        """Return whether a message has reserved bytes."""
+        return message in self._messages
+
+    def try_unpack(self, message: Message) -> bool:
+        """Decompress a body before its message is handed out; return False if it must wait for the budget.
+
+        A body that cannot be decompressed is not changed, and keeps its compression headers.
+        """
+        if message in self._messages:
+            return True
+        if not is_compressed(message.all_headers()):
+            return self.reserve(message, len(message.body))  # it was handed out before
+        if not self.reserve(message, _announced_size(message)):
+            return False
+        try:
+            unpack(message)
+        except (InvalidSetting, ProtocolError) as error:
+            logger.warning("body stays compressed: %s: %r", error, message, extra={"topic": message.topic})
+        self.reserve(message, len(message.body))
+        return True
+
+    def call_unpacked(self, function: KeyOf, message: Message) -> str | bytes | None:
+        """Call a function while the body of a message is decompressed; a damaged body stays as it is."""
+        body, headers = message.body, message.all_headers()
+        try:
+            unpack(message)
+        except (InvalidSetting, ProtocolError):
+            return function(message)
+        try:
+            return function(message)
+        finally:
+            message.restore(body, headers)
+
+
+def _announced_size(message: Message) -> int:
+    """Return the size that the publisher announced, or the largest one."""
+    size = str(message.all_headers().get(SIZE_HEADER, ""))
+    return int(size) if size.isascii() and size.isdigit() and len(size) < 20 else MAX_UNPACKED
+
+
+def unpack(message: Message) -> None:
+    """Decompress a body, and remove its compression headers.
+
+    Raises:
+        ProtocolError: the body is damaged, or unpacks to too many bytes.
+        InvalidSetting: the package for the compression is not installed.
+    """
+    headers = message.all_headers()
+    if is_compressed(headers):
+        message.replace_body(decompress_body(headers, message.body), COMPRESS_HEADER, SIZE_HEADER)

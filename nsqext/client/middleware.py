@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from attrs import define, field
+from attrs import define
 
 from nsqext.client.consumer.message import Message  # noqa: TC001 (which of the two Message classes, for the documentation)
 from nsqext.errors import InvalidSetting, InvalidState
@@ -17,28 +17,8 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.batches import BatchFunction
     from nsqext.client.consumer.handlers.workers import Handler
     from nsqext.client.events import ClientEvent
-    from nsqext.client.producer.request import OutgoingMessage, TopicKey
-    from nsqext.types import Receipt, TopicMeta
-
-
-@define(eq=False)
-class Publishing:
-    """A publish in progress."""
-
-    topic: str  #: name of the topic
-    messages: list[OutgoingMessage]  #: the messages; a middleware may replace them, for example to add headers
-    batch: bool  #: whether `nsqext.Producer.publish_many` was called
-    key: str | bytes | int | None = None  #: key for all messages of a batch without a key of their own
-    partition: int | None = None  #: the partition that the caller chose
-    delay: float | None = None  #: seconds after which handlers receive the message
-    via: Literal["consumer", "relay"] | None = None  #: see `nsqext.Producer.publish`
-    identity: str | None = None  #: see `nsqext.Producer.publish`
-    receipts: Sequence[Receipt] = field(factory=tuple)  #: receipts of the messages; empty until they are stored
-    #: functions that are called with the topic's meta when it is known, before the messages are encoded; they may
-    #: replace them
-    on_topic: list[Callable[[TopicMeta], object]] = field(factory=list)
-    #: topics and keys whose lock the caller of the middleware has
-    entered: Collection[TopicKey] = field(default=(), repr=False)
+    from nsqext.client.producer.request import Publishing
+    from nsqext.types import Receipt
 
 
 @define(eq=False)
@@ -63,7 +43,7 @@ class Handling:
         return self.messages[0]
 
 
-SendNext = Callable[[Publishing], Awaitable[Sequence["Receipt"]]]
+SendNext = Callable[["Publishing"], Awaitable[Sequence["Receipt"]]]
 """Publishes through the next middleware; raises what `nsqext.Producer.publish` raises."""
 
 CallNext = Callable[[Handling], Awaitable[object]]

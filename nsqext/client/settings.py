@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nsqext.settings import Schema, settings_of
 
 if TYPE_CHECKING:
+    from nsqext.protocol.client.body_compression import Compression
     from nsqext.settings import Setting
 
 
@@ -16,9 +17,14 @@ if TYPE_CHECKING:
 def producer_settings() -> Mapping[str, Setting]:
     """Return the settings of producers by name."""
     from nsqext.client.producer.options import ProducerOptions
-    from nsqext.protocol.client.body_compression import read_compression
 
-    return settings_of(ProducerOptions, {"compression": read_compression})
+    return settings_of(ProducerOptions, {"compression": _read_compression})
+
+
+def _read_compression(text: str) -> Compression:
+    from nsqext.protocol.client.body_compression import read_compression  # few programs compress
+
+    return read_compression(text)
 
 
 @cache

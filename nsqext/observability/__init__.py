@@ -14,11 +14,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from nsqext.client.consumer.message import HandlerSignal
-from nsqext.client.middleware import CallNext, Handling, Middleware, Publishing, SendNext
+from nsqext.client.middleware import CallNext, Handling, Middleware, SendNext
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from nsqext.client.producer.request import Publishing
     from nsqext.types import Receipt
 
 __all__ = ("LogObserver", "Observer")

@@ -24,8 +24,8 @@ from nsqext.observability import Observer, failure
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
-    from nsqext.client.middleware import Handling, Publishing
-    from nsqext.client.producer.request import OutgoingMessage
+    from nsqext.client.middleware import Handling
+    from nsqext.client.producer.request import OutgoingMessage, Publishing
     from nsqext.types import TopicMeta
 
 __all__ = ("OpenTelemetry",)

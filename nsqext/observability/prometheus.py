@@ -27,7 +27,8 @@ from nsqext.transactions.relay import OutboxRelay
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.subscriptions.subscription_group import ConsumerStatistics
-    from nsqext.client.middleware import Client, Handling, Publishing
+    from nsqext.client.middleware import Client, Handling
+    from nsqext.client.producer.request import Publishing
     from nsqext.client.producer.sender import ProducerStatistics
 
 __all__ = ("Prometheus",)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
-from copy import copy
 from typing import TYPE_CHECKING
 
 import anyio
 from attrs import evolve
 
-from nsqext.client.producer.request import MessageRequest
-from nsqext.client.producer.sender import Counters
+from nsqext.client.producer.thread_port import ThreadPort
 from nsqext.errors import DeliveryUnknown, InvalidState, NsqError
 from nsqext.protocol.identify import IdentifyRequest
 from nsqext.sync.loop import call, call_now, shared_loop
@@ -23,8 +20,8 @@ if TYPE_CHECKING:
     from nsqext.client.producer.connection_pool import PooledNode
     from nsqext.client.producer.producer import Producer as AsyncProducer
     from nsqext.client.producer.request import OutgoingMessage
-    from nsqext.client.producer.route import Route, Target
     from nsqext.client.producer.sender import ProducerStatistics
+    from nsqext.client.producer.thread_port import ReadyPublish
     from nsqext.types import Receipt
 
 _WARM_UP = 3
@@ -32,7 +29,6 @@ _WARM_UP = 3
 _PAUSE = 100  # publishes in the event loop after such a connection could not be opened, until it is tried again
 _IDLE_TICK = 5.0
 _TICKS_PER_HEARTBEAT = 8
-_clock = time.monotonic
 
 
 class DirectPublisher:
@@ -46,18 +42,14 @@ class DirectPublisher:
     """
 
     def __init__(self, producer: AsyncProducer, portal: BlockingPortal) -> None:
-        self._producer = producer
+        self._port = ThreadPort(producer)
         self._portal = portal  # of its event loop, in which this is called
-        self._options = producer._options
         self._loop_thread = threading.get_ident()
+        # held by the thread that publishes, until its publish has an outcome; and for a check of the connections
         self._lock = threading.Lock()
-        """Held by the thread that publishes, until its publish has an outcome; and for a check of the connections."""
-        self._sender = copy(producer._sender)
-        self._sender.counters = Counters()  # of publishes that succeeded here
         self._connections: dict[PooledNode, BlockingConnection] = {}
         self._missed: dict[PooledNode, int] = {}
-        needs_loop = producer._around is not None or self._options.transport == "http"  # middleware runs in it too
-        self._closed = needs_loop or not thread_can_wait()
+        self._closed = self._port.in_event_loop_only or not thread_can_wait()
 
     def publish(self, topic: str, message: OutgoingMessage, partition: int | None) -> Receipt | None:
         """Publish a message without key and wait until it is stored; None if the event loop has to publish it."""
@@ -66,42 +58,32 @@ class DirectPublisher:
         if not self._lock.acquire(blocking=False):
             return None
         try:
-            route = self._producer._routes.by_topic.get(topic)
-            target = self._producer._ready_target(topic, message.body, partition, None)
-            if route is None or target is None:
+            publish = self._port.ready(topic, message, partition)
+            if publish is None:
                 return None
-            blocking = self._connections.get(target.node)
+            blocking = self._connections.get(publish.node)
             if blocking is None or not blocking.connection.usable:
-                self._miss(target.node)
-                if partition is None:
-                    route.give_back()
+                self._miss(publish.node)
+                publish.give_back()
                 return None
-            options = self._producer._routes.topic_options.of(topic)
-            request = MessageRequest(options, topic, message, partition=partition)
-            return self._publish(blocking, request, route, target)
+            try:
+                return self._port.attempt(publish, blocking)
+            except NsqError as failure:
+                return self._again(publish, failure)
         finally:
             self._lock.release()
 
-    def _publish(self, blocking: BlockingConnection, request: MessageRequest, route: Route, target: Target) -> Receipt:
-        """Attempt to publish; let the event loop continue if it fails."""
-        sender, started = self._sender, _clock()
+    def _again(self, publish: ReadyPublish, failure: NsqError) -> Receipt:
+        """Let the event loop continue after a failed attempt."""
         try:
-            command = request.command(target)
-            request.in_doubt = True
-            response = blocking.request(command, started + self._options.timeout)
-            request.in_doubt = False
-            return sender.receipts(request, target, blocking.connection, response, len(command))[0]
-        except NsqError as error:
-            request.in_doubt = False
-            failure = request.refined(error)
-        again = self._producer._sender.publish_again
-        try:
-            return call(self._portal, "producer", again, request, started, route, target, failure)
+            return call(self._portal, "producer", self._port.again, publish, failure)
         except InvalidState as error:
             if not failure.maybe_stored:
                 raise
             raise DeliveryUnknown(
-                f"the message may have been stored: {failure.message}", topic=target.topic, node=target.node.node
+                f"the message may have been stored: {failure.message}",
+                topic=publish.request.topic,
+                node=publish.node.node,
             ) from error
 
     # Connections
@@ -113,9 +95,8 @@ class DirectPublisher:
             self._portal.start_task_soon(self._open, node)
 
     async def _open(self, node: PooledNode) -> None:
-        options = self._options.connection
         try:
-            connection, _ = await open_connection(node.address, options, IdentifyRequest())
+            connection, _ = await open_connection(node.address, self._port.options.connection, IdentifyRequest())
         except NsqError:
             self._missed[node] = -_PAUSE
             return
@@ -127,11 +108,11 @@ class DirectPublisher:
         self._connections[node] = blocking
         self._missed.pop(node, None)
         if first:
-            self._producer._tasks.start_soon(self._run)
+            self._port.start_soon(self._run)
 
     async def _run(self) -> None:
         """Check the connections periodically while there are any."""
-        rest = min(_IDLE_TICK, self._options.connection.heartbeat_interval / _TICKS_PER_HEARTBEAT)
+        rest = min(_IDLE_TICK, self._port.options.connection.heartbeat_interval / _TICKS_PER_HEARTBEAT)
         while self._connections:
             await anyio.sleep(rest)
             if self._lock.acquire(blocking=False):  # otherwise a thread uses a connection, and answers its heartbeats
@@ -153,24 +134,24 @@ class DirectPublisher:
         self._closed = True
         if self._portal in shared_loop.orphaned:
             return  # the connections belong to the parent
-        if self._lock.acquire(timeout=self._options.close_timeout):
+        if self._lock.acquire(timeout=self._port.options.close_timeout):
             for blocking in self._connections.values():
                 blocking.connection.close()
             self._connections.clear()
             self._lock.release()
         else:
-            call_now(self._portal, "producer", self._producer._sender.close)  # it is not attempted again
+            call_now(self._portal, "producer", self._port.abort)  # it is not attempted again
             for blocking in tuple(self._connections.values()):
                 blocking.connection.shut_down()
 
     @property
     def stored(self) -> int:
         """Number of messages that were stored by publishes of the calling threads."""
-        return self._sender.counters.stored
+        return self._port.counters.stored
 
     def add_to(self, statistics: ProducerStatistics) -> ProducerStatistics:
         """Return the statistics of the producer with what was published here."""
-        counters = self._sender.counters
+        counters = self._port.counters
         return evolve(
             statistics,
             connections=statistics.connections + len(self._connections),

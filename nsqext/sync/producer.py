@@ -142,13 +142,15 @@ class Producer(BlockingClient[AsyncProducer]):
         *,
         key: str | bytes | int | None = None,
         partition: int | None = None,
+        trace_ids: Sequence[int] = (),
     ) -> list[Receipt]:
         """Publish messages in batches; see `nsqext.Producer.publish_many`.
 
         Much quicker than one `publish` after the other, because the two threads hand over only once.
         """
         # an iterable of the caller's may block, which the event loop's thread must not
-        return self._run(self._original.publish_many, topic, list(messages), key=key, partition=partition)
+        listed = list(messages)
+        return self._run(self._original.publish_many, topic, listed, key=key, partition=partition, trace_ids=trace_ids)
 
     def batcher(
         self,

@@ -106,7 +106,7 @@ def _all_given_back(producer: Producer, lookup: Lookup | None = None) -> None:
     assert not producer._pool.in_flight
     assert not any(node.connection for node in producer._pool._nodes.values())
     assert not producer._sender.attempts
-    assert not len(producer._key_lock)
+    assert not len(producer._publisher.keys.lock)
     if lookup is not None:
         assert not lookup.metadata._users
         assert not lookup.metadata._callbacks
@@ -210,7 +210,7 @@ async def test_publishing_that_is_tried_again(kind: str) -> None:
             if step.number % 2:
                 await publish(producer, b"before")  # connects
             await step.run(publish(producer, b"perhaps"))
-            assert not len(producer._key_lock)
+            assert not len(producer._publisher.keys.lock)
             assert not producer._sender.attempts
             await publish(producer, b"after")
             stored = broker.bodies()

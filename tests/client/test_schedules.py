@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import pytest
@@ -37,8 +37,7 @@ from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address, Receipt
 
 if TYPE_CHECKING:
-    from nsqext.client.producer.batch_publisher import BatchCall
-    from nsqext.client.producer.request import TopicKey
+    from nsqext.client.producer.request import Publishing, TopicKey
 
 _BACKENDS = ("asyncio", "trio")
 _FEW = settings(max_examples=60, deadline=None)
@@ -123,10 +122,11 @@ class _Publisher:
         self.options = ProducerOptions()
         self.calls: list[list[bytes | OutgoingMessage]] = []
         self.stored: list[bytes | OutgoingMessage] = []
+        self.keys = SimpleNamespace(lock=KeyLock())
         self._ends = ends
 
-    async def publish(self, call: BatchCall) -> list[Receipt]:
-        messages = call.messages
+    async def publish(self, call: Publishing) -> list[Receipt]:
+        messages = call.given
         self.calls.append(list(messages))
         await checkpoint()
         end = self._ends.pop(0) if self._ends else "stored"
@@ -184,7 +184,7 @@ def test_a_batcher_loses_nothing_and_keeps_the_order(
 
     async def main() -> None:
         async with anyio.create_task_group() as tasks:
-            batcher = Batcher(publisher.publish, KeyLock(), ProducerOptions(), tasks.start_soon, "t", limits)
+            batcher = Batcher(cast("Any", publisher), ProducerOptions(), cast("Any", tasks), "t", limits)
             try:
                 async with batcher, anyio.create_task_group() as adding:
                     for number, count in enumerate(adders):

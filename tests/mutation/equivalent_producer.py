@@ -58,7 +58,6 @@ PRODUCER: dict[tuple[str, str, str], str] = {
         "number + 1",
         "identity=os.urandom(16).hex() if identity is None else check_identity(identity),",
     ): "the length of a random identity is chosen",
-    ("client/producer/options.py", "number + 1", "check_key_tags(self.key_tags or 0)"): "1 is not refused either",
     (
         "client/producer/route.py",
         "number + 1",
@@ -95,6 +94,5 @@ PRODUCER: dict[tuple[str, str, str], str] = {
         "number + 1",
         "or not 0 < len(body) <= self._plain_size",
     ): "speed only: a body of one byte is published on the slow path",
-    ("client/producer/producer.py", "number + 1", "return -1"): "no partition is negative",
 }
 """Module, operator and line of code -> why nothing differs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING
 
 from attrs import define, field
 
@@ -15,6 +15,7 @@ from nsqext.client.producer.request import (
     default_trace_id,
     encode_message,
     key_bytes,
+    with_trace_ids,
 )
 from nsqext.errors import ExtendNotSupported, InvalidInput, ProtocolError
 from nsqext.protocol.client.commands import multi, multi_ext, multi_trace
@@ -37,32 +38,8 @@ _LARGEST_TRACE = (1 << 64) - 1
 Messages = Sequence[bytes | OutgoingMessage]
 
 
-class TracedBodies(Sequence[OutgoingMessage]):
-    """Messages with body and trace id only, as two columns: publishing them costs half of what objects cost."""
-
-    __slots__ = ("bodies", "trace_ids")
-
-    def __init__(self, bodies: list[bytes], trace_ids: list[int]) -> None:
-        self.bodies: list[bytes] = bodies  # the bodies; all of type bytes
-        self.trace_ids: list[int] = trace_ids
-
-    def __len__(self) -> int:
-        return len(self.bodies)
-
-    @overload
-    def __getitem__(self, index: int) -> OutgoingMessage: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> TracedBodies: ...
-
-    def __getitem__(self, index: int | slice) -> OutgoingMessage | TracedBodies:
-        if isinstance(index, slice):
-            return TracedBodies(self.bodies[index], self.trace_ids[index])
-        return OutgoingMessage(self.bodies[index], trace_id=self.trace_ids[index])
-
-
 class Batch(PublishRequest):
-    """Messages for one partition that are stored together or not at all."""
+    """Messages for one partition in one command, encoded: they are stored together or not at all."""
 
     __slots__ = ("_bodies", "_filled", "_headers", "_sizes", "_traced", "_traces", "indexes")
 
@@ -74,8 +51,9 @@ class Batch(PublishRequest):
         sizes: Sequence[int] | int | None = None,
         first: int = 0,
         trace_ids: Sequence[int] = (),
+        started: float | None = None,
     ) -> None:
-        super().__init__(topic, partition)
+        super().__init__(topic, partition, started=started)
         # checked bodies of messages without headers and trace ids; others are added by `add`
         self._bodies: list[bytes] = [] if bodies is None else bodies
         self._sizes = sizes  # lengths of the bodies in bytes, or the length that all of them have
@@ -162,26 +140,26 @@ class Batch(PublishRequest):
 
 
 def plain_batches(
-    route: Route, partition: int | None, messages: Messages, options: ProducerOptions
+    route: Route, partition: int | None, messages: Messages, options: ProducerOptions, trace_ids: Sequence[int] = ()
 ) -> list[Batch] | None:
-    """Return batches of bodies or `TracedBodies`, in their order: the fast path of `BatchPlanner`.
+    """Return batches of bodies, and of their trace ids, in their order: the fast path of `BatchPlanner`.
 
-    Several if the limits require it; None if `BatchPlanner` has to check the messages one by one.
+    Several if the limits require it; None if `BatchPlanner` has to check each message.
     """
     overhead = 0
-    if type(messages) is TracedBodies:
-        trace_ids, overhead = messages.trace_ids, TRACE_SIZE
-        if options.transport == "http":
-            return None
-        if not route.meta.partition_num or min(trace_ids) < 0 or max(trace_ids) > _LARGEST_TRACE:
-            return None
-        listed = messages.bodies
-    elif list(map(type, messages)).count(bytes) != len(messages) or (
-        default_trace_id(options, route.topic, route.meta) is not None
-    ):
+    if list(map(type, messages)).count(bytes) != len(messages):
         return None
-    else:
-        trace_ids, listed = [], list(messages)  # type: ignore[arg-type]
+    if trace_ids:
+        overhead = TRACE_SIZE
+        if options.transport == "http" or not route.meta.partition_num:
+            return None
+        if list(map(type, trace_ids)).count(int) != len(messages):
+            return None
+        if min(trace_ids) < 0 or max(trace_ids) > _LARGEST_TRACE:
+            return None
+    elif default_trace_id(options, route.topic, route.meta) is not None:
+        return None
+    listed: list[bytes] = list(messages)  # type: ignore[arg-type]
     largest = options.max_message_size - (overhead or route.meta.extend_support)
     if options.compression != "none" and route.meta.extend_support:
         largest = min(largest, options.compression_min - 1)
@@ -223,7 +201,7 @@ class BatchPlanner:
     route: Route
     _options: ProducerOptions
     _key_hash: KeyHash
-    _key: bytes | None
+    _key: bytes | None  # for messages without a key of their own
     _partition: int | None
     rows: Rows = field(factory=list)  # the batches
     keys: set[bytes] = field(factory=set)  # keys of the messages, to be locked during the publish
@@ -233,22 +211,22 @@ class BatchPlanner:
     _filling: dict[int | None, Batch] = field(factory=dict)
     _row_of: dict[int, list[Batch]] = field(factory=dict)
 
-    def add(self, messages: Messages) -> None:
-        """Divide messages into batches; raises InvalidInput."""
+    def add(self, messages: Messages, trace_ids: Sequence[int] = ()) -> None:
+        """Divide messages into batches, bodies with ``trace_ids`` if there are any; raises InvalidInput."""
         if not self._options.key_tags and (self._key is None or not self.route.meta.extend_support):
             partition = self._partition if self._key is None else self._partition_of(self._key)
-            batches = plain_batches(self.route, partition, messages, self._options)
+            batches = plain_batches(self.route, partition, messages, self._options, trace_ids)
             if batches is not None:
                 self.rows += [batches] if partition is not None else [[batch] for batch in batches]
                 return
         index = 0
         try:
-            for index, message in enumerate(messages):
-                self._add_one(index, message)
+            for index, message in enumerate(with_trace_ids(messages, trace_ids)):
+                self._add_message(index, message)
         except InvalidInput as error:
             raise invalid_message(error, index, self.route.topic) from error.__cause__
 
-    def _add_one(self, index: int, message: bytes | OutgoingMessage) -> None:
+    def _add_message(self, index: int, message: bytes | OutgoingMessage) -> None:
         meta = self.route.meta
         key = self._key
         if isinstance(message, OutgoingMessage) and message.key is not None:

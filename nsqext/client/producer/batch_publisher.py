@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
-from attrs import define, field, frozen
+from attrs import define
 
 from nsqext.client.producer.batch import BatchPlanner, invalid_message
 from nsqext.client.producer.request import check_choice, check_supported, key_bytes, keys_of
@@ -25,30 +25,15 @@ from nsqext.protocol.names import check_topic
 from nsqext.types import Receipt
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     from nsqext.client.producer.batch import Batch, Rows
     from nsqext.client.producer.keys import KeyLock, Place
-    from nsqext.client.producer.request import OutgoingMessage, TopicKey
+    from nsqext.client.producer.request import Outcome, Publishing
     from nsqext.client.producer.route import Route
     from nsqext.client.producer.sender import Sender
 
 _clock = time.monotonic
-
-Outcome = Receipt | NsqError
-
-
-@frozen
-class BatchCall:
-    """A call of `nsqext.client.producer.producer.Producer.publish_many`, or a batch of a batcher."""
-
-    topic: str
-    messages: Sequence[bytes | OutgoingMessage]  # bodies, or messages
-    key: str | bytes | int | None = None  # for all messages without a key of their own
-    partition: int | None = None  # for all messages
-    entered: Collection[TopicKey] = ()  # keys whose lock the caller has
-    # when the call began, in seconds of the monotonic clock; read when a call is made, for simulations
-    started: float = field(factory=lambda: _clock())
 
 
 @define(eq=False)
@@ -58,34 +43,38 @@ class BatchPublisher:
     _sender: Sender
     _key_lock: KeyLock  # keeps the order of keys among all publishes of the producer
 
-    async def publish(self, call: BatchCall) -> list[Receipt]:
+    async def publish(self, call: Publishing) -> list[Receipt]:
         """Publish messages; return a receipt for each of them."""
+        started = _clock()
         check_choice(call.key, call.partition)
         planner = self._plan_now(call)
-        keys = keys_of(call.messages, call.key, call.partition) if planner is None else planner.keys
+        keys = keys_of(call.given, call.key, call.partition) if planner is None else planner.keys
         if not keys:
-            return await self._publish_call(call, planner, None)
+            return await self._publish_call(call, planner, None, started)
         # before anything is waited for: a later call must not overtake this one
         place = self._key_lock.queue({(call.topic, key) for key in keys}.difference(call.entered))
         try:
-            return await self._publish_call(call, planner, place)
+            return await self._publish_call(call, planner, place, started)
         finally:
             place.leave()
 
-    async def _publish_call(self, call: BatchCall, planner: BatchPlanner | None, place: Place | None) -> list[Receipt]:
+    async def _publish_call(
+        self, call: Publishing, planner: BatchPlanner | None, place: Place | None, started: float
+    ) -> list[Receipt]:
         if planner is None:
-            planner = await self._plan(call)
-        if not call.messages:
+            planner = await self._plan(call, started)
+        count = len(call.given)
+        if not count:
             return []
         if planner.marked is not None:
             await self._check_marked(planner.route, *planner.marked)
         if place is not None:
-            await place.enter(call.started + self._sender.options.timeout - _clock())
+            await place.enter(started + self._sender.options.timeout - _clock())
         elif len(planner.rows) == 1 and len(planner.rows[0]) == 1:
-            return await self._publish_one(planner.rows[0][0], call.started)
-        return await self._publish_rows(planner.rows, len(call.messages), call.started)
+            return await self._publish_one(planner.rows[0][0], started)
+        return await self._publish_rows(planner.rows, count, started)
 
-    def _plan_now(self, call: BatchCall) -> BatchPlanner | None:
+    def _plan_now(self, call: Publishing) -> BatchPlanner | None:
         """Return the batches of a call; None if they cannot be planned before lookup is asked. Raises InvalidInput."""
         route = self._sender.routes.current(call.topic) if isinstance(call.topic, str) else None
         if route is None:
@@ -96,28 +85,28 @@ class BatchPublisher:
         except ExtendNotSupported:
             return None
 
-    async def _plan(self, call: BatchCall) -> BatchPlanner:
+    async def _plan(self, call: Publishing, started: float) -> BatchPlanner:
         """Ask lookup for the route, or whether the topic was upgraded, and return the batches of a call."""
-        route = await self._sender.wait_for_route(call.topic, call.started)
+        route = await self._sender.wait_for_route(call.topic, started)
         try:
             return self._planned(route, call)
         except ExtendNotSupported:
-            if not await self._sender.wait_for_lookup(partial(self._sender.routes.upgraded, call.topic), call.started):
+            if not await self._sender.wait_for_lookup(partial(self._sender.routes.upgraded, call.topic), started):
                 raise
-        return self._planned(await self._sender.wait_for_route(call.topic, call.started), call)
+        return self._planned(await self._sender.wait_for_route(call.topic, started), call)
 
-    def _planned(self, route: Route, call: BatchCall) -> BatchPlanner:
+    def _planned(self, route: Route, call: Publishing) -> BatchPlanner:
         key = None if call.key is None else key_bytes(call.key)
-        planner = BatchPlanner(
-            route, self._sender.routes.topic_options.of(call.topic), self._sender.routes.key_hash, key, call.partition
-        )
-        if call.messages:
-            planner.add(call.messages)
+        options = self._sender.routes.topic_options.of(call.topic)
+        planner = BatchPlanner(route, options, self._sender.routes.key_hash, key, call.partition)
+        if call.given:
+            planner.add(call.given, call.trace_ids)
         return planner
 
     async def _publish_one(self, batch: Batch, started: float) -> list[Receipt]:
+        batch.started = started
         try:
-            return await self._sender.publish(batch, started)
+            return await self._sender.publish(batch)
         except (TopicNotFound, TopicNotReady, LookupFailed):
             raise
         except NsqError as error:
@@ -167,7 +156,8 @@ class BatchPublisher:
                 results = [unsent] * batch.count
             else:
                 try:
-                    results = await self._sender.publish(batch, None if number else started)
+                    batch.started = _clock() if number else started
+                    results = await self._sender.publish(batch)
                 except NsqError as error:
                     failed = error
                     results = [error] * batch.count

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import anyio
 from attrs import define, frozen
 
 from nsqext.arguments import check_counts, check_time
-from nsqext.client.producer.batch_publisher import BatchCall, Outcome
-from nsqext.client.producer.request import TRACE_SIZE, OutgoingMessage, TopicKey, encode_message, key_bytes
+from nsqext.client.producer.request import MessageRequest, OutgoingMessage, Publishing, key_bytes
 from nsqext.errors import BatchFailed, DeliveryUnknown, InvalidInput, InvalidState, NsqError, PublishFailed
 from nsqext.protocol.names import check_topic
-from nsqext.types import Receipt, TopicMeta
 from nsqext.waits import Waiters
 
 if TYPE_CHECKING:
-    from nsqext.client.producer.keys import KeyLock, Place
+    from nsqext.client.producer.keys import Place
     from nsqext.client.producer.options import ProducerOptions
-
-_NO_META = TopicMeta()
+    from nsqext.client.producer.publisher import Publisher
+    from nsqext.client.producer.request import Outcome, TopicKey
+    from nsqext.client.tasks import BackgroundTasks
+    from nsqext.types import Receipt
 
 
 @frozen
@@ -48,12 +48,8 @@ class _Turn:
     messages: int = 0
 
 
-@define(eq=False)
-class _Entry:
-    message: bytes | OutgoingMessage
-    size: int
-    turn: _Turn | None
-    settled: Callable[[Outcome], None] | None
+_Pending = tuple[MessageRequest, int, "_Turn | None"]
+"""A message, its size in bytes, and the place of its key."""
 
 
 class Batcher:
@@ -70,24 +66,22 @@ class Batcher:
 
     def __init__(
         self,
-        publish: Callable[[BatchCall], Awaitable[list[Receipt]]],
-        key_lock: KeyLock,
+        publisher: Publisher,
         options: ProducerOptions,
-        start_soon: Callable[[Callable[[], Coroutine[Any, Any, None]]], object],
+        tasks: BackgroundTasks,
         topic: str,
         limits: BatcherLimits,
     ) -> None:
-        self._publish_batch = publish
-        self._key_lock = key_lock
+        self._publisher = publisher
         self._turns: dict[TopicKey, _Turn] = {}
         self._line = anyio.Lock()
         self._options = options
-        self._start_soon = start_soon
+        self._tasks = tasks
         self._topic = check_topic(topic)
         self._limits = limits
-        self._queue: deque[_Entry] = deque()
+        self._queue: deque[_Pending] = deque()
         self._bytes = 0
-        self._flying: list[_Entry] = []
+        self._flying: list[_Pending] = []
         self._failed: list[tuple[bytes | OutgoingMessage, NsqError]] = []
         self._flushing = 0
         self._taken = 0
@@ -107,7 +101,7 @@ class Batcher:
     async def __aenter__(self) -> Self:
         if self._begun:
             raise InvalidState("a batcher is opened once", topic=self._topic, hint="create a new one")
-        self._start_soon(self._run)
+        self._tasks.start_soon(self._run)
         self._open = self._begun = True
         return self
 
@@ -141,7 +135,7 @@ class Batcher:
 
         If it is cancelled, the message is not accepted.
         """
-        await self._take(message, None)
+        await self._take(message)
 
     async def publish(self, message: bytes | OutgoingMessage) -> Receipt:
         """Accept a message and wait until it is stored.
@@ -153,18 +147,10 @@ class Batcher:
 
         If it is cancelled, the message may be stored or not.
         """
-        outcomes: list[Outcome] = []
-        stored = anyio.Event()
-
-        def settled(outcome: Outcome) -> None:
-            outcomes.append(outcome)
-            stored.set()
-
-        await self._take(message, settled)
-        await stored.wait()
-        if isinstance(outcomes[0], NsqError):
-            raise outcomes[0]
-        return outcomes[0]
+        settled = anyio.Event()
+        request = await self._take(message, settled.set)
+        await settled.wait()
+        return request.result()
 
     async def flush(self) -> None:
         """Publish pending messages without ``linger``; return when they are stored.
@@ -189,17 +175,24 @@ class Batcher:
 
     # Publishing
 
-    async def _take(self, message: bytes | OutgoingMessage, settled: Callable[[Outcome], None] | None) -> None:
-        entry = _Entry(message, self._check(message), self._turn_of(message), settled)
+    async def _take(
+        self, message: bytes | OutgoingMessage, on_outcome: Callable[[], object] | None = None
+    ) -> MessageRequest:
+        key = key_bytes(message.key) if isinstance(message, OutgoingMessage) and message.key is not None else None
+        request = MessageRequest(self._options, self._topic, message, key=key)
+        request.on_outcome = on_outcome
+        size = request.size()  # raises if it is not valid, so that others do not fail with it
+        turn = None if key is None else self._turn_of((self._topic, key))
         try:
             await self._admit()
         except BaseException:
-            self._leave(entry)
+            self._leave(turn)
             raise
-        self._queue.append(entry)
-        self._bytes += entry.size
+        self._queue.append((request, size, turn))
+        self._bytes += size
         self._taken += 1
         self._work.wake()
+        return request
 
     @property
     def _full(self) -> bool:
@@ -215,19 +208,15 @@ class Batcher:
         if not self._open:
             raise InvalidState("the batcher is not open", topic=self._topic, hint="use it inside 'async with'")
 
-    def _turn_of(self, message: bytes | OutgoingMessage) -> _Turn | None:
+    def _turn_of(self, key: TopicKey) -> _Turn:
         """Return the place of a message with a key; messages of a key share it while no other publish is behind it."""
-        if not isinstance(message, OutgoingMessage) or message.key is None:
-            return None
-        key = (self._topic, key_bytes(message.key))
-        turn = self._turns.get(key)
-        if turn is None or not self._key_lock.is_last(turn.place, key):
-            turn = self._turns[key] = _Turn(key, self._key_lock.queue((key,)))
+        turn, lock = self._turns.get(key), self._publisher.keys.lock
+        if turn is None or not lock.is_last(turn.place, key):
+            turn = self._turns[key] = _Turn(key, lock.queue((key,)))
         turn.messages += 1
         return turn
 
-    def _leave(self, entry: _Entry) -> None:
-        turn = entry.turn
+    def _leave(self, turn: _Turn | None) -> None:
         if turn is None:
             return
         turn.messages -= 1
@@ -235,11 +224,6 @@ class Batcher:
             turn.place.leave()
             if self._turns.get(turn.key) is turn:
                 del self._turns[turn.key]
-
-    def _check(self, message: bytes | OutgoingMessage) -> int:
-        """Return the size of a message; raise if it is not valid, so that others do not fail with it."""
-        body, header, trace_id = encode_message(self._options, _NO_META, message)
-        return len(body) + len(header) + (0 if trace_id is None else TRACE_SIZE)
 
     @property
     def _due(self) -> bool:
@@ -264,41 +248,40 @@ class Batcher:
         while not ready():
             await self._work.wait()
 
-    async def _enter(self, entry: _Entry) -> bool:
+    async def _enter(self, entry: _Pending) -> bool:
         """Wait for the key of the next message; return whether it can be published."""
-        if entry.turn is None:
+        _, size, turn = entry
+        if turn is None:
             return True
         try:
-            await entry.turn.place.enter(self._options.timeout)
+            await turn.place.enter(self._options.timeout)
         except PublishFailed as error:
-            self._bytes -= entry.size
+            self._bytes -= size
             self._settle([self._queue.popleft()], [error])
             return False
         return True
 
-    def _cut(self) -> list[_Entry]:
-        """Take the next batch from the queue; a message whose key is still in use elsewhere begins the next one."""
+    def _cut(self) -> list[_Pending]:
+        """Take the next batch from the queue; a message whose key is still in use elsewhere begins the next batch."""
         batch = self._flying
-        size = 0
+        total = 0
         while self._queue and len(batch) < self._limits.max_count:
-            entry = self._queue[0]
-            if batch and (
-                size + entry.size > self._limits.max_bytes or (entry.turn is not None and entry.turn.place.missing)
-            ):
+            _, size, turn = self._queue[0]
+            if batch and (total + size > self._limits.max_bytes or (turn is not None and turn.place.missing)):
                 break
-            self._queue.popleft()
-            size += entry.size
-            batch.append(entry)
-        self._bytes -= size
+            batch.append(self._queue.popleft())
+            total += size
+        self._bytes -= total
         return batch
 
-    async def _publish(self, batch: list[_Entry]) -> None:
+    async def _publish(self, batch: list[_Pending]) -> None:
         outcomes: Sequence[Outcome] = ()
         while batch and not outcomes:
             try:
-                keys = {entry.turn.key for entry in batch if entry.turn is not None}
-                call = BatchCall(self._topic, [entry.message for entry in batch], entered=keys)
-                outcomes = await self._publish_batch(call)
+                keys = {turn.key for _, _, turn in batch if turn is not None}
+                messages = [request.message for request, _, _ in batch]
+                call = Publishing(self._topic, messages, batch=True, entered=keys)
+                outcomes = await self._publisher.publish(call)
             except BatchFailed as error:
                 outcomes = error.outcomes
             except InvalidState as error:
@@ -314,13 +297,12 @@ class Batcher:
         self._flying = []
         self._settle(batch, outcomes)
 
-    def _settle(self, batch: Sequence[_Entry], outcomes: Sequence[Outcome]) -> None:
-        for entry, outcome in zip(batch, outcomes, strict=True):
-            self._leave(entry)
-            if entry.settled is not None:
-                entry.settled(outcome)
-            elif isinstance(outcome, NsqError):
-                self._failed.append((entry.message, outcome))
+    def _settle(self, batch: Sequence[_Pending], outcomes: Sequence[Outcome]) -> None:
+        for (request, _, turn), outcome in zip(batch, outcomes, strict=True):
+            self._leave(turn)
+            request.settle(outcome)
+            if request.on_outcome is None and isinstance(outcome, NsqError):
+                self._failed.append((request.message, outcome))
         self._done += len(batch)
         self._progress.wake()
 

@@ -6,17 +6,30 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from nsqext.client.producer.request import check_delay, due_after, encode_message, key_bytes
+from nsqext.client.producer.request import check_choice, check_delay, due_after, encode_message, key_bytes
 from nsqext.errors import ExtendNotSupported, InvalidInput, InvalidPartition
 from nsqext.protocol.names import check_topic
 
 if TYPE_CHECKING:
-    from nsqext.client.middleware import Publishing
     from nsqext.client.producer.options import ProducerOptions
+    from nsqext.client.producer.request import Publishing
     from nsqext.types import TopicMeta
 
 MAX_IDENTITY = 200
 """Characters of the longest identity of a delayed message."""
+
+
+def relayed(options: ProducerOptions, publishing: Publishing) -> bytes | None:
+    """Return the body of a message that a relay publishes; None for a message that is published now.
+
+    Raises InvalidInput.
+    """
+    way = options.delay_via if publishing.via is None else publishing.via
+    check_way(way, publishing.delay, publishing.identity)
+    if not publishing.delay or way == "consumer":
+        return None
+    check_choice(publishing.messages[0].key, publishing.partition)
+    return delayed_body(publishing, publishing.delay)
 
 
 def check_way(way: object, delay: float | None, identity: str | None) -> None:

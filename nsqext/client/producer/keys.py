@@ -11,21 +11,21 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from math import inf
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
 import anyio
 from attrs import define
 
 from nsqext.client.producer.batch import Batch
-from nsqext.client.producer.sender import PublishAttempt, delivery_unknown, outcome_unknown
+from nsqext.client.producer.sender import delivery_unknown, outcome_unknown
 from nsqext.errors import InvalidInput, InvalidState, NsqError, PublishFailed
-from nsqext.types import Receipt
 
 if TYPE_CHECKING:
     from nsqext.client.producer.connection_pool import PooledConnection
     from nsqext.client.producer.request import MessageRequest, TopicKey
     from nsqext.client.producer.route import Route, Target
     from nsqext.client.producer.sender import Sender
+    from nsqext.types import Receipt
 
 
 class KeyLock:
@@ -67,18 +67,14 @@ class KeyLock:
                 self._row(key).append(place)
         return place
 
-    def take_behind(self, key: TopicKey, joins: Callable[[Place], bool]) -> list[Place]:
-        """Remove the places that wait for a key, from the next one to the first that does not join, and return them.
+    def take_behind(self, key: TopicKey, joins: Callable[[Place], bool]) -> None:
+        """Remove the places that wait for a key, from the next place to the first that does not join.
 
-        A place of several keys must not join. One that joins waits for nothing any more; `Place.wake` continues it.
+        A place of several keys must not join. A place that joins waits for nothing any more; `Place.wake` continues it.
         """
-        taken: list[Place] = []
         row = self._rows[key]
         while row and joins(row[0]):
-            place = row.popleft()
-            place.missing.clear()
-            taken.append(place)
-        return taken
+            row.popleft().missing.clear()
 
     def is_last(self, place: Place, key: TopicKey) -> bool:
         """Return whether no other place is behind this one."""
@@ -99,9 +95,10 @@ class KeyLock:
 class Place:
     """A place in the queues of one or more keys; `KeyLock.queue` adds it to them."""
 
-    __slots__ = ("_lock", "_woken", "held", "missing")
+    __slots__ = ("_lock", "_woken", "held", "missing", "request")
 
-    def __init__(self, lock: KeyLock) -> None:
+    def __init__(self, lock: KeyLock, request: MessageRequest | None = None) -> None:
+        self.request: MessageRequest | None = request  # what is published with its only key; None for other places
         self.held: set[TopicKey] = set()  # keys whose lock it has
         self.missing: set[TopicKey] = set()  # keys that it waits for
         self._lock = lock
@@ -146,33 +143,7 @@ class Place:
 
 _clock = time.monotonic
 
-
-class _Publish(Place):
-    """The place of a publish of one message."""
-
-    __slots__ = ("outcome", "request", "started")
-
-    def __init__(self, lock: KeyLock, request: MessageRequest, started: float) -> None:
-        super().__init__(lock)
-        self.request: MessageRequest = request
-        self.started: float = started  # when the publish began, in seconds of the monotonic clock
-        self.outcome: Receipt | NsqError | None = None  # set by the group that sends it
-
-    def settle(self, outcome: Receipt | NsqError) -> None:
-        """Set the outcome, unless there is one."""
-        self.outcome = self.outcome or outcome
-        self.wake()
-
-    async def result(self) -> Receipt:
-        """Wait for the outcome; the group bounds the time."""
-        while self.outcome is None:
-            await self.sleep(inf)
-        if isinstance(self.outcome, Receipt):
-            return self.outcome
-        raise self.outcome
-
-
-Group = tuple["Sequence[_Publish]", Batch, "Route", "Target", "PooledConnection"]
+Group = tuple["Sequence[MessageRequest]", Batch, "Route", "Target", "PooledConnection"]
 """Publishes of one batch, and where it is sent to."""
 
 
@@ -181,108 +152,111 @@ class KeyGroups:
     """Publishes messages with a key."""
 
     _sender: Sender
-    _key_lock: KeyLock  # keeps the order of keys among all publishes of the producer
+    lock: KeyLock  # keeps the order of keys among all publishes of the producer
     _start_soon: Callable[..., object]
 
-    async def publish(self, request: MessageRequest, key: TopicKey, started: float) -> Receipt:
+    async def publish(self, request: MessageRequest, key: TopicKey) -> Receipt:
         """Publish a message when all earlier publishes of its key have ended."""
-        place = _Publish(self._key_lock, request, started)
-        self._key_lock.queue((key,), place)
+        place = Place(self.lock, request)
+        request.on_outcome = place.wake
+        self.lock.queue((key,), place)
         leaves = True
         try:
             await place.enter(self._sender.options.timeout)
             if place.held:
-                group = self._group(place, key)
+                group = self._group(request, key)
                 if group is None:
-                    return (await self._sender.publish(request, started))[0]
-                self._start(group)
+                    return (await self._sender.publish(request))[0]
+                self._start(place, group)
                 leaves = False  # the group releases the key, also when this task is cancelled
         finally:
             if leaves:
                 place.leave()
-        return await place.result()
+        while request.outcome is None:
+            await place.sleep(inf)  # the group bounds the time
+        return request.result()
 
-    def _start(self, group: Group) -> None:
+    def _start(self, place: Place, group: Group) -> None:
         try:
-            self._start_soon(self._publish_group, *group)
+            self._start_soon(self._publish_group, place, *group)
         except InvalidState:
             for member in group[0]:
-                member.settle(PublishFailed("not sent: the producer was closed", topic=member.request.topic))
+                member.settle(PublishFailed("not sent: the producer was closed", topic=member.topic))
             raise
 
-    def _group(self, first: _Publish, key: TopicKey) -> Group | None:
+    def _group(self, first: MessageRequest, key: TopicKey) -> Group | None:
         """Return a batch of a publish and those behind it; None if it is sent alone."""
         topic = key[0]
         route = self._sender.routes.current(topic)
         late = _clock() - first.started > self._sender.options.timeout / 2  # others must not fail with its timeout
-        if route is None or late or not first.request.joinable(route.meta):
+        if route is None or late or not first.joinable(route.meta):
             return None
         try:
-            target = self._sender.choose(route, first.request)
+            target = self._sender.choose(route, first)
         except NsqError:
             return None
         connection = target.node.connection
         if connection is None or not connection.usable or target.rest_until:
             return None
-        batch = Batch(topic, target.partition)
+        batch = Batch(topic, target.partition, started=first.started)
+        members: list[MessageRequest] = []
 
-        def joins(place: Place) -> bool:
-            if not _is_publish(place) or not place.request.joinable(route.meta):
+        def joins(request: MessageRequest | None) -> bool:
+            if request is None or not request.joinable(route.meta):
                 return False
             try:
-                encoded = place.request.encoded(route.meta)
+                encoded = request.encoded(route.meta)
             except InvalidInput:
                 return False  # its own attempt raises the error
             if not batch.has_room(*encoded, self._sender.options):
                 return False
             batch.add(batch.count, *encoded)
+            batch.started = min(batch.started, request.started)
+            members.append(request)
             return True
 
         if not joins(first):
             return None
-        followers = filter(_is_publish, self._key_lock.take_behind(key, joins))
-        members = (first, *followers)
+        self.lock.take_behind(key, lambda place: joins(place.request))
         return (members, batch, route, target, connection) if len(members) > 1 else None
 
     async def _publish_group(
-        self, members: Sequence[_Publish], batch: Batch, route: Route, target: Target, connection: PooledConnection
+        self,
+        place: Place,
+        members: Sequence[MessageRequest],
+        batch: Batch,
+        route: Route,
+        target: Target,
+        connection: PooledConnection,
     ) -> None:
         try:
-            started = min(one.started for one in members)
             try:
-                receipts = await self._sender.send(batch, target, connection, started)
+                receipts = await self._sender.send(batch, target, connection)
             except NsqError as failure:
                 if self._sender.settler is None or not outcome_unknown(failure):
                     await self._publish_alone(members, route, target, failure)
                     return
-                # settled as one: a batch is stored as a whole or not at all
-                receipts = await PublishAttempt(self._sender, batch, started).run(route, target, failure)
+                # settled together: a batch is stored as a whole or not at all
+                receipts = await self._sender.publish_again(batch, route, target, failure)
             for member, receipt in zip(members, receipts, strict=True):
                 member.settle(receipt)
         except NsqError as error:
             for member in members:
                 member.settle(copy(error))
         finally:
-            members[0].leave()
+            place.leave()
             for member in members:  # those that were cut off when the producer closed
                 cut_off = "the producer was closed before the response to a batch of its key"
-                member.settle(delivery_unknown(cut_off, topic=member.request.topic))
+                member.settle(delivery_unknown(cut_off, topic=member.topic))
 
     async def _publish_alone(
-        self, members: Sequence[_Publish], route: Route, target: Target, failure: NsqError
+        self, members: Sequence[MessageRequest], route: Route, target: Target, failure: NsqError
     ) -> None:
         """Publish the members of a group that failed one after the other."""
         counts = failure.retryable or outcome_unknown(failure)  # otherwise it is about the batch, and nothing is stored
         for member in members:
-            request, started = member.request, member.started
             try:
-                if counts:
-                    member.settle(await self._sender.publish_again(request, started, route, target, failure))
-                else:
-                    member.settle((await self._sender.publish(request, started))[0])
+                again = self._sender.publish_again(member, route, target, failure) if counts else None
+                member.settle((await (again or self._sender.publish(member)))[0])
             except NsqError as error:
                 member.settle(error)
-
-
-def _is_publish(place: Place) -> TypeGuard[_Publish]:
-    return isinstance(place, _Publish)

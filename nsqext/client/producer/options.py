@@ -7,12 +7,9 @@ from typing import TYPE_CHECKING, Literal
 from attrs import evolve, field, fields, frozen
 
 from nsqext.arguments import check_counts, check_groups, check_kinds, check_number, check_times
-from nsqext.dispatch.buckets import check_key_tags
 from nsqext.errors import ExtendNotSupported, InvalidSetting
 from nsqext.lookup.options import LookupOptions, LookupSettings
-from nsqext.protocol.client.body_compression import Codec, Compression, check_compression
 from nsqext.protocol.client.commands import DEFAULT_MAX_BODY_SIZE, DEFAULT_MAX_MESSAGE_SIZE
-from nsqext.protocol.hashing import KeyHash, key_hash
 from nsqext.protocol.names import check_topic, check_topic_pattern, is_topic_pattern
 from nsqext.transport.options import ConnectionOptions, ConnectionSettings
 from nsqext.waits import check_wait
@@ -23,10 +20,13 @@ if TYPE_CHECKING:
 
     from tenacity.wait import wait_base
 
+    from nsqext.protocol.client.body_compression import Codec, Compression
+    from nsqext.protocol.hashing import KeyHash
     from nsqext.types import TopicMeta
 
 
 DELAY_TOPIC = "delayed"
+_KEY_HASH = "murmur3"
 _MAX_RETRY_WAIT = 1.0
 _MOST_TOPICS = 4096  # topics whose options are kept
 _SETTLE_TIMEOUT = 30.0
@@ -116,7 +116,7 @@ class ProducerOptions:
     on_unknown: Literal["retry", "raise", "settle"] = "retry"
     settle_timeout: float = _SETTLE_TIMEOUT
     balance: Literal["round_robin", "least_pending"] = "round_robin"
-    key_hash: str | KeyHash = "murmur3"
+    key_hash: str | KeyHash = _KEY_HASH
     key_tags: int | None = None
     compression: Compression = "none"
     compression_min: int = 20_480
@@ -136,9 +136,16 @@ class ProducerOptions:
     lookup: LookupOptions = field(factory=LookupOptions)
 
     def __attrs_post_init__(self) -> None:
-        key_hash(self.key_hash)
-        check_key_tags(self.key_tags or 0)
-        check_compression(self.compression)
+        if self.key_hash != _KEY_HASH:
+            self.key_function()
+        if self.key_tags:
+            from nsqext.dispatch.buckets import check_key_tags
+
+            check_key_tags(self.key_tags)
+        if self.compression != "none":
+            from nsqext.protocol.client.body_compression import check_compression
+
+            check_compression(self.compression)
         check_topic(self.delay_topic)
         check_kinds(self)
         if self.settle_timeout != _SETTLE_TIMEOUT and self.on_unknown != "settle":
@@ -151,6 +158,18 @@ class ProducerOptions:
         check_times(self, "lookup_timeout", "close_timeout", "max_delay")
         check_wait("retry_wait", self.retry_wait, "max_retry_wait", self.max_retry_wait, _MAX_RETRY_WAIT)
         check_groups(self)
+
+    def key_function(self) -> KeyHash:
+        """Return the function that maps a key and a number of partitions to a partition; raises InvalidSetting."""
+        from nsqext.protocol.hashing import key_hash
+
+        return key_hash(self.key_hash)
+
+    @property
+    def compresses(self) -> bool:
+        """Whether bodies of any topic are compressed."""
+        given = self.compression
+        return given != "none" if isinstance(given, str) else any(codec != "none" for codec in given.values())
 
     def _check_over_http(self) -> None:
         if self.on_unknown == "settle":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Self, Unpack
 from weakref import WeakSet
 
@@ -12,34 +12,32 @@ import anyio
 from anyio.lowlevel import checkpoint
 from attrs import asdict
 
-from nsqext.client.events import ClientEvent, ClientEvents
-from nsqext.client.middleware import Middleware, Publishing, check_middleware, send_with
-from nsqext.client.producer.batch_publisher import BatchCall, BatchPublisher
+from nsqext.client.events import ClientEvents
 from nsqext.client.producer.connection_pool import ConnectionPool
-from nsqext.client.producer.delay import cancellation, check_for_topic, check_way, delayed_body
-from nsqext.client.producer.keys import KeyGroups, KeyLock
 from nsqext.client.producer.options import ProducerOptions, ProducerSettings
+from nsqext.client.producer.publisher import Publisher
 from nsqext.client.producer.request import (
     MessageRequest,
     OutgoingMessage,
+    Publishing,
     check_choice,
     encode_parts,
     key_bytes,
-    keys_of,
     message_command,
     read_receipt,
 )
 from nsqext.client.producer.route import RouteTable
-from nsqext.client.producer.sender import ProducerStatistics, PublishAttempt, Sender, out_of_step
+from nsqext.client.producer.sender import ProducerStatistics, Sender, out_of_step
 from nsqext.client.settings import producer_schema
 from nsqext.client.tasks import BackgroundTasks
 from nsqext.client.trace_log import trace_log
-from nsqext.errors import InvalidBody, InvalidSetting, InvalidState, NsqError, PartitionUnavailable, ProtocolError
+from nsqext.errors import InvalidBody, InvalidInput, InvalidSetting, NsqError, PartitionUnavailable, ProtocolError
 from nsqext.lookup.lookup import Lookup, metadata_cache, values_of
-from nsqext.protocol.client.body_compression import compresses
 from nsqext.settings import build
 
 if TYPE_CHECKING:
+    from nsqext.client.events import ClientEvent
+    from nsqext.client.middleware import Middleware
     from nsqext.client.producer.batcher import Batcher
     from nsqext.client.producer.request import TopicKey
     from nsqext.client.producer.route import Route, Target
@@ -76,8 +74,6 @@ class Producer:
         UnknownSetting: an unknown setting; the error suggests the right one.
     """
 
-    _open = False
-
     def __init__(
         self,
         lookupd: str | Sequence[str] | Lookup = (),
@@ -101,30 +97,38 @@ class Producer:
         self._tasks = BackgroundTasks("producer", self._close)
         self._pool = ConnectionPool(self._options.connection, self._events, self._tasks if over_http else None)
         self._routes = RouteTable(self._options, self._metadata, self._pool, self._events)
-        settles = self._options.on_unknown == "settle"
-        if settles and not self._metadata.has_lookup:
-            raise InvalidSetting("on_unknown='settle' needs lookupd, which names the leaders whose logs are searched")
         self._sender = Sender(self._options, self._routes, self._pool)
-        if settles:
-            from nsqext.client.producer.settling import Settler
-
-            self._sender.settler = Settler(self._options, self._metadata)
         self._counters = self._sender.counters
-        self._key_lock = KeyLock()
-        self._batches = BatchPublisher(self._sender, self._key_lock)
-        self._key_groups = KeyGroups(self._sender, self._key_lock, self._tasks.start_soon)
-        self._batch_calls = 0
+        self._publisher = Publisher(self._sender, self._tasks)
         self._batchers: WeakSet[Batcher] = WeakSet()
         self._joined = False
         largest = self._options.max_message_size - 1  # logs of extend topics need one more byte
-        if compresses(self._options.compression):
+        if self._options.compresses:
             largest = min(largest, self._options.compression_min - 1)
-        self._plain_size = 0 if settles else largest
+        self._plain_size = largest
         """Largest body that is never compressed and fits into any topic; 0 where every message needs a trace id."""
+        if self._options.on_unknown == "settle":
+            self._settle()
+        if middleware != ():
+            self._surround(middleware)
+
+    def _settle(self) -> None:
+        """Look for publishes of unknown outcome in the log."""
+        if not self._metadata.has_lookup:
+            raise InvalidSetting("on_unknown='settle' needs lookupd, which names the leaders whose logs are searched")
+        from nsqext.client.producer.settling import Settler
+
+        self._sender.settler = Settler(self._options, self._metadata)
+        self._plain_size = 0
+
+    def _surround(self, middleware: Sequence[Middleware]) -> None:
+        """Publish through middleware."""
+        from nsqext.client.middleware import check_middleware, send_with
+
         around = check_middleware(middleware)
-        self._around = send_with(around, self._send)  # publishes through the middleware; None without any
-        for one in around:
-            one.attach(self)
+        self._publisher.around = send_with(around, self._publisher.send)
+        for each in around:
+            each.attach(self)
 
     @property
     def settings(self) -> Mapping[str, object]:
@@ -145,7 +149,7 @@ class Producer:
         try:
             self._tasks.check()  # `aclose` may have ended it meanwhile, and nothing would release the metadata
             self._metadata.acquire()
-            self._joined = self._open = True
+            self._joined = self._publisher.open = True
             self._routes.tasks = self._tasks
             for run in (self._pool.run, self._metadata.run, self._routes.run):
                 self._tasks.start_soon(run)
@@ -180,7 +184,7 @@ class Producer:
             await self._finish()
             await self._pool.aclose()
         finally:
-            self._open = False
+            self._publisher.open = False
             self._routes.close()
             await self._metadata.release()
 
@@ -190,7 +194,7 @@ class Producer:
         with anyio.CancelScope(deadline=deadline):
             for batcher in tuple(self._batchers):
                 await batcher.end()
-        self._open = False
+        self._publisher.open = False
         with anyio.CancelScope(deadline=deadline):
             await self._until_idle()
         self._sender.close()
@@ -201,7 +205,7 @@ class Producer:
     async def _until_idle(self) -> None:
         turns = 0
         while turns < _IDLE_TURNS:
-            if self._pool.in_flight or self._sender.attempts or self._batch_calls or len(self._key_lock):
+            if self._pool.in_flight or not self._publisher.idle:
                 turns = 0
                 await anyio.sleep(_CLOSE_POLL)
             else:
@@ -209,7 +213,8 @@ class Producer:
                 await checkpoint()
 
     def __del__(self) -> None:
-        if self._open:
+        publisher: Publisher | None = vars(self).get("_publisher")  # None if the constructor raised an error
+        if publisher is not None and publisher.open:
             warnings.warn(f"{type(self).__name__} was not closed", ResourceWarning, source=self, stacklevel=2)
             self._tasks.abandon()
 
@@ -226,7 +231,7 @@ class Producer:
             NsqError: a node cannot be reached.
             InvalidState: the producer is not open.
         """
-        self._check_open()
+        self._publisher.check_open()
         await self._connect_all(every=True)
 
     async def _connect_all(self, *, every: bool) -> None:
@@ -254,8 +259,7 @@ class Producer:
             PublishFailed: lookup knew no node within ``timeout``.
             NsqError: as for `publish`.
         """
-        self._check_open()
-        return (await self._sender.wait_for_route(topic, _clock())).view.meta
+        return await self._publisher.meta(topic)
 
     def statistics(self) -> ProducerStatistics:
         """Return the statistics of this producer; costs nothing per message, and may be called at any time."""
@@ -327,82 +331,79 @@ class Producer:
         When it is cancelled, the message may be stored or not.
         """
         # the fast path of nearly every publish: one coroutine, no request object
-        data: bytes | None = None
-        turn: TopicKey | None = None
-        plain = self._around is None and delay is None and via is None and identity is None
-        ready = plain and self._tasks.in_event_loop()
-        target = self._ready_target(topic, body, partition, key) if ready else None
+        publisher = self._publisher
+        if publisher.around is not None or delay is not None or via is not None or identity is not None:
+            message = OutgoingMessage(body, headers, tag, trace_id, key)
+            publishing = Publishing(
+                topic, [message], batch=False, partition=partition, delay=delay, via=via, identity=identity
+            )
+            return (await publisher.publish(publishing))[0]
+        data = None if key is None else key_bytes(key)
+        target = self._ready_target(topic, body, partition, data) if self._tasks.in_event_loop() else None
         connection = None if target is None else target.node.connection
-        if key is not None and target is not None:
-            data = key_bytes(key)
+        turn: TopicKey | None = None
+        if data is not None and target is not None:
             turn = (topic, data)
-            if not self._key_lock.try_enter(turn):
+            if not publisher.keys.lock.try_enter(turn):
                 target = None
-        if target is not None and connection is not None:
-            started = _clock()
+        if target is None or connection is None:
+            check_choice(data, partition)
+            message = OutgoingMessage(body, headers, tag, trace_id, key)
+            return await publisher.message(topic, message, data, partition)
+        started = _clock()
+        try:
             try:
-                try:
-                    bare = headers is None and tag is None and trace_id is None and not self._options.key_tags
-                    if bare and (data is None or not target.meta.extend_support):
-                        command = target.pub(body)
-                    else:
-                        encoded = encode_parts(self._options, target.meta, body, headers, tag, trace_id, data)
-                        command = message_command(target, *encoded)
-                    response = await connection.request(command, started + self._options.timeout)
-                except NsqError as error:
-                    message = OutgoingMessage(body, headers, tag, trace_id)
-                    request = MessageRequest(
-                        self._routes.topic_options.of(topic), topic, message, key=data, partition=partition
-                    )
-                    attempt = PublishAttempt(self._sender, request, started)
-                    return (await attempt.run(self._routes.by_topic.get(topic), target, request.refined(error)))[0]
-                counters = self._counters
-                if trace_id is None and response == b"OK":
-                    receipt = target.receipt  # as `read_receipt`, without a call: 1 % of what a publish costs
+                bare = headers is None and tag is None and trace_id is None and not self._options.key_tags
+                if bare and (data is None or not target.meta.extend_support):
+                    command = target.pub(body)
                 else:
-                    try:
-                        receipt = read_receipt(target, response, trace_id)
-                    except ProtocolError as error:
-                        counters.unknown += 1
-                        raise out_of_step(target, connection, error) from error
-                counters.stored += 1
-                counters.bytes_sent += len(command)
-                return receipt
-            finally:
-                if turn is not None:
-                    self._key_lock.leave(turn)
-        message = OutgoingMessage(body, headers, tag, trace_id, key)
-        publishing = Publishing(
-            topic, [message], batch=False, partition=partition, delay=delay, via=via, identity=identity
-        )
-        return await self._publish_one(publishing) if self._around is None else (await self._around(publishing))[0]
+                    encoded = encode_parts(self._options, target.meta, body, headers, tag, trace_id, data)
+                    command = message_command(target, *encoded)
+                response = await connection.request(command, started + self._options.timeout)
+            except NsqError as error:
+                message = OutgoingMessage(body, headers, tag, trace_id)
+                options = self._routes.topic_options.of(topic)
+                request = MessageRequest(options, topic, message, key=data, partition=partition, started=started)
+                failure = request.refined(error)
+                return (await self._sender.publish_again(request, self._routes.by_topic.get(topic), target, failure))[0]
+            counters = self._counters
+            if trace_id is None and response == b"OK":
+                receipt = target.receipt  # as `read_receipt`, without a call: 1 % of what a publish costs
+            else:
+                try:
+                    receipt = read_receipt(target, response, trace_id)
+                except ProtocolError as error:
+                    counters.unknown += 1
+                    raise out_of_step(target, connection, error) from error
+            counters.stored += 1
+            counters.bytes_sent += len(command)
+            return receipt
+        finally:
+            if turn is not None:
+                publisher.keys.lock.leave(turn)
 
-    def _ready_target(
-        self, topic: str, body: bytes, partition: int | None, key: str | bytes | int | None
-    ) -> Target | None:
+    def _ready_target(self, topic: str, body: bytes, partition: int | None, key: bytes | None) -> Target | None:
         """Return the target of a message if it can be sent immediately; otherwise None, for the slow path."""
         route = self._routes.by_topic.get(topic)
         if (
             route is None
             or not route.targets
             or route.view is not self._metadata.cached(topic, "w")
-            or not self._open
+            or not self._publisher.open
             or type(body) is not bytes
             or not 0 < len(body) <= self._plain_size
             or trace_log.active
         ):
             return None
         if key is not None:
-            found = route.partitions.get(self._partition_of(route, key)) if partition is None else None
-            if found is None:
-                return None
-            route.used = True
-            target = found
+            target = self._target_of_key(route, key) if partition is None else None
         elif partition is None:
             target = route.next()
         elif type(partition) is int and partition in route.partitions:
             target = route.at(partition)
         else:
+            return None
+        if target is None:
             return None
         connection = target.node.connection
         if connection is None or connection.error is not None or target.rest_until:
@@ -411,25 +412,14 @@ class Producer:
             return None
         return target
 
-    def _partition_of(self, route: Route, key: str | bytes | int) -> int:
-        """Return the partition of a key; -1 if the slow path has to raise an error."""
+    def _target_of_key(self, route: Route, key: bytes) -> Target | None:
+        """Return the target of a key; None if the slow path has to wait or raise an error."""
         try:
-            return route.partition_of(key_bytes(key), self._routes.key_hash)
+            target = route.partitions.get(route.partition_of(key, self._routes.key_hash))
         except NsqError:
-            return -1
-
-    async def _publish_one(self, publishing: Publishing) -> Receipt:
-        """Publish a message to its topic, or to that of the relays."""
-        topic, partition, delay = publishing.topic, publishing.partition, publishing.delay
-        message = publishing.messages[0]
-        way = self._options.delay_via if publishing.via is None else publishing.via
-        check_way(way, delay, publishing.identity)
-        if not delay or way == "consumer":
-            return await self._publish_slowly(topic, message, partition, delay, publishing.entered)
-        check_choice(message.key, partition)
-        body = delayed_body(publishing, delay)
-        check_for_topic(self._options, await self.meta(topic), publishing)
-        return await self._publish_slowly(self._options.delay_topic, OutgoingMessage(body))
+            return None
+        route.used = route.used or target is not None
+        return target
 
     async def cancel_delayed(self, identity: str) -> Receipt:
         """Ask the relays not to publish a delayed message; it has no effect on one that was published.
@@ -441,33 +431,9 @@ class Producer:
             InvalidInput: it is not an identity; nothing was sent.
             NsqError: as for `publish`.
         """
-        return await self._publish_slowly(self._options.delay_topic, OutgoingMessage(cancellation(identity)))
+        from nsqext.client.producer.delay import cancellation
 
-    async def _publish_slowly(
-        self,
-        topic: str,
-        message: OutgoingMessage,
-        partition: int | None = None,
-        delay: float | None = None,
-        entered: Collection[TopicKey] = (),
-    ) -> Receipt:
-        """Publish a message that needs more than a ready connection: a check, a lookup, a connection, or a lock."""
-        started = _clock()
-        key = message.key
-        check_choice(key, partition)
-        self._check_open()
-        options = self._routes.topic_options.of(topic)
-        if key is None:
-            request = MessageRequest(options, topic, message, partition=partition, delay=delay)
-            request.check()
-            return (await self._sender.publish(request, started))[0]
-        turn = (topic, key_bytes(key))
-        request = MessageRequest(options, topic, message, key=turn[1], delay=delay)
-        if topic not in self._routes.by_topic:
-            request.check()
-        if turn in entered:
-            return (await self._sender.publish(request, started))[0]
-        return await self._key_groups.publish(request, turn, started)
+        return await self._publisher.message(self._options.delay_topic, OutgoingMessage(cancellation(identity)))
 
     async def publish_many(
         self,
@@ -476,6 +442,7 @@ class Producer:
         *,
         key: str | bytes | int | None = None,
         partition: int | None = None,
+        trace_ids: Sequence[int] = (),
     ) -> list[Receipt]:
         """Publish messages in batches, one for each partition concerned (more where a batch would be too large).
 
@@ -488,6 +455,7 @@ class Producer:
             messages: bodies, or `OutgoingMessage` objects for messages with headers, tag, trace id or key.
             key: for all messages without a key of their own.
             partition: for all messages; not together with keys.
+            trace_ids: a trace id for each message, where all messages are bodies. Objects would cost twice as much.
 
         Returns:
             A receipt for each message, in order.
@@ -501,57 +469,10 @@ class Producer:
         When it is cancelled, any of the batches may be stored or not.
         """
         listed = messages if type(messages) is list else _listed(messages, topic)
-        return await self._publish_listed(BatchCall(topic, listed, key, partition))
-
-    async def _publish_batch(self, call: BatchCall) -> list[Receipt]:
-        self._check_open()
-        self._batch_calls += 1
-        try:
-            return await self._batches.publish(call)
-        finally:
-            self._batch_calls -= 1
-
-    async def _publish_listed(self, call: BatchCall) -> list[Receipt]:
-        """Publish a batch through the middleware."""
-        if self._around is None:
-            return await self._publish_batch(call)
-        given = [one if isinstance(one, OutgoingMessage) else OutgoingMessage(one) for one in call.messages]
-        publishing = Publishing(
-            call.topic, given, batch=True, key=call.key, partition=call.partition, entered=call.entered
-        )
-        return list(await self._around(publishing))
-
-    async def _send(self, publishing: Publishing) -> Sequence[Receipt]:
-        """Publish what the middleware passes on."""
-        if not publishing.on_topic:
-            return await self._send_prepared(publishing)
-        topic = publishing.topic
-        route = self._routes.current(topic)
-        if route is not None:
-            for call in publishing.on_topic:
-                call(route.view.meta)
-            return await self._send_prepared(publishing)
-        own = keys_of(publishing.messages, publishing.key, publishing.partition)
-        keys = {(topic, key) for key in own}.difference(publishing.entered)
-        place = self._key_lock.queue(keys)  # before the wait for lookup
-        try:
-            meta = await self.meta(topic)
-            for call in publishing.on_topic:
-                call(meta)
-            await place.enter(self._options.timeout)
-            publishing.entered = {*publishing.entered, *keys}
-            return await self._send_prepared(publishing)
-        finally:
-            place.leave()
-
-    async def _send_prepared(self, publishing: Publishing) -> Sequence[Receipt]:
-        if publishing.batch:
-            key, partition, entered = publishing.key, publishing.partition, publishing.entered
-            call = BatchCall(publishing.topic, publishing.messages, key, partition, entered)
-            publishing.receipts = await self._publish_batch(call)
-        else:
-            publishing.receipts = (await self._publish_one(publishing),)
-        return publishing.receipts
+        if trace_ids and len(trace_ids) != len(listed):
+            raise InvalidInput(f"{len(trace_ids)} trace ids were given for {len(listed)} messages", topic=topic)
+        publishing = Publishing(topic, listed, batch=True, key=key, partition=partition, trace_ids=trace_ids)
+        return list(await self._publisher.publish(publishing))
 
     def batcher(
         self,
@@ -577,18 +498,14 @@ class Producer:
             InvalidInput: a name or a number that is not valid.
             InvalidState: the producer is not open.
         """
-        self._check_open()
+        publisher = self._publisher
+        publisher.check_open()
         from nsqext.client.producer.batcher import Batcher, BatcherLimits
 
         limits = BatcherLimits(linger, max_count, max_bytes, max_pending)
-        batcher = Batcher(self._publish_listed, self._key_lock, self._options, self._tasks.start_soon, topic, limits)
+        batcher = Batcher(publisher, self._options, self._tasks, topic, limits)
         self._batchers.add(batcher)
         return batcher
-
-    def _check_open(self) -> None:
-        if not self._open or not self._tasks.in_event_loop():
-            self._tasks.check()
-            raise InvalidState("the producer is closed", hint="create a new one")
 
 
 def _listed(messages: Iterable[bytes | OutgoingMessage], topic: str) -> Sequence[bytes | OutgoingMessage]:

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import ceil, inf
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
-from attrs import frozen
+from attrs import define, field, frozen
 
 from nsqext.arguments import is_delay, is_whole
 from nsqext.client.trace_log import trace_log
-from nsqext.dispatch.buckets import bucket_tag, shared_tag
 from nsqext.errors import (
     DelayNotSupported,
     ExtendNotSupported,
     InvalidInput,
     InvalidPartition,
+    InvalidState,
     NsqError,
     OperationNotSupported,
     ProtocolError,
 )
 from nsqext.errors.server import LeaderLost, NotLeader, PubRefused, RecordTooLarge
-from nsqext.protocol.client.body_compression import COMPRESS_HEADER, compress_body
 from nsqext.protocol.client.commands import check_body, publish_ext, publish_line, publish_trace, sized
 from nsqext.protocol.frames import decode_trace_reply
 from nsqext.protocol.headers import DUE_HEADER, add_key, encode_headers
@@ -45,13 +44,18 @@ _EXTEND = TopicMeta(extend_support=True)
 
 TopicKey = tuple[str, bytes]
 """A topic and a key, whose messages are stored in order."""
+Outcome = Receipt | NsqError
+"""What became of a message."""
 Encoded = tuple[bytes, bytes, int | None]
 """Body, extend header (empty for no header) and trace id of a message, as they are sent."""
 
 
 @frozen
 class OutgoingMessage:
-    """A message for `Producer.publish_many` and batchers that has more than a body."""
+    """A message for `Producer.publish_many` and batchers that has more than a body.
+
+    What a user writes, and what middleware reads and replaces: it knows neither its topic nor what becomes of it.
+    """
 
     body: bytes  #: the body; not empty
     headers: Mapping[str, str] | None = None  #: extend headers; the topic has to support them
@@ -59,6 +63,55 @@ class OutgoingMessage:
     trace_id: int | None = None  #: trace id, 0 to 2**64 - 1
     #: messages with the same key are stored in one partition, in order; on extend topics consumers receive it
     key: str | bytes | int | None = None
+
+
+@define(eq=False)
+class Publishing:
+    """A publish in progress: one call, with what concerns all of its messages.
+
+    Middleware receives it, and so do the parts of a producer that a call needs.
+    """
+
+    topic: str  #: name of the topic
+    #: the messages as they were given, bodies among them; `messages` has them as objects
+    given: Sequence[bytes | OutgoingMessage] = field(alias="messages")
+    batch: bool  #: whether `nsqext.Producer.publish_many` was called
+    key: str | bytes | int | None = None  #: key for all messages of a batch without a key of their own
+    partition: int | None = None  #: the partition that the caller chose
+    delay: float | None = None  #: seconds after which handlers receive the message
+    via: Literal["consumer", "relay"] | None = None  #: see `nsqext.Producer.publish`
+    identity: str | None = None  #: see `nsqext.Producer.publish`
+    receipts: Sequence[Receipt] = field(factory=tuple)  #: receipts of the messages; empty until they are stored
+    #: functions that are called with the topic's meta when it is known, before the messages are encoded; they may
+    #: replace them
+    on_topic: list[Callable[[TopicMeta], object]] = field(factory=list)
+    #: topics and keys whose lock the caller of the middleware has
+    entered: Collection[TopicKey] = field(default=(), repr=False)
+    #: trace ids of the messages that were given as bodies; empty if they have no trace ids
+    trace_ids: Sequence[int] = field(default=(), repr=False)
+
+    @property
+    def messages(self) -> list[OutgoingMessage]:
+        """The messages; a middleware may replace them, for example to add headers."""
+        if type(self.given) is not list or self.trace_ids or bytes in map(type, self.given):
+            given, self.trace_ids = with_trace_ids(self.given, self.trace_ids), ()
+            self.given = [
+                message if isinstance(message, OutgoingMessage) else OutgoingMessage(message) for message in given
+            ]
+        return self.given  # type: ignore[return-value]
+
+    @messages.setter
+    def messages(self, messages: list[OutgoingMessage]) -> None:
+        self.given, self.trace_ids = messages, ()
+
+
+def with_trace_ids(
+    messages: Sequence[bytes | OutgoingMessage], trace_ids: Sequence[int]
+) -> Sequence[bytes | OutgoingMessage]:
+    """Return bodies as messages with their trace ids; without trace ids, the messages as they are."""
+    if not trace_ids:
+        return messages
+    return [OutgoingMessage(body, trace_id=trace_id) for body, trace_id in zip(messages, trace_ids, strict=True)]  # type: ignore[arg-type]
 
 
 class PublishOptions(TypedDict, total=False):
@@ -96,7 +149,7 @@ def keys_of(
     """Return the keys that decide partitions: none if ``partition`` is chosen for all messages. Raises InvalidInput."""
     if partition is not None:
         return set()
-    own = [one.key if isinstance(one, OutgoingMessage) else None for one in messages]
+    own = [message.key if isinstance(message, OutgoingMessage) else None for message in messages]
     keys = {key_bytes(each) for each in own if each is not None}
     if key is not None and None in own:
         keys.add(key_bytes(key))
@@ -231,6 +284,8 @@ def encode_parts(
 
 
 def _key_tag(count: int, tag: str | None, key: bytes | None) -> str:
+    from nsqext.dispatch.buckets import bucket_tag, shared_tag
+
     if tag is not None:
         raise InvalidInput(f"tag={tag!r} and key_tags contradict each other", hint="use a producer without key_tags")
     return shared_tag(count) if key is None else bucket_tag(key, count)
@@ -240,6 +295,8 @@ def _compress(
     options: ProducerOptions, body: bytes, headers: Mapping[str, str] | None
 ) -> tuple[bytes, Mapping[str, str] | None]:
     """Return a compressed body and the headers that say so; unchanged where that is not smaller, or was done before."""
+    from nsqext.protocol.client.body_compression import COMPRESS_HEADER, compress_body
+
     if COMPRESS_HEADER in (headers or {}):
         return body, headers
     codec = options.compression
@@ -288,13 +345,20 @@ class SentTo:
     since: Known | None  # the record that was acknowledged last before; None if none was
 
 
+_clock = time.monotonic
+
+
 class PublishRequest:
     """One publish command: `MessageRequest` for a message, `nsqext.client.producer.batch.Batch` for many."""
 
-    __slots__ = ("breaks", "in_doubt", "key", "partition", "sent_to", "topic")
+    __slots__ = ("breaks", "in_doubt", "key", "partition", "sent_to", "started", "topic")
 
-    def __init__(self, topic: str, partition: int | None = None, key: bytes | None = None) -> None:
+    def __init__(
+        self, topic: str, partition: int | None = None, key: bytes | None = None, started: float | None = None
+    ) -> None:
         self.topic: str = topic
+        # when the publish began, in seconds of the monotonic clock; its timeout begins then
+        self.started: float = _clock() if started is None else started
         self.key: bytes | None = key  # decides the partition
         self.partition: int | None = partition  # the partition that the caller chose
         self.in_doubt: bool = False  # sent, and no response received yet
@@ -341,43 +405,68 @@ class PublishRequest:
 
 
 class MessageRequest(PublishRequest):
-    """Publish one message, whose ``key`` is ignored, with a delay in seconds; raises InvalidInput."""
+    """One message with all that is known of its publish, in a command of its own, or while it waits for a `Batch`.
 
-    __slots__ = ("_default_trace", "_delay", "_due", "_message", "_options", "_trace_id")
+    The key is given apart: that of ``message`` is ignored. ``delay`` is in seconds. Raises InvalidInput.
+    """
+
+    __slots__ = ("_default_trace", "_delay", "_due", "_options", "_trace_id", "message", "on_outcome", "outcome")
 
     def __init__(
         self,
         options: ProducerOptions,
         topic: str,
-        message: OutgoingMessage,
+        message: bytes | OutgoingMessage,
         *,
         key: bytes | None = None,
         partition: int | None = None,
         delay: float | None = None,
+        started: float | None = None,
     ) -> None:
-        super().__init__(topic, partition, key)
+        super().__init__(topic, partition, key, started)
+        self.message: bytes | OutgoingMessage = message
+        # of a message that another task publishes: what became of it, and a function to call then
+        self.outcome: Outcome | None = None
+        self.on_outcome: Callable[[], object] | None = None
         self._options = options
-        self._message = message
         self._delay = None if delay is None or not check_delay(delay, topic) else delay
         self._due: int | None = None if self._delay is None else due_after(self._delay)
         self._trace_id: int | None = None
         self._default_trace: int | None = None
 
     def check(self) -> None:
-        """Raise InvalidInput where the message is not valid, whatever the topic."""
+        """Raise InvalidInput where topic or message are not valid, whatever the topic supports."""
         check_topic(self.topic)
-        encode_message(self._options, _UNKNOWN, self._message)
+        self.size()
+
+    def size(self) -> int:
+        """Return the bytes of body, extend header and trace id, without a key; raises InvalidInput."""
+        body, header, trace_id = encode_message(self._options, _UNKNOWN, self.message)
+        return len(body) + len(header) + (0 if trace_id is None else TRACE_SIZE)
+
+    def settle(self, outcome: Outcome) -> None:
+        """Set the outcome, unless there is one."""
+        self.outcome = self.outcome or outcome
+        if self.on_outcome is not None:
+            self.on_outcome()
+
+    def result(self) -> Receipt:
+        """Return the receipt of a message that was settled; raises its error."""
+        if isinstance(self.outcome, Receipt):
+            return self.outcome
+        raise self.outcome or InvalidState("the message is not published yet", topic=self.topic)
 
     def joinable(self, meta: TopicMeta) -> bool:
-        """Return whether a batch can replace the command: its response tells neither position nor trace id."""
-        return self._delay is None and self._message.trace_id is None and not logs_traces(self.topic, meta)
+        """Return whether a batch can replace the command: its response has neither position nor trace id."""
+        traced = isinstance(self.message, OutgoingMessage) and self.message.trace_id is not None
+        return not traced and self._delay is None and not logs_traces(self.topic, meta)
 
     def encoded(self, meta: TopicMeta) -> Encoded:
         """Return body, extend header and trace id for a topic; see `encode_message`. Raises InvalidInput."""
         if not self._default_trace:  # all attempts have the same, by which they are settled
             self._default_trace = default_trace_id(self._options, self.topic, meta)
         default = self._default_trace
-        return encode_message(self._options, meta, self._message, self.key, default_trace=default, due=self._due)
+        return encode_message(self._options, meta, self.message, self.key, default_trace=default, due=self._due)
 
     def refined(self, error: NsqError) -> NsqError:
         if type(error) is NotLeader:
@@ -413,7 +502,7 @@ class MessageRequest(PublishRequest):
                 topic=self.topic,
                 hint='let a relay delay it: via="relay"; or set max_delay, if the servers accept more',
             )
-        body, header, trace_id = encode_message(self._options, target.meta, self._message)
+        body, header, trace_id = encode_message(self._options, target.meta, self.message)
         if header or trace_id is not None:
             raise DelayNotSupported(
                 "a delayed message of the original NSQ has neither headers nor tag nor trace id", topic=self.topic

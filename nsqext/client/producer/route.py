@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,6 @@ from nsqext.errors import (
     TopicNotReady,
 )
 from nsqext.protocol.client.commands import LARGE, LargeCommand, publish_line
-from nsqext.protocol.hashing import key_hash
 from nsqext.types import Receipt, TopicMeta
 
 if TYPE_CHECKING:
@@ -238,7 +238,6 @@ class RouteTable:
         self.by_topic: dict[str, Route] = {}
         # run the refreshes in the background; None before the producer is open
         self.tasks: BackgroundTasks | None = None
-        self.key_hash: KeyHash = key_hash(options.key_hash)  # maps a key and a number of partitions to a partition
         self.topic_options: TopicOptions = TopicOptions(options)  # the options for single topics
         self.asks_lookup: bool = metadata.has_lookup  # whether there is a lookup service, rather than fixed nodes
         self._options = options
@@ -255,6 +254,11 @@ class RouteTable:
         self._not_upgraded: dict[str, float] = {}
         self._answered = False
         self._waiting_since: float | None = None
+
+    @cached_property
+    def key_hash(self) -> KeyHash:
+        """Maps a key and a number of partitions to a partition."""
+        return self._options.key_function()
 
     def current(self, topic: str) -> Route | None:
         """Return the route of a topic if it is up to date."""

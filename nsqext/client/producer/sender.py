@@ -182,32 +182,30 @@ class Sender:
         self.attempts: set[anyio.CancelScope] = set()
         self.closed: bool = False  # whether the producer was closed; no further request is sent
 
-    async def publish(self, request: PublishRequest, started: float | None = None) -> list[Receipt]:
-        """Publish, and return a receipt for each message; the publish began at ``started``, by default now."""
+    async def publish(self, request: PublishRequest) -> list[Receipt]:
+        """Publish, and return a receipt for each message."""
         if self.closed:
             self.counters.failed += request.count
             raise PublishFailed("not sent: the producer was closed", topic=request.topic)
-        if started is None:
-            started = _clock()
         route = self.routes.current(request.topic)
         if route is None:
-            return await PublishAttempt(self, request, started).run()
+            return await PublishAttempt(self, request).run()
         target = None
         try:
             target = self.choose(route, request)
             connection = target.node.connection
             if connection is not None and connection.usable:
-                return await self.send(request, target, connection, started)
+                return await self.send(request, target, connection)
             failure = None
         except NsqError as error:
             failure = error
-        return await PublishAttempt(self, request, started).run(route, target, failure)
+        return await PublishAttempt(self, request).run(route, target, failure)
 
     async def publish_again(
-        self, request: PublishRequest, started: float, route: Route, target: Target, failure: NsqError
-    ) -> Receipt:
-        """Publish one message of which an attempt failed, and return its receipt; see `publish`."""
-        return (await PublishAttempt(self, request, started).run(route, target, failure))[0]
+        self, request: PublishRequest, route: Route | None, target: Target, failure: NsqError
+    ) -> list[Receipt]:
+        """Publish after an attempt that failed, and return a receipt for each message; see `publish`."""
+        return await PublishAttempt(self, request).run(route, target, failure)
 
     def choose(self, route: Route, request: PublishRequest, tried: Collection[Target] = ()) -> Target:
         """Return the target of a request; raises PartitionUnavailable or InvalidPartition."""
@@ -217,16 +215,15 @@ class Sender:
             return route.at(route.partition_of(request.key, self.routes.key_hash))
         return route.any(tried)
 
-    async def send(
-        self, request: PublishRequest, target: Target, connection: PooledConnection, started: float
-    ) -> list[Receipt]:
+    async def send(self, request: PublishRequest, target: Target, connection: PooledConnection) -> list[Receipt]:
         """Send a request once, wait for the response, and return the receipts; raises DeliveryUnknown."""
         if self.settler is not None:
             self.settler.sending(request, target, connection)
         command = request.command(target)
         request.in_doubt = True
         try:
-            response = await connection.request(command, started + self.options.timeout, breaks=request.breaks)
+            deadline = request.started + self.options.timeout
+            response = await connection.request(command, deadline, breaks=request.breaks)
         except NsqError as error:
             request.in_doubt = False  # the error tells
             raise request.refined(error) from error.__cause__
@@ -256,7 +253,7 @@ class Sender:
         except NsqError as error:
             raise error.at(topic=target.topic, partition=target.partition, node=target.node.node) from error.__cause__
 
-    async def wait_for_route(self, topic: str, started: float) -> Route:
+    async def wait_for_route(self, topic: str, started: float | None = None) -> Route:
         """Return the route of a topic, waiting while lookup does not respond or knows no node.
 
         Raises TopicNotFound, TopicNotReady, LookupFailed or PublishFailed.
@@ -307,12 +304,11 @@ class Sender:
 class PublishAttempt:
     """All attempts of one publish request, after a failure on the fast path or without a ready connection."""
 
-    __slots__ = ("_errors", "_lacks_channel", "_request", "_route", "_scope", "_sender", "_started", "_tried")
+    __slots__ = ("_errors", "_lacks_channel", "_request", "_route", "_scope", "_sender", "_tried")
 
-    def __init__(self, sender: Sender, request: PublishRequest, started: float) -> None:
+    def __init__(self, sender: Sender, request: PublishRequest) -> None:
         self._sender = sender
         self._request = request
-        self._started = started  # when the publish began, in seconds of the monotonic clock
         self._route: Route | None = None
         self._tried: list[Target] = []
         self._errors = AttemptErrors(sender.options)
@@ -346,7 +342,7 @@ class PublishAttempt:
                 if receipts is not None:
                     sender.counters.stored += len(receipts)
                     return receipts
-                if _clock() - self._started >= sender.options.timeout:
+                if _clock() - request.started >= sender.options.timeout:
                     text = f"not stored {sender.time_over()}: its log does not contain it"
                     raise PublishFailed(text, topic=request.topic, partition=unknown.partition) from unknown
             if self._route is not None:  # its leader may be another one by now
@@ -370,7 +366,7 @@ class PublishAttempt:
 
     async def _run(self, target: Target | None, failure: NsqError | None) -> list[Receipt]:
         sender = self._sender
-        left = self._started + sender.options.timeout - _clock()
+        left = self._request.started + sender.options.timeout - _clock()
         self._scope = anyio.CancelScope()
         sender.attempts.add(self._scope)
         try:
@@ -453,7 +449,7 @@ class PublishAttempt:
             except PartitionUnavailable as error:
                 raise await self._explained(error) from None
         try:
-            return await sender.send(request, target, await sender.connection(target), self._started)
+            return await sender.send(request, target, await sender.connection(target))
         except NsqError as failure:
             self._mark(failure, target)
             raise

@@ -25,7 +25,6 @@ __all__ = (
     "check_codec",
     "check_compression",
     "compress_body",
-    "compresses",
     "decompress_body",
     "is_compressed",
     "read_compression",
@@ -94,11 +93,6 @@ def check_compression(given: object) -> None:
     for topic, codec in given.items():
         (check_topic_pattern if is_topic_pattern(topic) else check_topic)(topic)
         check_codec(codec)
-
-
-def compresses(given: Compression) -> bool:
-    """Return whether bodies of any topic are compressed."""
-    return given != "none" if isinstance(given, str) else any(codec != "none" for codec in given.values())
 
 
 def is_compressed(headers: Mapping[str, Any]) -> bool:

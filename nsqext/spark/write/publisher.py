@@ -13,6 +13,7 @@ import anyio
 from attrs import asdict
 
 from nsqext import OutgoingMessage, Producer
+from nsqext.client.producer.request import with_trace_ids
 from nsqext.errors import (
     BatchFailed,
     DeliveryUnknown,
@@ -72,7 +73,10 @@ class Publisher:
     async def _publish(self, target: Target, group: Group, failures: dict[int, NsqError]) -> None:
         topic, partition = target
         try:
-            self._count(topic, await self.producer.publish_many(topic, group.messages, partition=partition))
+            receipts = await self.producer.publish_many(
+                topic, group.messages, partition=partition, trace_ids=group.trace_ids
+            )
+            self._count(topic, receipts)
         except BatchFailed as error:
             self._count(topic, [outcome for outcome in error.outcomes if not isinstance(outcome, NsqError)])
             for index, outcome in enumerate(error.outcomes):
@@ -97,7 +101,7 @@ class Publisher:
         self, target: Target, group: Group, index: int, error: NsqError, failures: dict[int, NsqError]
     ) -> bool:
         """Publish the description of a row that cannot be published; returns whether that is possible."""
-        row, message = group.rows[index], group.messages[index]
+        row, message = group.rows[index], with_trace_ids(group.messages, group.trace_ids)[index]
         if self._describe is not None and isinstance(error, InvalidInput):
             fields = asdict(message) if isinstance(message, OutgoingMessage) else {"body": message}
             fields = {"value": fields.pop("body"), "topic": target[0], "partition": target[1], **fields}

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from attrs import define, field, frozen
 
 from nsqext import OutgoingMessage
-from nsqext.client.producer.batch import TracedBodies
+from nsqext.client.producer.request import with_trace_ids
 from nsqext.errors import InvalidBody, InvalidHeader, InvalidInput, InvalidName, InvalidPartition, NsqError
 from nsqext.protocol.names import check_partition, check_topic
 from nsqext.spark.columns import WRITABLE
@@ -98,7 +98,6 @@ class Origin:
 _U64 = (1 << 64) - 1
 _MESSAGE = 64  # approximate bytes of a message besides its body and headers
 
-Uniform = list[OutgoingMessage] | TracedBodies  # messages of rows that differ in value and key only
 Target = tuple[str, int | None]  # topic and partition; None if the producer chooses the partition
 
 
@@ -107,13 +106,23 @@ class Group:
     """Messages for one target, with the numbers of their rows."""
 
     rows: list[int] = field(factory=list)
-    messages: list[bytes | OutgoingMessage] | TracedBodies = field(factory=list)
+    messages: list[bytes | OutgoingMessage] = field(factory=list)
+    trace_ids: list[int] = field(factory=list)  # of messages that all are bodies, which cost half of what objects cost
 
     def without(self, index: int) -> Group:
         """Return the other messages."""
-        rows, messages = list(self.rows), list(self.messages)
-        del rows[index], messages[index]
-        return Group(rows, messages)
+        rows, messages = list(self.rows), with_trace_ids(self.messages, self.trace_ids)
+        return Group(rows[:index] + rows[index + 1 :], [*messages[:index], *messages[index + 1 :]])
+
+    def extend(self, rows: Iterable[int], messages: Sequence[bytes | OutgoingMessage], trace_ids: list[int]) -> None:
+        """Add messages."""
+        if bool(trace_ids) == bool(self.trace_ids) or not self.messages:
+            self.trace_ids += trace_ids
+        else:
+            self.messages = list(with_trace_ids(self.messages, self.trace_ids))
+            messages, self.trace_ids = with_trace_ids(messages, trace_ids), []
+        self.rows += rows
+        self.messages += messages
 
 
 @define(eq=False)
@@ -126,36 +135,18 @@ class Chunk:
 
     def add(self, target: Target, row: int, message: bytes | OutgoingMessage, size: int) -> None:
         """Add a message."""
+        self.extend(target, row, [message], [], size + _MESSAGE)
+
+    def extend(
+        self, target: Target, first: int, messages: Sequence[bytes | OutgoingMessage], trace_ids: list[int], size: int
+    ) -> None:
+        """Add the messages of consecutive rows, bodies with trace ids if there are any."""
         group = self.groups.get(target)
         if group is None:
             group = self.groups[target] = Group()
-        group.rows.append(row)
-        _as_list(group).append(message)
-        self.size += size + _MESSAGE
-        self.count += 1
-
-    def extend(self, target: Target, first: int, messages: Uniform, size: int) -> None:
-        """Add the messages of consecutive rows."""
-        group = self.groups.setdefault(target, Group())
-        group.rows += range(first, first + len(messages))
-        if isinstance(messages, list):
-            _as_list(group).extend(messages)
-        elif not group.messages:
-            group.messages = messages
-        elif isinstance(group.messages, TracedBodies):
-            group.messages.bodies.extend(messages.bodies)
-            group.messages.trace_ids.extend(messages.trace_ids)
-        else:
-            group.messages.extend(messages)
+        group.extend(range(first, first + len(messages)), messages, trace_ids)
         self.size += size
         self.count += len(messages)
-
-
-def _as_list(group: Group) -> list[bytes | OutgoingMessage]:
-    """Return the messages of a group as a list, which is then what the group has."""
-    if isinstance(group.messages, TracedBodies):
-        group.messages = list(group.messages)
-    return group.messages
 
 
 class _Pair(TypedDict):
@@ -200,7 +191,7 @@ class RowMapper:
                     chunk.add(target, self._row, message, size)
                     self._row += 1
                 continue
-            target, messages, ends = uniform
+            target, messages, traces, ends = uniform
             start = 0
             while start < len(messages):
                 before = ends[start - 1] if start else 0
@@ -212,14 +203,16 @@ class RowMapper:
                     chunk = Chunk()
                     continue
                 stop = max(stop, start + 1)
-                chunk.extend(target, self._row, messages[start:stop], ends[stop - 1] - before)
+                chunk.extend(target, self._row, messages[start:stop], traces[start:stop], ends[stop - 1] - before)
                 self._row += stop - start
                 start = stop
         if chunk.count:
             yield chunk
 
-    def _uniform(self, batch: pa.RecordBatch) -> tuple[Target, Uniform, list[int]] | None:
-        """Return the messages of a batch whose rows differ in value and key only, and the sums of their sizes.
+    def _uniform(
+        self, batch: pa.RecordBatch
+    ) -> tuple[Target, Sequence[bytes | OutgoingMessage], list[int], list[int]] | None:
+        """Return the messages of a batch whose rows differ in value and key only, trace ids, and the sums of sizes.
 
         Costs half of what single rows cost. None for other batches.
         """
@@ -233,7 +226,8 @@ class RowMapper:
             raise self._located(error, topic) from error.__cause__
         bodies, keys, first = _bytes(values), _bytes(found.get("key")), self._row
         overhead = _MESSAGE
-        messages: Uniform
+        messages: Sequence[bytes | OutgoingMessage]
+        traces: list[int] = []
         if meta.extend_support:
             name = self._options.idempotence_header
             ids = self._origin.row_ids(first, len(values))
@@ -244,19 +238,19 @@ class RowMapper:
             overhead += len(name) + len(ids[-1]) if ids else 0
         elif meta.partition_num:
             traces = self._origin.trace_ids(first, len(values))
-            messages = (
-                TracedBodies(bodies, traces)
-                if "key" not in found
-                else [
+            if "key" in found:
+                messages = [
                     OutgoingMessage(body, None, None, trace, key)
                     for body, trace, key in zip(bodies, traces, keys, strict=False)
                 ]
-            )
+                traces = []
+            else:
+                messages = bodies
         else:
             return None
         sizes = pc.add(pc.cast(pc.binary_length(values), pa.int64()), overhead)
         ends: list[int] = pc.cumulative_sum(sizes).to_pylist()
-        return (topic, None), messages, ends
+        return (topic, None), messages, traces, ends
 
     def _message_or_description(self, row: Sequence[Any]) -> tuple[Target, bytes | OutgoingMessage, int]:
         try:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nsqext import OutgoingMessage
 from nsqext.client.events import ClientEvents
-from nsqext.client.producer.batch import Batch, BatchPlanner, TracedBodies, plain_batches
+from nsqext.client.producer.batch import Batch, BatchPlanner, plain_batches
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.request import encode_message
@@ -103,7 +103,7 @@ def test_mixed_messages_fill_batches_up_to_the_limits(parts: list[tuple[int, boo
 def test_messages_stored_together_have_consecutive_places() -> None:
     """A response of the server has id, offset and size of the whole batch."""
     planner = BatchPlanner(_route(extend=True), _OPTIONS, lambda key, partitions: 0, None, 0)
-    planner.add(TracedBodies([b"x" * 5, b"y" * 7], [3, 0]))
+    planner.add([b"x" * 5, b"y" * 7], [3, 0])
     ((batch,),) = planner.rows
     target = _route(extend=True).at(0)
     first, second = raw_size(5, 0, extend=True), raw_size(7, 0, extend=True)
@@ -182,11 +182,9 @@ def test_large_bodies_of_a_batch_are_not_copied(sizes: tuple[int, ...]) -> None:
 @given(traced_lists)
 @example([(b"x", 0), (b"y", 2**64 - 1)])
 def test_columns_of_bodies_and_trace_ids_are_published_as_the_messages_are(items: list[tuple[bytes, int]]) -> None:
-    messages = TracedBodies([body for body, _ in items], [trace for _, trace in items])
-    assert list(messages) == [OutgoingMessage(body, trace_id=trace) for body, trace in items]
-    assert list(messages[1:]) == list(messages)[1:]
+    bodies, trace_ids = [body for body, _ in items], [trace for _, trace in items]
     target = _route().at(0)
-    batches = plain_batches(_route(), 0, messages, _OPTIONS)
+    batches = plain_batches(_route(), 0, bodies, _OPTIONS, trace_ids)
     assert batches is not None
     sent: list[tuple[bytes, int]] = []
     for batch in batches:
@@ -202,11 +200,11 @@ def test_columns_of_bodies_and_trace_ids_are_published_as_the_messages_are(items
 
 @pytest.mark.parametrize(("body", "trace_id"), [(b"", 1), (b"x" * 293, 1), (b"x", -1), (b"x", 2**64)])
 def test_columns_with_a_message_that_servers_refuse(body: bytes, trace_id: int) -> None:
-    messages = TracedBodies([b"fine", body], [1, trace_id])
-    assert plain_batches(_route(), 0, messages, _OPTIONS) is None
+    bodies, trace_ids = [b"fine", body], [1, trace_id]
+    assert plain_batches(_route(), 0, bodies, _OPTIONS, trace_ids) is None
     planner = BatchPlanner(_route(), _OPTIONS, lambda key, partitions: 0, None, 0)
     with pytest.raises(InvalidInput, match="message 1: ") as caught:
-        planner.add(messages)
+        planner.add(bodies, trace_ids)
     assert caught.value.index == 1
 
 
@@ -235,13 +233,13 @@ def test_batches_over_http_have_bodies_only(
 
 
 def test_columns_of_bodies_and_trace_ids_need_tcp_and_a_redesigned_server() -> None:
-    messages = TracedBodies([b"x", b"y"], [1, 2])
-    assert plain_batches(_route(), None, messages, _OPTIONS) is not None
-    assert plain_batches(_route(), None, messages, ProducerOptions(transport="http")) is None
+    columns = [b"x", b"y"], _OPTIONS, [1, 2]
+    assert plain_batches(_route(), None, *columns) is not None
+    assert plain_batches(_route(), None, [b"x"], ProducerOptions(transport="http"), [1]) is None
     original = Route(
         "t", PartitionMap("t", nodes=(Address("n", 1),)), ConnectionPool(ConnectionOptions(), ClientEvents())
     )
-    assert plain_batches(original, None, messages, _OPTIONS) is None
+    assert plain_batches(original, None, *columns) is None
 
 
 def test_the_command_and_the_receipts_of_messages_with_and_without_a_trace_id() -> None:

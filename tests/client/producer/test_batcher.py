@@ -6,7 +6,8 @@ import functools
 import operator
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import pytest
@@ -28,7 +29,9 @@ from nsqext.errors import (
 from tests.support.fake_nsqd import error, obey, scripted_node, until
 
 if TYPE_CHECKING:
-    from nsqext.client.producer.batch_publisher import BatchCall
+    from anyio.abc import TaskGroup
+
+    from nsqext.client.producer.request import Publishing
 
 pytestmark = pytest.mark.anyio
 
@@ -36,19 +39,27 @@ pytestmark = pytest.mark.anyio
 class _Publisher:
     """Fake producer of batches; it can delay each of them until the test continues."""
 
-    def __init__(self) -> None:
+    def __init__(self, lock: KeyLock | None = None) -> None:
+        self.keys = SimpleNamespace(lock=KeyLock() if lock is None else lock)
         self.batches: list[list[bytes]] = []
         self.failing: NsqError | None = None
         self.gate = anyio.Event()
         self.gate.set()
 
-    async def publish(self, call: BatchCall) -> list[Receipt]:
-        messages = call.messages
+    async def publish(self, call: Publishing) -> list[Receipt]:
+        messages = call.given
         self.batches.append([message.body if isinstance(message, OutgoingMessage) else message for message in messages])
         await self.gate.wait()
         if self.failing is not None:
             raise self.failing
         return [Receipt("t", 0, "n1", number + 1) for number in range(len(messages))]
+
+
+def _made(
+    publisher: _Publisher, tasks: TaskGroup, limits: BatcherLimits, options: ProducerOptions | None = None
+) -> Batcher:
+    """Return a batcher that is not open."""
+    return Batcher(cast("Any", publisher), options or ProducerOptions(), cast("Any", tasks), "t", limits)
 
 
 @asynccontextmanager
@@ -57,8 +68,7 @@ async def _batcher(publisher: _Publisher, limits: BatcherLimits) -> AsyncIterato
     with anyio.fail_after(25):
         async with anyio.create_task_group() as tasks:
             try:
-                publish = publisher.publish
-                async with Batcher(publish, KeyLock(), ProducerOptions(), tasks.start_soon, "t", limits) as batcher:
+                async with _made(publisher, tasks, limits) as batcher:
                     yield batcher
             except Exception as error:
                 failure = error  # raised outside of the group, like by a producer
@@ -217,9 +227,9 @@ async def test_failures_that_are_read_make_room() -> None:
 
 
 async def test_a_batcher_accepts_messages_while_it_is_open() -> None:
-    publisher, lock = _Publisher(), KeyLock()
+    publisher = _Publisher(lock := KeyLock())
     async with anyio.create_task_group() as tasks:
-        batcher = Batcher(publisher.publish, lock, ProducerOptions(), tasks.start_soon, "t", BatcherLimits(linger=0))
+        batcher = _made(publisher, tasks, BatcherLimits(linger=0))
         with pytest.raises(InvalidState, match="the batcher is not open"):
             await batcher.add(b"early")
         async with batcher:
@@ -264,8 +274,7 @@ async def test_publishes_cut_off_by_closing_are_reported() -> None:
     outcomes: list[type[NsqError]] = []
     with anyio.fail_after(25):
         async with anyio.create_task_group() as users, anyio.create_task_group() as tasks:
-            limits = BatcherLimits(linger=0, max_count=1)
-            batcher = Batcher(publisher.publish, KeyLock(), ProducerOptions(), tasks.start_soon, "t", limits)
+            batcher = _made(publisher, tasks, BatcherLimits(linger=0, max_count=1))
             await batcher.__aenter__()
 
             async def publish() -> None:
@@ -326,22 +335,20 @@ async def test_messages_that_wait_when_the_producer_has_closed_are_reported_as_n
 
 
 @asynccontextmanager
-async def _keyed(
-    publisher: _Publisher, lock: KeyLock, limits: BatcherLimits, timeout: float = 5.0
-) -> AsyncIterator[Batcher]:
+async def _keyed(publisher: _Publisher, limits: BatcherLimits, timeout: float = 5.0) -> AsyncIterator[Batcher]:
     options = ProducerOptions(timeout=timeout)
     with anyio.fail_after(25):
         async with anyio.create_task_group() as tasks:
-            async with Batcher(publisher.publish, lock, options, tasks.start_soon, "t", limits) as batcher:
+            async with _made(publisher, tasks, limits, options) as batcher:
                 yield batcher
             tasks.cancel_scope.cancel()
 
 
 async def test_messages_of_a_key_wait_for_an_earlier_publish_of_it() -> None:
-    publisher, lock = _Publisher(), KeyLock()
+    publisher = _Publisher(lock := KeyLock())
     other = lock.queue((("t", b"k"),))
     await other.enter(5.0)
-    async with _keyed(publisher, lock, BatcherLimits(linger=0)) as batcher:
+    async with _keyed(publisher, BatcherLimits(linger=0)) as batcher:
         for message in (b"1", b"2", OutgoingMessage(b"3", key="k"), b"4", OutgoingMessage(b"5", key="k")):
             await batcher.add(message)
         await until(lambda: publisher.batches == [[b"1", b"2"]])
@@ -354,11 +361,11 @@ async def test_messages_of_a_key_wait_for_an_earlier_publish_of_it() -> None:
 
 
 async def test_a_message_whose_key_stays_in_use_fails_alone() -> None:
-    publisher, lock = _Publisher(), KeyLock()
+    publisher = _Publisher(lock := KeyLock())
     other = lock.queue((("t", b"k"),))
     await other.enter(5.0)
     limits = BatcherLimits(linger=60, max_bytes=100)
-    async with _keyed(publisher, lock, limits, timeout=0.05) as batcher:
+    async with _keyed(publisher, limits, timeout=0.05) as batcher:
         await batcher.add(OutgoingMessage(b"x" * 90, key="k"))
         with pytest.raises(BatchFailed, match="earlier publishes"):
             await batcher.flush()
@@ -378,9 +385,9 @@ async def test_a_message_whose_key_stays_in_use_fails_alone() -> None:
 
 
 async def test_a_message_that_is_not_accepted_leaves_its_place() -> None:
-    publisher, lock = _Publisher(), KeyLock()
+    publisher = _Publisher(lock := KeyLock())
     publisher.gate = anyio.Event()
-    async with _keyed(publisher, lock, BatcherLimits(linger=0, max_count=1, max_pending=1)) as batcher:
+    async with _keyed(publisher, BatcherLimits(linger=0, max_count=1, max_pending=1)) as batcher:
         await batcher.add(b"x")
         with anyio.move_on_after(0.01) as scope:
             await batcher.add(OutgoingMessage(b"y", key="k"))
@@ -413,18 +420,18 @@ async def test_each_message_of_a_batch_has_an_outcome_of_its_own() -> None:
 
 
 async def test_a_message_that_another_check_refuses_fails_without_the_others() -> None:
-    publisher, lock = _Publisher(), KeyLock()
+    publisher = _Publisher()
     refused = InvalidBody("message 1: too large for this topic")
     refused.index = 1
     publish = publisher.publish
 
-    async def refuse(call: BatchCall) -> list[Receipt]:
-        if len(call.messages) == 3:
+    async def refuse(call: Publishing) -> list[Receipt]:
+        if len(call.given) == 3:
             raise refused
         return await publish(call)
 
     publisher.publish = refuse  # type: ignore[method-assign]
-    async with _keyed(publisher, lock, BatcherLimits(linger=60)) as batcher:
+    async with _keyed(publisher, BatcherLimits(linger=60)) as batcher:
         for body in (b"1", b"2", b"3"):
             await batcher.add(body)
         with pytest.raises(BatchFailed):

@@ -70,9 +70,9 @@ class Groups:
         return start
 
     async def _publish(self, groups: KeyGroups, message: OutgoingMessage, started: float) -> None:
-        request = MessageRequest(self.bench.options, "t", message, key=_KEY[1])
+        request = MessageRequest(self.bench.options, "t", message, key=_KEY[1], started=started)
         try:
-            self.outcomes[message.body] = await groups.publish(request, _KEY, started)
+            self.outcomes[message.body] = await groups.publish(request, _KEY)
         except NsqError as error:
             self.outcomes[message.body] = error
 

@@ -41,9 +41,9 @@ class _Scene:
 
     async def begin(self, body: bytes, publish: Callable[[], Awaitable[object]] | None = None) -> None:
         """Begin a publish of the key behind those before."""
-        waiting = len(self.producer._key_lock._rows.get(_KEY, "none"))
+        waiting = len(self.producer._publisher.keys.lock._rows.get(_KEY, "none"))
         self.tasks.start_soon(self._publish, body, publish or partial(self.producer.publish, "t", body, key="k"))
-        await until(lambda: len(self.producer._key_lock._rows.get(_KEY, ())) == waiting + 1)
+        await until(lambda: len(self.producer._publisher.keys.lock._rows.get(_KEY, ())) == waiting + 1)
 
     async def _publish(self, body: bytes, publish: Callable[[], Awaitable[object]]) -> None:
         with anyio.CancelScope() as self.scopes[body]:
@@ -80,7 +80,7 @@ async def _waiting(*bodies: bytes, **settings: Any) -> AsyncIterator[_Scene]:
             await until(lambda: producer.statistics().stored == 1)
             scene = _Scene(producer, peer, tasks)
             tasks.start_soon(scene._publish, b"a", partial(producer.publish, "t", b"a", key="k"))
-            await until(lambda: len(producer._key_lock) == 1)
+            await until(lambda: len(producer._publisher.keys.lock) == 1)
             for body in bodies:
                 await scene.begin(body)
             yield scene
@@ -93,13 +93,13 @@ async def test_waiting_publishes_are_one_batch() -> None:
         await scene.ended(b"a", b"b", b"c", b"d")
         assert set(scene.kinds().values()) == {"Receipt"}
         assert scene.producer.statistics().stored == 5
-        assert len(scene.producer._key_lock) == 0
+        assert len(scene.producer._publisher.keys.lock) == 0
 
 
 async def test_later_publishes_wait_for_the_batch() -> None:
     async with _waiting(b"b", b"c") as scene:
         await scene.answer("PUB", b"a", ok())
-        await until(lambda: not scene.producer._key_lock._rows[_KEY])
+        await until(lambda: not scene.producer._publisher.keys.lock._rows[_KEY])
         await scene.begin(b"d")
         await scene.begin(b"e")
         await scene.answer("MPUB", b"b,c", ok())
@@ -172,13 +172,13 @@ async def test_a_cancelled_publish_takes_nothing_from_its_batch(cancelled: bytes
         await scene.ended(*left)
         assert command.body is not None
         assert cancelled not in scene.outcomes
-        assert len(scene.producer._key_lock) == 0
+        assert len(scene.producer._publisher.keys.lock) == 0
 
 
 async def test_a_cancelled_publish_that_waits_is_not_sent() -> None:
     async with _waiting(b"b", b"c", b"d") as scene:
         scene.scopes[b"c"].cancel()
-        await until(lambda: len(scene.producer._key_lock._rows[_KEY]) == 2)
+        await until(lambda: len(scene.producer._publisher.keys.lock._rows[_KEY]) == 2)
         await scene.answer("PUB", b"a", ok())
         await scene.answer("MPUB", b"b,d", ok())
 

@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsqext import Consumer, OutgoingMessage, Producer
-from nsqext.client.middleware import Middleware, Publishing, SendNext
+from nsqext.client.middleware import Middleware, SendNext
 
 NODES = 2
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster
     from nsqext.client.producer.batcher import Batcher
+    from nsqext.client.producer.request import Publishing
 
 _PROGRAMS = settings(max_examples=25, deadline=None)
 _KEY = st.sampled_from("ab")

@@ -22,6 +22,7 @@ from nsqext.errors import (
 )
 from nsqext.middleware import Middleware, Publishing, SendNext
 from nsqext.protocol.frames import encode_trace_reply
+from nsqext.protocol.hashing import murmur3_partition
 from tests.support.fake_nsqd import ScriptedNode, error, obey, ok, scripted_lookup, scripted_node, until
 from tests.support.producers import bodies, bounded, producing
 
@@ -105,7 +106,7 @@ async def test_a_producer_that_cannot_connect_is_closed(closed_address: Address)
     producer = Producer(lookup, connect=True, lookup_timeout=0)
     with anyio.fail_after(25), pytest.raises(LookupFailed):
         await producer.start()
-    assert (lookup.metadata._users, producer._open) == (0, False)
+    assert (lookup.metadata._users, producer._publisher.open) == (0, False)
 
 
 async def test_closing_waits_for_an_attempt_that_is_about_to_begin() -> None:
@@ -172,7 +173,7 @@ async def test_an_argument_that_is_not_valid_is_refused(arguments: dict[str, Any
         with pytest.raises(kind):
             await producer.publish(**{"topic": "t", "body": b"y", **arguments})
         assert bodies(node) == [b"x"]
-        assert len(producer._key_lock) == 0
+        assert len(producer._publisher.keys.lock) == 0
 
 
 @pytest.mark.parametrize(
@@ -245,7 +246,7 @@ async def test_middleware_learns_about_the_topic_before_a_message_is_encoded(key
                 for _ in range(2):
                     tasks.start_soon(partial(publish, key=key))
             await publish(key=key)
-        assert (len(producer._key_lock), producer._batch_calls, producer.statistics().stored) == (0, 0, 3)
+        assert (producer._publisher.idle, producer.statistics().stored) == (True, 3)
     assert (seen, verbs(node)) == ([1] * 3, ["MPUB" if many else "PUB"] * 3)
 
 
@@ -285,7 +286,7 @@ async def test_a_response_to_another_command_is_an_unknown_outcome(key: str | No
             await producer.publish("t", b"y", key=key)
         statistics = producer.statistics()
         assert (statistics.stored, statistics.unknown, statistics.failed) == (1, 1, 0)
-        assert len(producer._key_lock) == 0
+        assert len(producer._publisher.keys.lock) == 0
 
 
 async def test_a_chosen_partition_without_a_leader_is_waited_for() -> None:
@@ -326,8 +327,7 @@ async def test_a_chosen_partition_does_not_take_the_turn_of_another_one(choice: 
     async with producing({}, {}) as (producer, _, _):
         first = (await producer.publish("t", b"x")).partition
         other = 1 - first
-        route = producer._routes.by_topic["t"]
-        key = next(f"k{number}" for number in range(99) if producer._partition_of(route, f"k{number}") == other)
+        key = next(f"k{number}" for number in range(99) if murmur3_partition(b"k%d" % number, 2) == other)
         arguments: dict[str, Any] = {"partition": other} if choice == "partition" else {"key": key}
         assert (await producer.publish("t", b"x", **arguments)).partition == other, "it connects to the other node"
         assert [(await producer.publish("t", b"x")).partition for _ in range(4)] == [other, first] * 2

@@ -181,7 +181,7 @@ async def test_closing_waits_for_a_call_whose_batches_have_not_begun(monkeypatch
             tasks.start_soon(publish, producer)
             await until(lambda: lookup.questions)
             tasks.start_soon(producer.aclose)
-            await until(lambda: not producer._open)
+            await until(lambda: not producer._publisher.open)
             lookup.set_leaders({0: one, 1: two}, num=2)
     assert len(receipts) == 20
 
@@ -196,7 +196,7 @@ async def test_closing_waits_for_a_publish_between_two_attempts(monkeypatch: pyt
             for _ in range(2):
                 await peer.expect("PUB")
             tasks.start_soon(producer.aclose)
-            await until(lambda: not producer._open)
+            await until(lambda: not producer._publisher.open)
             # on trio, the task that received both responses wakes the other one
             await peer.raw(ok() + error("E_PUB_FAILED"))
             await peer.expect("PUB")
@@ -292,7 +292,7 @@ async def test_a_background_task_that_fails_closes_the_producer_and_is_raised(mo
     monkeypatch.setattr(producer._pool, "run", fail)
     with pytest.raises(KeyError, match="broken"):
         async with bounded(), producer:
-            await until(lambda: not producer._open)
+            await until(lambda: not producer._publisher.open)
             with pytest.raises(InvalidState, match="has failed: KeyError") as caught:
                 await producer.publish("t", b"x")
             assert isinstance(caught.value.__cause__, KeyError)
@@ -313,7 +313,7 @@ async def test_cancelling_a_publish_anywhere_leaves_all_in_order(steps: int) -> 
             tasks.cancel_scope.cancel()
         receipt = await producer.publish("t", b"y", key="k")
         assert receipt.partition == 0
-        assert len(producer._key_lock) == 0
+        assert len(producer._publisher.keys.lock) == 0
         assert not producer._sender.attempts
         await until(lambda: not producer._pool.in_flight)
         assert bodies(nodes[0])[-1] == b"y"

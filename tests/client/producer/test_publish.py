@@ -79,7 +79,7 @@ async def test_later_publishes_of_a_key_are_encoded_as_the_first_one(key: str | 
         async with Producer(str(lookup), **quick()) as producer:
             for _ in range(3):
                 await producer.publish("t", b"x", key=key)
-                assert len(producer._key_lock) == 0
+                assert len(producer._publisher.keys.lock) == 0
     first, *later = [command for command in node.commands if command.words[0].startswith(b"PUB")]
     assert first.words[0] == (b"PUB_EXT" if extend else b"PUB")
     assert later == [first] * 2

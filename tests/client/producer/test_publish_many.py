@@ -15,6 +15,7 @@ from nsqext import (
 )
 from nsqext.errors import ExtendNotSupported, InvalidBody, InvalidHeader, InvalidInput
 from nsqext.errors.server import BadMessage
+from nsqext.middleware import Middleware, Publishing, SendNext
 from tests.support.commands import multi_body
 from tests.support.fake_nsqd import (
     PLAIN,
@@ -40,6 +41,38 @@ async def test_many_messages_are_sent_as_batches_by_partition() -> None:
         assert [receipt.partition for receipt in receipts[:2]] == [1, 1]
         assert await producer.publish_many("t", []) == []
         assert sum(len(bodies(node, "MPUB")) for node in nodes) == 2
+
+
+async def test_bodies_with_trace_ids_are_one_traced_batch() -> None:
+    async with producing({}) as (producer, (node,), _):
+        receipts = await producer.publish_many("t", [b"a", b"bc"], trace_ids=[5, 0])
+        assert [receipt.trace_id for receipt in receipts] == [5, 0]
+        with pytest.raises(InvalidInput, match="1 trace ids were given for 2 messages"):
+            await producer.publish_many("t", [b"a", b"bc"], trace_ids=[5])
+        with pytest.raises(InvalidInput, match="message 0: a body must be bytes"):
+            await producer.publish_many("t", [OutgoingMessage(b"a")], trace_ids=[5])
+        with pytest.raises(InvalidInput, match="message 1"):
+            await producer.publish_many("t", [b"a", b"bc"], trace_ids=[5, -1])
+    assert len(bodies(node, "MPUB_TRACE")) == 1
+
+
+async def test_middleware_sees_bodies_and_trace_ids_as_messages() -> None:
+    seen: list[OutgoingMessage] = []
+
+    class Noting(Middleware):
+        async def publish(self, publishing: Publishing, send_next: SendNext) -> Any:
+            seen.extend(publishing.messages)
+            publishing.messages[1] = OutgoingMessage(b"replaced", trace_id=7)
+            return await send_next(publishing)
+
+    async with producing({}) as (_, (node,), lookup):
+        lookup.set_leaders({0: node}, num=1)
+        async with Producer(str(lookup), middleware=[Noting()]) as producer:
+            receipts = await producer.publish_many("t", [b"a", b"bc"], trace_ids=[5, 6])
+            await producer.publish_many("t", (b"d", b"e"))
+    assert seen[:2] == [OutgoingMessage(b"a", trace_id=5), OutgoingMessage(b"bc", trace_id=6)]
+    assert seen[2:] == [OutgoingMessage(b"d"), OutgoingMessage(b"e")]
+    assert [receipt.trace_id for receipt in receipts] == [5, 7]
 
 
 @pytest.mark.parametrize("key", [None, "k"])

@@ -285,7 +285,7 @@ async def test_a_key_is_not_overtaken_by_its_retries() -> None:
     async with bounded(), scripted_node() as node, scripted_lookup() as lookup:
         lookup.set_leaders({0: node}, num=1)
         async with Producer(str(lookup), **quick()) as producer, anyio.create_task_group() as tasks:
-            turns = producer._key_lock._rows
+            turns = producer._publisher.keys.lock._rows
             for number in range(5):
                 tasks.start_soon(_publish_keyed, producer, b"%d" % number)
                 await until(partial(_waiting, turns, number))

@@ -54,8 +54,7 @@ pytestmark = pytest.mark.anyio
 async def test_what_is_stored_is_counted() -> None:
     bench = Bench()
     sender = bench.sender
-    started = 1000.0
-    (receipt,) = await sender.publish(bench.request(), started)
+    (receipt,) = await sender.publish(bench.request(started=1000.0))
     assert (receipt.topic, len(await bench.publish(batch_of(3)))) == ("t", 3)
     assert bench.counts == (4, 0, 0, 0)
     commands = bench.connections.commands
@@ -321,7 +320,9 @@ async def test_the_time_of_a_publish_begins_with_its_call(monkeypatch: pytest.Mo
     monkeypatch.setattr(sender_module, "_clock", lambda: 1000.0)
     bench = Bench(NotLeader("E_FAILED_ON_NOT_LEADER"), timeout=5.0)
     with anyio.fail_after(25), pytest.raises(PublishFailed, match="not stored within 5 s") as caught:
-        await bench.sender.publish(batch_of(2), 994.9)
+        batch = batch_of(2)
+        batch.started = 994.9
+        await bench.sender.publish(batch)
     assert caught.value.topic == "t"
 
 
@@ -337,7 +338,7 @@ async def test_an_attempt_that_failed_before_counts_with_the_others() -> None:
     route = bench.routes.made
     target = route.partitions[0]
     failure = PubRefused("E_PUB_FAILED")
-    receipt = await bench.sender.publish_again(bench.request(), sender_module._clock(), route, target, failure)
+    (receipt,) = await bench.sender.publish_again(bench.request(), route, target, failure)
     assert receipt.partition == 1, "another one than the one that refused"
     assert (failure.topic, failure.partition, failure.node) == ("t", 0, "n0:1")
     assert target.rest_until > 0
@@ -354,9 +355,7 @@ async def test_a_publish_that_fails_while_the_producer_closes_is_not_attempted_a
     route = bench.routes.made
     bench.sender.close()
     with pytest.raises(PublishFailed, match="before the producer was closed; last error: E_PUB_FAILED"):
-        await bench.sender.publish_again(
-            bench.request(), sender_module._clock(), route, route.partitions[0], PubRefused("E_PUB_FAILED")
-        )
+        await bench.sender.publish_again(bench.request(), route, route.partitions[0], PubRefused("E_PUB_FAILED"))
     assert bench.connections.commands == []
 
 

@@ -129,11 +129,10 @@ async def test_what_the_log_does_not_contain_is_sent_again() -> None:
 async def test_what_is_not_stored_in_time_was_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(ConnectionLost("lost"), on_unknown="raise", timeout=5.0)
     _settling(bench, None)
-    started = sender_module._clock()
-    times = iter([started])
-    monkeypatch.setattr(sender_module, "_clock", lambda: next(times, started + 5.0))
+    request = batch_of(2)
+    monkeypatch.setattr(sender_module, "_clock", lambda: request.started + 5.0)
     with pytest.raises(PublishFailed, match="its log does not contain it"):
-        await bench.publish(batch_of(2))
+        await bench.publish(request)
     assert bench.counts == (0, 2, 0, 0)
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from nsqext import OutgoingMessage
-from nsqext.client.producer.batch import TracedBodies
+from nsqext.client.producer.request import with_trace_ids
 from nsqext.errors import InvalidHeader, InvalidInput
 from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.spark.options import SinkOptions
@@ -52,7 +52,7 @@ class Rows:
         (chunk,) = self.chunks([row])
         ((_, group),) = chunk.groups.items()
         assert group.rows == [0]
-        return group.messages[0]
+        return with_trace_ids(group.messages, group.trace_ids)[0]
 
 
 def test_a_row_of_an_extend_topic_has_its_id_in_a_header() -> None:
@@ -129,7 +129,7 @@ def test_rows_of_values_and_keys_are_mapped_together(topic: str, limits: tuple[i
             pair
             for chunk in chunks
             for group in chunk.groups.values()
-            for pair in zip(group.rows, group.messages, strict=True)
+            for pair in zip(group.rows, with_trace_ids(group.messages, group.trace_ids), strict=True)
         ]
 
     assert messages(fast) == messages(slow)
@@ -189,10 +189,11 @@ def test_bodies_and_trace_ids_of_a_plain_topic_stay_columns_until_other_messages
     rows = [{"value": b"%d" % number} for number in range(3)]
     (chunk,) = Rows("plain").chunks(rows[:1], rows[1:])
     (group,) = chunk.groups.values()
-    assert isinstance(group.messages, TracedBodies)
-    assert (list(group.messages), group.rows, chunk.count) == (expected[:3], [0, 1, 2], 3)
+    assert (group.messages, group.trace_ids) == ([b"0", b"1", b"2"], traces[:3])
+    assert (group.rows, chunk.count) == ([0, 1, 2], 3)
+    assert group.without(1).messages == [expected[0], expected[2]]
     other = OutgoingMessage(b"other", trace_id=7)
     chunk.add(("plain", None), 3, other, 5)
-    chunk.extend(("plain", None), 4, TracedBodies([b"3"], traces[3:]), 1)
-    assert list(group.messages) == [*expected[:3], other, expected[3]]
+    chunk.extend(("plain", None), 4, [b"3"], traces[3:], 1)
+    assert (group.messages, group.trace_ids) == ([*expected[:3], other, expected[3]], [])
     assert group.rows == [0, 1, 2, 3, 4]

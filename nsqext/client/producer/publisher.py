@@ -1,0 +1,143 @@
+"""Publish what cannot be sent at once: single messages, messages with a key, batches, and messages for a relay.
+
+What only some calls need (batches, the order of keys, delayed messages) is loaded with the first of these calls.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from nsqext.client.producer.request import MessageRequest, OutgoingMessage, check_choice, key_bytes, keys_of
+from nsqext.errors import InvalidState
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from nsqext.client.middleware import SendNext
+    from nsqext.client.producer.batch_publisher import BatchPublisher
+    from nsqext.client.producer.keys import KeyGroups
+    from nsqext.client.producer.request import Publishing, TopicKey
+    from nsqext.client.producer.sender import Sender
+    from nsqext.client.tasks import BackgroundTasks
+    from nsqext.types import Receipt, TopicMeta
+
+
+class Publisher:
+    """Publishes the calls of a producer, through its middleware."""
+
+    def __init__(self, sender: Sender, tasks: BackgroundTasks) -> None:
+        self.around: SendNext | None = None  # publishes through the middleware; None without any
+        self.open: bool = False  # whether the producer accepts publishes
+        self._sender = sender
+        self._routes = sender.routes
+        self._options = sender.options
+        self._tasks = tasks
+        self._batch_calls = 0
+
+    @cached_property
+    def keys(self) -> KeyGroups:
+        """The order of the messages of a key, among all publishes of the producer."""
+        from nsqext.client.producer.keys import KeyGroups, KeyLock
+
+        return KeyGroups(self._sender, KeyLock(), self._tasks.start_soon)
+
+    @cached_property
+    def _batches(self) -> BatchPublisher:
+        from nsqext.client.producer.batch_publisher import BatchPublisher
+
+        return BatchPublisher(self._sender, self.keys.lock)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no call is pending, apart from requests in flight."""
+        waits_for_key = "keys" in vars(self) and len(self.keys.lock) > 0
+        return not (self._sender.attempts or self._batch_calls or waits_for_key)
+
+    def check_open(self) -> None:
+        """Raise InvalidState if the producer is not open, or this is not its event loop."""
+        if not self.open or not self._tasks.in_event_loop():
+            self._tasks.check()
+            raise InvalidState("the producer is closed", hint="create a new one")
+
+    async def meta(self, topic: str) -> TopicMeta:
+        """Return the metadata of a topic; see `nsqext.Producer.meta`."""
+        self.check_open()
+        return (await self._sender.wait_for_route(topic)).view.meta
+
+    async def publish(self, publishing: Publishing) -> Sequence[Receipt]:
+        """Publish a call through the middleware; return a receipt for each message."""
+        return await (self.around or self.send)(publishing)
+
+    async def send(self, publishing: Publishing) -> Sequence[Receipt]:
+        """Publish what the middleware passes on."""
+        if not publishing.on_topic:
+            return await self._send_prepared(publishing)
+        topic = publishing.topic
+        route = self._routes.current(topic)
+        if route is not None:
+            for call in publishing.on_topic:
+                call(route.view.meta)
+            return await self._send_prepared(publishing)
+        own = keys_of(publishing.given, publishing.key, publishing.partition)
+        keys = {(topic, key) for key in own}.difference(publishing.entered)
+        place = self.keys.lock.queue(keys)  # before the wait for lookup
+        try:
+            meta = await self.meta(topic)
+            for call in publishing.on_topic:
+                call(meta)
+            await place.enter(self._options.timeout)
+            publishing.entered = {*publishing.entered, *keys}
+            return await self._send_prepared(publishing)
+        finally:
+            place.leave()
+
+    async def _send_prepared(self, publishing: Publishing) -> Sequence[Receipt]:
+        if publishing.batch:
+            publishing.receipts = await self._send_batch(publishing)
+        else:
+            publishing.receipts = (await self._send_message(publishing),)
+        return publishing.receipts
+
+    async def _send_batch(self, publishing: Publishing) -> list[Receipt]:
+        self.check_open()
+        self._batch_calls += 1
+        try:
+            return await self._batches.publish(publishing)
+        finally:
+            self._batch_calls -= 1
+
+    async def _send_message(self, publishing: Publishing) -> Receipt:
+        """Publish a message to its topic, or to the topic of the relays."""
+        message = publishing.messages[0]
+        if publishing.delay is not None or publishing.via is not None or publishing.identity is not None:
+            from nsqext.client.producer.delay import check_for_topic, relayed
+
+            body = relayed(self._options, publishing)
+            if body is not None:
+                check_for_topic(self._options, await self.meta(publishing.topic), publishing)
+                return await self.message(self._options.delay_topic, OutgoingMessage(body))
+        key, partition = message.key, publishing.partition
+        check_choice(key, partition)
+        data = None if key is None else key_bytes(key)
+        return await self.message(publishing.topic, message, data, partition, publishing.delay, publishing.entered)
+
+    async def message(
+        self,
+        topic: str,
+        message: OutgoingMessage,
+        key: bytes | None = None,
+        partition: int | None = None,
+        delay: float | None = None,
+        entered: Collection[TopicKey] = (),
+    ) -> Receipt:
+        """Publish one message, past the middleware, to its topic; ``delay`` is for its consumers."""
+        self.check_open()
+        options = self._routes.topic_options.of(topic)
+        request = MessageRequest(options, topic, message, key=key, partition=partition, delay=delay)
+        if key is None or topic not in self._routes.by_topic:
+            request.check()
+        turn = None if key is None else (topic, key)
+        if turn is None or turn in entered:
+            return (await self._sender.publish(request))[0]
+        return await self.keys.publish(request, turn)

@@ -1,0 +1,92 @@
+"""What a producer offers to a thread that publishes by itself, as the blocking producer does."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import TYPE_CHECKING, NamedTuple
+
+from nsqext.client.producer.request import MessageRequest
+from nsqext.client.producer.sender import Counters
+from nsqext.errors import NsqError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from nsqext.client.producer.connection_pool import PooledNode
+    from nsqext.client.producer.options import ProducerOptions
+    from nsqext.client.producer.producer import Producer
+    from nsqext.client.producer.request import OutgoingMessage
+    from nsqext.client.producer.route import Route, Target
+    from nsqext.transport.handshake import BlockingConnection
+    from nsqext.types import Receipt
+
+
+class ReadyPublish(NamedTuple):
+    """A message that can be sent now, and where to."""
+
+    request: MessageRequest
+    route: Route
+    target: Target
+
+    @property
+    def node(self) -> PooledNode:
+        """The node that stores it."""
+        return self.target.node
+
+    def give_back(self) -> None:
+        """Leave the partition to the next publish, because this message is not sent."""
+        if self.request.partition is None:
+            self.route.give_back()
+
+
+class ThreadPort:
+    """Publish in a thread, with the routes, checks and retries of an open producer.
+
+    `ready` and `attempt` may be called in any thread, by one thread at a time; the others run in the event loop of the
+    producer.
+    """
+
+    def __init__(self, producer: Producer) -> None:
+        self.options: ProducerOptions = producer._options  # the options of the producer
+        # whether nothing is published in threads: middleware and HTTP need the event loop
+        self.in_event_loop_only: bool = producer._publisher.around is not None or self.options.transport == "http"
+        self.counters: Counters = Counters()  # of messages that `attempt` stored
+        self._producer = producer
+        self._sender = copy(producer._sender)
+        self._sender.counters = self.counters
+
+    def ready(self, topic: str, message: OutgoingMessage, partition: int | None) -> ReadyPublish | None:
+        """Return a message without key that can be sent now; None if the event loop has to publish it."""
+        routes = self._sender.routes
+        route = routes.by_topic.get(topic)
+        target = self._producer._ready_target(topic, message.body, partition, None)
+        if route is None or target is None:
+            return None
+        request = MessageRequest(routes.topic_options.of(topic), topic, message, partition=partition)
+        return ReadyPublish(request, route, target)
+
+    def attempt(self, publish: ReadyPublish, blocking: BlockingConnection) -> Receipt:
+        """Publish once, on a connection of the calling thread; raises the error that `again` needs."""
+        request, _, target = publish
+        try:
+            command = request.command(target)
+            request.in_doubt = True
+            response = blocking.request(command, request.started + self.options.timeout)
+            request.in_doubt = False
+            return self._sender.receipts(request, target, blocking.connection, response, len(command))[0]
+        except NsqError as error:
+            request.in_doubt = False
+            raise request.refined(error) from error.__cause__
+
+    async def again(self, publish: ReadyPublish, failure: NsqError) -> Receipt:
+        """Publish after an attempt that failed, with retries; raises what `nsqext.Producer.publish` raises."""
+        return (await self._producer._sender.publish_again(*publish, failure))[0]
+
+    def start_soon(self, function: Callable[[], Awaitable[object]]) -> None:
+        """Run a coroutine function in the background until the producer closes."""
+        self._producer._tasks.start_soon(function)
+
+    def abort(self) -> None:
+        """Cancel publishes that are still running; none is attempted again."""
+        self._sender.close()
+        self._producer._sender.close()

@@ -9,9 +9,10 @@ import logging
 import time
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, suppress
 from contextvars import ContextVar
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from zlib import crc32
 
@@ -22,6 +23,14 @@ from nsqext.client.consumer.message import Finish
 from nsqext.client.middleware import Middleware
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
 from nsqext.protocol.headers import IDENTITY_HEADER
+from nsqext.transactions.boundaries import (
+    End,
+    OpenTransaction,
+    autocommit_error,
+    check_outermost,
+    end_error,
+    uncommitted_error,
+)
 from nsqext.transactions.schema import OF_PARTITION, ChannelPartition, SqlConnection, execute, fetched, is_postgresql
 
 if TYPE_CHECKING:
@@ -29,10 +38,19 @@ if TYPE_CHECKING:
     from nsqext.client.middleware import CallNext, Handling
 
 
+logger: logging.Logger = logging.getLogger("nsqext.transactions")
+
 S = TypeVar("S", bound=SqlConnection)
+
+Statement = tuple[str, Mapping[str, object]]
+"""SQL and the values of its parameters."""
 
 Begin = Callable[[], AbstractAsyncContextManager[S] | AbstractContextManager[S]]
 """Opens a transaction, and commits it at the end or rolls it back after an exception."""
+
+
+class _RolledBack(Exception):
+    """Ends the first transaction of a check."""
 
 
 class HandlerTransaction(Middleware, Generic[S]):
@@ -45,6 +63,7 @@ class HandlerTransaction(Middleware, Generic[S]):
     def __init__(self, begin: Begin[S]) -> None:
         self._begin = begin
         self._session: ContextVar[S] = ContextVar("nsqext_session")
+        self._checked = False
         self.skipped: int = 0
         """Messages that were handled before, and skipped."""
 
@@ -59,33 +78,99 @@ class HandlerTransaction(Middleware, Generic[S]):
             raise InvalidState("no message is being handled", hint="call it in a handler with this middleware")
         return found
 
+    async def check(self) -> None:
+        """Check that ``begin`` commits at its end, and rolls back after an exception; the first message does so too.
+
+        A row is written in three transactions and removed.
+
+        Raises:
+            InvalidSetting: it does not, or opens a savepoint in a longer transaction.
+            Exception: those of the database.
+        """
+        name = token_hex(8)
+        with suppress(_RolledBack):
+            async with self._transaction() as session:
+                check_outermost(session)
+                await self._write_probe(session, name)
+                raise _RolledBack
+        async with self._transaction() as session:
+            stayed = await self._remove_probe(session, name)
+            if not stayed:
+                await self._write_probe(session, name)
+        if stayed:
+            raise autocommit_error()
+        async with self._transaction() as session:
+            committed = await self._remove_probe(session, name)
+        if not committed:
+            raise uncommitted_error()
+        self._checked = True
+
     async def handle(self, handling: Handling, call_next: CallNext) -> object:
         """Call the handler in a transaction, unless the message was handled before.
 
         Raises:
             InvalidInput: the handler receives batches.
+            InvalidSetting: ``begin`` opens no transaction that is committed or rolled back at its end.
+            InvalidState: the handler has ended its transaction; the message is handled again.
             Exception: that of the handler, or of the database; nothing is committed then.
         """
         if handling.batch:
             raise InvalidInput(
                 f"{type(self).__name__} cannot be used with batches", hint="use a handler of single messages"
             )
+        if not self._checked:
+            await self.check()
+        undo: list[Statement] = []
+        try:
+            return await self._handle(handling, call_next, undo)
+        finally:
+            if undo:
+                await self._undo(undo[0])
+
+    async def _handle(self, handling: Handling, call_next: CallNext, undo: list[Statement]) -> object:
+        """Call the handler in a transaction; add what removes the record of a message that may be committed alone."""
         finish: Finish | None = None
         result: object = None
         async with self._transaction() as session:
-            if not await self._is_new(session, handling.channel, handling.message):
+            check_outermost(session)
+            removal = await self._record(session, handling.channel, handling.message)
+            if removal is None:
                 self.skipped += 1
                 return None
+            undo.append(removal)
+            opened = await OpenTransaction.of(session)
+            undo.clear()
             token = self._session.set(session)
             try:
                 result = await call_next(handling)
             except Finish as signal:  # the message is done: commit
                 finish = signal
+            except Exception as error:
+                end = await opened.end()
+                if end is not End.OPEN:
+                    undo.append(removal)
+                if end is End.ENDED:
+                    raise end_error(end, handling.message.topic) from error
+                raise
             finally:
+                opened.release()
                 self._session.reset(token)
+            end = await opened.end()
+            if end is not End.OPEN:
+                undo.append(removal)
+                raise end_error(end, handling.message.topic)
         if finish is not None:
             raise finish
         return result
+
+    async def _undo(self, removal: Statement) -> None:
+        """Remove the record of a message, so that it is handled again."""
+        try:
+            with CancelScope(shield=True):
+                async with self._transaction() as session:
+                    await execute(session, *removal)
+        except Exception:
+            logger.exception("a message may be skipped although its handler has failed")
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[S]:
@@ -106,11 +191,17 @@ class HandlerTransaction(Middleware, Generic[S]):
             await to_thread.run_sync(manager.__exit__, None, None, None)
 
     @abstractmethod
-    async def _is_new(self, session: S, channel: str, message: Message) -> bool:
-        """Record a message in the transaction; return whether it was not handled before."""
+    async def _record(self, session: S, channel: str, message: Message) -> Statement | None:
+        """Record a message in the transaction; return what removes the record, None if it was handled before."""
 
+    @abstractmethod
+    async def _write_probe(self, session: S, name: str) -> None:
+        """Write a row that stands for no message."""
 
-logger: logging.Logger = logging.getLogger("nsqext.transactions")
+    @abstractmethod
+    async def _remove_probe(self, session: S, name: str) -> bool:
+        """Remove that row; return whether there was one."""
+
 
 _INSERT_RANGE = """
 INSERT INTO nsqext_inbox_range (topic, channel, partition, first, next, stored, handled)
@@ -126,6 +217,9 @@ DELETE FROM nsqext_inbox_range WHERE {OF_PARTITION} AND stored <= (
 )
 """  # noqa: S608
 _TAKE = f"DELETE FROM nsqext_inbox_range WHERE {OF_PARTITION} RETURNING first, next, stored, handled"  # noqa: S608
+_REMOVE_RANGE = f"""
+DELETE FROM nsqext_inbox_range WHERE {OF_PARTITION} AND first = :first AND stored = :stored AND handled = :handled
+"""  # noqa: S608
 _FORGET_RANGES = "DELETE FROM nsqext_inbox_range WHERE handled < :before"
 _CLOCKS = 5_000_000_000
 """Nanoseconds by which the clocks of leaders may differ: a later message may have an earlier time by so much."""
@@ -197,8 +291,8 @@ class HandledRanges:
     def __init__(self) -> None:
         self._checked = False
 
-    async def add(self, session: SqlConnection, channel: str, message: Message, now: float) -> bool:
-        """Record a message; return whether it was not handled before."""
+    async def add(self, session: SqlConnection, channel: str, message: Message, now: float) -> Statement | None:
+        """Record a message; return what removes the record, None if it was handled before."""
         await self._check(session)
         values = {
             **ChannelPartition(message.topic, channel, message.partition)._asdict(),
@@ -209,10 +303,12 @@ class HandledRanges:
         }
         # first: it waits for a transaction that handles the message, or that merges the range of it
         if not (await execute(session, _INSERT_RANGE, values)).rowcount:
-            return False
+            return None
         ((newest,),) = await fetched(await execute(session, _COVERING, values))
-        if newest is None or newest >= message.timestamp:
-            return newest is None
+        if newest is None:
+            return _REMOVE_RANGE, values
+        if newest >= message.timestamp:
+            return None
         logger.warning(
             "byte %d of the log holds a newer message than the one that was handled: was the topic created again? "
             "What was handled of the older log is forgotten",
@@ -220,7 +316,7 @@ class HandledRanges:
             extra={"topic": message.topic, "partition": message.partition, "channel": channel},
         )
         await execute(session, _REPLACED, values)
-        return True
+        return _REMOVE_RANGE, values
 
     async def merge(self, session: SqlConnection, key: ChannelPartition) -> None:
         """Join the ranges of a partition, in a transaction of its own, unless another process does it now."""
@@ -255,7 +351,13 @@ class HandledRanges:
 _INSERT = """
 INSERT INTO nsqext_inbox (channel, identity, handled) VALUES (:channel, :identity, :handled) ON CONFLICT DO NOTHING
 """
+_REMOVE = "DELETE FROM nsqext_inbox WHERE channel = :channel AND identity = :identity AND handled = :handled"
 _FORGET = "DELETE FROM nsqext_inbox WHERE handled < :before"
+_PROBE = "#probe"
+"""In place of a channel: no channel has this name."""
+_REMOVE_PROBE = "DELETE FROM nsqext_inbox WHERE channel = :channel AND identity = :identity"
+_KEEP_PROBE = 3600.0
+"""Seconds for which other processes keep it."""
 _FORGET_EVERY = 600.0
 """Seconds between two removals of old identities."""
 _MERGE_EVERY = 200
@@ -329,7 +431,7 @@ class Inbox(HandlerTransaction[S]):
                 "what was handled is not merged: %s", error, extra={"topic": key.topic, "channel": key.channel}
             )
 
-    async def _is_new(self, session: S, channel: str, message: Message) -> bool:
+    async def _record(self, session: S, channel: str, message: Message) -> Statement | None:
         now = time.time()
         if now - self._forgotten > _FORGET_EVERY:
             self._forgotten = now
@@ -344,4 +446,11 @@ class Inbox(HandlerTransaction[S]):
         identity = f"{message.topic}/{message.id.hex() if given is None else given}"
         values = {"channel": channel, "identity": identity, "handled": now}
         found: Any = await execute(session, _INSERT, values)
+        return (_REMOVE, values) if found.rowcount else None
+
+    async def _write_probe(self, session: S, name: str) -> None:
+        await execute(session, _INSERT, {"channel": _PROBE, "identity": name, "handled": time.time() + _KEEP_PROBE})
+
+    async def _remove_probe(self, session: S, name: str) -> bool:
+        found: Any = await execute(session, _REMOVE_PROBE, {"channel": _PROBE, "identity": name})
         return bool(found.rowcount)

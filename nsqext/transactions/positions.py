@@ -9,7 +9,7 @@ from nsqext.client.consumer.message import Requeue
 from nsqext.client.consumer.position import Position
 from nsqext.errors import DataLoss, InvalidInput, InvalidSetting, PartitionUnavailable
 from nsqext.protocol.identify import SHARED
-from nsqext.transactions.inbox import Begin, HandlerTransaction, S
+from nsqext.transactions.inbox import Begin, HandlerTransaction, S, Statement
 from nsqext.transactions.schema import OF_PARTITION, ChannelPartition, execute, fetched
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ _INSERT = """
 INSERT INTO nsqext_position (topic, channel, partition, last, next, identity, stored)
 VALUES (:topic, :channel, :partition, :last, :next, :identity, :stored) ON CONFLICT DO NOTHING
 """
+_STEP_BACK = f"UPDATE nsqext_position SET next = last WHERE {OF_PARTITION} AND last = :last AND identity = :identity"  # noqa: S608
 _SELECT = f"SELECT last, next, identity, stored FROM nsqext_position WHERE {OF_PARTITION}"  # noqa: S608
 _FORGET = "DELETE FROM nsqext_position WHERE topic = :topic AND channel = :channel"
 _ALLOWED = {
@@ -166,7 +167,7 @@ class Positions(HandlerTransaction[S]):
         for key in [key for key in self._lost if key[:2] == (topic, channel)]:
             del self._lost[key]
 
-    async def _is_new(self, session: S, channel: str, message: Message) -> bool:
+    async def _record(self, session: S, channel: str, message: Message) -> Statement | None:
         if not message.in_order:
             raise InvalidInput(
                 "Positions needs a consumer that receives messages in order",
@@ -186,18 +187,26 @@ class Positions(HandlerTransaction[S]):
             "stored": message.timestamp,
         }
         if (await execute(session, _ADVANCE, values)).rowcount:
-            return True
+            return _STEP_BACK, values
         row = await self._row(session, key)
         if row is None:
             inserted: Any = await execute(session, _INSERT, values)
-            return bool(inserted.rowcount)
+            return (_STEP_BACK, values) if inserted.rowcount else None
         if message.offset > row.last:  # the channel was moved: it has to be moved back
             message.owner.reset(f"the channel was moved from byte {row.next} to {message.offset}")
             raise Requeue(0, backoff=False)
         known = message.timestamp <= row.stored
         if not known or (message.offset == row.last and message.id.hex() != row.identity):
             raise self._give_up(key, message, _replaced(key, row, f"byte {message.offset} holds a newer message"))
-        return False
+        return None
+
+    async def _write_probe(self, session: S, name: str) -> None:
+        await execute(session, _INSERT, {**_probe(name)._asdict(), **_Row(0, 0, "", 0)._asdict()})
+
+    async def _remove_probe(self, session: S, name: str) -> bool:
+        key = _probe(name)
+        found: Any = await execute(session, _FORGET, {"topic": key.topic, "channel": key.channel})
+        return bool(found.rowcount)
 
     def _check_first(self, key: ChannelPartition, message: Message, sought: _Row) -> None:
         """Check that the first message after a move is the one that was handled last."""
@@ -220,6 +229,11 @@ class Positions(HandlerTransaction[S]):
         self._lost[key] = error
         message.owner.reset(error.message)
         return Requeue(0, backoff=False)
+
+
+def _probe(name: str) -> ChannelPartition:
+    """Return a key that no partition has."""
+    return ChannelPartition("#probe", name, 0)
 
 
 def _replaced(key: ChannelPartition, row: _Row, reason: str) -> DataLoss:

@@ -172,7 +172,7 @@ class SqlConnection(Protocol):
 
 def prepared(connection: SqlConnection, sql: str, values: Mapping[str, object]) -> tuple[Any, Mapping[str, object]]:
     """Return what `execute` of a connection takes for a statement with named parameters, such as ``:topic``."""
-    package = _package_of(connection)
+    package = package_of(connection)
     if package == "sqlalchemy":
         from sqlalchemy import text
 
@@ -183,7 +183,7 @@ def prepared(connection: SqlConnection, sql: str, values: Mapping[str, object]) 
 async def execute(connection: SqlConnection, sql: str, values: Mapping[str, object]) -> Any:
     """Execute a statement on a connection of any kind, in a thread if it is a blocking one; return the result."""
     statement = prepared(connection, sql, values)
-    if inspect.iscoroutinefunction(connection.execute) or _package_of(connection) == "aiosqlite":
+    if inspect.iscoroutinefunction(connection.execute) or package_of(connection) == "aiosqlite":
         return await connection.execute(*statement)
     return await to_thread.run_sync(connection.execute, *statement)
 
@@ -196,7 +196,7 @@ async def fetched(result: Any) -> list[tuple[Any, ...]]:
 
 def is_postgresql(connection: SqlConnection) -> bool:
     """Return whether a connection is one to PostgreSQL."""
-    package = _package_of(connection)
+    package = package_of(connection)
     if package != "sqlalchemy":
         return package == "psycopg"
     found: Any = connection
@@ -204,10 +204,15 @@ def is_postgresql(connection: SqlConnection) -> bool:
     return bool(bind.dialect.name == "postgresql")
 
 
-def _package_of(connection: SqlConnection) -> str:
+def package_of(connection: SqlConnection) -> str:
+    """Return the package of a connection: ``sqlalchemy``, ``psycopg``, ``sqlite3`` or ``aiosqlite``.
+
+    Raises:
+        InvalidInput: it is of another one.
+    """
     for base in type(connection).__mro__:
         package = base.__module__.partition(".")[0]
-        if package in _PACKAGES:
+        if package in _PACKAGES and hasattr(connection, "execute"):
             return package
     raise InvalidInput(
         f"{type(connection).__name__} is no database connection that is known",

@@ -291,9 +291,8 @@ async def _finish_before_the_commit(right: Any, self: Any, handling: Any, call_n
     return await right(self, handling, call_next)
 
 
-async def _always_new(right: Any, self: Any, *args: Any) -> bool:
-    await right(self, *args)
-    return True
+async def _always_new(right: Any, self: Any, *args: Any) -> Any:
+    return await right(self, *args) or ("SELECT 1", {})
 
 
 def _later_is_sooner(right: Any, self: Any, delivery: Any, delay: float) -> Any:
@@ -583,7 +582,7 @@ _ALL = (
     ),
     Mutation(
         "an inbox commits an identity before the handler has run",
-        f"{_TRANSACTIONS}.inbox:Inbox._is_new",
+        f"{_TRANSACTIONS}.inbox:Inbox._record",
         _always(_commit_identity_at_once),
         (BANK,),
     ),
@@ -595,7 +594,7 @@ _ALL = (
     ),
     Mutation(
         "an inbox knows no message again",
-        f"{_TRANSACTIONS}.inbox:Inbox._is_new",
+        f"{_TRANSACTIONS}.inbox:Inbox._record",
         _always(_always_new),
         (BANK,),
     ),

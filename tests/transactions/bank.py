@@ -26,6 +26,7 @@ from nsqext.transactions import Inbox, Outbox, OutboxRelay, OutboxStore
 
 if TYPE_CHECKING:
     from nsqext.client.middleware import CallNext, Handling
+    from nsqext.transactions.inbox import Statement
 
 __all__ = ("ACCOUNTS", "OPENING", "SKIPPED", "Bank", "create_accounts", "engine_of", "transfer")
 
@@ -122,9 +123,9 @@ class _Dies(Middleware):
 class _Inbox(Inbox[AsyncSession]):
     """Reports each message that it drops; the counts of a process that is killed would be lost."""
 
-    async def _is_new(self, session: AsyncSession, channel: str, message: Message) -> bool:
-        found = await super()._is_new(session, channel, message)
-        if not found:
+    async def _record(self, session: AsyncSession, channel: str, message: Message) -> Statement | None:
+        found = await super()._record(session, channel, message)
+        if found is None:
             sys.stdout.write(f"{SKIPPED}\n")
             sys.stdout.flush()
         return found

@@ -90,6 +90,7 @@ class Service:
         opens: Begin = begin if begin is not None else sessions.begin
         self.sessions = sessions
         memory: Any = {"plain": _Plain, "inbox": Inbox, "positions": Positions}[mode](opens)
+        self._check = getattr(memory, "check", None)
         settings: dict[str, Any] = {"start": memory} if mode == "positions" else {}
         self.consumer = Consumer(
             topic,
@@ -108,6 +109,11 @@ class Service:
             statement = text("INSERT INTO effects (number, body) VALUES (0, :body)")
             await memory.session().execute(statement, {"body": message.body.decode()})
             reach(STEPS[2])
+
+    async def check(self) -> None:
+        """Do what the first message does besides: check how transactions begin and end."""
+        if self._check is not None:
+            await self._check()
 
     async def effects(self) -> dict[str, int]:
         """Return how many times each message had its effect."""

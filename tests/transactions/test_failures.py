@@ -72,7 +72,7 @@ async def test_a_process_that_is_killed_at_any_line_of_its_handler(
 async def test_a_database_that_is_down_before_the_commit(
     cluster: Cluster, topic: str, sessions: Sessions, mode: str
 ) -> None:
-    failures = ["opens", "commits"] * 2
+    failures: list[str] = []
 
     @asynccontextmanager
     async def begin() -> AsyncIterator[AsyncSession]:
@@ -85,6 +85,8 @@ async def test_a_database_that_is_down_before_the_commit(
                 raise ConnectionError("the database was stopped")
 
     service = Service(mode, topic, cluster.lookupd, sessions, begin=begin)
+    await service.check()
+    failures += ["opens", "commits"] * 2
     await publish(cluster, topic, "a", "b")
     await service.finishes(2)
     assert failures == []
@@ -96,7 +98,7 @@ async def test_a_database_that_is_down_before_the_commit(
 async def test_a_backend_of_the_database_that_is_killed_during_the_handler(
     cluster: Cluster, topic: str, sessions: Sessions, mode: str
 ) -> None:
-    kills = ["once", "twice"]
+    kills: list[str] = []
 
     @asynccontextmanager
     async def begin() -> AsyncIterator[AsyncSession]:
@@ -109,6 +111,8 @@ async def test_a_backend_of_the_database_that_is_killed_during_the_handler(
                     await other.execute(text("SELECT pg_terminate_backend(:backend)"), {"backend": backend})
 
     service = Service(mode, topic, cluster.lookupd, sessions, begin=begin)
+    await service.check()
+    kills += ["once", "twice"]
     await publish(cluster, topic, "a", "b")
     await service.finishes(2)
     assert kills == []
@@ -119,9 +123,11 @@ async def test_a_backend_of_the_database_that_is_killed_during_the_handler(
 async def test_a_database_that_is_down_after_the_commit(
     cluster: Cluster, topic: str, sessions: Sessions, mode: str
 ) -> None:
-    failures = ["once"]
+    failures: list[str] = []
     begin = partial(lost_response, sessions, failures)
     service = Service(mode, topic, cluster.lookupd, sessions, begin=begin)
+    await service.check()
+    failures.append("once")
     await publish(cluster, topic, "a", "b")
     await service.finishes(2)
     assert failures == []

@@ -1,0 +1,208 @@
+"""Find out whether what was written first in a transaction is committed together with what is written last."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, Final
+from weakref import WeakSet
+
+from nsqext.errors import InvalidSetting, InvalidState
+from nsqext.transactions.schema import SqlConnection, execute, fetched, package_of
+
+_SAVEPOINT: Final = "nsqext_handler"
+_XID: Final = "SELECT txid_current_if_assigned()"
+_GUARDED: Final = "nsqext_transaction"
+"""Key in ``Session.info`` of SQLAlchemy: the transaction of the handler."""
+_ONE_TRANSACTION: Final = "a message and its effects have to be in one transaction"
+
+
+class End(Enum):
+    """Whether a transaction is still the one that was begun."""
+
+    OPEN = "open"
+    ENDED = "ended"
+    FAILED = "failed"
+    """A statement has failed: PostgreSQL refuses others, and a commit is a rollback without an error."""
+
+
+def check_outermost(connection: SqlConnection) -> None:
+    """Raise `InvalidSetting` for a session of a thread, and for a transaction that is part of a longer one."""
+    if package_of(connection) != "sqlalchemy":
+        return
+    if hasattr(connection, "registry") and not hasattr(connection, "run_sync"):
+        raise InvalidSetting(
+            f"a scoped session is another session in each thread: {_ONE_TRANSACTION}",
+            hint="give sessionmaker(engine).begin",
+        )
+    found = _blocking(connection)
+    bind: Any = found.get_bind() if hasattr(found, "get_bind") else None
+    if found.in_nested_transaction() or (hasattr(bind, "in_transaction") and bind.in_transaction()):
+        raise InvalidSetting(
+            f"begin opens a savepoint in a longer transaction: {_ONE_TRANSACTION} that is committed before the message "
+            "is finished",
+            hint="give a function that begins a transaction on a connection of its own, such as sessionmaker(engine)"
+            ".begin",
+        )
+
+
+class OpenTransaction:
+    """The transaction of a handler, recognized before and after the handler."""
+
+    def __init__(self, connection: SqlConnection, package: str) -> None:
+        self._connection = connection
+        self._package = package
+        self._driver: Any = connection
+        self._mark: Any = None
+
+    @classmethod
+    async def of(cls, connection: SqlConnection) -> OpenTransaction:
+        """Return the transaction of a connection after its first write.
+
+        Raises:
+            InvalidSetting: there is none: the write was committed at once.
+        """
+        package = package_of(connection)
+        found = cls(connection, package)
+        if package == "sqlalchemy":
+            found._driver = _driver_of(_blocking(connection))
+        if _is_idle(found._driver):
+            raise autocommit_error()
+        if package == "sqlalchemy":
+            found._mark = _blocking(connection).get_transaction()
+            _guard(_blocking(connection), found._mark)
+        elif package == "psycopg":
+            found._mark = await fetched(await execute(connection, _XID, {}))
+        else:
+            await execute(connection, f"SAVEPOINT {_SAVEPOINT}", {})
+        return found
+
+    async def end(self) -> End:
+        """Return whether the transaction is still open; call it once.
+
+        Raises:
+            Exception: the database does not respond.
+        """
+        if self._package == "sqlalchemy":
+            if _blocking(self._connection).get_transaction() is not self._mark:
+                return End.ENDED
+            if not self._mark.is_active:  # a flush has failed
+                return End.FAILED
+        if _is_idle(self._driver):
+            return End.ENDED
+        if _status(self._driver) == _IN_ERROR:
+            return End.FAILED
+        if self._package == "sqlalchemy":
+            return End.OPEN
+        if self._package == "psycopg":
+            return End.OPEN if await fetched(await execute(self._connection, _XID, {})) == self._mark else End.ENDED
+        from sqlite3 import OperationalError
+
+        try:
+            await execute(self._connection, f"RELEASE {_SAVEPOINT}", {})
+        except OperationalError as error:
+            if "no such savepoint" not in str(error):
+                raise
+            return End.ENDED
+        return End.OPEN
+
+    def release(self) -> None:
+        """Allow other transactions of the session again."""
+        if self._package == "sqlalchemy" and hasattr(_blocking(self._connection), "get_bind"):
+            _blocking(self._connection).info.pop(_GUARDED, None)
+
+
+def autocommit_error() -> InvalidSetting:
+    """Return the error where each statement is a transaction."""
+    return InvalidSetting(
+        f"the connection of begin commits each statement at once: {_ONE_TRANSACTION}",
+        hint='leave out autocommit=True, isolation_level="AUTOCOMMIT" or isolation_level=None, or begin a transaction '
+        "in the function that is given as begin",
+    )
+
+
+def uncommitted_error() -> InvalidSetting:
+    """Return the error where the end of a transaction is a rollback."""
+    return InvalidSetting(
+        "begin does not commit at its end: the effects of handlers would be lost",
+        hint="give a context manager that commits at its end, such as sessionmaker(engine).begin, or one of your own "
+        "with: async with aiosqlite.connect(path) as connection: yield connection; await connection.commit()",
+    )
+
+
+def end_error(end: End, topic: str) -> InvalidState:
+    """Return the error where a transaction cannot be committed behind its handler."""
+    if end is End.FAILED:
+        return InvalidState(
+            "a statement of the handler has failed, and the handler has returned: its transaction cannot be committed",
+            topic=topic,
+            hint="let the error of the database pass, or execute the statement in a savepoint (session.begin_nested())",
+        )
+    return InvalidState(
+        f"the handler has committed or rolled back the transaction of its message: {_ONE_TRANSACTION}",
+        topic=topic,
+        hint="leave out commit() and rollback() in the handler; a savepoint (session.begin_nested()) undoes a part",
+    )
+
+
+_IDLE, _IN_ERROR = 0, 3
+"""Numbers of libpq: no transaction, and a transaction of which a statement has failed."""
+
+
+def _is_idle(driver: Any) -> bool:
+    """Return whether a connection of a known driver has no open transaction."""
+    if hasattr(driver, "in_transaction"):  # sqlite3, aiosqlite
+        return not driver.in_transaction
+    if hasattr(driver, "is_in_transaction"):  # asyncpg
+        return not driver.is_in_transaction()
+    return bool(_status(driver) == _IDLE)
+
+
+def _status(driver: Any) -> int | None:
+    """Return libpq's number for the state of a transaction; None with other drivers than psycopg and psycopg2."""
+    return getattr(getattr(driver, "info", None), "transaction_status", None)
+
+
+def _blocking(connection: Any) -> Any:
+    """Return the blocking session or connection of SQLAlchemy below an asynchronous or scoped one."""
+    if hasattr(connection, "registry"):
+        connection = connection.registry()
+    for name in ("sync_session", "sync_connection"):
+        connection = getattr(connection, name, connection)
+    return connection
+
+
+def _driver_of(found: Any) -> Any:
+    """Return the driver's connection of a session or connection of SQLAlchemy that has one."""
+    return (found.connection() if hasattr(found, "get_bind") else found).connection.driver_connection
+
+
+_listening: WeakSet[type] = WeakSet()
+"""Classes of sessions: each `sessionmaker` has its own."""
+
+
+def _guard(session: Any, transaction: object) -> None:
+    """Refuse other transactions of a session, until `OpenTransaction.end`."""
+    if not hasattr(session, "get_bind"):
+        return
+    if type(session) not in _listening:
+        from sqlalchemy import event
+
+        _listening.add(type(session))
+        event.listen(type(session), "after_begin", _refuse_other)
+    session.info[_GUARDED] = transaction
+
+
+def _refuse_other(session: Any, transaction: Any, _: object) -> None:
+    """Refuse a second database, whose commit may fail alone, and what follows a commit or rollback in the handler."""
+    own = session.info.get(_GUARDED)
+    if own is None or transaction.nested or (session.twophase and transaction is own):
+        return
+    if transaction is not own:
+        raise InvalidState(
+            f"the handler has ended the transaction of its message, and begins another one: {_ONE_TRANSACTION}",
+            hint="leave out commit() and rollback() in the handler",
+        )
+    raise InvalidState(
+        f"the session of the handler writes to a second database: {_ONE_TRANSACTION}",
+        hint="use one database, or twophase=True with a database that has prepared transactions",
+    )

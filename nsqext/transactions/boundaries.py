@@ -145,7 +145,7 @@ def end_error(end: End, topic: str) -> InvalidState:
 
 
 _IDLE, _IN_ERROR = 0, 3
-"""Numbers of libpq: no transaction, and a transaction of which a statement has failed."""
+"""What libpq calls no transaction, and a transaction of which a statement has failed."""
 
 
 def _is_idle(driver: Any) -> bool:

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 from attrs import frozen
 
 from nsqext.arguments import check_number
-from nsqext.client.consumer.message import Message, Owner
+from nsqext.client.consumer.message import KeySharing, Message, Owner
 from nsqext.client.consumer.typed.body import decode_body, encode_body
 from nsqext.client.middleware import Middleware, SendNext
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.request import MessageRequest, Publishing
-from nsqext.dispatch.buckets import KeySharing
 from nsqext.errors import InvalidInput, InvalidState
 from nsqext.protocol.headers import KEY_HEADER, encode_headers
 from nsqext.protocol.messages import EXT_JSON, EXT_NONE

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nsqext.settings import Schema, settings_of
 
 if TYPE_CHECKING:
+    from nsqext.client.consumer.position import Position
     from nsqext.protocol.client.body_compression import Compression
     from nsqext.settings import Setting
 
@@ -31,9 +32,14 @@ def _read_compression(text: str) -> Compression:
 def consumer_settings() -> Mapping[str, Setting]:
     """Return the settings of consumers by name."""
     from nsqext.client.consumer.options import ConsumerOptions
+
+    return settings_of(ConsumerOptions, {"start": _read_position})
+
+
+def _read_position(text: str) -> Position:
     from nsqext.client.consumer.position import read_position
 
-    return settings_of(ConsumerOptions, {"start": read_position})
+    return read_position(text)
 
 
 @cache

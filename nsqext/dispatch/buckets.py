@@ -14,7 +14,6 @@ import time
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from enum import Enum
 from functools import lru_cache
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -240,7 +239,6 @@ def _between(cells: array[int], start: int, stop: int) -> float:
 
 __all__ = (
     "DEFAULT_KEY_TAGS",
-    "KeySharing",
     "Moves",
     "bucket_tag",
     "bucket_tags",
@@ -254,14 +252,6 @@ DEFAULT_KEY_TAGS: Final = 16
 """Buckets of consumers that share keys by tags, where no number is given."""
 _MOST = 1024
 _PREFIX = "keys-"
-
-
-class KeySharing(Enum):
-    """How the keys of a partition are shared by the consumers of a channel."""
-
-    NONE = "none"  # not at all, because one consumer has all of them, or the order of keys does not count
-    SERVER = "server"  # by the server, in a channel of type key_failover
-    TAGS = "tags"  # by the tags of messages. Each bucket has one consumer, on a connection of its own.
 
 
 def check_key_tags(count: int) -> None:

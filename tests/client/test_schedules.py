@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nsqext import OutgoingMessage, Position
 from nsqext.client.consumer.options import ConsumerOptions
-from nsqext.client.consumer.subscriptions import assignment as seeking
+from nsqext.client.consumer.subscriptions import channel_seeker as seeking
 from nsqext.client.consumer.subscriptions.assignment import Assignment
 from nsqext.client.events import ClientEvents
 from nsqext.client.producer import connection_pool as pool_module

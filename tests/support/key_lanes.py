@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from nsqext.client.consumer.handlers.key_lanes import KeyLanes
-from nsqext.client.consumer.message import Message, key_reader
+from nsqext.client.consumer.message import KeySharing, Message, key_reader
 from nsqext.client.consumer.options import DeliveryOptions
-from nsqext.dispatch.buckets import KeySharing
 from nsqext.errors import MessageNotInFlight
 
 __all__ = ("Bench", "Clock", "Owner", "at_place", "cut")

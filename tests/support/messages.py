@@ -12,8 +12,7 @@ import anyio
 
 from nsqext.client.consumer.handlers.iteration import MessageIteration
 from nsqext.client.consumer.handlers.workers import ConsumerState, MessageQueue
-from nsqext.client.consumer.message import Message
-from nsqext.dispatch.buckets import KeySharing
+from nsqext.client.consumer.message import KeySharing, Message
 from nsqext.protocol.headers import DUE_HEADER, KEY_HEADER, encode_headers
 from nsqext.protocol.messages import EXT_JSON, EXT_NONE
 

@@ -6,12 +6,12 @@ from math import inf
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Literal, cast
 
+from nsqext.client.consumer.message import KeySharing
 from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions
 from nsqext.client.consumer.subscriptions import subscription_group as module
 from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff
 from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
 from nsqext.client.events import ClientEvent, ClientEvents
-from nsqext.dispatch.buckets import KeySharing
 from nsqext.transport.options import ConnectionOptions
 
 if TYPE_CHECKING:

@@ -12,14 +12,12 @@ import anyio
 from nsqext.arguments import check_handler_function, check_number, check_time
 from nsqext.client.consumer.handlers.dispatcher import MessageDispatcher
 from nsqext.client.consumer.handlers.workers import BatchLimits, ConsumerState, MessageHandler
+from nsqext.client.consumer.message import takes_message
 from nsqext.client.consumer.options import ConsumerOptions, ConsumerSettings
-from nsqext.client.consumer.position import check_position
 from nsqext.client.consumer.subscriptions.assignment import SubscriberContext
 from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
 from nsqext.client.consumer.subscriptions.topics import TopicSubscriptions, select_topics
-from nsqext.client.consumer.typed.parameters import message_handler
 from nsqext.client.events import ClientEvents
-from nsqext.client.middleware import Middleware, check_middleware, surround_batch_handler, surround_handler
 from nsqext.client.settings import consumer_schema
 from nsqext.client.tasks import BackgroundTasks, Runnable, stop_on_signals, takes_signals
 from nsqext.errors import InvalidSetting, InvalidState, NsqError
@@ -32,14 +30,16 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
     from types import TracebackType
 
-    from nsqext.client.consumer.handlers.batches import BatchHandler, MessageBatch, MessageBatches
+    from nsqext.client.consumer.handlers.batches import BatchFunction, BatchHandler, MessageBatch, MessageBatches
     from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
     from nsqext.client.consumer.handlers.iteration import MessageIteration
+    from nsqext.client.consumer.handlers.workers import Handler
     from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff
     from nsqext.client.consumer.subscriptions.subscription_group import ConsumerConnection, ConsumerStatistics
     from nsqext.client.events import ClientEvent
+    from nsqext.client.middleware import Middleware
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
@@ -101,7 +101,7 @@ class Consumer(Runnable):
             given = share_lookup(given)  # with the producer of dead letters
             self._dead_letters = DeadLetterTopic.of(self._options.failure.dead_letter, channel, given)
         self._metadata = metadata_cache(given, self._options.lookup)
-        self._middleware = check_middleware(middleware)
+        self._middleware: tuple[Middleware, ...] = ()
         self._state = ConsumerState()
         self._tasks = BackgroundTasks("consumer", self._close)
         self._events = ClientEvents()
@@ -113,8 +113,12 @@ class Consumer(Runnable):
         selection = select_topics(topics, self._options, has_lookup=self._metadata.has_lookup)
         context = SubscriberContext(self.channel, self._group, self._dispatcher)
         self._topics = TopicSubscriptions(selection, context, self._fail)
-        for one in self._middleware:
-            one.attach(self)
+        if middleware != ():
+            from nsqext.client.middleware import check_middleware
+
+            self._middleware = check_middleware(middleware)
+            for one in self._middleware:
+                one.attach(self)
 
     @property
     def settings(self) -> Mapping[str, object]:
@@ -180,8 +184,16 @@ class Consumer(Runnable):
 
         def register(function: H) -> H:
             self._check_handler(function)
-            call = message_handler(function, self._options.failure)
-            self._handler = MessageHandler(surround_handler(self._middleware, call, self.channel), auto_finish)
+            call: Handler = function
+            if not takes_message(function):
+                from nsqext.client.consumer.typed.parameters import message_handler
+
+                call = message_handler(function, self._options.failure)
+            if self._middleware:
+                from nsqext.client.middleware import surround_handler
+
+                call = surround_handler(self._middleware, call, self.channel)
+            self._handler = MessageHandler(call, auto_finish)
             return function
 
         return register if function is None else register(function)
@@ -211,7 +223,12 @@ class Consumer(Runnable):
 
         def register(function: B) -> B:
             self._check_handler(function)
-            self._handler = BatchHandler(surround_batch_handler(self._middleware, function, self.channel), limits)
+            call: BatchFunction = function
+            if self._middleware:
+                from nsqext.client.middleware import surround_batch_handler
+
+                call = surround_batch_handler(self._middleware, function, self.channel)
+            self._handler = BatchHandler(call, limits)
             return function
 
         return register
@@ -527,6 +544,8 @@ class Consumer(Runnable):
         It waits for partitions without a leader. Cancellation does not revoke the move, which continues later.
         """
         self._tasks.check()
+        from nsqext.client.consumer.position import check_position
+
         check_position(position)
         if self._dispatcher.queue.stopped:
             raise InvalidState("the consumer is closed", topic=self._name)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqext.arguments import is_delay
@@ -15,7 +17,8 @@ from nsqext.protocol.names import topic_and_partition
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from nsqext.dispatch.buckets import KeySharing
+
+_PACKAGE = __name__.partition(".")[0]
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
@@ -72,6 +75,14 @@ class Reject(HandlerSignal):
     def __init__(self, reason: str = "rejected by its handler") -> None:
         super().__init__(reason)
         self.reason: str = reason
+
+
+class KeySharing(Enum):
+    """How the keys of a partition are shared by the consumers of a channel."""
+
+    NONE = "none"  # not at all, because one consumer has all of them, or the order of keys does not count
+    SERVER = "server"  # by the server, in a channel of type key_failover
+    TAGS = "tags"  # by the tags of messages. Each bucket has one consumer, on a connection of its own.
 
 
 class Owner(Protocol):
@@ -242,12 +253,12 @@ class Message(RawMessage):
 
     @property
     def in_flight(self) -> bool:
-        """Whether the server waits for its answer: it was not answered, and is not `expired`."""
+        """Whether it was neither answered nor is `expired`."""
         return not self.answered and not self.owner.expired(self)
 
     @property
     def lost(self) -> bool:
-        """Whether the server redelivers it, as its consumer knew at its last tick: `expired`, or requeued by it."""
+        """Whether it was `expired` when its consumer looked last, or the consumer has requeued it."""
         return self.received < self.owner.horizon
 
     def may_begin(self, now: float) -> bool:
@@ -407,6 +418,32 @@ def requeue_unanswered(messages: Iterable[Message]) -> None:
     for message in messages:
         if not message.answered and not message.lost:
             message.requeue_now(0.0, backoff=False)
+
+
+def takes_message(function: Callable[..., object]) -> bool:
+    """Return whether a handler receives messages, and not values that its annotations select from a message."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return True
+    if len(parameters) == 1 and is_message(parameters[0].annotation):
+        return True
+    return bool(parameters) and parameters[0].kind is inspect.Parameter.VAR_POSITIONAL
+
+
+def is_message(annotation: object) -> bool:
+    """Return whether a parameter with an annotation receives the message."""
+    if isinstance(annotation, str):  # possibly imported for type checkers only
+        return annotation == "object" or annotation.rpartition(".")[2] == "Message"
+    if annotation in (inspect.Parameter.empty, object):
+        return True
+    # the blocking one is a class of its own
+    return isinstance(annotation, type) and annotation.__name__ == "Message" and in_package(annotation.__module__)
+
+
+def in_package(module: str) -> bool:
+    """Return whether a module is of this package."""
+    return module.partition(".")[0] == _PACKAGE
 
 
 def key_reader(key: str | KeyOf) -> Callable[[Message], bytes]:

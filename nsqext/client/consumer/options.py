@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict, cast
 
 from attrs import field, frozen
 
 from nsqext.arguments import check_counts, check_groups, check_kinds, check_number, check_times, is_number
-from nsqext.client.consumer.position import Position, StartPositions, read_position
-from nsqext.dispatch.buckets import DEFAULT_KEY_TAGS, check_key_tags
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import LookupOptions, LookupSettings
 from nsqext.protocol.headers import KEY_HEADER
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
     from tenacity.wait import wait_base
 
     from nsqext.client.consumer.message import KeyOf, Message
+    from nsqext.client.consumer.position import Position, StartPositions
 
 _MAX_RECONNECT_WAIT = 5.0
 
@@ -41,6 +40,8 @@ def _position_of(
 ) -> Position | Mapping[int, Position] | StartPositions | None:
     if not isinstance(given, str):
         return given
+    from nsqext.client.consumer.position import read_position
+
     try:
         return read_position(given)
     except ValueError as error:
@@ -351,6 +352,8 @@ class ConsumerOptions:
     def _check_key_tags(self) -> None:
         if self.key_tags is None:
             return
+        from nsqext.dispatch.buckets import check_key_tags
+
         check_key_tags(self.key_tags)
         if self.dispatch != KEY_FAILOVER:
             raise InvalidSetting("key_tags has no effect without dispatch='key_failover'")
@@ -363,6 +366,8 @@ class ConsumerOptions:
             if self.start_existing:
                 raise InvalidSetting("start_existing needs start")
             return
+        from nsqext.client.consumer.position import Position, StartPositions
+
         if isinstance(self.start, StartPositions):
             if self.start_existing:
                 raise InvalidSetting("start_existing has no effect on positions that are looked up")
@@ -403,15 +408,21 @@ class ConsumerOptions:
         """Number of buckets of keys where a server does not share the keys itself; 0 if tags are not used."""
         if self.dispatch != KEY_FAILOVER or self.tag is not None or self.ext_filter is not None:
             return 0
+        from nsqext.dispatch.buckets import DEFAULT_KEY_TAGS
+
         return DEFAULT_KEY_TAGS if self.key_tags is None else self.key_tags
 
     def start_of(self, partition: int) -> Position | None:
         """Return the start position of a partition; None leaves it to the server, or to the `start_positions`."""
         if isinstance(self.start, Mapping):
             return self.start.get(partition)
-        return self.start if isinstance(self.start, Position) else None
+        return None if self.start is None or self.start_positions is not None else cast("Position", self.start)
 
     @property
     def start_positions(self) -> StartPositions | None:
         """What is asked for the start before each subscription; None for nothing."""
+        if self.start is None:
+            return None
+        from nsqext.client.consumer.position import StartPositions
+
         return self.start if isinstance(self.start, StartPositions) else None

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from nsqext.client.consumer.handlers.failure_policy import FailurePolicy
 from nsqext.client.consumer.handlers.workers import MessageHandler, MessageQueue, StallWatch, Workers
 from nsqext.client.consumer.message import TOUCHES, key_reader, touch_due
 from nsqext.errors import InvalidInput
@@ -134,6 +133,8 @@ class MessageDispatcher:
 
     def start_workers(self, handler: AnyHandler, dead_letters: DeadLetterHook | None) -> None:
         """Start the workers."""
+        from nsqext.client.consumer.handlers.failure_policy import FailurePolicy
+
         options, function = self._options, handler.function
         name = getattr(function, "__qualname__", type(function).__qualname__)
         self._stall = StallWatch(options.delivery.block_warning, f"the handler {name}")

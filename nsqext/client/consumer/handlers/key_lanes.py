@@ -15,8 +15,7 @@ from zlib import crc32
 
 from nsqext.client.consumer.handlers.partition_order import KeyLaneOwner, PartitionOrder, Wait, owner_of
 from nsqext.client.consumer.handlers.workers import MessageQueue
-from nsqext.client.consumer.message import touch_due
-from nsqext.dispatch.buckets import KeySharing
+from nsqext.client.consumer.message import KeySharing, touch_due
 from nsqext.errors import InvalidInput
 
 if TYPE_CHECKING:

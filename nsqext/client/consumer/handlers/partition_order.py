@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, cast
 
 from attrs import define, field
 
-from nsqext.dispatch.buckets import KeySharing
+from nsqext.client.consumer.message import KeySharing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 from attrs import evolve, frozen
 
-from nsqext.dispatch.buckets import KeySharing, shared_tag
+from nsqext.client.consumer.message import KeySharing
 from nsqext.errors import InvalidSetting, NsqError
 from nsqext.errors.server import InvalidCommand
 from nsqext.protocol.client.commands import CLS, rdy, sub
@@ -145,6 +145,8 @@ class SubscribeRequest:
                 topic=self.topic,
                 hint=f"leave out {given}, or {_ALONE}",
             )
+        from nsqext.dispatch.buckets import shared_tag
+
         by_tags = evolve(self, key_tags=count, tag=shared_tag(count))
         by_tags._check_tags(negotiated)
         return by_tags

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Final
 import anyio
 from attrs import evolve
 
-from nsqext.client.consumer.subscriptions.assignment import Assignment, ChannelSeeker, Key, SubscriberContext
-from nsqext.client.consumer.subscriptions.key_buckets import BucketWatch, KeyBuckets
+from nsqext.client.consumer.message import KeySharing
+from nsqext.client.consumer.subscriptions.assignment import Assignment, Key, SubscriberContext
 from nsqext.client.consumer.subscriptions.partition_reader import SubscribeRequest
 from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff
 from nsqext.client.consumer.subscriptions.subscription import Subscription
-from nsqext.dispatch.buckets import KeySharing, shared_tag
 from nsqext.errors import (
     DataLoss,
     InvalidInput,
@@ -50,6 +49,8 @@ from nsqext.waits import Wakeup, pause_after
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from nsqext.client.consumer.subscriptions.channel_seeker import ChannelSeeker
+    from nsqext.client.consumer.subscriptions.key_buckets import BucketWatch, KeyBuckets
     from nsqext.lookup.partition_map import PartitionMap
     from nsqext.types import TopicMeta
 
@@ -108,16 +109,29 @@ class Subscriber:
         self._ordered_warned = False
         self._shared_checked = False
         self._key_tags = self._options.bucket_count if self._options.key_tags else 0  # chosen, whatever servers support
-        self._tag = shared_tag(self._key_tags) if self._key_tags else self._options.tag
+        self._tag = self._options.tag
+        if self._key_tags:
+            from nsqext.dispatch.buckets import shared_tag
+
+            self._tag = shared_tag(self._key_tags)
         self._client_id = f"{gethostname().partition('.')[0]}-{os.urandom(4).hex()}"
-        self._bucket_watch = BucketWatch()
+        self._bucket_watch: BucketWatch | None = None
         self._key_sharing = KeySharing.NONE
         self._demands: dict[str, bool] = {}  # what servers required of subscriptions, against what lookup says
-        self.seeker: ChannelSeeker = ChannelSeeker(topic, context, self._assignments, self._live)  # moves the channel
+        self._seeker: ChannelSeeker | None = None
         # set when all partitions of the first lookup are subscribed, or the topic is left
         self.started: anyio.Event = anyio.Event()
         self.closing: bool = False  # whether no further subscription is made
         self.vanished: bool = False  # whether partitions of a discovered topic were given up
+
+    @property
+    def seeker(self) -> ChannelSeeker:
+        """What moves the channel; made when it is needed."""
+        if self._seeker is None:
+            from nsqext.client.consumer.subscriptions.channel_seeker import ChannelSeeker
+
+            self._seeker = ChannelSeeker(self._topic, self._context, self._assignments, self._live)
+        return self._seeker
 
     @property
     def idle(self) -> bool:
@@ -309,13 +323,15 @@ class Subscriber:
         subscription: Subscription | None = None
         reason: NsqError | None = None
         try:
-            await self.seeker.apply_start(assignment, view, address)
+            if options.start is not None:
+                await self.seeker.apply_start(assignment, view, address)
             subscription = await Subscription.open(
                 request, deliver=self._context.receiver.dispatch, monitor=group, backoff=backoff
             )
             assignment.opened += 1
             subscription.number = assignment.opened
-            await self.seeker.move(assignment, subscription, view)
+            if assignment.pending is not None:
+                await self.seeker.move(assignment, subscription, view)
             if self.closing:
                 await subscription.close()  # the topic was left meanwhile
                 return None
@@ -338,6 +354,10 @@ class Subscriber:
         return reason
 
     async def _share_keys(self, assignment: Assignment, subscription: Subscription, view: PartitionMap) -> None:
+        from nsqext.client.consumer.subscriptions.key_buckets import BucketWatch, KeyBuckets
+
+        if self._bucket_watch is None:
+            self._bucket_watch = BucketWatch()
         http = view.http.get(subscription.request.address)
         self._buckets[assignment.key] = buckets = KeyBuckets(subscription, http, self._context, self._bucket_watch)
         try:

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import anyio
 from attrs import define
 
-from nsqext.client.consumer.message import ACCEPTED_DELAY, MAX_DELAY, InFlightCount, Message
+from nsqext.client.consumer.message import ACCEPTED_DELAY, MAX_DELAY, InFlightCount, KeySharing, Message
 from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
 from nsqext.client.trace_log import trace_log
-from nsqext.dispatch.buckets import KeySharing
 from nsqext.errors import ConnectionLost, MessageNotInFlight, NsqError, OrderViolation, ProtocolError
 from nsqext.errors.server import TouchFailed
 from nsqext.protocol.client.commands import req, touch

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import anyio
 from attrs import frozen
 
+from nsqext.client.consumer.message import KeySharing
 from nsqext.client.consumer.subscriptions.rdy_distributor import IDLE, IDLE_TURN, Backoff, RdyDistributor
 from nsqext.client.pulse import PAST_DUE, Pulse
-from nsqext.dispatch.buckets import KeySharing
 from nsqext.waits import Waiters
 
 if TYPE_CHECKING:

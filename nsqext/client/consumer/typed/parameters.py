@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, g
 
 from attrs import define, field, frozen
 
-from nsqext.client.consumer.message import Message, Reject, Requeue
+from nsqext.client.consumer.message import Message, Reject, Requeue, in_package, is_message, takes_message
 from nsqext.errors import InvalidSetting
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 Handler = Callable[[Message], Awaitable[object]]
 _Source = Callable[[Message], Any]
-_PACKAGE = __name__.partition(".")[0]
 
 
 class _Field(enum.Enum):
@@ -201,14 +200,9 @@ def plan_call(function: Callable[..., Awaitable[object]]) -> CallPlan | None:
 
     Raises InvalidSetting.
     """
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
+    if takes_message(function):
         return None
-    if len(parameters) == 1 and _is_message(parameters[0].annotation):
-        return None
-    if parameters and parameters[0].kind is inspect.Parameter.VAR_POSITIONAL:
-        return None
+    parameters = list(inspect.signature(function).parameters.values())
     return CallPlan(function, _Planner(function).arguments(parameters, function))
 
 
@@ -216,19 +210,6 @@ def message_handler(function: Callable[..., Awaitable[object]], failure: Failure
     """Return a handler of messages: the function, or a wrapper that passes its arguments; raises InvalidSetting."""
     plan = plan_call(function)
     return function if plan is None else plan.handler(failure)
-
-
-def _is_message(annotation: object) -> bool:
-    if isinstance(annotation, str):  # possibly imported for type checkers only
-        return annotation == "object" or annotation.rpartition(".")[2] == "Message"
-    if annotation in (inspect.Parameter.empty, object):
-        return True
-    # the blocking one is a class of its own
-    return isinstance(annotation, type) and annotation.__name__ == "Message" and _in_package(annotation.__module__)
-
-
-def _in_package(module: str) -> bool:
-    return module.partition(".")[0] == _PACKAGE
 
 
 class _Planner:
@@ -243,7 +224,7 @@ class _Planner:
 
     def _check_annotated(self, parameters: list[inspect.Parameter]) -> None:
         """Refuse a parameter without annotation beside another one that receives the message."""
-        messages = [one for one in parameters if _is_message(one.annotation)]
+        messages = [one for one in parameters if is_message(one.annotation)]
         bare = [one for one in messages if one.annotation is inspect.Parameter.empty]
         if bare and len(messages) > 1:
             name = bare[-1].name
@@ -291,7 +272,7 @@ class _Planner:
             ) from None
 
     def _source(self, parameter: inspect.Parameter, annotation: Any, *, body: bool) -> _Source | _Dependency | None:
-        if _is_message(annotation):
+        if is_message(annotation):
             return lambda message: message
         base, *markers = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
         for marker in markers:
@@ -335,7 +316,7 @@ def _constant(value: Any) -> _Source:
 
 def _local_names(frame: FrameType | None) -> dict[str, Any]:
     """Return the names that are visible where the handler is defined, the innermost ones first."""
-    while frame is not None and _in_package(str(frame.f_globals.get("__name__", ""))):
+    while frame is not None and in_package(str(frame.f_globals.get("__name__", ""))):
         frame = frame.f_back
     return dict(frame.f_locals) if frame is not None else {}
 

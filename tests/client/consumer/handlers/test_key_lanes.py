@@ -9,10 +9,9 @@ import pytest
 from anyio import create_task_group
 
 from nsqext.client.consumer.handlers.key_lanes import KeyLanes, lane_number
-from nsqext.client.consumer.message import key_reader
+from nsqext.client.consumer.message import KeySharing, key_reader
 from nsqext.client.consumer.options import DeliveryOptions
 from nsqext.client.consumer.unpacking import UnpackBudget
-from nsqext.dispatch.buckets import KeySharing
 from nsqext.errors import InvalidInput
 from tests.support.key_lanes import Bench, Owner, at_place, cut
 

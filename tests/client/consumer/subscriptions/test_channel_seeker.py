@@ -10,7 +10,8 @@ import pytest
 
 from nsqext import Position
 from nsqext.client.consumer.options import ConsumerOptions
-from nsqext.client.consumer.subscriptions.assignment import Assignment, ChannelSeeker, SubscriberContext
+from nsqext.client.consumer.subscriptions.assignment import Assignment, SubscriberContext
+from nsqext.client.consumer.subscriptions.channel_seeker import ChannelSeeker
 from nsqext.errors import InvalidPartition, InvalidSetting, InvalidState, PartitionUnavailable
 from nsqext.lookup.node_channels import LogBounds
 from nsqext.lookup.partition_map import PartitionMap

@@ -10,11 +10,11 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
+from nsqext.client.consumer.message import KeySharing
 from nsqext.client.consumer.options import BackoffOptions
 from nsqext.client.consumer.subscriptions import subscription_group as module
 from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff
 from nsqext.client.consumer.subscriptions.subscription_group import ConsumerConnection
-from nsqext.dispatch.buckets import KeySharing
 from nsqext.errors import InvalidState
 from nsqext.transport.options import ConnectionOptions
 from tests.support.subscription_bench import Bench, Connection, ready

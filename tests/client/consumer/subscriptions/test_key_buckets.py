@@ -12,12 +12,12 @@ from attrs import evolve
 
 from nsqext import Consumer, ExtFilter, Message, Producer
 from nsqext.broker import Cluster, ClusterOptions
+from nsqext.client.consumer.message import KeySharing
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.subscriptions import key_buckets
 from nsqext.client.consumer.subscriptions.key_buckets import DeliveryWatch, KeyBuckets
 from nsqext.client.consumer.subscriptions.partition_reader import SubscribeRequest
 from nsqext.client.consumer.subscriptions.subscription import Subscription
-from nsqext.dispatch.buckets import KeySharing
 from nsqext.errors import InvalidInput, InvalidSetting
 from nsqext.lookup.node_channels import ChannelClient, ChannelConnections, NodeChannels
 from nsqext.protocol.identify import Negotiated

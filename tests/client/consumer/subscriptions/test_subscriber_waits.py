@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from attrs import evolve
 
+from nsqext.client.consumer.message import KeySharing
+from nsqext.client.consumer.subscriptions import key_buckets
 from nsqext.client.consumer.subscriptions import subscriber as module
-from nsqext.dispatch.buckets import KeySharing
 from nsqext.errors import (
     ConnectionFailed,
     ConnectionLost,
@@ -163,7 +164,7 @@ async def test_the_messages_of_a_partition_are_forgotten_when_its_keys_are_share
         connection.key_sharing = next(kinds)
 
     monkeypatch.setattr(Connection, "__init__", make)
-    monkeypatch.setattr(module, "KeyBuckets", Buckets)
+    monkeypatch.setattr(key_buckets, "KeyBuckets", Buckets)
     async with running_subscriber(monkeypatch, view_of(NODE), dispatch="key_failover") as scene:
         for count in (1, 2, 3):
             (await scene.connections(count))[-1].fail(ConnectionLost("lost"))

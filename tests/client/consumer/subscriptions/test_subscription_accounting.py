@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from nsqext import Position
+from nsqext.client.consumer.message import KeySharing
 from nsqext.client.consumer.options import DeliveryOptions
 from nsqext.client.trace_log import trace_log
-from nsqext.dispatch.buckets import KeySharing
 from nsqext.errors import ConnectionLost, MessageNotInFlight, OrderViolation, ProtocolError
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER
 from nsqext.protocol.client.commands import CLS

@@ -1,0 +1,129 @@
+"""Move a channel to another position: the start position of the options, and the positions that the program seeks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+
+from nsqext.errors import InvalidPartition, InvalidSetting, InvalidState, PartitionUnavailable
+from nsqext.types import Address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from nsqext.client.consumer.position import Position
+    from nsqext.client.consumer.subscriptions.assignment import Assignment, Key, SubscriberContext
+    from nsqext.client.consumer.subscriptions.subscription import Subscription
+    from nsqext.lookup.partition_map import PartitionMap
+
+
+class ChannelSeeker:
+    """Records the position that the channel has to be moved to at each partition, and moves it before RDY is sent."""
+
+    def __init__(
+        self,
+        topic: str,
+        context: SubscriberContext,
+        assignments: Mapping[Key, Assignment],
+        live: Mapping[Key, Subscription],
+    ) -> None:
+        self._topic = topic
+        self._channel = context.channel
+        self._options = context.options
+        self._metadata = context.metadata
+        self._assignments = assignments  # the assignments by their keys; maintained by the subscriber
+        self._live = live  # the open subscriptions by their keys; maintained by the subscriber
+
+    async def apply_start(self, assignment: Assignment, view: PartitionMap, address: Address) -> None:
+        """Record the start position of the options, before the first subscription to a partition.
+
+        Positions that are looked up are recorded before each one.
+
+        Raises DataLoss, InvalidSetting or PartitionUnavailable.
+        """
+        positions = self._options.start_positions
+        if positions is not None:
+            http, partition = _http(view, assignment.partition, address), assignment.partition
+            log = await self._metadata.channels.log_bounds(http, self._topic, partition, self._channel)
+            found = await positions.start_of(self._topic, self._channel, partition, log)
+            if found is not None and assignment.pending is None:
+                assignment.pending = found
+            return
+        start = self._options.start_of(assignment.partition)
+        if assignment.start_applied or start is None:
+            return
+        http = _http(view, assignment.partition, address)
+        wanted = self._options.start_existing or not await self._metadata.channels.exists(
+            http, self._topic, assignment.partition, self._channel
+        )
+        if wanted and assignment.pending is None:  # the user may have called seek meanwhile
+            assignment.pending = start
+        assignment.start_applied = True
+
+    async def move(self, assignment: Assignment, subscription: Subscription, view: PartitionMap) -> None:
+        """Move the channel to a pending position before the subscription sends RDY; raises PartitionUnavailable."""
+        while assignment.pending is not None:
+            http = _http(view, assignment.partition, subscription.request.address)
+            position = assignment.pending
+            subscription.skip_to(position)
+            await self._metadata.channels.move(http, self._topic, assignment.partition, self._channel, str(position))
+            if assignment.pending is position:  # otherwise the user called seek meanwhile
+                assignment.pending = None
+                assignment.moved.set()
+
+    async def seek(self, position: Position, partitions: Sequence[int] | None) -> None:
+        """Move the channel to a position; return when this is done at all partitions.
+
+        Of concurrent calls the last one wins, and all return then. Cancellation does not revoke the move.
+
+        Raises InvalidPartition, InvalidSetting or InvalidState.
+        """
+        assignments = self._chosen(self._assignments if partitions is None else partitions)
+        for assignment in assignments:
+            assignment.pending = position
+            if assignment.moved.is_set():
+                assignment.moved = anyio.Event()
+        subscriptions = [self._live[assignment.key] for assignment in assignments if assignment.key in self._live]
+        try:
+            for subscription in subscriptions:
+                await subscription.close()
+        finally:
+            # after a cancellation too: a pending move waits for the next subscription, which must not take days
+            for subscription in subscriptions:
+                subscription.stopped = True
+                subscription.flush()
+                subscription.end()
+        for assignment in assignments:
+            moved = assignment.moved
+            await moved.wait()
+            if assignment.pending is not None and assignment.moved is moved:
+                raise InvalidState(
+                    "the consumer was closed, or the topic lost the partition, before the channel could be moved",
+                    topic=self._topic,
+                    partition=assignment.partition,
+                )
+
+    def _chosen(self, keys: Iterable[Key]) -> list[Assignment]:
+        chosen = []
+        for key in keys:
+            if key not in self._assignments:
+                raise InvalidPartition(f"partition {key} is not consumed by this consumer", topic=self._topic)
+            chosen.append(self._assignments[key])
+        if any(isinstance(assignment.key, Address) for assignment in chosen):
+            raise InvalidSetting("the original NSQ cannot seek", topic=self._topic)
+        return chosen
+
+
+def _http(view: PartitionMap, partition: int, address: Address) -> Address:
+    if partition < 0:
+        raise InvalidSetting("the original NSQ has no start positions", topic=view.topic)
+    http = view.http.get(address)
+    if http is None:
+        raise PartitionUnavailable(
+            "the lookup service does not name the HTTP address of the leader",
+            topic=view.topic,
+            partition=partition,
+            node=str(address),
+        )
+    return http

@@ -10,12 +10,10 @@ import zlib
 from typing import TYPE_CHECKING, Protocol
 
 from nsqext.errors import InvalidSetting, ProtocolError
+from nsqext.protocol.frames import MAX_DECODED
 
 if TYPE_CHECKING:
     from types import ModuleType
-
-MAX_DECODED = 64 * 1024 * 1024
-"""Most bytes that one call of ``decode`` returns, four of the largest frames; 64 KiB of deflate can hold as many."""
 
 
 class Layer(Protocol):

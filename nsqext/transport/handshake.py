@@ -15,11 +15,11 @@ from nsqext.errors.server import AuthRequired
 from nsqext.protocol.client.commands import auth, identify
 from nsqext.protocol.frames import MAGIC_V2, OK
 from nsqext.protocol.identify import IdentifyRequest, Negotiated
-from nsqext.protocol.layers import DeflateLayer, Layer, SnappyLayer
 from nsqext.transport.connection import Connection
 
 if TYPE_CHECKING:
     from nsqext.protocol.client.commands import Command
+    from nsqext.protocol.layers import Layer
     from nsqext.protocol.tls_layer import TlsLayer
     from nsqext.transport.options import ConnectionOptions
     from nsqext.types import Address
@@ -178,11 +178,14 @@ async def _negotiate(connection: Connection, options: ConnectionOptions, request
 
         hostname = options.tls_hostname or connection.address.host
         await _start_tls(connection, TlsLayer(context, server_hostname=hostname))
-    if negotiated.snappy:
-        await _start_layer(connection, SnappyLayer(max_decoded=options.max_decompressed_size))
-    if negotiated.deflate_level:
-        layer = DeflateLayer(negotiated.deflate_level, max_decoded=options.max_decompressed_size)
-        await _start_layer(connection, layer)
+    if negotiated.snappy or negotiated.deflate_level:
+        from nsqext.protocol.layers import DeflateLayer, SnappyLayer
+
+        largest = options.max_decompressed_size
+        if negotiated.snappy:
+            await _start_layer(connection, SnappyLayer(max_decoded=largest))
+        if negotiated.deflate_level:
+            await _start_layer(connection, DeflateLayer(negotiated.deflate_level, max_decoded=largest))
     connection.finish_handshake()
     await _authenticate(connection, options, negotiated)
     return negotiated

@@ -8,8 +8,7 @@ from attrs import field, frozen
 
 from nsqext.arguments import check_counts, check_kinds, check_number, check_times
 from nsqext.errors import InvalidSetting
-from nsqext.protocol.frames import DEFAULT_MAX_FRAME_SIZE
-from nsqext.protocol.layers import MAX_DECODED
+from nsqext.protocol.frames import DEFAULT_MAX_FRAME_SIZE, MAX_DECODED
 
 if TYPE_CHECKING:
     import ssl

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.errors import InvalidSetting, ProtocolError
-from nsqext.protocol.layers import MAX_DECODED, DeflateLayer, Layer, SnappyLayer
+from nsqext.protocol.frames import MAX_DECODED
+from nsqext.protocol.layers import DeflateLayer, Layer, SnappyLayer
 from tests.support.tables import table
 
 OK = bytes.fromhex("00000006000000004f4b")

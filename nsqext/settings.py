@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Container, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import SplitResult, parse_qsl, unquote, unquote_plus, urlsplit
 
 import attrs
 
@@ -21,6 +20,7 @@ from nsqext.errors import InvalidSetting, UnknownSetting
 
 if TYPE_CHECKING:
     import ssl
+    from urllib.parse import SplitResult
 
 
 __all__ = ("is_secret_name", "redact_url")
@@ -42,6 +42,7 @@ def redact_url(url: str, known: Container[str] | None = None) -> str:
     ``known`` parameters are shown, because a misspelt name may hold a secret; None shows every parameter whose name is
     not that of a secret.
     """
+    from urllib.parse import unquote_plus
 
     def masked(match: re.Match[str]) -> str:
         name = unquote_plus(match[2])
@@ -234,6 +235,8 @@ def parse(value: str, setting: Setting, place: str) -> object:
 
 def _from_url(url: str, known: Container[str] | None) -> dict[str, str]:
     """Return the settings of a URL as text."""
+    from urllib.parse import parse_qsl, unquote  # not for a client whose addresses are no URL
+
     parts = _split(url)
     shown = redact_url(url, known)
     kind, port = _SCHEMES[parts.scheme]
@@ -256,6 +259,8 @@ def _from_url(url: str, known: Container[str] | None) -> dict[str, str]:
 
 
 def _split(url: str) -> SplitResult:
+    from urllib.parse import urlsplit
+
     if not isinstance(url, str):
         raise InvalidSetting(f"the URL is a {type(url).__name__}, not text", hint="write nsq://lookupd:4161")
     try:

@@ -13,7 +13,6 @@ import orjson
 
 from nsqext.arguments import is_whole
 from nsqext.errors import InvalidHeader, ProtocolError
-from nsqext.protocol.extjson import UnreadableHeader, read_values
 from nsqext.protocol.names import check_tag, check_trace_id
 from nsqext.types import RawJson
 
@@ -159,6 +158,8 @@ def decode_headers(encoded: bytes) -> dict[str, Any]:
     try:
         value = orjson.loads(encoded)
     except orjson.JSONDecodeError as error:
+        from nsqext.protocol.extjson import UnreadableHeader, read_values  # few headers are no JSON
+
         try:
             return read_values(encoded)
         except UnreadableHeader:
@@ -173,6 +174,8 @@ def decode_headers(encoded: bytes) -> dict[str, Any]:
 
 
 def _with_exact_numbers(encoded: bytes, value: dict[str, Any]) -> dict[str, Any]:
+    from nsqext.protocol.extjson import UnreadableHeader, read_values
+
     try:
         return read_values(encoded)
     except UnreadableHeader:  # nested more deeply than servers read

@@ -13,7 +13,6 @@ from attrs import field, frozen
 from nsqext._version import __version__
 from nsqext.arguments import is_number
 from nsqext.errors import InvalidSetting, ProtocolError
-from nsqext.protocol.extjson import UnreadableFields, read_fields
 
 __all__ = (
     "DISPATCH_TYPES",
@@ -184,6 +183,8 @@ class Negotiated:
         """
         if data == b"OK":
             return cls()
+        from nsqext.protocol.json_fields import UnreadableFields, read_fields  # not at the import of a client
+
         try:
             reply = read_fields(data, _REPLY)
         except UnreadableFields as error:

@@ -14,8 +14,8 @@ import orjson
 from attrs import asdict, fields, frozen
 
 from nsqext.errors import ProtocolError
-from nsqext.protocol.extjson import UnreadableFields, read_fields
 from nsqext.protocol.frames import RequestError
+from nsqext.protocol.json_fields import UnreadableFields, read_fields
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
 
 MAGIC = b"  V1"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nsqext.protocol.extjson import UnreadableFields, read_fields
+from nsqext.protocol.json_fields import UnreadableFields, read_fields
 from tests.support.tables import table
 
 _LISTS: dict[str, Any] = {"list": [{"key": str}], "names": [str]}

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import re2
 
-from nsqext.protocol.extjson import Members
 from nsqext.protocol.identify import FILTER_EQUAL, FILTER_GLOB, FILTER_MULTI, FILTER_REGEXP
+from nsqext.protocol.json_fields import Members
 from nsqext.protocol.messages import EXT_JSON
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import Any
 import orjson
 from attrs import define, field, frozen
 
-from nsqext.protocol.extjson import UnreadableFields, read_fields
 from nsqext.protocol.frames import RequestError
 from nsqext.protocol.identify import DISPATCH_TYPES
+from nsqext.protocol.json_fields import UnreadableFields, read_fields
 from nsqext.protocol.names import MAX_TAG_BYTES
 
 Generation = str

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.options import ProducerSettings
     from nsqext.client.producer.producer import Producer
     from nsqext.client.producer.request import OutgoingMessage
-    from nsqext.client.producer.sender import ProducerStatistics
+    from nsqext.client.producer.statistics import ProducerStatistics
     from nsqext.client.trace_log import trace_log
     from nsqext.errors import BatchFailed, DeliveryUnknown, InvalidInput, NsqError, PublishFailed, ServerError
     from nsqext.lookup.lookup import Lookup
@@ -98,7 +98,7 @@ _HOMES = {
     "nsqext.client.consumer.replay": ("replay_dead_letters",),
     "nsqext.client.producer.producer": ("Producer",),
     "nsqext.client.producer.request": ("OutgoingMessage",),
-    "nsqext.client.producer.sender": ("ProducerStatistics",),
+    "nsqext.client.producer.statistics": ("ProducerStatistics",),
     "nsqext.client.trace_log": ("trace_log",),
     "nsqext.errors": ("BatchFailed", "DeliveryUnknown", "InvalidInput", "NsqError", "PublishFailed", "ServerError"),
     "nsqext.lookup.options": ("LookupSettings",),

@@ -17,15 +17,21 @@ if TYPE_CHECKING:
     from nsqext.types import Address
 
 
-@frozen
-class _SharedOptions:
-    lookup: LookupOptions = field(factory=LookupOptions)
+@cache
+def _shared_options() -> type[Any]:
+    """Return the option class of the lookup client, whose settings have the prefix of a group."""
+
+    @frozen
+    class SharedOptions:
+        lookup: LookupOptions = field(factory=LookupOptions)
+
+    return SharedOptions
 
 
 @cache
 def lookup_schema() -> Schema:
     """Return the settings of the lookup client."""
-    return Schema("Lookup", settings_of(_SharedOptions), direct=False)
+    return Schema("Lookup", settings_of(_shared_options()), direct=False)
 
 
 class Lookup:
@@ -53,7 +59,7 @@ class Lookup:
         given = schema.collect(lookupd, (), env, settings)
         self.given: Mapping[str, Any] = given.values
         """The values of its settings that were given."""
-        self._options = build(_SharedOptions, schema.own, given.values)
+        self._options = build(_shared_options(), schema.own, given.values)
         self._metadata = MetadataCache(given.lookupd, options=self._options.lookup)
 
     def __repr__(self) -> str:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.subscriptions.subscription_group import ConsumerStatistics
     from nsqext.client.middleware import Client, Handling
     from nsqext.client.producer.request import Publishing
-    from nsqext.client.producer.sender import ProducerStatistics
+    from nsqext.client.producer.statistics import ProducerStatistics
 
 __all__ = ("Prometheus",)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.connection_pool import PooledNode
     from nsqext.client.producer.producer import Producer as AsyncProducer
     from nsqext.client.producer.request import OutgoingMessage
-    from nsqext.client.producer.sender import ProducerStatistics
+    from nsqext.client.producer.statistics import ProducerStatistics
     from nsqext.client.producer.thread_port import ReadyPublish
     from nsqext.types import Receipt
 

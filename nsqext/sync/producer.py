@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nsqext.client.events import ClientEvent
     from nsqext.client.middleware import Middleware
     from nsqext.client.producer.options import ProducerSettings
-    from nsqext.client.producer.sender import ProducerStatistics
+    from nsqext.client.producer.statistics import ProducerStatistics
     from nsqext.lookup.lookup import Lookup
     from nsqext.types import Receipt
 

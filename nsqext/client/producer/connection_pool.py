@@ -16,14 +16,13 @@ import anyio
 from attrs import define, field
 
 from nsqext.errors import InvalidState, NsqError
-from nsqext.protocol.identify import IdentifyRequest, Negotiated
-from nsqext.transport.handshake import open_connection
 from nsqext.waits import Doubling, Waiters
 
 if TYPE_CHECKING:
     from nsqext.client.events import ClientEvents
     from nsqext.client.producer.http_connection import HttpConnection
     from nsqext.client.tasks import BackgroundTasks
+    from nsqext.protocol.identify import Negotiated
     from nsqext.transport.connection import Connection
     from nsqext.transport.options import ConnectionOptions
     from nsqext.types import Address
@@ -54,7 +53,7 @@ class PooledNode:
         # HTTP address of the node; None if lookup does not list one, and for fixed nodes
         self.http: Address | None = None
         self.connection: PooledConnection | None = None  # the connection, which may be broken; None without one
-        self.negotiated: Negotiated = Negotiated()  # features that the server granted
+        self.redesigned: bool = False  # whether the server is of the redesigned generation; False until it is connected
         self.connecting: anyio.Event | None = None
         self.failure: NsqError | None = None  # error of the last attempt to connect; None after success
         # for how long it is avoided after each failed attempt
@@ -139,7 +138,7 @@ class ConnectionPool:
             known = self._nodes.setdefault(node.address, node)
             if known is not node:
                 # an old route still uses a node that was forgotten and is known again
-                node.negotiated = known.negotiated
+                node.redesigned = known.redesigned
                 node = known
                 continue
             if node.connecting is None:
@@ -154,7 +153,8 @@ class ConnectionPool:
         node.failure = None
         try:
             self._ended(node)
-            connection, node.negotiated = await self._open(node)
+            connection, negotiated = await self._open(node)
+            node.redesigned = negotiated.is_ha
             if self._closed:
                 connection.close()
                 raise InvalidState("the producer was closed", node=node.node)
@@ -175,8 +175,10 @@ class ConnectionPool:
 
     async def _open(self, node: PooledNode) -> tuple[PooledConnection, Negotiated]:
         if self._http_tasks is None:
-            return await open_connection(node.address, self._options, IdentifyRequest())
-        from nsqext.client.producer.http_connection import open_http_connection  # few producers use HTTP
+            from nsqext.transport.handshake import open_connection
+
+            return await open_connection(node.address, self._options)
+        from nsqext.client.producer.http_connection import open_http_connection
 
         address = node.http or node.address
         return await open_http_connection(address, node.node, self._options, self._http_tasks.start_soon)

@@ -10,7 +10,6 @@ from weakref import WeakSet
 
 import anyio
 from anyio.lowlevel import checkpoint
-from attrs import asdict
 
 from nsqext.client.events import ClientEvents
 from nsqext.client.producer.connection_pool import ConnectionPool
@@ -27,7 +26,7 @@ from nsqext.client.producer.request import (
     read_receipt,
 )
 from nsqext.client.producer.route import RouteTable
-from nsqext.client.producer.sender import ProducerStatistics, Sender, out_of_step
+from nsqext.client.producer.sender import Sender, out_of_step
 from nsqext.client.settings import producer_schema
 from nsqext.client.tasks import BackgroundTasks
 from nsqext.client.trace_log import trace_log
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.batcher import Batcher
     from nsqext.client.producer.request import TopicKey
     from nsqext.client.producer.route import Route, Target
+    from nsqext.client.producer.statistics import ProducerStatistics
     from nsqext.types import Address, Receipt, TopicMeta
 
 _CLOSE_POLL = 0.01  # seconds between two checks for pending publishes while a producer closes
@@ -263,10 +263,12 @@ class Producer:
 
     def statistics(self) -> ProducerStatistics:
         """Return the statistics of this producer; costs nothing per message, and may be called at any time."""
+        from nsqext.client.producer.statistics import ProducerStatistics
+
         return ProducerStatistics(
             connections=self._pool.connections,
             pending=self._pool.in_flight,
-            **asdict(self._counters),
+            **vars(self._counters),
             lookup_age=self._metadata.answer_age,
             lookup_failures=self._metadata.failures,
         )

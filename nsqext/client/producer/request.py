@@ -189,7 +189,7 @@ def check_supported(target: Target, *, header: bool) -> None:
                 hint="create it with extend: Admin.create_topic(..., extend=True), nsqext broker --topic NAME:extend, "
                 "in tests @pytest.mark.nsq_topic(extend=True); or upgrade it: Admin.upgrade_topic",
             )
-    elif not target.node.negotiated.is_ha:
+    elif not target.node.redesigned:
         what = "headers and tags" if header else "trace ids"
         raise ExtendNotSupported(
             f"the original NSQ does not support {what}", topic=target.topic, hint="publish without them"
@@ -335,8 +335,7 @@ class Known(NamedTuple):
     receipt: Receipt  # where it was stored
 
 
-@frozen
-class SentTo:
+class SentTo(NamedTuple):
     """Where a publish was sent to."""
 
     partition: int
@@ -475,7 +474,7 @@ class MessageRequest(PublishRequest):
 
     def command(self, target: Target) -> Command:
         if self._delay is not None:
-            if not (target.meta.partition_num or target.node.negotiated.is_ha):
+            if not (target.meta.partition_num or target.node.redesigned):
                 default_trace_id(self._options, self.topic, target.meta)  # refuses to settle it
                 return self._deferred_command(target, self._delay)
             self._check_consumers_can_delay(target.meta)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.lowlevel
-from attrs import define, frozen
 
 from nsqext.client.trace_log import trace_log
 from nsqext.errors import (
@@ -43,30 +42,15 @@ if TYPE_CHECKING:
     from nsqext.types import Receipt
 
 
-@frozen
-class ProducerStatistics:
-    """Numbers of a producer since it was opened; a snapshot."""
-
-    connections: int  #: connections to nodes at the moment
-    pending: int  #: commands that were sent and have received no response so far
-    stored: int  #: messages that were stored
-    failed: int  #: messages that were not stored, and whose publish raised an error other than `InvalidInput`
-    unknown: int  #: messages whose publish raised `DeliveryUnknown`
-    retries: int  #: attempts after the first one of a publish
-    bytes_sent: int  #: bytes of publish commands that received a response
-    lookup_age: float | None  #: seconds since lookup last answered; None where it never did, or there is no lookup
-    lookup_failures: int  #: rounds in a row in which no lookup node returned a usable response
-
-
-@define(eq=False)
 class Counters:
-    """The numbers that publishes count; see `ProducerStatistics`."""
+    """The numbers that publishes count; see `nsqext.client.producer.statistics.ProducerStatistics`."""
 
-    stored: int = 0
-    failed: int = 0
-    unknown: int = 0
-    retries: int = 0
-    bytes_sent: int = 0
+    def __init__(self) -> None:
+        self.stored: int = 0
+        self.failed: int = 0
+        self.unknown: int = 0
+        self.retries: int = 0
+        self.bytes_sent: int = 0
 
 
 _PACED = 0.1  # longest pause, in seconds, before an attempt that waits for lookup, which has pauses of its own

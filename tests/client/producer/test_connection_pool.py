@@ -179,7 +179,7 @@ async def test_nodes_that_no_topic_needs_leave_the_pool() -> None:
         assert new is not old
         connection = await connect_to(pool, new)
         assert await connect_to(pool, old) is connection
-        assert old.negotiated is new.negotiated
+        assert old.redesigned == new.redesigned
         assert old.connection is None
         pool.keep_only(())
         pool.tick()

@@ -163,7 +163,7 @@ def test_topics_and_servers_decide_what_a_message_may_have(
     ):
         partition = 0 if meta.partition_num else -1
         target = Target("t", partition, ConnectionPool(ConnectionOptions(), ClientEvents()).node(Address("n", 1)), meta)
-        target.node.negotiated = Negotiated(version="0.3.7-HA.1.9.7" if is_ha else "1.3.0")
+        target.node.redesigned = is_ha
         if line is None:
             with pytest.raises(ExtendNotSupported) as caught:
                 _request(**members).command(target)
@@ -388,7 +388,7 @@ def test_each_message_that_may_be_looked_for_has_a_trace_id_of_its_own(monkeypat
 def _target(meta: TopicMeta, version: str = "1.3.0") -> Target:
     partition = 0 if meta.partition_num else -1
     target = Target("t", partition, ConnectionPool(ConnectionOptions(), ClientEvents()).node(Address("n", 1)), meta)
-    target.node.negotiated = Negotiated(version=version)
+    target.node.redesigned = Negotiated(version=version).is_ha
     return target
 
 

@@ -34,9 +34,6 @@ MAX_DECODED = 4 * DEFAULT_MAX_FRAME_SIZE
 """Most bytes that a compression layer returns for one read; 64 KiB of deflate can hold as many."""
 """Largest frame that is accepted, in bytes; three times the largest body that servers accept by default."""
 
-MAX_DECODED = 64 * 1024 * 1024
-"""Most bytes that a layer of compression decodes at once, four of the largest frames, which 64 KiB can hold."""
-
 Frame = tuple[int, bytes]
 """Frame type and data."""
 

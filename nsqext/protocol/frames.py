@@ -16,7 +16,6 @@ __all__ = (
     "FRAME_HEAD",
     "HEARTBEAT",
     "MAGIC_V2",
-    "MAX_DECODED",
     "OK",
     "Frame",
     "FrameType",
@@ -30,9 +29,9 @@ HEARTBEAT = b"_heartbeat_"
 CLOSE_WAIT = b"CLOSE_WAIT"
 
 DEFAULT_MAX_FRAME_SIZE = 16 * 1024 * 1024
+"""Largest frame that is accepted, in bytes; three times the largest body that servers accept by default."""
 MAX_DECODED = 4 * DEFAULT_MAX_FRAME_SIZE
 """Most bytes that a compression layer returns for one read; 64 KiB of deflate can hold as many."""
-"""Largest frame that is accepted, in bytes; three times the largest body that servers accept by default."""
 
 Frame = tuple[int, bytes]
 """Frame type and data."""

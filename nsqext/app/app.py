@@ -360,6 +360,7 @@ class App(Router, Runnable):
                 await stack.enter_async_context(self._producer)
                 for lifespan in self.lifespans:
                     await stack.enter_async_context(lifespan(self))
+                await self.start_middleware()
                 if not self._stopping.is_set():
                     await self._check_published_topics()
                     await self._consume()
@@ -370,6 +371,12 @@ class App(Router, Runnable):
             self._stopping.set()  # also where a lifespan failed or the app was cancelled: `wait` waits for it
             self._started.set()
             self._ended.set()
+
+    async def start_middleware(self) -> None:
+        """Start the middleware of the app and its handlers, each object once."""
+        around = [*self._around(), *(one for spec in self.specs for one in spec.middleware)]
+        for one in dict.fromkeys(around):
+            await one.start()
 
     async def _check_published_topics(self) -> None:
         """Warn about topics of publishers that cannot be written to."""

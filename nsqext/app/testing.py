@@ -84,6 +84,9 @@ class TestedApp(Protocol):
     def use_test(self, test: AppTest | None) -> None:
         """Create the clients for a test; with None, those of the app."""
 
+    async def start_middleware(self) -> None:
+        """Start the middleware of the app and its handlers."""
+
     async def start(self) -> object:
         """Run in the background."""
 
@@ -135,6 +138,7 @@ class AppTest:
             else:
                 for lifespan in self._app.lifespans:
                     await self._stack.enter_async_context(lifespan(self._app))
+                await self._app.start_middleware()
         except BaseException:
             self._entered = False
             await self._stack.aclose()

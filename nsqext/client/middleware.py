@@ -71,6 +71,12 @@ class Middleware:
     def attach(self, client: Client) -> None:
         """Called with each `nsqext.Producer` and `nsqext.Consumer` that uses this middleware, when it is created."""
 
+    async def start(self) -> None:
+        """Called when a consumer with a handler or an app starts, before messages are received.
+
+        An app calls it after its lifespans have begun. An exception ends the start.
+        """
+
     async def publish(self, publishing: Publishing, send_next: SendNext) -> Sequence[Receipt]:
         """Surround a publish with all its attempts; return a receipt for each message."""
         return await send_next(publishing)

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, suppress
 from contextvars import ContextVar
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 from zlib import crc32
 
 from anyio import CancelScope, to_thread
@@ -31,7 +31,15 @@ from nsqext.transactions.boundaries import (
     end_error,
     uncommitted_error,
 )
-from nsqext.transactions.schema import OF_PARTITION, ChannelPartition, SqlConnection, execute, fetched, is_postgresql
+from nsqext.transactions.schema import (
+    OF_PARTITION,
+    ChannelPartition,
+    SqlConnection,
+    execute,
+    fetched,
+    is_postgresql,
+    missing_table,
+)
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
@@ -60,6 +68,8 @@ class HandlerTransaction(Middleware, Generic[S]):
         begin: see there.
     """
 
+    _tables: ClassVar[tuple[str, ...]]
+
     def __init__(self, begin: Begin[S]) -> None:
         self._begin = begin
         self._session: ContextVar[S] = ContextVar("nsqext_session")
@@ -78,15 +88,44 @@ class HandlerTransaction(Middleware, Generic[S]):
             raise InvalidState("no message is being handled", hint="call it in a handler with this middleware")
         return found
 
-    async def check(self) -> None:
-        """Check that ``begin`` commits at its end, and rolls back after an exception; the first message does so too.
-
-        A row is written in three transactions and removed.
+    async def start(self) -> None:
+        """Check the tables and ``begin``, see `check`; a warning is logged if the database does not respond.
 
         Raises:
-            InvalidSetting: it does not, or opens a savepoint in a longer transaction.
+            InvalidSetting: as for `check`.
+        """
+        if self._checked:
+            return
+        try:
+            await self.check()
+        except (InvalidInput, InvalidSetting):
+            raise
+        except Exception as error:
+            logger.warning("%s cannot check its database yet: %s", type(self).__name__, error)
+
+    async def _check_tables(self) -> None:
+        for table in self._tables:
+            try:
+                await self._read(f"SELECT 1 FROM {table} WHERE 1 = 0")  # noqa: S608
+            except Exception as error:
+                await self._read("SELECT 1")  # raises if the database does not respond
+                raise missing_table(type(self).__name__, table, error) from error
+
+    async def _read(self, sql: str) -> None:
+        async with self._transaction() as session:
+            check_outermost(session)
+            await execute(session, sql, {})
+
+    async def check(self) -> None:
+        """Check that the tables exist, and that ``begin`` commits at its end and rolls back after an exception.
+
+        The start of an app or consumer does so too. A row is written in three transactions and removed.
+
+        Raises:
+            InvalidSetting: a table is missing, or ``begin`` does not, or opens a savepoint in a longer transaction.
             Exception: those of the database.
         """
+        await self._check_tables()
         name = token_hex(8)
         with suppress(_RolledBack):
             async with self._transaction() as session:
@@ -394,6 +433,8 @@ class Inbox(HandlerTransaction[S]):
     Raises:
         InvalidSetting: a time that is not valid.
     """
+
+    _tables = ("nsqext_inbox", "nsqext_inbox_range")
 
     def __init__(
         self, begin: Begin[S], *, keep: float = 14 * 86_400.0, identity: Callable[[Message], str | None] | None = None

@@ -84,6 +84,8 @@ class Positions(HandlerTransaction[S]):
             threads.
     """
 
+    _tables = ("nsqext_position",)
+
     def __init__(self, begin: Begin[S]) -> None:
         super().__init__(begin)
         self._sought: dict[ChannelPartition, _Row] = {}

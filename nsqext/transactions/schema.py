@@ -108,6 +108,22 @@ def schema_sql(dialect: Dialect) -> str:
     return _SCHEMA.format(**DIALECTS[dialect], shards=shards).lstrip()
 
 
+def missing_table(user: str, table: str, error: Exception) -> InvalidSetting:
+    """Return the error of a class whose table cannot be read.
+
+    Args:
+        user: name of the class.
+        table: name of the table.
+        error: that of the database.
+    """
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return InvalidSetting(
+        f"{user} needs the table {table}, which cannot be read: {reason}",
+        hint="create the tables, by a migration or a shell: nsqext outbox sql --dialect postgresql | psql NAME, or "
+        "nsqext outbox sql --dialect sqlite | sqlite3 FILE",
+    )
+
+
 def statements_of(dialect: Dialect) -> list[str]:
     """Return the statements of `schema_sql`, without semicolons."""
     return [statement.strip() for statement in schema_sql(dialect).split(";") if statement.strip()]

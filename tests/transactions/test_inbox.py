@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.pool import NullPool
 
 from nsqext import App, Consumer, Finish, Message, Producer
 from nsqext.app import Depends
 from nsqext.client.middleware import Handling
 from nsqext.delays.relay import publish_record
-from nsqext.errors import InvalidInput, InvalidState
+from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
 from nsqext.protocol.delay_record import DelayedMessage, encode_delay
-from nsqext.transactions import Inbox, Outbox
+from nsqext.transactions import Inbox, Outbox, Positions
 from tests.support.consumers import eventually
 from tests.support.messages import RecordingOwner, make_message
 from tests.transactions.databases import url_of
@@ -206,3 +208,44 @@ async def test_two_workers_do_not_handle_a_message_at_once(
         for _ in range(3):
             tasks.start_soon(inbox.handle, Handling([message], "ch"), handle)
     assert (most, calls, inbox.skipped) == (1, 1, 2)
+
+
+@pytest.mark.parametrize("kind", [Inbox, Positions])
+async def test_missing_tables_are_named_at_the_start_with_the_command_that_creates_them(
+    kind: type[Inbox[AsyncSession]] | type[Positions[AsyncSession]], database: str, tmp_path: Path
+) -> None:
+    url = url_of(f"sqlite:///{tmp_path}/empty.db" if database.startswith("sqlite") else database, "async")
+    engine = create_async_engine(url, poolclass=NullPool)
+    if engine.dialect.name == "postgresql":  # a schema without tables
+        event.listen(engine.sync_engine, "connect", _use_empty_schema)
+    with pytest.raises(InvalidSetting, match=r"needs the table nsqext_\w+.*nsqext outbox sql"):
+        await kind(async_sessionmaker(engine).begin).start()
+
+
+def _use_empty_schema(connection: Any, _: object) -> None:
+    connection.cursor().execute("SET search_path TO pg_temp")
+    connection.commit()
+
+
+async def test_an_app_and_a_consumer_without_the_tables_do_not_start(
+    cluster: Cluster, topic: str, tmp_path: Path
+) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/empty.db", poolclass=NullPool)
+    inbox = Inbox(async_sessionmaker(engine).begin)
+    app = App(cluster.lookupd, middleware=[inbox])
+    consumer = Consumer(topic, "ch", cluster.lookupd, middleware=[inbox])
+
+    @app.handler(topic, "ch")
+    @consumer.handler
+    async def handle(body: bytes) -> None:
+        raise AssertionError(body)
+
+    for run in (app.start, consumer.start, app.test().__aenter__):
+        with pytest.raises(InvalidSetting, match="nsqext outbox sql"):
+            await run()
+
+
+async def test_a_database_that_does_not_respond_at_the_start_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    engine = create_async_engine("postgresql+psycopg://nsqext@/nsqext?host=/nowhere", poolclass=NullPool)
+    await Inbox(async_sessionmaker(engine).begin).start()
+    assert "Inbox cannot check its database yet" in caplog.text

@@ -315,6 +315,9 @@ class Consumer(Runnable):
         state, topics = self._state, self._topics
         await self._tasks.start()
         try:
+            if self._handler is not None:
+                for one in self._middleware:
+                    await one.start()
             self._tasks.check()  # `aclose` may have ended it meanwhile, and nothing would release the metadata
             self._metadata.acquire()
             state.opened = True

@@ -484,3 +484,34 @@ def test_circles_are_found() -> None:
     graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": {"d"}, "f": {"a"}}
     assert sorted(sorted(circle) for circle in circles_of(graph)) == [["a", "b", "c"], ["d", "e"]]
     assert len(all_edges()) > len(MODULES)
+
+
+# --- private members ------------------------------------------------------------------------------------------------
+
+
+def _is_private(name: str) -> bool:
+    named_tuple = ("_asdict", "_fields", "_make", "_replace")  # public, with an underscore against clashes
+    return name.startswith("_") and not name.startswith("__") and name not in named_tuple
+
+
+def test_no_room_uses_a_private_member_of_another_room() -> None:
+    """A member that is private in other rooms only is a back door: the room that has it offers a port instead."""
+    owners: dict[str, set[str]] = {}
+    uses: list[tuple[str, str, Path, int]] = []
+    for file in FILES:
+        room = room_of(file)
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and _is_private(node.name):
+                owners.setdefault(node.name, set()).add(room)
+            elif isinstance(node, ast.Attribute) and _is_private(node.attr):
+                if isinstance(node.value, ast.Name) and node.value.id == "self":
+                    owners.setdefault(node.attr, set()).add(room)
+                else:
+                    uses.append((node.attr, room, file, node.lineno))
+    wrong = [
+        f"nsqext/{file.relative_to(PACKAGE).as_posix()}:{line} uses {name}"
+        for name, room, file, line in uses
+        if name in owners and room not in owners[name]
+    ]
+    assert wrong == []
+    assert len(owners) > 1000

@@ -11,11 +11,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, overload
 
 import anyio
-from attrs import evolve
 
 from nsqext.arguments import is_coroutine_function
+from nsqext.client.consumer.consume_port import ConsumePort
 from nsqext.client.consumer.consumer import Consumer as AsyncConsumer
-from nsqext.client.consumer.handlers.workers import MessageHandler
 from nsqext.client.consumer.message import Message as AsyncMessage
 from nsqext.client.consumer.message import requeue_unanswered
 from nsqext.client.tasks import stopping_on_signals, takes_signals
@@ -58,6 +57,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
         **settings: Unpack[ConsumerSettings],
     ) -> None:
         super().__init__(AsyncConsumer(topics, channel, lookupd, nsqd=nsqd, env=env, middleware=middleware, **settings))
+        self._port = ConsumePort(self._original)
         self._fetched: dict[int, AsyncMessageBatch] = {}
         self._running = False
         self._answers: AnswerQueue | None = None
@@ -104,12 +104,8 @@ class Consumer(BlockingClient[AsyncConsumer]):
                     *map(self._blocking, arguments), **{name: self._blocking(value) for name, value in named.items()}
                 )
 
-            consumer = self._original
-            consumer.handler(auto_finish=auto_finish)(handle)
-            registered = consumer._handler
-            if isinstance(registered, MessageHandler) and registered.function is handle:
-                # it receives messages, and no middleware surrounds it
-                consumer._handler = evolve(registered, burst=self._bursts(function, auto_finish))
+            self._original.handler(auto_finish=auto_finish)(handle)
+            self._port.handle_bursts(handle, self._bursts(function, auto_finish))
             return function
 
         return register if function is None else register(function)
@@ -180,7 +176,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
         if portal is None:
             raise InvalidState("the consumer is not open", topic=",".join(self.topics))
         if answers is None or answers.portal is not portal:
-            answers = self._answers = AnswerQueue(portal, self._original._tasks.loop)
+            answers = self._answers = AnswerQueue(portal, self._port)
         return answers
 
     def run(self, *, signals: bool | None = None) -> None:
@@ -291,7 +287,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
         """Return the next message, as `nsqext.Consumer.__anext__`; raises StopIteration if it was stopped."""
         portal = self._portal
         if portal is not None and portal not in shared_loop.orphaned:
-            ready = self._original._dispatcher.queue.take_ready()
+            ready = self._port.take_ready()
             if ready is not None:
                 return Message(ready, self._opened())
         try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 from attrs import evolve
 
-from nsqext.client.producer.thread_port import ThreadPort
+from nsqext.client.producer.publish_port import PublishPort
 from nsqext.errors import DeliveryUnknown, InvalidState, NsqError
 from nsqext.protocol.identify import IdentifyRequest
 from nsqext.sync.loop import call, call_now, shared_loop
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from nsqext.client.producer.connection_pool import PooledNode
     from nsqext.client.producer.producer import Producer as AsyncProducer
+    from nsqext.client.producer.publish_port import ReadyPublish
     from nsqext.client.producer.request import OutgoingMessage
     from nsqext.client.producer.statistics import ProducerStatistics
-    from nsqext.client.producer.thread_port import ReadyPublish
     from nsqext.types import Receipt
 
 _WARM_UP = 3
@@ -42,7 +42,7 @@ class DirectPublisher:
     """
 
     def __init__(self, producer: AsyncProducer, portal: BlockingPortal) -> None:
-        self._port = ThreadPort(producer)
+        self._port = PublishPort(producer)
         self._portal = portal  # of its event loop, in which this is called
         self._loop_thread = threading.get_ident()
         # held by the thread that publishes, until its publish has an outcome; and for a check of the connections

@@ -15,17 +15,19 @@ from nsqext.sync.loop import Method, Same, call, shared_loop
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
+    from nsqext.client.consumer.consume_port import ConsumePort
+
 T = TypeVar("T")
 
 
 class AnswerQueue:
     """Finished messages of any threads; many of them wake the event loop once."""
 
-    __slots__ = ("_due", "_finished", "_loop", "portal")
+    __slots__ = ("_due", "_finished", "_port", "portal")
 
-    def __init__(self, portal: BlockingPortal, loop: Any) -> None:
+    def __init__(self, portal: BlockingPortal, port: ConsumePort) -> None:
         self.portal: BlockingPortal = portal
-        self._loop = loop
+        self._port = port
         self._finished: deque[AsyncMessage] = deque()
         self._due = False
 
@@ -43,7 +45,7 @@ class AnswerQueue:
         if not self._due:
             self._due = True
             try:
-                self._loop.call_soon_threadsafe(self._send)
+                self._port.call_soon(self._send)
             except RuntimeError as error:
                 raise InvalidState(f"the consumer cannot be used: {error}", hint="it was closed") from error
 

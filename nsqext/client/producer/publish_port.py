@@ -39,7 +39,7 @@ class ReadyPublish(NamedTuple):
             self.route.give_back()
 
 
-class ThreadPort:
+class PublishPort:
     """Publish in a thread, with the routes, checks and retries of an open producer.
 
     `ready` and `attempt` may be called in any thread, by one thread at a time; the others run in the event loop of the

@@ -16,7 +16,8 @@ from nsqext.app.health import Health, HealthEndpoint
 from nsqext.app.router import HandlerSpec, Router
 from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.consumer.handlers.batches import MessageBatch
-from nsqext.client.consumer.options import ConsumerOptions, ConsumerSettings
+from nsqext.client.consumer.handlers.failure_policy import warn_of_drops
+from nsqext.client.consumer.options import ConsumerOptions, ConsumerSettings, FailureOptions
 from nsqext.client.middleware import Middleware, check_middleware, surround_batch_handler, surround_handler
 from nsqext.client.producer.options import ProducerSettings
 from nsqext.client.producer.producer import Producer
@@ -361,6 +362,7 @@ class App(Router, Runnable):
                 for lifespan in self.lifespans:
                     await stack.enter_async_context(lifespan(self))
                 await self.start_middleware()
+                self._warn_of_drops()
                 if not self._stopping.is_set():
                     await self._check_published_topics()
                     await self._consume()
@@ -377,6 +379,16 @@ class App(Router, Runnable):
         around = [*self._around(), *(one for spec in self.specs for one in spec.middleware)]
         for one in dict.fromkeys(around):
             await one.start()
+
+    def _warn_of_drops(self) -> None:
+        """Warn once of ``max_attempts`` without ``dead_letter``."""
+        by_options: dict[FailureOptions, list[str]] = {}
+        for consumer, spec in zip(self._consumers, self.specs, strict=True):
+            if consumer.warns_of_drops:
+                consumer.warns_of_drops = False
+                by_options.setdefault(self._consumer_options(spec.settings).failure, []).append(_name(consumer))
+        for options, places in by_options.items():
+            warn_of_drops(places, options)
 
     async def _check_published_topics(self) -> None:
         """Warn about topics of publishers that cannot be written to."""
@@ -469,9 +481,13 @@ class App(Router, Runnable):
             raise
 
 
+def _name(consumer: Consumer) -> str:
+    return f"{','.join(consumer.topics)}/{consumer.channel}"
+
+
 def _reason(consumer: Consumer) -> str | None:
     """Return why a consumer is not ready."""
-    name = f"{','.join(consumer.topics)}/{consumer.channel}"
+    name = _name(consumer)
     try:
         statistics = consumer.statistics()
     except InvalidState:

@@ -96,6 +96,8 @@ _CONSUMER = (
     _count("consumer_received_messages", "Messages received.", lambda found: found.received),
     _count("consumer_finished_messages", "Messages finished (FIN).", lambda found: found.finished),
     _count("consumer_requeued_messages", "Messages requeued (REQ).", lambda found: found.requeued),
+    _count("consumer_dropped_messages", "Messages that failed and were dropped.", lambda found: found.dropped),
+    _count("consumer_dead_letters", "Messages sent to the dead letters.", lambda found: found.dead_letters),
     _count("consumer_lost_messages", "Messages that timed out or whose connection was lost.", lambda found: found.lost),
     _count("consumer_received_bytes", "Bytes of messages received.", lambda found: found.bytes_received),
     _count("consumer_reconnects", "Resubscriptions after a lost connection.", lambda found: found.reconnects),

@@ -35,6 +35,7 @@ from nsqext.errors import InvalidSetting
 from nsqext.observability import LogObserver, Observer, otel
 from nsqext.observability.otel import OpenTelemetry
 from nsqext.observability.prometheus import Prometheus
+from tests.support.consumers import eventually
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster
@@ -270,6 +271,36 @@ async def test_statistics_and_events_of_clients_are_exported(cluster: Cluster, t
     assert value("consumer_events_total", **of_consumer, kind="connected") == 1
     assert value("consumer_events_total", **of_consumer, kind="disconnected") == 1
     assert value("producer_events_total", kind="connected") == 1
+
+
+async def test_dropped_messages_and_dead_letters_are_counted_and_announced_once(
+    cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = CollectorRegistry()
+    app = App(cluster.lookupd, middleware=[Prometheus(registry)], max_attempts=1, backoff="off")
+    seen: list[Message] = []
+
+    @app.handler(topic, "drops")
+    @app.handler(topic, "drops_too")
+    @app.handler(topic, "letters", dead_letter=f"{topic}_dead")
+    async def handle(message: Message) -> None:
+        seen.append(message)
+        raise ValueError("no price")
+
+    cluster.create_topic(f"{topic}_dead", extend=True, channels=["support"])
+    with anyio.fail_after(25):
+        async with app:
+            await app.producer.publish(topic, b"one")
+            await eventually(lambda: len(seen) == 3 and all(message.answered for message in seen))
+    for channel, dropped, letters in (("drops", 1, 0), ("drops_too", 1, 0), ("letters", 0, 1)):
+        labels = {"topic": topic, "channel": channel}
+        assert registry.get_sample_value("nsqext_consumer_dropped_messages_total", labels) == dropped
+        assert registry.get_sample_value("nsqext_consumer_dead_letters_total", labels) == letters
+    (warning,) = (text for text in caplog.messages if "max_attempts=1" in text)
+    assert warning == (
+        f"messages of {topic}/drops_too, {topic}/drops, except on ordered topics, are dropped after max_attempts=1, "
+        "because dead_letter is not set; set it to keep them"
+    )
 
 
 async def test_metrics(cluster: Cluster, topic: str) -> None:

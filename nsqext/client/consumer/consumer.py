@@ -11,6 +11,7 @@ import anyio
 
 from nsqext.arguments import check_handler_function, check_number, check_time
 from nsqext.client.consumer.handlers.dispatcher import MessageDispatcher
+from nsqext.client.consumer.handlers.failure_policy import warn_of_drops
 from nsqext.client.consumer.handlers.workers import BatchLimits, ConsumerState, MessageHandler
 from nsqext.client.consumer.message import takes_message
 from nsqext.client.consumer.options import ConsumerOptions, ConsumerSettings
@@ -108,6 +109,8 @@ class Consumer(Runnable):
         self._group = SubscriptionGroup(self._options, self._metadata, self._events, self._tasks)
         self.backoff: Backoff = self._group.backoff
         """The backoff of the consumer, read-only: its level increases while handlers fail."""
+        self.warns_of_drops: bool = self._options.failure.drops
+        """Whether its start warns of ``max_attempts`` without ``dead_letter``; an app warns once for its consumers."""
         self._dispatcher = MessageDispatcher(self._group, self._state, self._fail)
         self._iteration: MessageIteration | None = None
         selection = select_topics(topics, self._options, has_lookup=self._metadata.has_lookup)
@@ -353,6 +356,8 @@ class Consumer(Runnable):
         hook = None if isinstance(dead_letter, str) else dead_letter
         if self._dead_letters is not None:
             hook = self._dead_letters.publish
+        if self.warns_of_drops:
+            warn_of_drops([f"{self._name}/{self.channel}"], options.failure)
         self._dispatcher.start_workers(handler, hook)
 
     async def aclose(self) -> None:

@@ -66,7 +66,7 @@ class Requeue(HandlerSignal):
 class Reject(HandlerSignal):
     """Send the message to the dead letters and finish it, after any number of attempts.
 
-    On ordered channels this needs the setting ``reject_ordered``.
+    Without ``dead_letter`` it is dropped. On ordered channels this needs the setting ``reject_ordered``.
 
     Args:
         reason: for the log and the dead letter.

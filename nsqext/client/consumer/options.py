@@ -184,8 +184,8 @@ class HandlerSettings(TypedDict, total=False):
     requeue_jitter: float
     """Largest random change of the delay, as a share of it."""
     max_attempts: int
-    """A message that has failed this many times is rejected, which publishes it to the dead letters, if they are
-    set, and finishes it. 0 for never.
+    """A message that has failed this many times is sent to the dead letters and finished; without ``dead_letter`` it is
+    dropped, of which the start of the consumer warns. 0 for never.
     """
     dead_letter: str | DeadLetterHook | None
     """Name of the topic for rejected messages, or a coroutine function of message and error (None if the message
@@ -244,6 +244,11 @@ class FailureOptions:
     dead_letter: str | DeadLetterHook | None = None
     reject_ordered: bool = False
     report_attempts: int = 10
+
+    @property
+    def drops(self) -> bool:
+        """Whether messages that fail ``max_attempts`` times are dropped."""
+        return bool(self.max_attempts) and self.dead_letter is None
 
     def __attrs_post_init__(self) -> None:
         check_kinds(self)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 from attrs import define, field
 
-from nsqext.client.consumer.handlers.failure_policy import text_of
+from nsqext.client.consumer.handlers.failure_policy import reason_of
 from nsqext.client.settings import connection_settings, settings_for
 from nsqext.errors import ExtendNotSupported, InvalidHeader, InvalidState, NsqError, TopicNotFound, TopicNotReady
 from nsqext.errors.server import ExtendRefused
@@ -108,9 +108,8 @@ class DeadLetterTopic:
 
     def _origin(self, message: Message, error: Exception | None) -> dict[str, str]:
         """Return the headers that say where the message was rejected, and why."""
-        reason = "delivered too often" if error is None else f"{type(error).__name__}: {text_of(error)}"
         origin = {
-            "error": reason.encode("utf-8", "replace").decode()[:_LONGEST_ERROR],
+            "error": reason_of(error).encode("utf-8", "replace").decode()[:_LONGEST_ERROR],
             "topic": message.topic,
             "channel": self._channel,
             "partition": str(message.partition),

@@ -138,7 +138,7 @@ class MessageDispatcher:
         options, function = self._options, handler.function
         name = getattr(function, "__qualname__", type(function).__qualname__)
         self._stall = StallWatch(options.delivery.block_warning, f"the handler {name}")
-        policy = FailurePolicy(options.failure, dead_letters, self._group.early_messages)
+        policy = FailurePolicy(options.failure, dead_letters, self._group.early_messages, self._group.rejected)
         if self._iteration is not None:
             self._iteration.forget_reads()
         self._workers = Workers(policy, self._stall, self)

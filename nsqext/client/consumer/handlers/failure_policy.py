@@ -17,6 +17,7 @@ from nsqext.protocol.headers import KEY_HEADER
 if TYPE_CHECKING:
     from nsqext.client.consumer.options import DeadLetterHook, FailureOptions
     from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
+    from nsqext.client.consumer.subscriptions.subscription_group import RejectedCounts
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
@@ -31,8 +32,9 @@ class FailurePolicy:
     """Decides about messages whose handler raised, or that were delivered too often."""
 
     _options: FailureOptions
-    _dead_letters: DeadLetterHook | None  # receives rejected messages; None to only log and finish them
+    _dead_letters: DeadLetterHook | None  # receives rejected messages; None to drop them
     _early: Callable[[], EarlyMessages]  # returns what keeps messages of ordered channels until they are requeued
+    _counts: RejectedCounts
     _chance: Callable[[], float] = lambda: random.uniform(-1, 1)  # returns a number for the jitter
 
     def delay(self, message: Message) -> float:
@@ -89,7 +91,10 @@ class FailurePolicy:
         self._early().keep(message, _clock() + wait)
 
     async def dead_letter(self, message: Message, error: Exception | None) -> None:
-        """Send a message to the dead letters and finish it; requeue it where that fails or is not allowed."""
+        """Send a message to the dead letters and finish it; requeue it where that fails or is not allowed.
+
+        Without dead letters the message is dropped.
+        """
         where = _where(message)
         if not self._may_reject(message):
             logger.warning(
@@ -107,7 +112,15 @@ class FailurePolicy:
             if not message.answered:
                 self.requeue(message, None, backoff=True)
             return
-        logger.error("rejected after %d attempts: %r", message.attempts, message, extra=where)
+        attempts = f"{message.attempts} attempt{'' if message.attempts == 1 else 's'}"
+        if self._dead_letters is None:
+            self._counts.dropped += 1
+            logger.error(
+                "dropped after %s, no dead_letter is set: %r: %s", attempts, message, reason_of(error), extra=where
+            )
+        else:
+            self._counts.dead_letters += 1
+            logger.error("sent to the dead letters after %s: %r: %s", attempts, message, reason_of(error), extra=where)
         if not message.answered:
             message.finish_now()
 
@@ -145,6 +158,21 @@ def text_of(error: Exception) -> str:
         return str(error)
     except Exception as failure:
         return f"<no text: {type(failure).__name__}>"
+
+
+def reason_of(error: Exception | None) -> str:
+    """Return the last error of a message; None if earlier consumers used up its attempts."""
+    return "delivered too often" if error is None else f"{type(error).__name__}: {text_of(error)}"
+
+
+def warn_of_drops(places: Sequence[str], options: FailureOptions) -> None:
+    """Warn that messages of these topics and channels are dropped when they fail."""
+    logger.warning(
+        "messages of %s%s are dropped after max_attempts=%d, because dead_letter is not set; set it to keep them",
+        ", ".join(places),
+        "" if options.reject_ordered else ", except on ordered topics,",
+        options.max_attempts,
+    )
 
 
 def _where(message: Message) -> dict[str, object]:

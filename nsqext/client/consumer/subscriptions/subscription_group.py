@@ -8,7 +8,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 import anyio
-from attrs import frozen
+from attrs import define, frozen
 
 from nsqext.client.consumer.message import KeySharing
 from nsqext.client.consumer.subscriptions.rdy_distributor import IDLE, IDLE_TURN, Backoff, RdyDistributor
@@ -48,11 +48,21 @@ class ConsumerStatistics:
     received: int  #: messages received, redeliveries included
     finished: int  #: messages finished (FIN)
     requeued: int  #: messages requeued (REQ)
+    dropped: int  #: messages finished after ``max_attempts`` or `Reject` without ``dead_letter``
+    dead_letters: int  #: messages sent to the dead letters
     lost: int  #: messages that timed out, or were in flight when their connection ended; the server delivers them again
     in_flight: int  #: messages received that were neither answered nor timed out
     bytes_received: int  #: bytes of the messages received, headers included
     lookup_age: float | None  #: seconds since the lookup service answered last; None if it has not, or is not used
     lookup_failures: int  #: rounds in a row in which no lookup node gave a usable answer
+
+
+@define(eq=False)
+class RejectedCounts:
+    """Counters of messages that failed for good."""
+
+    dropped: int = 0  # finished without a dead letter
+    dead_letters: int = 0  # sent to the dead letters
 
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
@@ -84,6 +94,7 @@ class SubscriptionGroup:
         self.unpack_budget: UnpackBudget | None = None
         self.early: EarlyMessages | None = None  # requeues messages that are not due; None before the first
         self.live: dict[Subscription, None] = {}  # a set that keeps the order
+        self.rejected: RejectedCounts = RejectedCounts()
         self.opened: int = 0  # how many subscriptions were opened
         self.reconnects: int = 0  # how many of them replaced one whose connection had ended
         # messages received, requeued and lost, and bytes received, of the subscriptions that ended
@@ -167,6 +178,8 @@ class SubscriptionGroup:
             # every received message is in one of these states: counted without work per message
             finished=received - requeued - lost - in_flight,
             requeued=requeued,
+            dropped=self.rejected.dropped,
+            dead_letters=self.rejected.dead_letters,
             lost=lost,
             in_flight=in_flight,
             bytes_received=size,

@@ -14,6 +14,7 @@ from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
 from nsqext.client.consumer.handlers.failure_policy import FailurePolicy
 from nsqext.client.consumer.options import FailureOptions
 from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
+from nsqext.client.consumer.subscriptions.subscription_group import RejectedCounts
 from nsqext.errors import InvalidState, LookupFailed, NsqError, TopicNotFound, TopicNotReady
 from nsqext.errors.server import BadTopic
 from nsqext.protocol.frames import encode_trace_reply
@@ -129,7 +130,7 @@ async def test_a_message_whose_dead_letter_has_an_unknown_outcome_is_requeued() 
     owner = RecordingOwner()
     async with scripted_node(obey({"PUB": None}), granted=PLAIN) as node:
         dead_letters = DeadLetterTopic("dead", "ch", Producer(nsqd=str(node), timeout=0.3, close_timeout=0.0))
-        policy = FailurePolicy(FailureOptions(requeue_delay=0.0), dead_letters.publish, EarlyMessages)
+        policy = FailurePolicy(FailureOptions(requeue_delay=0.0), dead_letters.publish, EarlyMessages, RejectedCounts())
         async with create_task_group() as tasks:
             tasks.start_soon(dead_letters.run)
             with anyio.fail_after(25):

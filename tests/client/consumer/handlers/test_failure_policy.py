@@ -15,6 +15,7 @@ from nsqext import Finish, Reject, Requeue
 from nsqext.client.consumer.handlers.failure_policy import FailurePolicy
 from nsqext.client.consumer.options import FailureOptions
 from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
+from nsqext.client.consumer.subscriptions.subscription_group import RejectedCounts
 from nsqext.errors import InvalidInput
 from tests.support.messages import RecordingOwner, make_message
 
@@ -25,7 +26,10 @@ pytestmark = pytest.mark.anyio
 
 
 def make_policy(
-    dead_letters: list[str] | None = None, early: EarlyMessages | None = None, **members: Any
+    dead_letters: list[str] | None = None,
+    early: EarlyMessages | None = None,
+    counts: RejectedCounts | None = None,
+    **members: Any,
 ) -> FailurePolicy:
     """Return a policy without jitter that records dead letters."""
 
@@ -37,7 +41,11 @@ def make_policy(
 
     options = FailureOptions(**members)
     return FailurePolicy(
-        options, None if dead_letters is None else take, lambda: early or EarlyMessages(), chance=lambda: 0.0
+        options,
+        None if dead_letters is None else take,
+        lambda: early or EarlyMessages(),
+        counts or RejectedCounts(),
+        chance=lambda: 0.0,
     )
 
 
@@ -52,9 +60,9 @@ async def test_failures_are_requeued_with_a_delay_that_grows() -> None:
 async def test_jitter_stays_within_its_share() -> None:
     for chance, delay in ((-1.0, 1.5), (1.0, 2.5)):
         options = FailureOptions(requeue_delay=2.0, requeue_jitter=0.25)
-        policy = FailurePolicy(options, None, EarlyMessages, chance=partial(float, chance))
+        policy = FailurePolicy(options, None, EarlyMessages, RejectedCounts(), chance=partial(float, chance))
         assert policy.delay(make_message(RecordingOwner())) == delay
-    drawn = FailurePolicy(FailureOptions(requeue_delay=2.0, requeue_jitter=0.25), None, EarlyMessages)
+    drawn = FailurePolicy(FailureOptions(requeue_delay=2.0, requeue_jitter=0.25), None, EarlyMessages, RejectedCounts())
     assert all(1.5 <= drawn.delay(make_message(RecordingOwner())) <= 2.5 for _ in range(100))
 
 
@@ -102,11 +110,29 @@ async def test_dead_letters_that_fail_lose_nothing() -> None:
     assert owner.commands == ["REQ 1 0!"]
 
 
-async def test_without_dead_letters_a_rejected_message_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
-    owner = RecordingOwner()
-    await make_policy(max_attempts=1).failed(make_message(owner), ValueError("x"))
-    assert owner.commands == ["FIN 1"]
-    assert "rejected after 1 attempts" in caplog.text
+async def test_without_dead_letters_a_message_is_dropped_and_the_log_names_it(caplog: pytest.LogCaptureFixture) -> None:
+    owner, counts = RecordingOwner(), RejectedCounts()
+    policy = make_policy(counts=counts, max_attempts=2)
+    message = make_message(owner, attempts=2)
+    await policy.failed(message, ValueError("no price"))
+    await policy.failed(make_message(owner), Reject("unknown order"))
+    assert owner.commands == ["FIN 1", "FIN 1"]
+    once, again = (record.getMessage() for record in caplog.records if "dropped" in record.getMessage())
+    assert once == f"dropped after 2 attempts, no dead_letter is set: {message!r}: ValueError: no price"
+    assert again.startswith("dropped after 1 attempt, no dead_letter is set: ")
+    assert again.endswith(": Reject: unknown order")
+    for part in (message.topic, str(message.partition), message.id.hex()):
+        assert part in once
+    assert (counts.dropped, counts.dead_letters) == (2, 0)
+
+
+async def test_dead_letters_are_counted_when_they_are_sent(caplog: pytest.LogCaptureFixture) -> None:
+    owner, counts = RecordingOwner(), RejectedCounts()
+    policy = make_policy([], counts=counts, max_attempts=1)
+    await policy.failed(make_message(owner), ValueError("no price"))
+    await policy.failed(make_message(owner), ValueError("refused"))
+    assert (counts.dropped, counts.dead_letters) == (0, 1)
+    assert "sent to the dead letters after 1 attempt: " in caplog.text
 
 
 # Dead letters of a batch
@@ -116,7 +142,9 @@ Letters = Callable[["Message", Exception | None], Awaitable[None]]
 
 def to_topic(take: Letters) -> FailurePolicy:
     """Return a policy whose dead letters are published to a topic, by a function of the test."""
-    return FailurePolicy(FailureOptions(max_attempts=1, dead_letter="dead", requeue_delay=0.0), take, EarlyMessages)
+    return FailurePolicy(
+        FailureOptions(max_attempts=1, dead_letter="dead", requeue_delay=0.0), take, EarlyMessages, RejectedCounts()
+    )
 
 
 async def test_dead_letters_of_a_batch_are_published_at_the_same_time_up_to_a_bound() -> None:
@@ -200,7 +228,7 @@ async def test_a_function_for_dead_letters_is_called_for_one_message_after_the_o
         running = False
 
     options = FailureOptions(max_attempts=1, dead_letter=take)
-    policy = FailurePolicy(options, take, EarlyMessages)
+    policy = FailurePolicy(options, take, EarlyMessages, RejectedCounts())
     messages = [make_message(owner, number, key="ab"[number % 2]) for number in range(6)]
     await policy.batch_failed(messages, Reject())
     assert calls == list(range(6))

@@ -28,6 +28,7 @@ from nsqext.client.consumer.handlers.workers import (
 from nsqext.client.consumer.message import touch_due
 from nsqext.client.consumer.options import FailureOptions
 from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
+from nsqext.client.consumer.subscriptions.subscription_group import RejectedCounts
 from nsqext.client.consumer.unpacking import UnpackBudget
 from nsqext.errors import InvalidSetting
 from tests.support.messages import RecordingOwner, make_message
@@ -72,7 +73,7 @@ class Source:
 
 def workers(**members: Any) -> tuple[Workers, Source]:
     """Return workers, and what they take messages from."""
-    policy = FailurePolicy(FailureOptions(requeue_delay=0, **members), None, EarlyMessages)
+    policy = FailurePolicy(FailureOptions(requeue_delay=0, **members), None, EarlyMessages, RejectedCounts())
     source = Source()
     return Workers(policy, StallWatch(0.0, "it"), source), source
 
@@ -317,7 +318,7 @@ async def test_messages_of_a_failed_batch_are_touched_while_their_dead_letters_a
         raise Reject
 
     options = FailureOptions(max_attempts=2, dead_letter="dead")
-    policy = FailurePolicy(options, take, EarlyMessages)
+    policy = FailurePolicy(options, take, EarlyMessages, RejectedCounts())
     subject = Workers(policy, StallWatch(0.0, "it"), Source())
     # the last message has used up its attempts, and is rejected before the handler is called
     queue.put([make_message(owner, number, attempts=number) for number in (1, 2, 3)])

@@ -22,7 +22,7 @@ class End(Enum):
     OPEN = "open"
     ENDED = "ended"
     FAILED = "failed"
-    """A statement has failed: PostgreSQL refuses others, and a commit is a rollback without an error."""
+    """A statement has failed; PostgreSQL refuses others, and a commit is a rollback without an error."""
 
 
 def check_outermost(connection: SqlConnection) -> None:

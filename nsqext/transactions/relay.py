@@ -6,7 +6,6 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
@@ -15,10 +14,11 @@ from anyio import to_thread
 
 from nsqext.arguments import check_number, check_time
 from nsqext.client.producer.request import OutgoingMessage
-from nsqext.errors import BatchFailed, ExtendNotSupported, InvalidInput, InvalidPartition, NsqError
+from nsqext.errors import BatchFailed, ExtendNotSupported, InvalidInput, InvalidPartition, InvalidState, NsqError
 from nsqext.errors.server import BadMessage, RecordTooLarge
 from nsqext.protocol.headers import IDENTITY_HEADER
-from nsqext.transactions.store import OutboxListener
+from nsqext.transactions.outages import outage_of
+from nsqext.transactions.store import MOST_BYTES, OutboxListener
 
 if TYPE_CHECKING:
     from nsqext import Producer
@@ -27,12 +27,44 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.transactions")
 
+_FIRST = 1 << 17
+"""Bytes that are published at once at first."""
 _LEASE = 5.0
 """Seconds beyond the timeout of a publish after which another relay takes what this one has leased."""
+_MARGIN = 1.0
+"""Seconds before the end of a lease at which publishes end that could not renew it."""
 _RETRY = 5.0
 """Seconds until a topic is tried again that could not be published to."""
 _RECONNECT = 1.0
 """Seconds until a database that could not be reached is tried again."""
+
+
+class Pace:
+    """How much of a topic is published at once: what takes a fraction of the timeout."""
+
+    def __init__(self) -> None:
+        self._size = _FIRST
+
+    def part(self, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
+        """Return the first messages that are published together; at least one."""
+        found: list[OutboxRow] = []
+        size = 0
+        for row in rows:
+            size += len(row.body)
+            if found and size > self._size:
+                break
+            found.append(row)
+        return found
+
+    def took(self, rows: Sequence[OutboxRow], seconds: float, timeout: float, *, failed: bool) -> bool:
+        """Adapt the size to a publish; return whether it took so long that fewer messages have to be tried."""
+        size = sum(len(row.body) for row in rows)
+        slow = seconds > timeout / 2
+        if slow:
+            self._size = max(1, min(size, self._size) // 2)
+        elif not failed and seconds < timeout / 8:
+            self._size = min(MOST_BYTES, max(2 * self._size, size))
+        return slow
 
 
 class RelayStatistics(NamedTuple):
@@ -79,6 +111,7 @@ class OutboxRelay:
         """Topics that could not be published to, and when they are tried again."""
         self._alone: set[str] = set()
         """Topics whose messages are published one by one, because one of them was refused."""
+        self._paces: dict[str, Pace] = {}
         self._published = self._failed = self._refused = 0
 
     def statistics(self) -> RelayStatistics:
@@ -91,7 +124,12 @@ class OutboxRelay:
         Raises:
             InvalidState: the database cannot be read, or the store was closed.
         """
-        return self._store.summary(time.time())
+        try:
+            return self._store.summary(time.time())
+        except Exception as error:
+            if outage_of(error) is None:
+                raise
+            raise InvalidState(f"the outbox cannot be read: {self._store.shown(error)}") from None
 
     def attach(self, app: App) -> None:
         """Run while an app runs, with its producer.
@@ -110,91 +148,160 @@ class OutboxRelay:
     async def run(self, producer: Producer) -> None:
         """Publish until cancelled, and return the leases then; cancellation takes effect within ``poll`` seconds.
 
-        While the database cannot be reached, a warning is logged, and it is tried again every second.
+        While the database cannot be used, a warning is logged, and it is tried again every second.
 
         Args:
             producer: an open producer; without ``middleware`` that drops messages.
 
         Raises:
             InvalidState: the store was closed.
-            Exception: an error of the database other than an outage.
+            Exception: an error of the database that is final; see `nsqext.transactions.outages`.
         """
         listener = OutboxListener(self._store)
-        lease = float(str(producer.settings["timeout"])) + _LEASE
+        timeout = float(str(producer.settings["timeout"]))
         try:
             while True:
                 try:
-                    if not await self._publish_next(producer, lease):
+                    if not await self._publish_next(producer, timeout):
                         await listener.wait(self._poll)
-                except self._store.outage as error:
-                    logger.warning("the database of the outbox cannot be reached: %s", error)
+                except Exception as error:
+                    if outage_of(error) is None:
+                        raise
+                    logger.warning("the database of the outbox cannot be used: %s", self._store.shown(error))
                     await anyio.sleep(_RECONNECT)
         finally:
-            with anyio.CancelScope(shield=True), suppress(self._store.outage):  # its leases end by themselves
-                await to_thread.run_sync(listener.close)
-                await to_thread.run_sync(self._store.leave, self._owner)
+            with anyio.CancelScope(shield=True):
+                await to_thread.run_sync(self._leave, listener)
 
-    async def _publish_next(self, producer: Producer, lease: float) -> bool:
-        """Publish the next messages, leased for some seconds; return whether there may be more."""
-        now = time.time()
+    def _leave(self, listener: OutboxListener) -> None:
+        """Return the leases; without the database they end by themselves."""
+        try:
+            listener.close()
+            self._store.leave(self._owner)
+        except Exception as error:
+            if outage_of(error) is None:
+                raise
+
+    async def _publish_next(self, producer: Producer, timeout: float) -> bool:
+        """Publish the next messages, as long as their lease can be renewed; return whether there may be more."""
+        lease = timeout + _LEASE
+        now, began = time.time(), anyio.current_time()
         shards = await to_thread.run_sync(self._store.lease, self._owner, now, now + lease)
         self._resting = {topic: again for topic, again in self._resting.items() if again > now}
         rows = await to_thread.run_sync(self._store.rows, shards, self._resting, self._batch)
+        if not rows:
+            return False
         by_topic: dict[str, list[OutboxRow]] = {}
         for row in rows:
             by_topic.setdefault(row.topic, []).append(row)
-        stored: list[int] = []
-        refused: list[tuple[OutboxRow, NsqError]] = []
-        try:
+        errors: list[Exception] = []
+        until = began + timeout
+        with anyio.CancelScope(deadline=began + lease - _MARGIN) as leased:
             async with anyio.create_task_group() as tasks:
-                for topic, listed in by_topic.items():
-                    tasks.start_soon(self._publish, producer, topic, listed, stored, refused)
-        finally:
-            if stored:
-                with anyio.CancelScope(shield=True):
-                    await to_thread.run_sync(self._store.delete, stored)
-                self._published += len(stored)
-        for row, error in refused:
-            await self._refuse(row, error)
-        return len(rows) == self._batch or bool(self._alone)
+                tasks.start_soon(self._renew, shards, lease, leased, errors)
+                async with anyio.create_task_group() as publishes:
+                    for topic, listed in by_topic.items():
+                        publishes.start_soon(self._publish, producer, topic, listed, until, timeout, errors)
+                tasks.cancel_scope.cancel()
+        if errors:
+            raise errors[0]
+        if leased.cancelled_caught:
+            logger.warning("the lease of the outbox could not be renewed: messages may be published twice")
+        return True
+
+    async def _renew(
+        self, shards: Sequence[int], lease: float, leased: anyio.CancelScope, errors: list[Exception]
+    ) -> None:
+        """Renew the lease until cancelled; without it, the publishes end before another relay begins them."""
+        pause = lease / 3
+        while True:
+            await anyio.sleep(pause)
+            began = anyio.current_time()
+            try:
+                if not await to_thread.run_sync(self._store.renew, self._owner, shards, time.time() + lease):
+                    leased.cancel()
+                leased.deadline = began + lease - _MARGIN
+                pause = lease / 3
+            except Exception as error:
+                if outage_of(error) is None:
+                    errors.append(error)
+                    leased.cancel()
+                logger.warning("the lease of the outbox is not renewed: %s", self._store.shown(error))
+                pause = min(_RECONNECT, lease / 3)
 
     async def _publish(
         self,
         producer: Producer,
         topic: str,
         rows: Sequence[OutboxRow],
-        stored: list[int],
-        refused: list[tuple[OutboxRow, NsqError]],
+        until: float,
+        timeout: float,
+        errors: list[Exception],
     ) -> None:
-        """Publish messages of a topic, and add the numbers of those that are stored, and those that never can be.
+        """Publish messages of a topic until a time, and delete them from the outbox.
 
         After an error that a message causes, the messages are published one by one, to find that message.
         """
-        size = 1 if topic in self._alone else len(rows)
+        pace = self._paces.setdefault(topic, Pace())
+        left = list(rows)
+        alone = topic in self._alone
         self._alone.discard(topic)
-        for first in range(0, len(rows), size):
-            some = rows[first : first + size]
-            try:
-                extend = (await producer.meta(topic)).extend_support
-                await producer.publish_many(topic, [_message(row, extend=extend) for row in some])
-                stored += [row.sequence for row in some]
-                continue
-            except BatchFailed as error:
-                stored += [
-                    row.sequence
-                    for row, outcome in zip(some, error.outcomes, strict=True)
-                    if not isinstance(outcome, NsqError)
-                ]
-                failure: NsqError = next(one for one in error.outcomes if isinstance(one, NsqError))
-            except NsqError as error:
-                failure = error
-            if not _is_final(failure):
-                self._rest(topic, failure, len(rows) - first)
-                return
-            if size > 1:
+        try:
+            while left and anyio.current_time() < until:
+                some = left[:1] if alone else pace.part(left)
+                if not await self._publish_part(producer, topic, some, timeout, pace):
+                    return
+                del left[: len(some)]
+        except Exception as error:
+            errors.append(error)
+
+    async def _publish_part(
+        self, producer: Producer, topic: str, rows: Sequence[OutboxRow], timeout: float, pace: Pace
+    ) -> bool:
+        """Publish messages at once; return whether those behind them may follow now."""
+        began = anyio.current_time()
+        failure: NsqError | None = None
+        stored: list[int] = []
+        try:
+            extend = (await producer.meta(topic)).extend_support
+            await producer.publish_many(topic, [_message(row, extend=extend) for row in rows])
+            stored = [row.sequence for row in rows]
+        except BatchFailed as error:
+            stored = [
+                row.sequence
+                for row, outcome in zip(rows, error.outcomes, strict=True)
+                if not isinstance(outcome, NsqError)
+            ]
+            failure = next(one for one in error.outcomes if isinstance(one, NsqError))
+        except NsqError as error:
+            failure = error
+        slow = pace.took(rows, anyio.current_time() - began, timeout, failed=failure is not None)
+        await self._delete(stored)
+        if failure is None:
+            return True
+        if _is_final(failure):
+            if len(rows) > 1:
                 self._alone.add(topic)
-                return
-            refused.append((some[0], failure))
+                return False
+            await self._refuse(rows[0], failure)
+            return True
+        if slow and len(rows) > 1:
+            self._failed += 1
+            logger.warning(
+                "%d messages of the outbox were not stored within the timeout, next try in smaller parts: %s",
+                len(rows) - len(stored),
+                failure,
+                extra={"topic": topic},
+            )
+        else:
+            self._rest(topic, failure, len(rows) - len(stored))
+        return False
+
+    async def _delete(self, stored: Sequence[int]) -> None:
+        if stored:
+            with anyio.CancelScope(shield=True):
+                await to_thread.run_sync(self._store.delete, stored)
+            self._published += len(stored)
 
     def _rest(self, topic: str, error: NsqError, count: int) -> None:
         self._failed += 1

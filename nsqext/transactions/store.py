@@ -8,7 +8,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from math import ceil
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -23,6 +23,8 @@ from nsqext.client.producer.request import key_bytes
 from nsqext.errors import InvalidBody, InvalidInput, InvalidSetting, InvalidState
 from nsqext.protocol.headers import encode_headers
 from nsqext.protocol.names import check_topic
+from nsqext.transactions.address import parse_address
+from nsqext.transactions.outages import outage_of
 from nsqext.transactions.schema import CHANNEL, DIALECTS, SHARDS, Dialect, is_postgresql, prepared, statements_of
 
 if TYPE_CHECKING:
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
 _BUSY = 30.0
 """Seconds that a transaction of SQLite waits for those of other processes."""
 _FREE = "SELECT shard FROM nsqext_outbox_shard WHERE until < :now ORDER BY shard LIMIT :count"
+MOST_BYTES = 16 << 20
+"""Bytes of bodies that a relay reads at once."""
+_READ_ONLY = "25006"
+"""SQLSTATE of a server that only reads."""
 _COLUMNS = "sequence, identity, topic, key, tag, headers, body"
 
 
@@ -68,11 +74,12 @@ class OutboxSummary:
 class OutboxStore:
     """The outbox in a database; thread-safe. Every call is a transaction of its own.
 
-    A connection that the database ended is replaced by the next call. A call raises the ``OperationalError`` of its
-    driver while the database cannot be reached.
+    A connection that the database ended is replaced by the next call. A call raises the error of its driver while the
+    database cannot be used; `nsqext.transactions.outages` lists the errors after which it can be used again.
 
     Args:
-        database: ``postgresql://user@host/name`` (or another text that libpq accepts), or ``sqlite:///path``.
+        database: ``postgresql://user@host/name`` (or another text that libpq accepts), or ``sqlite:///path``. The URLs
+            of SQLAlchemy are accepted too.
         create: create the tables if they do not exist.
 
     Raises:
@@ -80,36 +87,41 @@ class OutboxStore:
     """
 
     def __init__(self, database: str, *, create: bool = False) -> None:
-        self.dialect: Dialect = "sqlite" if database.startswith("sqlite:") else "postgresql"
-        self._database = database
+        self._address = parse_address(database)
+        self.dialect: Dialect = self._address.dialect
         self._lock = threading.Lock()
         self._closed = False
         self._connection: Any = None
         try:
             self._connection = self.connect()
+        except Exception as error:
+            shown = self.shown(error)
+            raise InvalidSetting(
+                f"the database of the outbox cannot be reached: {shown}", hint="check host, port, user and password"
+            ) from None  # the driver's error may contain the password
+        try:
             if create:
                 self._create()
             with self._transaction():
                 self._run("SELECT count(*) FROM nsqext_outbox_shard", {})
         except Exception as error:
-            if self._connection is not None:
-                self._connection.close()
-            if isinstance(error, InvalidSetting):
-                raise
+            self._connection.close()
             raise InvalidSetting(
-                f"the outbox cannot be opened: {error}", hint="create its tables: nsqext outbox sql"
+                f"the outbox cannot be opened: {self.shown(error)}", hint="create its tables: nsqext outbox sql"
             ) from error
 
     def connect(self) -> Any:
         """Open a connection of the driver, in the mode in which each statement is a transaction."""
         if self.dialect == "sqlite":
-            path = self._database.removeprefix("sqlite:///")
-            return sqlite3.connect(path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
-        try:
-            import psycopg
-        except ImportError as error:
-            raise InvalidSetting("PostgreSQL needs psycopg", hint='pip install "nsqext[transactions]"') from error
-        return psycopg.connect(self._database, autocommit=True)
+            return sqlite3.connect(self._address.target, timeout=_BUSY, isolation_level=None, check_same_thread=False)
+        import psycopg
+
+        return psycopg.connect(self._address.target, autocommit=True)
+
+    def shown(self, error: BaseException) -> str:
+        """Return the text of an error of the database, without the password."""
+        reason = outage_of(error)
+        return f"{self._address.shown(error)}{f' ({reason})' if reason else ''}".strip()
 
     def _create(self) -> None:
         for statement in statements_of(self.dialect):
@@ -129,15 +141,6 @@ class OutboxStore:
     ) -> None:
         self.close()
 
-    @property
-    def outage(self) -> type[Exception]:
-        """The error of the driver while the database cannot be reached, or is busy for too long."""
-        if self.dialect == "sqlite":
-            return sqlite3.OperationalError
-        import psycopg
-
-        return psycopg.OperationalError
-
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         with self._lock:
@@ -145,10 +148,22 @@ class OutboxStore:
             try:
                 yield
                 self._connection.execute("COMMIT")
-            except BaseException:
-                with suppress(self.outage):  # the connection is lost, and the transaction with it
-                    self._connection.execute("ROLLBACK")
+            except BaseException as error:
+                self._roll_back(error)
                 raise
+
+    def _roll_back(self, error: BaseException) -> None:
+        """Roll back after an error; the connection to a server that only reads is replaced by the next call."""
+        if self.dialect == "sqlite":
+            if self._connection.in_transaction:  # a full disk has rolled back already
+                self._connection.execute("ROLLBACK")
+            return
+        try:
+            self._connection.execute("ROLLBACK")
+        except Exception:  # the transaction is lost with its connection, which `_begin` replaces
+            self._connection.close()
+        if getattr(error, "sqlstate", None) == _READ_ONLY:
+            self._connection.close()
 
     def _begin(self) -> None:
         if self._closed:
@@ -156,8 +171,8 @@ class OutboxStore:
         begin = DIALECTS[self.dialect]["begin"]
         try:
             self._connection.execute(begin)
-        except self.outage:
-            if self.dialect == "sqlite":  # it is busy
+        except Exception as error:
+            if outage_of(error) is None or self.dialect == "sqlite":  # SQLite is busy
                 raise
             self._connection.close()
             self._connection = self.connect()
@@ -202,29 +217,53 @@ class OutboxStore:
             self._run("UPDATE nsqext_outbox_shard SET until = :until WHERE owner = :owner", values)
             return [row[0] for row in self._run("SELECT shard FROM nsqext_outbox_shard WHERE owner = :owner", values)]
 
+    def renew(self, owner: str, shards: Collection[int], until: float) -> bool:
+        """Lease the same parts for longer; return whether the relay has them all.
+
+        Args:
+            owner: name of the relay.
+            shards: numbers of the parts.
+            until: end of the lease, in seconds since 1970.
+        """
+        values = {"owner": owner, "until": until}
+        with self._transaction():
+            self._run("UPDATE nsqext_outbox_relay SET until = :until WHERE owner = :owner", values)
+            held = self._run(
+                "UPDATE nsqext_outbox_shard SET until = :until WHERE owner = :owner RETURNING shard", values
+            )
+        return {*shards} <= {shard for (shard,) in held}
+
     def leave(self, owner: str) -> None:
         """Return what a relay has leased."""
         with self._transaction():
             self._run("UPDATE nsqext_outbox_shard SET owner = '', until = 0 WHERE owner = :owner", {"owner": owner})
             self._run("DELETE FROM nsqext_outbox_relay WHERE owner = :owner", {"owner": owner})
 
-    def rows(self, shards: Collection[int], without: Collection[str], count: int) -> list[OutboxRow]:
+    def rows(
+        self, shards: Collection[int], without: Collection[str], count: int, size: int = MOST_BYTES
+    ) -> list[OutboxRow]:
         """Return the first messages of parts of the outbox, in the order in which they were added.
 
         Args:
             shards: numbers of the parts.
             without: topics that are left out.
             count: how many, at most.
+            size: bytes of their bodies, at most; a longer body is returned alone.
         """
         parts, left_out = _named("s", sorted(shards)), _named("t", sorted(without))
         if not parts:
             return []
         others = " AND topic NOT IN " + _listed(left_out) if left_out else ""
+        chosen = f"FROM nsqext_outbox WHERE error IS NULL AND shard IN {_listed(parts)}{others}"
+        values: dict[str, object] = {**parts, **left_out, "count": count}
         with self._transaction():
+            sizes = self._run(f"SELECT sequence, length(body) {chosen} ORDER BY sequence LIMIT :count", values)
+            last = _last_within(sizes, size)
+            if last is None:
+                return []
             found = self._run(
-                f"SELECT {_COLUMNS} FROM nsqext_outbox WHERE error IS NULL AND shard IN {_listed(parts)}{others} "  # noqa: S608
-                "ORDER BY sequence LIMIT :count",
-                {**parts, **left_out, "count": count},
+                f"SELECT {_COLUMNS} {chosen} AND sequence <= :last ORDER BY sequence LIMIT :count",
+                {**values, "last": last},
             )
         return [OutboxRow(*row) for row in found]
 
@@ -272,6 +311,17 @@ class OutboxStore:
             return len(self._run(sql, {"before": before}))
 
 
+def _last_within(sizes: Sequence[tuple[int, int]], limit: int) -> int | None:
+    """Return the sequence of the last message before which the bodies have a number of bytes at most."""
+    last, total = None, 0
+    for sequence, size in sizes:
+        total += size
+        if last is not None and total > limit:
+            break
+        last = sequence
+    return last
+
+
 class OutboxListener:
     """Waits until a message was added; for one task at a time."""
 
@@ -280,12 +330,12 @@ class OutboxListener:
         self._connection: Any = None
 
     async def wait(self, timeout: float) -> None:
-        """Wait for a time in seconds, or until PostgreSQL tells that a message was added.
+        """Wait for a time in seconds, or until PostgreSQL reports that a message was added.
 
         The first call returns at once: messages may have been added before it listens.
 
         Raises:
-            Exception: `OutboxStore.outage`; the next call connects again.
+            Exception: an error of the driver; the next call connects again.
         """
         if self._store.dialect == "sqlite":
             await anyio.sleep(timeout)
@@ -295,12 +345,16 @@ class OutboxListener:
     def _wait(self, timeout: float) -> None:
         if self._connection is None:
             self._connection = self._store.connect()
-            self._connection.execute(f"LISTEN {CHANNEL}")
+            try:
+                self._connection.execute(f"LISTEN {CHANNEL}")
+            except Exception:
+                self.close()
+                raise
             return
         try:
             for _ in self._connection.notifies(timeout=timeout, stop_after=1):
                 pass
-        except self._store.outage:
+        except Exception:
             self.close()
             raise
 

@@ -94,7 +94,7 @@ class _Store(OutboxStore):
         super().__init__(database, create=life is None)
 
     def connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self._database.removeprefix("sqlite:///"), uri=True, timeout=0, isolation_level=None)
+        return sqlite3.connect(self._address.target, uri=True, timeout=0, isolation_level=None)
 
     def _begin(self) -> None:
         if self._life is not None and self._life.dead:

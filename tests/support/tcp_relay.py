@@ -16,11 +16,13 @@ class Relay:
 
     Args:
         target: ``host:port`` of the node.
+        rate: bytes that clients send to it in a second; None for no limit.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, rate: float | None = None) -> None:
         self._host, _, port = target.rpartition(":")
         self._port = int(port)
+        self._rate = rate
         self._scopes: list[anyio.CancelScope] = []
         self.address = ""
         """Address that it listens on."""
@@ -44,14 +46,18 @@ class Relay:
                 await anyio.connect_tcp(self._host, self._port) as node,
                 anyio.create_task_group() as tasks,
             ):
-                tasks.start_soon(self._pass_on, client, node, scope)
-                tasks.start_soon(self._pass_on, node, client, scope)
+                tasks.start_soon(self._pass_on, client, node, scope, self._rate)
+                tasks.start_soon(self._pass_on, node, client, scope, None)
         if scope in self._scopes:  # it ended by itself
             self._scopes.remove(scope)
 
-    async def _pass_on(self, source: ByteReceiveStream, sink: ByteSendStream, scope: anyio.CancelScope) -> None:
+    async def _pass_on(
+        self, source: ByteReceiveStream, sink: ByteSendStream, scope: anyio.CancelScope, rate: float | None
+    ) -> None:
         try:
             async for data in source:
+                if rate is not None:
+                    await anyio.sleep(len(data) / rate)
                 await sink.send(data)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass  # either side may close at any time
@@ -59,9 +65,9 @@ class Relay:
 
 
 @asynccontextmanager
-async def relaying(target: str, port: int = 0) -> AsyncIterator[Relay]:
-    """Run a relay to a node, on a free port or on a given one."""
-    relay = Relay(target)
+async def relaying(target: str, port: int = 0, rate: float | None = None) -> AsyncIterator[Relay]:
+    """Run a relay to a node, on a free port or on a given one; see `Relay`."""
+    relay = Relay(target, rate)
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=port)
     port = listener.extra_attributes[SocketAttribute.local_port]()
     relay.address = f"127.0.0.1:{port}"

@@ -1,0 +1,459 @@
+"""Relays of an outbox: their leases hold while they publish, however slow the link is, and an outage ends none."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import psycopg
+import pytest
+from psycopg import sql
+
+from nsqext import Consumer, Position, Producer
+from nsqext.transactions import Outbox, OutboxRelay, OutboxStore
+from nsqext.transactions.outages import POSTGRESQL, SQLITE, outage_of
+from nsqext.transactions.relay import Pace
+from nsqext.transactions.store import OutboxRow
+from tests.support.consumers import eventually
+from tests.support.programs import ROOT
+from tests.support.tcp_relay import relaying
+from tests.transactions.test_outbox import add_with_driver, connect
+
+if TYPE_CHECKING:
+    from nsqext.broker import Cluster
+
+pytestmark = pytest.mark.anyio
+_SECONDS = 40
+one_database = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+on_postgresql = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> str:
+    """A topic with extend support and one partition."""
+    name = f"t_{token_hex(4)}"
+    cluster.create_topic(name, partitions=1, extend=True, channels=["ch"])
+    return name
+
+
+def fill(database: str, topic: str, count: int, size: int) -> list[bytes]:
+    """Add messages of a number of bytes."""
+    bodies = [(b"%d " % number).ljust(size, b"x") for number in range(count)]
+    with closing(connect(database)) as connection:
+        for number, body in enumerate(bodies):
+            Outbox().add(connection, topic, body, key=number % 5)
+        connection.commit()
+    return bodies
+
+
+async def all_stored(cluster: Cluster, topic: str) -> Counter[bytes]:
+    """Return how often each body is stored: the last of a partition is one that is published now."""
+    found: Counter[bytes] = Counter()
+    async with Producer(cluster.lookupd) as producer:
+        await producer.publish(topic, b"last")
+    async with Consumer(topic, "ch", cluster.lookupd, start=Position.earliest(), start_existing=True) as consumer:
+        with anyio.fail_after(_SECONDS):
+            async for message in consumer:
+                await message.finish()
+                if message.body == b"last":
+                    return found
+                found[message.body] += 1
+    raise AssertionError("the consumer has ended")
+
+
+# Leases
+
+
+@one_database
+async def test_two_relays_on_a_slow_link_publish_each_message_once(
+    cluster: Cluster, topic: str, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease ended while 500 rows were published, and the second relay published them too."""
+    monkeypatch.setattr("nsqext.transactions.relay._LEASE", 0.5)
+    monkeypatch.setattr("nsqext.transactions.relay._MARGIN", 0.1)
+    bodies = fill(database, topic, 60, 20_000)
+    node = str(next(iter(cluster.nodes.values())).tcp)
+    async with relaying(node, rate=300_000) as slow:
+        with OutboxStore(database) as store:
+            async with (
+                Producer(cluster.lookupd, timeout=2.0, address_map={node: slow.address}) as producer,
+                anyio.create_task_group() as tasks,
+            ):
+                for _ in range(2):
+                    tasks.start_soon(OutboxRelay(store, poll=0.05).run, producer)
+                await eventually(lambda: store.summary(time.time()).waiting == 0, _SECONDS)
+                tasks.cancel_scope.cancel()
+    assert await all_stored(cluster, topic) == dict.fromkeys(bodies, 1)
+
+
+@one_database
+async def test_a_batch_that_takes_longer_than_the_timeout_gets_smaller(
+    cluster: Cluster, topic: str, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was published again and again, and never stored within the timeout."""
+    monkeypatch.setattr("nsqext.transactions.relay._FIRST", 1 << 20)
+    bodies = fill(database, topic, 40, 20_000)
+    node = str(next(iter(cluster.nodes.values())).tcp)
+    async with relaying(node, rate=200_000) as slow:
+        with OutboxStore(database) as store:
+            relay = OutboxRelay(store, poll=0.05)
+            async with (
+                Producer(cluster.lookupd, timeout=1.0, address_map={node: slow.address}) as producer,
+                anyio.create_task_group() as tasks,
+            ):
+                tasks.start_soon(relay.run, producer)
+                await eventually(lambda: store.summary(time.time()).waiting == 0, _SECONDS)
+                tasks.cancel_scope.cancel()
+    assert relay.statistics().published == 40
+    assert 1 <= relay.statistics().failed < 12
+    assert (await all_stored(cluster, topic)).keys() == {*bodies}
+
+
+class _Unrenewed(OutboxStore):
+    """A store whose leases cannot be renewed."""
+
+    def __init__(self, database: str, error: Exception | None) -> None:
+        super().__init__(database)
+        self.error = error
+        self.renewals = 0
+
+    def renew(self, *args: Any) -> bool:
+        self.renewals += 1
+        if self.error is not None:
+            raise self.error
+        return False
+
+
+@one_database
+@pytest.mark.parametrize("error", [None, sqlite3.OperationalError("locked")], ids=["taken over", "locked"])
+async def test_a_relay_stops_when_its_lease_cannot_be_renewed(
+    cluster: Cluster,
+    topic: str,
+    database: str,
+    error: Exception | None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("nsqext.transactions.relay._LEASE", -7.0)  # with a timeout of ten seconds
+    fill(database, topic, 1, 10)
+    publishing, cancelled = anyio.Event(), anyio.Event()
+
+    async def publish_many(*_: Any, **__: Any) -> None:
+        publishing.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            cancelled.set()
+
+    with _Unrenewed(database, error) as store:
+        async with Producer(cluster.lookupd, timeout=10.0) as producer, anyio.create_task_group() as tasks:
+            monkeypatch.setattr(producer, "publish_many", publish_many)
+            tasks.start_soon(OutboxRelay(store, poll=0.05).run, producer)
+            with anyio.fail_after(_SECONDS):
+                await publishing.wait()
+                await cancelled.wait()
+                await eventually(lambda: "could not be renewed" in caplog.text, _SECONDS)
+            tasks.cancel_scope.cancel()
+        assert store.renewals
+        assert store.summary(time.time()).waiting == 1
+
+
+def test_a_renewal_extends_the_lease_and_reports_a_part_that_is_lost(database: str) -> None:
+    with OutboxStore(database) as store:
+        held = store.lease("first", now=100.0, until=110.0)
+        assert store.renew("first", held, until=120.0)
+        assert store.lease("second", now=115.0, until=125.0) == []
+        assert len(store.lease("second", now=121.0, until=131.0)) == 16
+        assert not store.renew("first", held, until=131.0)
+
+
+async def test_a_relay_leases_for_longer_than_a_publish_takes(
+    cluster: Cluster, topic: str, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leased: list[float] = []
+    lease = OutboxStore.lease
+
+    def note(self: OutboxStore, owner: str, now: float, until: float) -> list[int]:
+        leased.append(until - now)
+        return lease(self, owner, now, until)
+
+    monkeypatch.setattr(OutboxStore, "lease", note)
+    with OutboxStore(database) as store:
+        async with Producer(cluster.lookupd, timeout=7.0) as producer, anyio.create_task_group() as tasks:
+            tasks.start_soon(OutboxRelay(store, poll=0.05).run, producer)
+            await eventually(lambda: bool(leased), _SECONDS)
+            tasks.cancel_scope.cancel()
+    assert {*map(round, leased)} == {12}
+
+
+# Reads
+
+
+def test_a_read_is_bound_by_count_and_bytes(database: str) -> None:
+    fill(database, "t", 10, 1000)
+    with OutboxStore(database) as store:
+        for count, size, expected in ((4, 1 << 20, 4), (500, 3500, 3), (500, 1, 1), (500, 10_000, 10)):
+            assert len(store.rows(range(16), [], count, size)) == expected
+        found = store.rows(range(16), [], 500)
+    assert [row.body.split()[0] for row in found] == [b"%d" % number for number in range(10)]
+
+
+def test_messages_are_read_in_the_order_of_their_numbers_whatever_the_clock_was(database: str) -> None:
+    fill(database, "t", 5, 10)
+    with closing(connect(database)) as connection:
+        connection.execute("UPDATE nsqext_outbox SET added = 1000 - sequence")
+        connection.commit()
+    with OutboxStore(database) as store:
+        found = store.rows(range(16), [], 500)
+    assert [row.body.split()[0] for row in found] == [b"%d" % number for number in range(5)]
+
+
+def test_the_pace_follows_the_link() -> None:
+    pace = Pace()
+    rows = [OutboxRow(number, "i", "t", None, None, None, bytes(50_000)) for number in range(100)]
+    first = pace.part(rows)
+    assert len(first) == 2
+    for _ in range(10):
+        assert not pace.took(pace.part(rows), 0.1, 10.0, failed=False)
+    assert len(pace.part(rows)) == 100
+    assert not pace.took(rows, 4.0, 10.0, failed=False)
+    assert len(pace.part(rows)) == 100
+    assert pace.took(rows, 9.0, 10.0, failed=True)
+    assert len(pace.part(rows)) == 50
+    assert not pace.took(pace.part(rows), 0.1, 10.0, failed=True)
+    assert len(pace.part(rows)) == 50
+    for _ in range(30):
+        pace.took(pace.part(rows), 10.0, 10.0, failed=True)
+    assert len(pace.part(rows)) == 1
+
+
+# Outages
+
+
+@contextmanager
+def raising(postgres: str, state: str) -> Iterator[None]:
+    """Let the server raise an error at each lease."""
+    with psycopg.connect(postgres, autocommit=True) as connection:
+        raised = sql.SQL("BEGIN RAISE EXCEPTION 'put in' USING ERRCODE = {}; END").format(sql.Literal(state))
+        body = sql.Literal(raised.as_string(connection))
+        connection.execute(
+            sql.SQL("CREATE OR REPLACE FUNCTION put_in() RETURNS trigger LANGUAGE plpgsql AS {}").format(body)
+        )
+        connection.execute(
+            "CREATE TRIGGER put_in BEFORE UPDATE OR INSERT ON nsqext_outbox_relay EXECUTE FUNCTION put_in()"
+        )
+        try:
+            yield
+        finally:
+            connection.execute("DROP TRIGGER put_in ON nsqext_outbox_relay")
+
+
+STATES = (
+    "08006",
+    "25006",
+    "25P03",
+    "28P01",
+    "3D000",
+    "40001",
+    "40P01",
+    "42501",
+    "42P01",
+    "53100",
+    "53200",
+    "53300",
+    "53400",
+    "55P03",
+    "57014",
+    "57P01",
+    "57P03",
+    "58030",
+    "XX000",
+)
+
+
+@on_postgresql
+async def test_a_relay_continues_after_each_outage_that_a_server_reports(
+    cluster: Cluster, topic: str, database: str
+) -> None:
+    with OutboxStore(database) as store:
+        relay = OutboxRelay(store, poll=0.05)
+        for state in STATES:
+            async with Producer(cluster.lookupd) as producer, anyio.create_task_group() as tasks:
+                with raising(database, state), pytest.MonkeyPatch.context() as patched:
+                    patched.setattr("nsqext.transactions.relay._RECONNECT", 0.05)
+                    warned = anyio.Event()
+                    patched.setattr(
+                        "nsqext.transactions.relay.logger.warning", lambda *_, event=warned, **__: event.set()
+                    )
+                    tasks.start_soon(relay.run, producer)
+                    with anyio.fail_after(_SECONDS):
+                        await warned.wait()
+                    before = relay.statistics().published
+                    add_with_driver(database, topic, commit=True)
+                await eventually(lambda before=before: relay.statistics().published == before + 1, _SECONDS)  # type: ignore[misc]
+                tasks.cancel_scope.cancel()
+
+
+@on_postgresql
+async def test_a_final_error_ends_the_relay(cluster: Cluster, database: str) -> None:
+    with OutboxStore(database) as store, raising(database, "22012"):
+        async with Producer(cluster.lookupd) as producer:
+            with pytest.raises(psycopg.errors.DivisionByZero):
+                await OutboxRelay(store, poll=0.05).run(producer)
+
+
+_END_OTHERS = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
+    "AND backend_type = 'client backend'"
+)
+
+
+@contextmanager
+def read_only(postgres: str) -> Iterator[None]:
+    """As a server is after a failover."""
+    with psycopg.connect(postgres, autocommit=True) as connection:
+        connection.execute("ALTER DATABASE postgres SET default_transaction_read_only = on")
+        connection.execute("SET default_transaction_read_only = off")
+        connection.execute(_END_OTHERS)
+        try:
+            yield
+        finally:
+            connection.execute("ALTER DATABASE postgres RESET default_transaction_read_only")
+
+
+@contextmanager
+def without_table(postgres: str) -> Iterator[None]:
+    """As while a backup is restored."""
+    with psycopg.connect(postgres, autocommit=True) as connection:
+        connection.execute("ALTER TABLE nsqext_outbox RENAME TO away")
+        try:
+            yield
+        finally:
+            connection.execute("ALTER TABLE away RENAME TO nsqext_outbox")
+
+
+@contextmanager
+def no_connections(postgres: str) -> Iterator[None]:
+    """As with too many clients."""
+    with psycopg.connect(postgres.replace("dbname=postgres", "dbname=template1"), autocommit=True) as connection:
+        connection.execute("ALTER DATABASE postgres ALLOW_CONNECTIONS false")
+        connection.execute(_END_OTHERS)
+        try:
+            yield
+        finally:
+            connection.execute("ALTER DATABASE postgres ALLOW_CONNECTIONS true")
+
+
+@contextmanager
+def statement_timeout(postgres: str) -> Iterator[None]:
+    """A row is locked for longer than a statement may take."""
+    with psycopg.connect(postgres, autocommit=True) as connection:
+        connection.execute("ALTER DATABASE postgres SET statement_timeout = 30")
+        connection.execute(_END_OTHERS)
+        try:
+            with connection.transaction():
+                connection.execute("LOCK TABLE nsqext_outbox_shard")
+                yield
+        finally:
+            connection.execute("ALTER DATABASE postgres RESET statement_timeout")
+            connection.execute(_END_OTHERS)
+
+
+@on_postgresql
+@pytest.mark.parametrize("outage", [read_only, without_table, no_connections, statement_timeout])
+async def test_a_relay_and_its_app_continue_after_an_outage(
+    cluster: Cluster, topic: str, database: str, outage: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsqext.transactions.relay._RECONNECT", 0.05)
+    warned = anyio.Event()
+    monkeypatch.setattr("nsqext.transactions.relay.logger.warning", lambda *_, **__: warned.set())
+    with OutboxStore(database) as store:
+        relay = OutboxRelay(store, poll=0.05)
+        async with Producer(cluster.lookupd) as producer, anyio.create_task_group() as tasks:
+            tasks.start_soon(relay.run, producer)
+            add_with_driver(database, topic, commit=True)
+            await eventually(lambda: relay.statistics().published == 1, _SECONDS)
+            with outage(database), anyio.fail_after(_SECONDS):
+                await warned.wait()
+            add_with_driver(database, topic, commit=True)
+            await eventually(lambda: relay.statistics().published == 2, _SECONDS)
+            tasks.cancel_scope.cancel()
+
+
+def test_errors_of_sqlite_are_outages_or_final(tmp_path: Path) -> None:
+    """A full disk, a file that only reads, a missing table and a lock end; a damaged file does not."""
+    path = tmp_path / "o.db"
+    OutboxStore(f"sqlite:///{path}", create=True).close()
+
+    def error_of(act: Callable[[sqlite3.Connection], object]) -> sqlite3.Error:
+        with closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as connection:
+            with pytest.raises(sqlite3.Error) as caught:
+                act(connection)
+            return caught.value
+
+    def fill_disk(connection: sqlite3.Connection) -> None:
+        connection.execute("PRAGMA max_page_count = 1")
+        connection.execute("CREATE TABLE large (body BLOB)")
+        connection.execute("INSERT INTO large VALUES (zeroblob(1000000))")
+
+    def lock(connection: sqlite3.Connection) -> None:
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            connection.execute("BEGIN IMMEDIATE")
+
+    def only_read(connection: sqlite3.Connection) -> None:
+        connection.execute("PRAGMA query_only = on")
+        connection.execute("DELETE FROM nsqext_outbox")
+
+    assert outage_of(error_of(fill_disk)) == "the disk is full"
+    assert outage_of(error_of(lock)) == "another process writes"
+    assert outage_of(error_of(only_read)) == "the file must not be written"
+    assert outage_of(error_of(lambda one: one.execute("SELECT * FROM missing"))) == POSTGRESQL["42P01"]
+    assert outage_of(error_of(lambda one: one.execute("SELEC"))) is None
+    path.write_bytes(b"no database, but long enough for the header of a file" * 30)
+    assert outage_of(error_of(lambda one: one.execute("SELECT * FROM nsqext_outbox"))) is None
+    assert outage_of(ValueError("of another kind")) is None
+
+
+def test_the_page_lists_every_outage() -> None:
+    page = Path(ROOT, "docs", "howto", "transactions.md").read_text(encoding="utf-8")
+    listed = page.partition("## Outages")[2].partition("\n## ")[0]
+    for state in POSTGRESQL:
+        assert re.search(rf"\b{state}\b", listed), state
+    names = {getattr(sqlite3, name): name for name in dir(sqlite3) if re.fullmatch("SQLITE_[A-Z]+", name)}
+    for code in SQLITE:
+        assert f"`{names[code]}`" in listed, names[code]
+
+
+@one_database
+async def test_a_full_disk_ends_no_relay(
+    cluster: Cluster, topic: str, database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("nsqext.transactions.relay._RECONNECT", 0.05)
+    fill(database, topic, 3, 100)
+    with OutboxStore(database) as store:
+        failures = [sqlite3.OperationalError("database or disk is full")] * 3
+        for failure in failures:
+            failure.sqlite_errorcode = sqlite3.SQLITE_FULL
+        lease = store.lease
+
+        def fail(*args: Any, **options: Any) -> list[int]:
+            if failures:
+                raise failures.pop()
+            return lease(*args, **options)
+
+        monkeypatch.setattr(store, "lease", fail)
+        relay = OutboxRelay(store, poll=0.05)
+        async with Producer(cluster.lookupd) as producer, anyio.create_task_group() as tasks:
+            tasks.start_soon(relay.run, producer)
+            await eventually(lambda: relay.statistics().published == 3, _SECONDS)
+            tasks.cancel_scope.cancel()
+    assert "the disk is full" in caplog.text
